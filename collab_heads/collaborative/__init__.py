@@ -1,0 +1,1 @@
+"""Collaborative attention: heads share one query/key projection."""

@@ -1,0 +1,290 @@
+"""Find one query/key projection that all heads of a site share.
+
+The query/key weights of a site are the tensor T[h] = W_Q[h]^T W_K[h] (H slices of D_q x D_k, each of rank d_k). A
+decomposition of rank R, T[h] ~ P^T diag(m_h) Q, gives the shared query P (R x D_q), the mixing m (H x R) and the shared
+key Q (R x D_k). T is never built: norms, updates and errors come from the factors.
+
+With input roots L (L L^T = the second moments of the site's inputs) the same algorithms minimise the error of the
+*scores* on those inputs, since E[(x^T T y)^2] = ||L_q^T T L_k||^2 for independent x and y.
+
+Everything here is a pure function of tensors; float64 inside, whatever comes in.
+
+Sources: Cordonnier, Loukas, Jaggi 2020, arXiv:2006.16362 (the layer); Kolda, Bader 2009, SIAM Review 51(3) (ALS).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collab_heads.errors import ArgumentError, ShapeError
+
+MAX_SWEEPS = 100
+# Weight of the pull towards the last iterate, relative to the mean diagonal of the normal matrix. It keeps the solves
+# well posed when components become collinear, and cannot make the error grow (proximal ALS).
+PROXIMAL = 1e-9
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A query/key projection in place of the H separate ones.
+
+    Attributes:
+        query: [R, D_q]; for separate heads, R = H * r with the rows of head 0 first.
+        key: [R, D_k].
+        mixing: [H, R], or None where every row belongs to one head.
+        relative_error: ||T - T'|| / ||T|| over all heads, in the norm that was minimised.
+        sweeps: ALS sweeps done.
+    """
+
+    query: Tensor
+    key: Tensor
+    mixing: Tensor | None
+    relative_error: float
+    sweeps: int = 0
+
+
+def input_root(moments: Tensor, ridge: float) -> Tensor:
+    """Return the lower-triangular L with L L^T = moments + ridge * tr(moments)/D * I.
+
+    Args:
+        moments: [D, D], symmetric, positive semi-definite.
+        ridge: how much of the mean diagonal is added, so that directions the data never showed keep some weight.
+
+    Returns:
+        [D, D], float64.
+    """
+    moments = float64(moments)
+    size = moments.shape[0]
+    mean_diagonal = moments.diagonal().mean()
+    return torch.linalg.cholesky(
+        moments + ridge * mean_diagonal * torch.eye(size, dtype=moments.dtype, device=moments.device)
+    )
+
+
+def decompose_shared(
+    query: Tensor,
+    key: Tensor,
+    rank: int,
+    *,
+    query_root: Tensor | None = None,
+    key_root: Tensor | None = None,
+    method: str = "als",
+    tol: float = 1e-6,
+    seed: int = 0,
+    max_sweeps: int = MAX_SWEEPS,
+) -> Decomposition:
+    """Decompose H query/key weight pairs into one shared pair and a mixing matrix.
+
+    Args:
+        query: [H, d_k, D_q].
+        key: [H, d_k, D_k].
+        rank: R, at most H * d_k. At H * d_k the weights are copied, with 0/1 mixing, and nothing is lost.
+        query_root: [D_q, D_q] lower-triangular root of the second moments of the query-side inputs; None for identity.
+        key_root: [D_k, D_k], likewise for the key side.
+        method: "als" (structured, deterministic) or "parafac" (tensorly on the dense tensor, random start).
+        tol: stop when a sweep improves the relative error by less.
+        seed: of the random start of "parafac".
+        max_sweeps: sweeps at most.
+
+    Raises:
+        ArgumentError: if the rank or the method is unknown or out of range.
+        ShapeError: if query and key differ in heads or head width.
+    """
+    heads, width = check_pair(query, key)
+    if not 1 <= rank <= heads * width:
+        raise ArgumentError(f"rank {rank} is outside 1..{heads * width} ({heads} heads of width {width})")
+    if method not in METHODS:
+        raise ArgumentError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
+    if rank == heads * width:
+        mixing = block_mixing(heads, rank).to(query.device)
+        return Decomposition(float64(query).flatten(0, 1), float64(key).flatten(0, 1), mixing, 0.0)
+    weighted_query, weighted_key = apply_root(query, query_root), apply_root(key, key_root)
+    shared_query, shared_key, mixing, error, sweeps = METHODS[method](
+        weighted_query, weighted_key, rank, tol, seed, max_sweeps
+    )
+    return Decomposition(
+        undo_root(shared_query, query_root), undo_root(shared_key, key_root), mixing, float(error), sweeps
+    )
+
+
+def decompose_per_head(
+    query: Tensor,
+    key: Tensor,
+    width: int,
+    *,
+    query_root: Tensor | None = None,
+    key_root: Tensor | None = None,
+) -> Decomposition:
+    """Narrow every head to its own best rank-`width` query/key pair (truncated SVD: optimal in the norm used).
+
+    Args:
+        query: [H, d_k, D_q]; append the query bias as a last input column to have it decomposed along.
+        key: [H, d_k, D_k].
+        width: r, the width of a narrowed head, at most d_k. At d_k the weights are copied.
+        query_root: [D_q, D_q] lower-triangular root of the second moments of the query-side inputs; None for identity.
+        key_root: [D_k, D_k], likewise for the key side.
+
+    Raises:
+        ArgumentError: if the width is out of range.
+        ShapeError: if query and key differ in heads or head width.
+    """
+    _, full_width = check_pair(query, key)
+    if not 1 <= width <= full_width:
+        raise ArgumentError(f"head width {width} is outside 1..{full_width}")
+    if width == full_width:
+        return Decomposition(float64(query).flatten(0, 1), float64(key).flatten(0, 1), None, 0.0)
+    left, values, right = head_svd(apply_root(query, query_root), apply_root(key, key_root))
+    root = values[:, :width, None].sqrt()
+    shared_query = (left[:, :width] * root).flatten(0, 1)  # (H*r, D_q)
+    shared_key = (right[:, :width] * root).flatten(0, 1)
+    error = relative(values[:, width:].square().sum(), values.square().sum())
+    return Decomposition(undo_root(shared_query, query_root), undo_root(shared_key, key_root), None, error)
+
+
+def block_mixing(heads: int, rank: int) -> Tensor:
+    """0/1 mixing that gives every head its own, nearly equal block of the shared dimensions: [H, R], float64."""
+    owner = torch.arange(rank) * heads // rank
+    return (owner == torch.arange(heads)[:, None]).double()
+
+
+def head_svd(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular triplets of every slice query[h]^T key[h], through the d_k x d_k core of its QR factors.
+
+    Returns:
+        left [H, d_k, D_q], singular values [H, d_k] in descending order, right [H, d_k, D_k].
+    """
+    query_basis, query_core = torch.linalg.qr(query.mT)  # (H, D_q, d_k), (H, d_k, d_k)
+    key_basis, key_core = torch.linalg.qr(key.mT)
+    left, values, right = torch.linalg.svd(query_core @ key_core.mT)
+    return (query_basis @ left).mT, values, right @ key_basis.mT
+
+
+def svd_start(query: Tensor, key: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `rank` largest singular triplets over all heads: P [R, D_q], Q [R, D_k], one-hot mixing [H, R]."""
+    left, values, right = head_svd(query, key)
+    heads, width = values.shape
+    chosen = values.flatten().topk(rank).indices.sort().values
+    scale = values.flatten()[chosen, None].sqrt()
+    mixing = torch.zeros(heads, rank, dtype=values.dtype, device=values.device)
+    mixing[chosen // width, torch.arange(rank, device=values.device)] = 1.0
+    return left.flatten(0, 1)[chosen] * scale, right.flatten(0, 1)[chosen] * scale, mixing
+
+
+def als(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps: int):
+    """Alternating least squares on the factored tensor, from the SVD start; the error never grows.
+
+    Four products of size (H*d_k x D x R) per sweep. Returns P, Q, mixing, relative error, sweeps.
+    """
+    heads, width = query.shape[:2]
+    stacked_query, stacked_key = query.flatten(0, 1), key.flatten(0, 1)  # (H*d_k, D)
+    total = ((query @ query.mT) * (key @ key.mT)).sum()  # ||T||^2
+    shared_query, shared_key, mixing = svd_start(query, key, rank)
+    key_overlap = shared_key @ stacked_key.mT  # (R, H*d_k)
+    key_gram = shared_key @ shared_key.mT
+    error, sweep = relative(total - explained(shared_query, shared_key, mixing), total), 0
+    while sweep < max_sweeps:
+        sweep += 1
+        per_row = mixing.mT.repeat_interleave(width, dim=1)  # (R, H*d_k)
+        gram = mixing.mT @ mixing
+        shared_query = unit_rows(solve(gram * key_gram, (per_row * key_overlap) @ stacked_query, shared_query))
+        query_overlap, query_gram = shared_query @ stacked_query.mT, shared_query @ shared_query.mT
+        shared_key = unit_rows(solve(gram * query_gram, (per_row * query_overlap) @ stacked_key, shared_key))
+        key_overlap, key_gram = shared_key @ stacked_key.mT, shared_key @ shared_key.mT
+        target = (query_overlap * key_overlap).unflatten(1, (heads, width)).sum(-1)  # (R, H): p_r^T T_h q_r
+        normal = query_gram * key_gram
+        mixing = solve(normal, target, mixing.mT).mT
+        residual = total - 2 * (mixing.mT * target).sum() + ((mixing @ normal) * mixing).sum()
+        previous, error = error, relative(residual, total)
+        if previous - error < tol:
+            break
+    return *balance(shared_query, shared_key, mixing), error, sweep
+
+
+def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps: int):
+    """The reference: tensorly's CP decomposition of the dense tensor from a seeded random start."""
+    import tensorly
+    from tensorly.decomposition import parafac as tensorly_parafac
+
+    dense = torch.einsum("hdi,hdj->ihj", query, key)
+    with tensorly.backend_context("pytorch"):
+        _, (left, mixing, right) = tensorly_parafac(
+            dense, rank, n_iter_max=max_sweeps, tol=tol, init="random", random_state=seed
+        )
+    residual = dense - torch.einsum("ir,hr,jr->ihj", left, mixing, right)
+    error = relative(residual.square().sum(), dense.square().sum())
+    return *balance(left.mT, right.mT, mixing), error, max_sweeps
+
+
+METHODS: dict[str, Callable] = {"als": als, "parafac": parafac}
+
+
+def explained(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -> Tensor:
+    """||T'||^2 for a start whose components are orthogonal within each head and unmixed."""
+    return (shared_query.square().sum(1) * shared_key.square().sum(1) * mixing.square().sum(0)).sum()
+
+
+def solve(normal: Tensor, target: Tensor, last: Tensor) -> Tensor:
+    """Solve normal @ x = target, pulled slightly towards `last`: [R, R], [R, N], [R, N] -> [R, N]."""
+    # An all-zero normal matrix (weights that are zero) leaves `last` as it is.
+    pull = PROXIMAL * normal.diagonal().mean() + torch.finfo(normal.dtype).tiny
+    shifted = normal + pull * torch.eye(len(normal), dtype=normal.dtype, device=normal.device)
+    right_side = target + pull * last
+    factor, failed = torch.linalg.cholesky_ex(shifted)
+    if failed:
+        return torch.linalg.lstsq(shifted, right_side).solution
+    return torch.cholesky_solve(right_side, factor)
+
+
+def unit_rows(matrix: Tensor) -> Tensor:
+    """Scale rows to length one (zero rows stay): the mixing is solved last and takes the scale up."""
+    norms = matrix.norm(dim=1, keepdim=True)
+    return matrix / norms.where(norms > 0, torch.ones_like(norms))
+
+
+def balance(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the three factors of every component the same share of its size; half precision and weight decay like that.
+
+    The largest mixing entry of a component becomes 1 in magnitude; query and key rows get equal norms.
+    """
+    query_norm, key_norm = shared_query.norm(dim=1), shared_key.norm(dim=1)
+    mixing_size = mixing.abs().amax(dim=0)
+    size = query_norm * key_norm * mixing_size
+    alive = size > 0
+    root = size.sqrt()
+
+    def rescale(matrix: Tensor, norm: Tensor) -> Tensor:
+        return matrix * torch.where(alive, root / norm, torch.zeros_like(root))[:, None]
+
+    mixing = mixing / torch.where(alive, mixing_size, torch.ones_like(mixing_size))
+    return rescale(shared_query, query_norm), rescale(shared_key, key_norm), mixing
+
+
+def relative(residual: Tensor, total: Tensor) -> float:
+    """Sqrt(residual / total), both squared norms; rounding below zero counts as zero."""
+    return float((residual.clamp(min=0) / total).sqrt()) if total > 0 else 0.0
+
+
+def check_pair(query: Tensor, key: Tensor) -> tuple[int, int]:
+    """Return (H, d_k) of a query/key pair, or raise ShapeError."""
+    if query.ndim != 3 or key.ndim != 3 or query.shape[:2] != key.shape[:2]:
+        raise ShapeError(
+            f"query {tuple(query.shape)} and key {tuple(key.shape)} must be (H, d_k, D_q) and (H, d_k, D_k)"
+        )
+    return query.shape[0], query.shape[1]
+
+
+def float64(tensor: Tensor) -> Tensor:
+    """To double precision, on the CPU where the device has none (Apple's MPS)."""
+    return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
+
+
+def apply_root(weight: Tensor, root: Tensor | None) -> Tensor:
+    """W -> W L, in float64."""
+    return float64(weight) if root is None else float64(weight) @ root
+
+
+def undo_root(weight: Tensor, root: Tensor | None) -> Tensor:
+    """W -> W L^-1."""
+    return weight if root is None else torch.linalg.solve_triangular(root, weight, upper=False, left=False)

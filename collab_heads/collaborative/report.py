@@ -1,0 +1,101 @@
+"""What a swap did, per site: for people (`str`) and for machines (`to_dict`)."""
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """One swapped site.
+
+    Attributes:
+        path: the site.
+        role: "enc-self", "dec-self" or "dec-enc".
+        mixing: "shared" or "per_head".
+        dim: R, the width of the query/key projection over all heads.
+        dim_asked: what was asked for; differs where `per_head` rounds up.
+        dim_exact: H * d_k, the width that needs no approximation.
+        relative_error: of the scores on the calibration inputs, or of the weights without calibration.
+        sweeps: ALS sweeps.
+        parameters_before, parameters_after: of the query/key projections.
+        cache_before, cache_after: elements cached per token.
+        seconds: of the decomposition.
+    """
+
+    path: str
+    role: str
+    mixing: str
+    dim: int
+    dim_asked: int
+    dim_exact: int
+    relative_error: float
+    sweeps: int
+    parameters_before: int
+    parameters_after: int
+    cache_before: int
+    cache_after: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SwapReport:
+    """What `swap_to_collaborative` did.
+
+    Attributes:
+        sites: one report per swapped site, in model order.
+        calibrated: whether errors were weighted by calibration moments.
+        seconds: in all, calibration included.
+        model_parameters_before, model_parameters_after: of the whole model.
+    """
+
+    sites: tuple[SiteReport, ...]
+    calibrated: bool
+    seconds: float
+    model_parameters_before: int
+    model_parameters_after: int
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        error = "score error" if self.calibrated else "weight error"
+        header = ("site", "role", "mixing", "width", error, "q/k parameters", "cache/token", "seconds")
+        rows = [header, *(table_row(site) for site in self.sites)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        before, after = self.model_parameters_before, self.model_parameters_after
+        lines.append(
+            f"model parameters {before:,} -> {after:,} ({after / before - 1:+.1%}), "
+            f"{self.seconds:.1f} s{'' if self.calibrated else ', no calibration'}"
+        )
+        lines += self.notes()
+        return "\n".join(lines)
+
+    def notes(self) -> list[str]:
+        """What a reader should know: widths that were rounded up, caches that grew."""
+        notes = []
+        if rounded := [site for site in self.sites if site.dim != site.dim_asked]:
+            pairs = ", ".join(sorted({f"{site.dim_asked} to {site.dim}" for site in rounded}))
+            notes.append(f"note: per-head widths are multiples of 4; rounded up: {pairs}")
+        if grown := [site for site in self.sites if site.cache_after > site.cache_before]:
+            notes.append(
+                f"note: {len(grown)} site(s) cache more per token than the original: a shared key of nearly full width "
+                "is stored beside the content bias; choose a smaller width, or per_head, if the cache matters"
+            )
+        return notes
+
+
+def table_row(site: SiteReport) -> tuple[str, ...]:
+    """The cells of one site."""
+    return (
+        site.path,
+        site.role,
+        site.mixing,
+        f"{site.dim}/{site.dim_exact}",
+        f"{site.relative_error:.4f}",
+        f"{site.parameters_before:,} -> {site.parameters_after:,}",
+        f"{site.cache_before} -> {site.cache_after}",
+        f"{site.seconds:.2f}",
+    )

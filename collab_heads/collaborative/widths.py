@@ -1,0 +1,74 @@
+"""From what a user asks (`dim_shared_query_key`) to a width per site."""
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+
+from collab_heads.errors import ArgumentError
+from collab_heads.sites import AttentionSite, check_name
+
+PER_HEAD_MULTIPLE = 4  # of a narrowed head's width; odd widths are slow everywhere
+
+Width = int | float | None
+
+
+def plan_widths(
+    available: Sequence[AttentionSite], chosen: Sequence[AttentionSite], asked: Width | Mapping[str, Width]
+) -> dict[str, Width]:
+    """Say what was asked for each site: path -> int, share or None.
+
+    Args:
+        available: all sites of the model.
+        chosen: those that the user's `sites` selected.
+        asked: one value for all, or a dict by role or path; a path outranks its role.
+
+    Returns:
+        The sites to swap. Of a dict, only the sites that it names.
+
+    Raises:
+        ArgumentError: if a key of the dict names nothing among the chosen sites.
+    """
+    if not isinstance(asked, Mapping):
+        return {site.path: asked for site in chosen}
+    if not asked:
+        raise ArgumentError("dim_shared_query_key is an empty dict: name roles or paths, or pass a number")
+    for name in asked:
+        check_name(available, name)
+        if not any(name in (site.role, site.path) for site in chosen):
+            raise ArgumentError(f"dim_shared_query_key names {name!r}, which sites= leaves out")
+    return {
+        site.path: asked[site.path] if site.path in asked else asked[site.role]
+        for site in chosen
+        if site.path in asked or site.role in asked
+    }
+
+
+def resolve_width(asked: Width, site: AttentionSite, exact: int) -> int:
+    """Turn an int, a share or None into a width for one site.
+
+    Args:
+        asked: an int from 1 to `exact`; a float in (0, 1], a share of `exact`, rounded; None for `exact`.
+        site: named in errors.
+        exact: H * d_k.
+
+    Raises:
+        ArgumentError: if the value is out of range, a bool, or of another type.
+    """
+    where = f"dim_shared_query_key {asked!r} for {site.path}"
+    if asked is None:
+        return exact
+    if isinstance(asked, bool) or not isinstance(asked, Real):
+        raise ArgumentError(f"{where}: expected an int, a share in (0, 1], a dict of those, or None")
+    if isinstance(asked, Integral):
+        if not 1 <= asked <= exact:
+            raise ArgumentError(f"{where}: expected 1 to {exact} (heads x head width, which is exact)")
+        return int(asked)
+    if not (math.isfinite(asked) and 0 < asked <= 1):
+        raise ArgumentError(f"{where}: a float is a share of {exact} and must be in (0, 1]; for a width pass an int")
+    return max(1, round(float(asked) * exact))
+
+
+def per_head_width(width: int, site: AttentionSite, exact: int) -> int:
+    """R / H rounded up to a multiple of 4, at most the original head width."""
+    share = math.ceil(width / site.num_heads)
+    return min(math.ceil(share / PER_HEAD_MULTIPLE) * PER_HEAD_MULTIPLE, exact // site.num_heads)

@@ -1,0 +1,72 @@
+"""What must not be changed in place, and what to do instead."""
+
+from collections.abc import Sequence
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from collab_heads.collaborative.attention import is_swapped
+from collab_heads.errors import SwapError, UnsupportedModelError
+from collab_heads.registry import AttentionAdapter
+from collab_heads.sites import AttentionSite
+
+# Class name of a wrapper -> what to do instead. By name, so that no optional package is imported.
+_WRAPPERS = {
+    "DistributedDataParallel": "swap the inner model (model.module) before wrapping, on every rank with the same data",
+    "DataParallel": "swap the inner model (model.module) before wrapping",
+    "FullyShardedDataParallel": "swap before sharding",
+    "FSDPModule": "swap before sharding",
+    "DeepSpeedEngine": "swap before deepspeed.initialize",
+    "OptimizedModule": "swap before torch.compile (the original is model._orig_mod)",
+    "PeftModel": "swap the base model before adding adapters, or merge_and_unload() them first",
+    "SentenceTransformer": "swap the transformer inside: model[0].auto_model",
+}
+
+
+def check_wrapper(model: object) -> None:
+    """Raise UnsupportedModelError if `model` is a wrapper, or no transformers model at all."""
+    for base in type(model).__mro__:
+        if base.__name__ in _WRAPPERS:
+            raise UnsupportedModelError(f"cannot change a {base.__name__} in place: {_WRAPPERS[base.__name__]}")
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}")
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        raise UnsupportedModelError("cannot change a compiled model in place: swap before model.compile()")
+    if getattr(model, "peft_config", None):
+        raise UnsupportedModelError(f"cannot change a model with PEFT adapters in place: {_WRAPPERS['PeftModel']}")
+
+
+def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
+    """Raise SwapError unless every site is a stock attention module whose class and projections can be replaced."""
+    for site in sites:
+        module = model.base_model.get_submodule(site.path)
+        if is_swapped(module):
+            raise SwapError(
+                f"{site.path} is collaborative already: load the original checkpoint again to choose another width, "
+                "or leave the site out with sites="
+            )
+        if type(module) not in adapter.replacements:
+            raise SwapError(
+                f"{site.path} is a {type(module).__name__}, not one of the stock classes that "
+                f"{type(adapter).__name__} replaces ({', '.join(c.__name__ for c in adapter.replacements)})"
+            )
+        if "forward" in vars(module):
+            raise SwapError(
+                f"{site.path} has a forward of its own (accelerate's device_map or offloading sets one), which would "
+                "hide the new class: swap on one device, save, and load the result with device_map"
+            )
+        for projection in (*adapter.projections(module), adapter.value_projection(module)):
+            check_projection(site, projection)
+
+
+def check_projection(site: AttentionSite, projection: nn.Module) -> None:
+    """Raise SwapError unless a projection is a plain Linear with real weights."""
+    if type(projection) is not nn.Linear:
+        raise SwapError(
+            f"{site.path}: a projection is a {type(projection).__module__}.{type(projection).__name__}, not a plain "
+            "nn.Linear (quantised, or with adapters): swap before quantising, or merge the adapters first"
+        )
+    if projection.weight.is_meta:
+        raise SwapError(f"{site.path}: its weights are on the meta device: load the checkpoint before swapping")
+    if not projection.weight.is_floating_point():
+        raise SwapError(f"{site.path}: its weights are {projection.weight.dtype}, not floating point")

@@ -1,0 +1,162 @@
+"""The adapter contract, and the lookup of an adapter by model type."""
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.sites import AttentionSite, AttentionWeights, did_you_mean
+
+
+class AttentionAdapter:
+    """Where the attention of a model family is, and how its weights are laid out.
+
+    A family is mostly data: fill in the class attributes, and override a method where the layout differs. An adapter
+    holds no state. The replacement classes hold the family's collaborative `forward`; each subclasses its stock class
+    and lives under its own name in the adapter's module, so that models pickle and outputs are recorded.
+
+    Attributes:
+        model_types: values of `config.model_type` that this adapter serves.
+        paths: regular expression of a site's path relative to the base model -> role; group 1 is the layer index.
+        replacements: stock attention class -> collaborative class.
+        query, key, value: names of the projections in the attention module.
+        heads: name of the head count in the attention module.
+        capabilities: what the toolkit can do with this family.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = ()
+    paths: ClassVar[Mapping[str, str]] = {}
+    replacements: ClassVar[Mapping[type[nn.Module], type[nn.Module]]] = {}
+    query: ClassVar[str] = "query"
+    key: ClassVar[str] = "key"
+    value: ClassVar[str] = "value"
+    heads: ClassVar[str] = "num_attention_heads"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative"})
+
+    def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
+        """List the attention modules of a model, swapped or not, in model order."""
+        found = []
+        for path, module in model.base_model.named_modules():
+            if isinstance(module, tuple(self.replacements)):
+                for pattern, role in self.paths.items():
+                    if match := re.fullmatch(pattern, path):
+                        role = self.role(role, module)
+                        found.append(AttentionSite(path, role, int(match[1]), getattr(module, self.heads)))
+        return found
+
+    def role(self, role: str, module: nn.Module) -> str:
+        """Refine the role that the path suggests (BERT: a decoder has the paths of an encoder)."""
+        return role
+
+    def projections(self, module: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+        """The Linears that receive the query-side and the key-side input of a stock attention module."""
+        return getattr(module, self.query), getattr(module, self.key)
+
+    def value_projection(self, module: nn.Module) -> nn.Linear:
+        """The Linear that makes the values, in a stock or swapped attention module."""
+        return getattr(module, self.value)
+
+    def output_projection(self, model: PreTrainedModel, site: AttentionSite) -> nn.Linear:
+        """The Linear that takes the concatenated heads of a site."""
+        raise ArgumentError(f"{type(self).__name__} does not say where the output projection of {site.path} is")
+
+    def read(self, module: nn.Module) -> AttentionWeights:
+        """Read the weights of a stock attention module, per head, without copying."""
+        heads = getattr(module, self.heads)
+        (query, key), value = self.projections(module), self.value_projection(module)
+        return AttentionWeights(
+            query=per_head(query.weight, heads),
+            query_bias=per_head(query.bias, heads),
+            key=per_head(key.weight, heads),
+            value=per_head(value.weight, heads),
+            value_bias=per_head(value.bias, heads),
+            scale=float(module.scaling),
+        )
+
+    def replacement(self, module: nn.Module) -> type[nn.Module]:
+        """The collaborative class for a stock attention module."""
+        return self.replacements[type(module)]
+
+    def install(self, module: nn.Module, query_key: nn.Module) -> None:
+        """Turn a stock attention module into its collaborative class, in place: hooks and other state survive."""
+        module.__class__ = self.replacement(module)
+        delattr(module, self.query)
+        delattr(module, self.key)
+        module.query_key = query_key
+
+
+def per_head(tensor: Tensor | None, heads: int) -> Tensor | None:
+    """[H * d, ...] -> [H, d, ...], a view; None stays None."""
+    return None if tensor is None else tensor.unflatten(0, (heads, -1))
+
+
+_ADAPTERS: dict[str, AttentionAdapter] = {}
+
+# Families that people ask for and that cannot work, and why.
+_ROTARY = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi", "phi3", "gpt_neox", "modernbert")
+
+
+def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
+    """Class decorator: make `get_adapter` and `from_pretrained` find this adapter by its `model_types`."""
+    for model_type in adapter.model_types:
+        _ADAPTERS[model_type] = adapter()
+    return adapter
+
+
+def supported_model_types() -> list[str]:
+    """The values of `config.model_type` that have an adapter."""
+    return sorted(_ADAPTERS)
+
+
+def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
+    """Look an adapter up by `config.model_type`.
+
+    Raises:
+        UnsupportedModelError: if there is none; the message lists the supported types and says why, where known.
+    """
+    model_type = config.model_type
+    if model_type in _ADAPTERS:
+        return _ADAPTERS[model_type]
+    known = supported_model_types()
+    why = ""
+    if model_type in _ROTARY:
+        why = (
+            ": rotary position embeddings sit between its query/key projections and the score, "
+            "so heads cannot share them"
+        )
+    raise UnsupportedModelError(
+        f"model type {model_type!r} is not supported{why}{did_you_mean(model_type, known)}. "
+        f"Supported: {', '.join(known)}. Another family needs an adapter: see 'Add a family' in the README."
+    )
+
+
+def get_adapter(
+    model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
+) -> AttentionAdapter:
+    """Return the adapter to use for a model.
+
+    Args:
+        model: the model.
+        adapter: a class or an instance to use instead of the registered one.
+
+    Raises:
+        ArgumentError: if `adapter` is something else.
+        UnsupportedModelError: if there is no adapter for the model, or it finds no attention in it.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}")
+    if adapter is None:
+        adapter = adapter_for_config(model.config)
+    elif isinstance(adapter, type) and issubclass(adapter, AttentionAdapter):
+        adapter = adapter()
+    elif not isinstance(adapter, AttentionAdapter):
+        raise ArgumentError(f"adapter must be an AttentionAdapter class or instance, not {adapter!r}")
+    if not adapter.sites(model):
+        raise UnsupportedModelError(
+            f"{type(adapter).__name__} finds no attention in {type(model).__name__} "
+            f"(model type {model.config.model_type!r}); it serves: {', '.join(adapter.model_types)}"
+        )
+    return adapter

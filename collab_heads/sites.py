@@ -1,0 +1,118 @@
+"""What a site of attention is, and how users name sites."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from collab_heads.errors import ArgumentError, ShapeError
+
+# The names of the field's papers (Voita et al. 2019, arXiv:1905.09418).
+ROLES = ("enc-self", "dec-self", "dec-enc")
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """One attention module of a model.
+
+    A module that serves several layers (ALBERT) is one site, with the index of the first layer it serves.
+
+    Attributes:
+        path: dotted path of the module, relative to the base model (`model.base_model`).
+        role: "enc-self", "dec-self" or "dec-enc".
+        layer: index of the layer within its stack.
+        num_heads: number of heads that the module computes.
+    """
+
+    path: str
+    role: str
+    layer: int
+    num_heads: int
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The weights of one site in canonical form, as torch stores them: (out, in).
+
+    H heads, d_k the width of a query/key head, d_v of a value head, D_q and D_k the widths of the query-side and
+    key-side inputs. The bias of the key is left out: it adds to all scores of a query alike and the softmax cancels it.
+
+    Attributes:
+        query: [H, d_k, D_q].
+        query_bias: [H, d_k], or None.
+        key: [H, d_k, D_k].
+        value: [H, d_v, D_k].
+        value_bias: [H, d_v], or None.
+        scale: factor of the dot product before the softmax (1/sqrt(d_k) for BERT and Marian, 1.0 for T5).
+    """
+
+    query: Tensor
+    query_bias: Tensor | None
+    key: Tensor
+    value: Tensor
+    value_bias: Tensor | None
+    scale: float
+
+    def __post_init__(self):
+        if self.query.shape[:2] != self.key.shape[:2]:
+            raise ShapeError(
+                f"query {tuple(self.query.shape)} and key {tuple(self.key.shape)} differ in heads or head width"
+            )
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return self.query.shape[0]
+
+    @property
+    def dim_head(self) -> int:
+        """d_k, the width of one query/key head."""
+        return self.query.shape[1]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" for the nearest known name, or an empty string."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
+    """Raise ArgumentError unless `value` is one of `choices`; the message lists them and suggests the nearest."""
+    choices = list(choices)
+    if value not in choices:
+        raise ArgumentError(f"unknown {what} {value!r}{did_you_mean(str(value), choices)}; known: {', '.join(choices)}")
+
+
+def select_sites(available: Sequence[AttentionSite], names: str | Iterable[str] | None) -> list[AttentionSite]:
+    """Pick sites by role or path, in model order.
+
+    Args:
+        available: all sites of the model.
+        names: a role, a path, or several of them; None for all.
+
+    Raises:
+        ArgumentError: if a name is neither a role nor a path of this model, or nothing is named.
+    """
+    if names is None:
+        return list(available)
+    names = [names] if isinstance(names, str) else list(names)
+    if not names:
+        raise ArgumentError("sites is empty: name roles or paths, or pass None for all sites")
+    for name in names:
+        check_name(available, name)
+    return [site for site in available if site.path in names or site.role in names]
+
+
+def check_name(available: Sequence[AttentionSite], name: object) -> None:
+    """Raise ArgumentError unless `name` is a role that this model has, or the path of one of its sites."""
+    roles = [role for role in ROLES if any(site.role == role for site in available)]
+    paths = [site.path for site in available]
+    if name in roles or name in paths:
+        return
+    if name in ROLES:
+        raise ArgumentError(f"the model has no {name} attention; its roles: {', '.join(roles)}")
+    raise ArgumentError(
+        f"{name!r} is neither a role nor a path of this model{did_you_mean(str(name), roles + paths)}; "
+        f"roles: {', '.join(roles)}; paths such as {paths[0]!r}"
+    )

@@ -1,0 +1,25 @@
+import pytest
+import torch
+from families import FAMILIES, KINDS
+from transformers.utils import logging
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet():
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=[name for name, family in FAMILIES.items() if family.generates])
+def generator_family(request):
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param

@@ -1,0 +1,463 @@
+"""What every family must pass with every kind of query/key projection (design, section 8).
+
+Parametrised over `families.FAMILIES` and `families.KINDS`: a new family or kind joins by being listed there.
+"""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from families import EXACT, EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, cast, output, sites, swap
+from transformers import AutoConfig
+
+import collab_heads
+from collab_heads.collaborative.attention import ALIGNMENT, is_swapped
+
+TESTS = Path(__file__).parent
+NARROW = {"shared": 20, "per_head": 16}  # of EXACT = 32
+
+
+def site_outputs(model, inputs):
+    """What every attention site returns in one forward pass: path -> first output."""
+    seen, handles = {}, []
+    for path, module in sites(model).items():
+        handles.append(module.register_forward_hook(lambda m, i, o, path=path: seen.__setitem__(path, o[0])))
+    output(model, inputs)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def assert_lossless(family, kind, backend):
+    """The swap at full width changes nothing, site by site (errors that compensate would show) and at the end."""
+    model = family.build().double()
+    model.set_attn_implementation(backend)
+    inputs = family.inputs()
+    before, sites_before = output(model, inputs), site_outputs(model, inputs)
+    swap(model, kind)
+    assert all(is_swapped(module) for module in sites(model).values())
+    sites_after = site_outputs(model, inputs)
+    assert sites_before.keys() == sites_after.keys()
+    for path in sites_before:
+        torch.testing.assert_close(sites_after[path], sites_before[path], rtol=0, atol=EXACT64, msg=path)
+    torch.testing.assert_close(output(model, inputs), before, rtol=0, atol=EXACT64)
+
+
+@pytest.mark.parametrize("backend", ("eager", "sdpa"))
+def test_lossless(family, kind, backend):
+    assert_lossless(family, kind, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", (None, "narrow"))
+def test_flex_equals_eager(family, kind, dim):
+    model = family.build()
+    swap(model, kind, NARROW[kind] if dim else None)
+    model.set_attn_implementation("eager")
+    inputs = family.inputs()
+    expected = real(output(model, inputs), inputs)
+    model.set_attn_implementation("flex_attention")
+    torch.testing.assert_close(real(output(model, inputs), inputs), expected, rtol=0, atol=FP32_NOISE)
+
+
+def test_backends_agree_when_narrow(family, kind):
+    model = family.build().double()
+    swap(model, kind, NARROW[kind])
+    outputs = []
+    for backend in ("eager", "sdpa"):
+        model.set_attn_implementation(backend)
+        outputs.append(real(output(model, family.inputs()), family.inputs()))
+    torch.testing.assert_close(*outputs, rtol=0, atol=EXACT64)
+
+
+def real(result, inputs):
+    """Only the rows of real tokens, where there is a row per input token: what padding attends to is undefined."""
+    mask = inputs["attention_mask"].bool()
+    return result[mask] if result.ndim == 3 and result.shape[:2] == mask.shape else result
+
+
+def test_padding_is_ignored(family, kind):
+    model = family.build().double()
+    swap(model, kind, NARROW[kind])
+    inputs = family.inputs()
+    before = output(model, inputs)
+    padded = inputs["attention_mask"] == 0
+    changed = {**inputs, "input_ids": torch.where(padded, 7, inputs["input_ids"])}
+    if "encoder_attention_mask" in inputs:
+        states = inputs["encoder_hidden_states"].clone()
+        states[inputs["encoder_attention_mask"] == 0] = 9.0
+        changed["encoder_hidden_states"] = states
+    after = output(model, changed)
+    assert not torch.equal(inputs["input_ids"], changed["input_ids"])
+    torch.testing.assert_close(real(after, inputs), real(before, inputs), rtol=0, atol=EXACT64)
+
+
+def test_report_and_parameters(family, kind):
+    model = family.build()
+    stock = sum(p.numel() for p in model.parameters())
+    report = swap(model, kind, NARROW[kind])
+    assert {site.role for site in report.sites} == set(family.roles)
+    assert len(report.sites) == family.num_sites
+    after = sum(p.numel() for p in model.parameters())
+    assert (report.model_parameters_before, report.model_parameters_after) == (stock, after)
+    assert after < stock
+    for site in report.sites:
+        assert 0 < site.relative_error < 1
+    assert all(site.path in str(report) for site in report.sites)
+
+
+def test_attention_maps(family, kind):
+    """The right number of maps, whether the recording hooks were installed before the swap or after."""
+    inputs = family.inputs()
+    models = [family.build(), family.build()]
+    for model in models:
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        stock = models[0](**inputs, output_attentions=True)
+        for model in models:
+            swap(model, kind)
+            result, maps = model(**inputs, output_attentions=True), 0
+            for name in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
+                assert (name in stock) == (name in result)
+                if name in stock:
+                    assert len(result[name]) == len(stock[name])
+                    maps += len(result[name])
+                    for ours, theirs in zip(result[name], stock[name], strict=True):
+                        torch.testing.assert_close(ours, theirs, rtol=0, atol=FP32_NOISE)
+            assert maps == family.num_sites
+
+
+def stepwise(model, inputs, cache=None):
+    """Logits of the decoder, token by token through a cache."""
+    encoder = {"encoder_outputs": model.get_encoder()(inputs["input_ids"], attention_mask=inputs["attention_mask"])}
+    logits = []
+    for step in inputs["decoder_input_ids"].split(1, dim=1):
+        result = model(
+            **encoder,
+            attention_mask=inputs["attention_mask"],
+            decoder_input_ids=step,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = result.past_key_values
+        logits.append(result.logits)
+    return torch.cat(logits, dim=1), cache
+
+
+@torch.no_grad()
+def test_stepwise_logits(generator_family, kind):
+    """Through dynamic and static caches, equal to one uncached pass, and to the original when lossless."""
+    model, inputs = generator_family.build().double(), generator_family.inputs()
+    original = output(model, inputs)
+    swap(model, kind)
+    assert_stepwise(model, inputs, original)
+
+
+@torch.no_grad()
+def test_stepwise_logits_when_narrow(generator_family, kind):
+    model, inputs = generator_family.build().double(), generator_family.inputs()
+    swap(model, kind, NARROW[kind])
+    assert_stepwise(model, inputs, output(model, inputs))
+
+
+def assert_stepwise(model, inputs, expected):
+    from transformers.cache_utils import EncoderDecoderCache, StaticCache
+
+    dynamic, _ = stepwise(model, inputs)
+    torch.testing.assert_close(dynamic, expected, rtol=0, atol=EXACT64)
+    source = inputs["input_ids"].shape[1]
+    static = EncoderDecoderCache(
+        StaticCache(config=model.config, max_cache_len=12), StaticCache(config=model.config, max_cache_len=source)
+    )
+    static_logits, _ = stepwise(model, inputs, static)
+    torch.testing.assert_close(static_logits, expected, rtol=0, atol=EXACT64)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cross", (False, True))
+def test_decoder_cache(kind, cross):
+    """A BERT decoder, alone or with cross-attention, steps through its cache as it runs in one pass."""
+    from families import bert_config, cross_batch, make
+    from transformers import BertLMHeadModel
+
+    model = make(BertLMHeadModel, bert_config(is_decoder=True, add_cross_attention=cross)).double()
+    swap(model, kind, NARROW[kind])
+    inputs = cast(cross_batch(), torch.float64)
+    if not cross:
+        inputs = {"input_ids": inputs["input_ids"]}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    whole = model(**inputs).logits
+    ids, cache, logits = inputs.pop("input_ids"), None, []
+    inputs.pop("attention_mask")
+    for step in ids.split(1, dim=1):
+        result = model(input_ids=step, past_key_values=cache, use_cache=True, **inputs)
+        cache = result.past_key_values
+        logits.append(result.logits)
+    torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=0, atol=EXACT64)
+
+
+GENERATION = {
+    "greedy": {"num_beams": 1, "do_sample": False},
+    "beams": {"num_beams": 4, "do_sample": False, "length_penalty": 0.8},
+    "sampling": {"num_beams": 1, "do_sample": True, "top_k": 0, "temperature": 1.5},
+}
+
+
+@pytest.mark.parametrize("mode", GENERATION)
+def test_generation(generator_family, kind, mode):
+    """Token-identical: lossless to the original; cached to uncached; static to dynamic, also when narrow."""
+    original, swapped, narrow = (generator_family.build().double() for _ in range(3))
+    swap(swapped, kind)
+    swap(narrow, kind, NARROW[kind])
+    inputs = {k: v for k, v in generator_family.inputs().items() if k != "decoder_input_ids"}
+
+    def generate(model, **more):
+        torch.manual_seed(0)
+        return model.generate(**inputs, **GENERATION[mode], max_new_tokens=10, min_new_tokens=8, **more).tolist()
+
+    expected = generate(original)
+    assert len({tuple(row) for row in expected}) > 1
+    assert generate(swapped) == expected
+    expected = generate(narrow)
+    assert generate(narrow, use_cache=False) == expected
+    assert generate(narrow, cache_implementation="static") == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dim", (EXACT, 20, 8))
+def test_cache_elements(generator_family, kind, dim):
+    """What a cache holds is what the design's formula and the report promise."""
+    model, inputs = generator_family.build(), generator_family.inputs()
+    report = swap(model, kind, dim)
+    _, cache = stepwise(model, inputs)
+    extra = HEADS if generator_family.biased else 0
+    # shared: R + H columns, rounded up; per_head: R / H rounded up to a multiple of 4, per head
+    key = -(-(dim + extra) // ALIGNMENT) * ALIGNMENT if kind == "shared" else HEADS * (-(-dim // HEADS // 4) * 4)
+    promised = {site.path: site.cache_after for site in report.sites}
+    for role, part in (("dec-self", cache.self_attention_cache), ("dec-enc", cache.cross_attention_cache)):
+        paths = [site.path for site in report.sites if site.role == role]
+        for path, layer in zip(paths, part.layers, strict=True):
+            batch, length = layer.keys.shape[0], layer.keys.shape[-2]
+            elements = (layer.keys.numel() + layer.values.numel()) / (batch * length)
+            assert elements == promised[path] == key + HEADS * HEAD_WIDTH
+
+
+def test_save_and_load(family, kind, tmp_path):
+    """Bit-equal, base and task model, from the same files."""
+    model = family.build()
+    swap(model, kind, NARROW[kind])
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert_same_state(loaded, model)
+    assert torch.equal(output(loaded, family.inputs()), output(model, family.inputs()))
+    base = family.base.from_pretrained(tmp_path)
+    assert_same_state(base.base_model, model.base_model, subset=True)
+    base.save_pretrained(tmp_path / "base")
+    again = type(model).from_pretrained(tmp_path / "base")
+    assert_same_state(again.base_model, model.base_model, subset=True)
+
+
+def assert_same_state(ours, theirs, subset=False):
+    ours, theirs = ours.state_dict(), theirs.state_dict()
+    if not subset:
+        assert ours.keys() == theirs.keys()
+    shared = ours.keys() & theirs.keys()
+    assert any("query_key" in name for name in shared)
+    assert [name for name in shared if not torch.equal(ours[name], theirs[name])] == []
+
+
+LOAD_IN_A_FRESH_PROCESS = """
+import sys, torch, collab_heads, transformers
+torch.set_num_threads(1)
+folder, model_class = sys.argv[1:]
+model = getattr(transformers, model_class).from_pretrained(folder).eval()
+inputs = torch.load(folder + "/inputs.pt")
+with torch.no_grad():
+    result = model(**inputs)
+torch.save(result.logits if "logits" in result else result.last_hidden_state, folder + "/output.pt")
+"""
+
+
+@pytest.mark.slow
+def test_load_in_a_fresh_process(family, kind, tmp_path):
+    model, inputs = family.build(), family.inputs()
+    swap(model, kind, NARROW[kind])
+    model.save_pretrained(tmp_path)
+    torch.save(inputs, tmp_path / "inputs.pt")
+    run = [sys.executable, "-c", LOAD_IN_A_FRESH_PROCESS, str(tmp_path), type(model).__name__]
+    subprocess.run(run, check=True, capture_output=True)
+    assert torch.equal(torch.load(tmp_path / "output.pt"), output(model, inputs))
+
+
+def test_bfloat16_sharded(family, kind, tmp_path):
+    model = family.build().to(torch.bfloat16)
+    swap(model, kind, NARROW[kind])
+    assert {p.dtype for module in sites(model).values() for p in module.query_key.parameters()} == {torch.bfloat16}
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 1
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    assert_same_state(loaded, model)
+    assert torch.isfinite(output(loaded, family.inputs())).all()
+
+
+def test_from_config(family, kind, tmp_path):
+    """A fresh model of the same shape: finite, differently initialised, nothing left uninitialised."""
+    model = family.build()
+    swap(model, kind, NARROW[kind])
+    model.save_pretrained(tmp_path)
+    torch.manual_seed(5)
+    fresh = type(model)(AutoConfig.from_pretrained(tmp_path)).eval()
+    assert fresh.state_dict().keys() == model.state_dict().keys()
+    for name, tensor in fresh.state_dict().items():
+        assert torch.isfinite(tensor).all(), name
+        assert tensor.shape == model.state_dict()[name].shape
+    assert torch.isfinite(output(fresh, family.inputs())).all()
+
+
+def test_gradients(family, kind):
+    """New parameters receive gradients and nothing else changes."""
+    model, before = family.build(), family.build().state_dict()
+    swap(model, kind, NARROW[kind])
+    model.train()
+    result = model(**family.inputs())
+    (result.logits if "logits" in result else result.last_hidden_state).square().mean().backward()
+    for module in sites(model).values():
+        for name, parameter in module.query_key.named_parameters():
+            assert parameter.requires_grad
+            assert parameter.grad.abs().sum() > 0, name
+    kept = [name for name in model.state_dict() if "query_key" not in name]
+    assert set(kept) < set(before)
+    assert [name for name in kept if not torch.equal(model.state_dict()[name], before[name])] == []
+
+
+def test_frozen_stays_frozen(family, kind):
+    model = family.build().train()
+    model.requires_grad_(False)
+    swap(model, kind)
+    assert model.training
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_dropout_in_training_only(family, kind):
+    model, inputs = family.build(), family.inputs()
+    swap(model, kind)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    outputs = []
+    for dropped in (False, True):
+        for module in sites(model).values():
+            if isinstance(module.dropout, torch.nn.Dropout):
+                module.dropout.p = 0.5 * dropped
+            else:
+                module.dropout = 0.5 * dropped
+            module.train()
+        torch.manual_seed(0)
+        outputs.append(output(model, inputs))
+    model.eval()
+    torch.testing.assert_close(output(model, inputs), outputs[0], rtol=0, atol=FP32_NOISE)
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-3
+
+
+def test_gradient_checkpointing(family, kind):
+    grads = []
+    for checkpointed in (False, True):
+        model = family.build().double()
+        swap(model, kind, NARROW[kind])
+        for module in model.modules():  # dropout off, so that both runs compute the same
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            elif isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        model.train()
+        result = model(**cast(family.inputs(), torch.float64))
+        (result.logits if "logits" in result else result.last_hidden_state).square().mean().backward()
+        grads.append([p.grad for module in sites(model).values() for p in module.query_key.parameters()])
+    for plain, checkpointed in zip(*grads, strict=True):
+        torch.testing.assert_close(checkpointed, plain, rtol=1e-9, atol=EXACT64)
+
+
+def test_deepcopy_and_pickle(family, kind):
+    model = family.build()
+    swap(model, kind, NARROW[kind])
+    expected = output(model, family.inputs())
+    assert torch.equal(output(copy.deepcopy(model), family.inputs()), expected)
+    assert torch.equal(output(pickle.loads(pickle.dumps(model)), family.inputs()), expected)
+
+
+def test_hooks_survive(family, kind):
+    model, calls = family.build(), []
+    for module in sites(model).values():
+        module.register_forward_hook(lambda *_: calls.append(1))
+    swap(model, kind)
+    output(model, family.inputs())
+    assert len(calls) == family.num_sites
+
+
+def test_second_swap_is_refused(family, kind):
+    model = family.build()
+    swap(model, kind, NARROW[kind])
+    before, config = output(model, family.inputs()), model.config.to_dict()
+    with pytest.raises(collab_heads.CollabHeadsError, match="collaborative already"):
+        swap(model, kind, 8)
+    assert torch.equal(output(model, family.inputs()), before)
+    assert model.config.to_dict() == config
+
+
+def test_role_by_role_equals_at_once(family, kind):
+    """Every order of swapping roles gives one config and one output."""
+    at_once = family.build()
+    swap(at_once, kind, NARROW[kind])
+    expected = output(at_once, family.inputs())
+    for roles in (list(family.roles), list(family.roles)[::-1]):
+        model = family.build()
+        for role in roles:
+            swap(model, kind, NARROW[kind], sites=role)
+        assert model.config.collab_heads == at_once.config.collab_heads
+        assert torch.equal(output(model, family.inputs()), expected)
+
+
+@pytest.mark.slow
+def test_compiles_to_one_graph(family, kind):
+    model, inputs = family.build(), family.inputs()
+    swap(model, kind, NARROW[kind])
+    expected = output(model, inputs)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(output(compiled, inputs), expected, rtol=0, atol=FP32_NOISE)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiled_decoding_with_static_cache(generator_family, kind):
+    from transformers.cache_utils import EncoderDecoderCache, StaticCache
+
+    model, inputs = generator_family.build(), generator_family.inputs()
+    swap(model, kind, NARROW[kind])
+    expected = output(model, inputs)
+    cache = EncoderDecoderCache(
+        StaticCache(config=model.config, max_cache_len=12),
+        StaticCache(config=model.config, max_cache_len=inputs["input_ids"].shape[1]),
+    )
+    encoder = model.get_encoder()(inputs["input_ids"], attention_mask=inputs["attention_mask"])
+    torch._dynamo.reset()
+    compiled, logits = torch.compile(model, fullgraph=True, backend="aot_eager"), []
+    for index, step in enumerate(inputs["decoder_input_ids"].split(1, dim=1)):
+        decode = compiled if index else model  # the first step fills the cross-attention cache
+        result = decode(
+            encoder_outputs=encoder,
+            attention_mask=inputs["attention_mask"],
+            decoder_input_ids=step,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits.append(result.logits)
+    torch.testing.assert_close(torch.cat(logits, dim=1), expected, rtol=0, atol=FP32_NOISE)
