@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
-from tqdm import tqdm
 from transformers import PreTrainedModel
+from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.decompose import float64
 from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError
@@ -71,7 +71,7 @@ def collect_moments(
     model: PreTrainedModel,
     adapter: AttentionAdapter,
     sites: Sequence[AttentionSite],
-    batches: Iterable[Mapping],
+    batches: Sequence[Mapping],
 ) -> dict[str, tuple[Moments, Moments]]:
     """Run the model on calibration batches and measure what the sites' query and key projections receive.
 
@@ -79,30 +79,51 @@ def collect_moments(
         model: an unchanged model; it runs in evaluation mode without gradients and is left as it was.
         adapter: its adapter.
         sites: the sites to listen to.
-        batches: input dicts as the model takes them; tensors are moved to the model's device. 32 to 512 sentences are
-            enough. For an encoder-decoder they must bring decoder inputs or labels.
+        batches: from `check_batches`: input dicts as the model takes them; tensors are moved to the model's device.
+            For an encoder-decoder they must bring decoder inputs or labels.
 
     Returns:
         path -> (query-side moments, key-side moments).
 
     Raises:
-        CalibrationError: if there are no batches, one is not a dict, the model cannot take one, or a site saw nothing.
+        CalibrationError: if the model cannot take a batch, a mask does not fit, or a site saw nothing.
         NonFiniteError: if an input of a site contains NaN or inf; the site is named.
     """
-    batches = iter(batches) if isinstance(batches, Iterable) and not isinstance(batches, Mapping | str) else None
-    if batches is None:
-        raise CalibrationError("calibration must be an iterable of input dicts, such as [tokenizer(texts, ...), ...]")
-    first = next(batches, None)
-    if first is None:
-        raise CalibrationError("calibration is empty: pass 32 to 512 sentences as batches of model inputs")
     moments: dict[tuple[str, int], Moments] = {}
     masks: dict[str, Tensor | None] = {}
-    with listening(model, adapter, sites, moments, masks), evaluating(model):
-        for index, batch in enumerate(tqdm(itertools.chain([first], batches), desc="calibrating", leave=False)):
-            if not isinstance(batch, Mapping):
-                raise CalibrationError(
-                    f"calibration batch {index} is a {type(batch).__name__}, expected a dict of model inputs"
-                )
+    with listening(model, adapter, sites, moments, masks):
+        run_batches(model, batches, masks, "calibrating")
+    for site, side in itertools.product(sites, range(2)):
+        if (site.path, side) not in moments or moments[site.path, side].count == 0:
+            raise CalibrationError(
+                f"{site.path} saw no tokens: give batches that reach it "
+                "(decoder sites need labels or decoder_input_ids), or leave it out with sites="
+            )
+    return {site.path: (moments[site.path, 0], moments[site.path, 1]) for site in sites}
+
+
+def check_batches(calibration: Iterable[Mapping]) -> list[Mapping]:
+    """Return the calibration batches as a list, or raise CalibrationError if there are none or they are no dicts."""
+    if not isinstance(calibration, Iterable) or isinstance(calibration, Mapping | str):
+        raise CalibrationError(
+            f"calibration is a {type(calibration).__name__}, expected an iterable of input dicts, "
+            "such as [tokenizer(texts, return_tensors='pt', padding=True), ...]"
+        )
+    batches = list(calibration)
+    if not batches:
+        raise CalibrationError("calibration is empty: pass 32 to 512 sentences as batches of model inputs")
+    for index, batch in enumerate(batches):
+        if not isinstance(batch, Mapping):
+            raise CalibrationError(
+                f"calibration batch {index} is a {type(batch).__name__}, expected a dict of model inputs"
+            )
+    return batches
+
+
+def run_batches(model: PreTrainedModel, batches: Sequence[Mapping], masks: dict[str, Tensor | None], what: str) -> None:
+    """Run the model on every batch, without gradients; `masks` holds the token masks of the batch under way."""
+    with evaluating(model):
+        for index, batch in enumerate(tqdm(batches, desc=what, leave=False)):
             inputs = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             masks.clear()
             masks.update(token_masks(model, inputs))
@@ -114,13 +135,6 @@ def collect_moments(
                 raise CalibrationError(
                     f"{type(model).__name__} cannot take calibration batch {index} with {sorted(inputs)}: {error}"
                 ) from error
-    for site, side in itertools.product(sites, range(2)):
-        if (site.path, side) not in moments or moments[site.path, side].count == 0:
-            raise CalibrationError(
-                f"{site.path} saw no tokens: give batches that reach it "
-                "(decoder sites need labels or decoder_input_ids), or leave it out with sites="
-            )
-    return {site.path: (moments[site.path, 0], moments[site.path, 1]) for site in sites}
 
 
 @contextmanager

@@ -179,7 +179,7 @@ def als(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps
     """
     heads, width = query.shape[:2]
     stacked_query, stacked_key = query.flatten(0, 1), key.flatten(0, 1)  # (H*d_k, D)
-    total = ((query @ query.mT) * (key @ key.mT)).sum()  # ||T||^2
+    total = squared_norm(query, key)
     shared_query, shared_key, mixing = svd_start(query, key, rank)
     key_overlap = shared_key @ stacked_key.mT  # (R, H*d_k)
     key_gram = shared_key @ shared_key.mT
@@ -218,6 +218,11 @@ def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sw
 
 
 METHODS: dict[str, Callable] = {"als": als, "parafac": parafac}
+
+
+def squared_norm(query: Tensor, key: Tensor) -> Tensor:
+    """||T||^2 of the slices query[h]^T key[h], from the factors: [H, d, D_q], [H, d, D_k] -> []."""
+    return ((query @ query.mT) * (key @ key.mT)).sum()
 
 
 def explained(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -> Tensor:

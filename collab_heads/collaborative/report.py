@@ -17,6 +17,8 @@ class SiteReport:
         dim_exact: H * d_k, the width that needs no approximation.
         relative_error: of the scores on the calibration inputs, or of the weights without calibration.
         sweeps: ALS sweeps.
+        output_error_before, output_error: relative error of the site's output on the calibration inputs, before and
+            after the refinement; None without one.
         parameters_before, parameters_after: of the query/key projections.
         cache_before, cache_after: elements cached per token.
         seconds: of the decomposition.
@@ -30,6 +32,8 @@ class SiteReport:
     dim_exact: int
     relative_error: float
     sweeps: int
+    output_error_before: float | None
+    output_error: float | None
     parameters_before: int
     parameters_after: int
     cache_before: int
@@ -60,7 +64,7 @@ class SwapReport:
 
     def __str__(self) -> str:
         error = "score error" if self.calibrated else "weight error"
-        header = ("site", "role", "mixing", "width", error, "q/k parameters", "cache/token", "seconds")
+        header = ("site", "role", "mixing", "width", error, "output error", "q/k parameters", "cache/token", "seconds")
         rows = [header, *(table_row(site) for site in self.sites)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -95,6 +99,7 @@ def table_row(site: SiteReport) -> tuple[str, ...]:
         site.mixing,
         f"{site.dim}/{site.dim_exact}",
         f"{site.relative_error:.4f}",
+        "-" if site.output_error is None else f"{site.output_error_before:.4f} -> {site.output_error:.4f}",
         f"{site.parameters_before:,} -> {site.parameters_after:,}",
         f"{site.cache_before} -> {site.cache_after}",
         f"{site.seconds:.2f}",

@@ -1,5 +1,6 @@
 """swap_to_collaborative: plan every replacement, then put them all in place."""
 
+import functools
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,16 +10,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
-from collab_heads.collaborative.attention import build_query_key, content_bias
-from collab_heads.collaborative.calibrate import Moments, collect_moments
-from collab_heads.collaborative.decompose import (
-    METHODS,
-    Decomposition,
-    decompose_per_head,
-    decompose_shared,
-    float64,
-    input_root,
-)
+from collab_heads.collaborative.calibrate import check_batches, collect_moments
+from collab_heads.collaborative.decompose import METHODS
+from collab_heads.collaborative.fit import Seen, Target, new_query_key
+from collab_heads.collaborative.refine import Refinement, record_calls, refine
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.widths import Width, per_head_width, plan_widths, resolve_width
 from collab_heads.config import KINDS, CollabConfig, QueryKeyState, SiteState
@@ -26,9 +21,6 @@ from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.refusals import check_swappable, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, AttentionWeights, check_choice, select_sites
-
-# Share of the mean input variance that is added to every direction, so that none the calibration missed is lost.
-RIDGE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -51,6 +43,7 @@ def swap_to_collaborative(
     mixing: str = "shared",
     sites: str | Iterable[str] | None = None,
     method: str = "als",
+    refine_steps: int = 80,
     seed: int = 0,
 ) -> SwapReport:
     """Replace the query/key projections of a model by collaborative ones, in place.
@@ -72,7 +65,9 @@ def swap_to_collaborative(
             where every head has R / H dimensions of its own (rounded up to a multiple of 4).
         sites: roles ("enc-self", "dec-self", "dec-enc") or paths; None for all.
         method: "als" or "parafac" (tensorly's, on the dense tensor; for comparison).
-        seed: of random starts ("parafac"); "als" has none.
+        refine_steps: with calibration, Adam steps per site that fit its new projection to its own recorded output
+            (no labels, nothing else trained); 0 leaves the decomposition as it is.
+        seed: of random starts ("parafac") and of the order of calibration batches in the refinement.
 
     Returns:
         A report with width, relative error, parameters and seconds per site; `print` it.
@@ -94,31 +89,23 @@ def swap_to_collaborative(
     if isinstance(tol, bool) or not isinstance(tol, int | float) or not 0 <= tol < 1:
         raise ArgumentError(f"tol {tol!r} must be a number from 0 to 1")
     check_wrapper(model)
+    check_count("refine_steps", refine_steps)
     adapter = get_adapter(model, adapter)
     available = adapter.sites(model)
     widths = plan_widths(available, select_sites(available, sites), dim_shared_query_key)
     chosen = [site for site in available if site.path in widths]
     check_swappable(model, adapter, chosen)
-    base = model.base_model
-    weights = {site.path: read_finite(adapter, base, site) for site in chosen}
+    weights = {site.path: read_finite(adapter, model.base_model, site) for site in chosen}
     plan = {site.path: plan_width(site, weights[site.path], widths[site.path], mixing) for site in chosen}
-    moments = {} if calibration is None else collect_moments(model, adapter, chosen, calibration)
+    seen = {} if calibration is None else look(model, adapter, chosen, calibration, plan, refine_steps)
     before = model.num_parameters()
-    replacements = [
-        replace(
-            site,
-            base.get_submodule(site.path),
-            adapter,
-            weights[site.path],
-            plan[site.path],
-            moments.get(site.path),
-            mixing,
-            method,
-            tol,
-            seed,
-        )
-        for site in tqdm(chosen, desc="decomposing", leave=False)
-    ]
+    replacements = []
+    for site in tqdm(chosen, desc="decomposing", leave=False):
+        asked, dim = plan[site.path]
+        read = weights[site.path]
+        state = QueryKeyState(mixing, dim, read.dim_head, read.scale, read.query_bias is not None)
+        fit = functools.partial(fit_site, method=method, tol=tol, refine_steps=refine_steps, seed=seed)
+        replacements.append(fit(model, adapter, site, read, state, asked, seen.get(site.path)))
     record = CollabConfig.of(model.config).with_sites(
         {r.site.path: SiteState(r.site.role, r.site.num_heads, r.query_key.state) for r in replacements}
     )
@@ -152,71 +139,57 @@ def plan_width(site: AttentionSite, weights: AttentionWeights, asked: Width, mix
     return width, width if mixing == "shared" else site.num_heads * per_head_width(width, site, exact)
 
 
-@torch.no_grad()
-def replace(site, module, adapter, weights, plan, moments, mixing, method, tol, seed) -> Replacement:
-    """Decompose one site and build its new query/key projection."""
+def look(model, adapter, sites, calibration, plan, refine_steps) -> dict[str, Seen]:
+    """Run the calibration batches: moments of every site and, where there is something to refine, its calls."""
+    batches = check_batches(calibration)
+    moments = collect_moments(model, adapter, sites, batches)
+    inexact = [site for site in sites if plan[site.path][1] < dim_exact(adapter, model, site)]
+    calls = record_calls(model, inexact, batches) if refine_steps else {}
+    return {site.path: Seen(*moments[site.path], calls.pop(site.path, ())) for site in sites}
+
+
+def dim_exact(adapter: AttentionAdapter, model: PreTrainedModel, site: AttentionSite) -> int:
+    """H * d_k of a site."""
+    query, _ = adapter.projections(model.base_model.get_submodule(site.path))
+    return query.out_features
+
+
+def fit_site(model, adapter, site, weights, state, asked, seen, *, method, tol, refine_steps, seed) -> Replacement:
+    """Decompose one site, refine it on what calibration saw, and report."""
     started = time.perf_counter()
-    asked, dim = plan
-    found = decompose(weights, dim, moments, mixing, method, tol, seed)
-    state = QueryKeyState(mixing, dim, weights.dim_head, weights.scale, weights.query_bias is not None)
-    query_projection, key_projection = adapter.projections(module)
-    with torch.device(weights.query.device):
-        query_key = build_query_key(state, site.num_heads, weights.query.shape[-1], weights.key.shape[-1])
-    fill(query_key, found, weights)
-    query_key.to(weights.query.dtype)
-    query_key.requires_grad_(query_projection.weight.requires_grad or key_projection.weight.requires_grad)
+    module = model.base_model.get_submodule(site.path)
+    target = Target.of(weights, state.kind, seen)
+    found = target.decompose(state, site.num_heads, method, tol, seed)
+    query_key, refinement = new_query_key(weights, state, found), Refinement(None, None)
+    if seen is not None and seen.calls and refine_steps:
+        refinement = refine(model, adapter, site, query_key, seen.calls, target.score_error, refine_steps, seed)
+    projections = adapter.projections(module)
+    query_key.to(weights.query.device, weights.query.dtype)
+    query_key.requires_grad_(any(projection.weight.requires_grad for projection in projections))
     query_key.train(module.training)
     value_width = weights.num_heads * weights.value.shape[1]
+    exact = weights.num_heads * weights.dim_head
     report = SiteReport(
         path=site.path,
         role=site.role,
-        mixing=mixing,
-        dim=dim,
+        mixing=state.kind,
+        dim=state.dim,
         dim_asked=asked,
-        dim_exact=weights.num_heads * weights.dim_head,
+        dim_exact=exact,
         relative_error=found.relative_error,
         sweeps=found.sweeps,
-        parameters_before=sum(p.numel() for p in (*query_projection.parameters(), *key_projection.parameters())),
+        output_error_before=refinement.error_before,
+        output_error=refinement.error_after,
+        parameters_before=sum(p.numel() for projection in projections for p in projection.parameters()),
         parameters_after=sum(p.numel() for p in query_key.parameters()),
-        cache_before=weights.num_heads * weights.dim_head + value_width,
+        cache_before=exact + value_width,
         cache_after=query_key.cache_width + value_width,
         seconds=time.perf_counter() - started,
     )
     return Replacement(site, module, query_key, report)
 
 
-def decompose(weights, dim, moments: tuple[Moments, Moments] | None, mixing, method, tol, seed) -> Decomposition:
-    """Decompose one site's weights; with moments, the error is that of the scores on the calibration inputs."""
-    query, query_root, key_root = float64(weights.query), None, None
-    augment = mixing == "per_head" and weights.query_bias is not None
-    if augment:
-        query = torch.cat([query, float64(weights.query_bias)[..., None]], dim=-1)
-    if moments is not None:
-        query_side, key_side = moments
-        query_root = input_root(query_side.augmented() if augment else query_side.second(), RIDGE)
-        key_root = input_root(key_side.centred(), RIDGE)
-    if mixing == "per_head":
-        return decompose_per_head(
-            query, weights.key, dim // weights.num_heads, query_root=query_root, key_root=key_root
-        )
-    return decompose_shared(
-        query, weights.key, dim, query_root=query_root, key_root=key_root, method=method, tol=tol, seed=seed
-    )
-
-
-def fill(query_key: nn.Module, found: Decomposition, weights: AttentionWeights) -> None:
-    """Copy a decomposition into a query/key projection, in float64."""
-    query_key.double()
-    bias = query_key.state.bias
-    if found.mixing is None:
-        columns = query_key.shared_query.in_features
-        query_key.shared_query.weight.copy_(found.query[:, :columns])
-        if bias:
-            query_key.shared_query.bias.copy_(found.query[:, columns])
-    else:
-        query_key.shared_query.weight.copy_(found.query)
-        query_key.mixing.copy_(found.mixing)
-        if bias:
-            exact = content_bias(float64(weights.query_bias), float64(weights.key))
-            query_key.content_bias.weight.copy_(exact)
-    query_key.shared_key.weight.copy_(found.key)
+def check_count(name: str, value: object) -> None:
+    """Raise ArgumentError unless `value` is a whole number from 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ArgumentError(f"{name} {value!r} must be a whole number, 0 or more")
