@@ -43,7 +43,7 @@ def swap_to_collaborative(
     mixing: str = "shared",
     sites: str | Iterable[str] | None = None,
     method: str = "als",
-    refine_steps: int = 80,
+    refine_steps: int = 120,
     seed: int = 0,
 ) -> SwapReport:
     """Replace the query/key projections of a model by collaborative ones, in place.

@@ -1,0 +1,148 @@
+"""Swap all-MiniLM-L6-v2 and score STS-B dev without fine-tuning: mean-pooled cosine, Spearman x 100, all 1,500 pairs.
+
+python benchmarks/stsb.py [--draws 3] [--widths 128 64]
+
+Calibration: draws of 256 STS-B train sentences (first sentences of the pairs). "source" is the system of Cordonnier et
+al. 2020: CP decomposition of the dense tensor from a random start, scores divided by sqrt(R / H).
+"""
+
+import argparse
+import dataclasses
+import math
+
+import torch
+from common import minilm, shared, table, write
+from scipy.stats import spearmanr
+from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
+
+from collab_heads import swap_to_collaborative
+from collab_heads.training.demo import embed
+
+COLUMNS = {
+    "width": "",
+    "mixing": "",
+    "method": "",
+    "sentences": "",
+    "spearman": ".2f",
+    "worst_drop": ".2f",
+    "drops": "",
+    "error": ".3f",
+    "output_error": ".3f",
+    "parameters": ",",
+    "seconds": ".1f",
+}
+
+
+def pairs(split: str) -> list[tuple[str, str, float]]:
+    """(sentence, sentence, score) of STS-B, read without quoting: several fields begin with a quote character."""
+    header, *rows = shared(f"data/glue/STS-B/{split}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
+    columns = [header.split("\t").index(name) for name in ("sentence1", "sentence2", "score")]
+    cells = (row.split("\t") for row in rows)
+    return [(row[columns[0]], row[columns[1]], float(row[columns[2]])) for row in cells]
+
+
+class Task:
+    """STS-B dev, tokenised once."""
+
+    def __init__(self):
+        self.tokenizer = AutoTokenizer.from_pretrained(minilm())
+        self.dev, self.train = pairs("dev"), pairs("train")
+        texts = sorted({text for first, second, _ in self.dev for text in (first, second)}, key=len)
+        self.index = {text: i for i, text in enumerate(texts)}
+        self.batches = self.tokenized(texts, 128)
+        self.gold = [score for *_, score in self.dev]
+
+    def tokenized(self, texts: list[str], size: int) -> list[dict]:
+        """Batches of model inputs."""
+        kwargs = {"padding": True, "truncation": True, "max_length": 128, "return_tensors": "pt"}
+        return [dict(self.tokenizer(texts[i : i + size], **kwargs)) for i in range(0, len(texts), size)]
+
+    def calibration(self, draw: int, count: int = 256) -> list[dict]:
+        """A draw of train sentences."""
+        chosen = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(draw))[:count].tolist()
+        return self.tokenized([self.train[i][0] for i in chosen], 32)
+
+    def score(self, model) -> float:
+        """Spearman x 100."""
+        rows = embed(model, self.batches)
+        first, second = ([self.index[pair[side]] for pair in self.dev] for side in (0, 1))
+        return 100 * spearmanr((rows[first] * rows[second]).sum(-1), self.gold).statistic
+
+
+def source_rows(task: Task, width: int, baseline: float) -> list[dict]:
+    """The source system's decomposition, with the right scale and with its own."""
+    model = AutoModel.from_pretrained(minilm()).eval()
+    report = swap_to_collaborative(model, dim_shared_query_key=width, method="parafac")
+    right = task.score(model)
+    for layer in model.encoder.layer:
+        query_key = layer.attention.self.query_key
+        scale = 1 / math.sqrt(width / query_key.num_heads)
+        query_key.state = dataclasses.replace(query_key.state, scale=scale)
+    methods = {"dense random CP, right scale": right, "source: dense random CP, its scale": task.score(model)}
+    return [row(report, width, "shared", name, None, [score], baseline) for name, score in methods.items()]
+
+
+def row(report, width, mixing, method, sentences, scores, baseline) -> dict:
+    """One row of the table, over the draws."""
+    count = len(report.sites)
+    output_errors = [site.output_error for site in report.sites if site.output_error is not None]
+    return {
+        "width": width if report.sites[0].dim == width else f"{width} ({report.sites[0].dim})",
+        "mixing": mixing,
+        "method": method,
+        "sentences": sentences,
+        "spearman": sum(scores) / len(scores),
+        "worst_drop": baseline - min(scores),
+        "drops": ", ".join(f"{baseline - score:.2f}" for score in scores),
+        "error": sum(site.relative_error for site in report.sites) / count,
+        "output_error": sum(output_errors) / count if output_errors else None,
+        "parameters": report.model_parameters_after,
+        "seconds": report.seconds,
+    }
+
+
+def our_row(task: Task, width, mixing, method, sentences, draws, steps, baseline) -> dict:
+    """Swap with every draw and score."""
+    scores = []
+    for draw in range(draws):
+        model = AutoModel.from_pretrained(minilm()).eval()
+        calibration = task.calibration(draw, sentences) if sentences else None
+        more = {"refine_steps": steps} if steps is not None else {}
+        report = swap_to_collaborative(
+            model, dim_shared_query_key=width, mixing=mixing, calibration=calibration, seed=draw, **more
+        )
+        scores.append(task.score(model))
+    return row(report, width, mixing, method, sentences, scores, baseline)
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=3, help="calibration draws")
+    parser.add_argument("--widths", type=int, nargs="+", default=[128, 64])
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    task, rows = Task(), []
+
+    def add(new: list[dict]) -> None:
+        rows.extend(new)
+        print(table(new, COLUMNS), flush=True)
+
+    original = AutoModel.from_pretrained(minilm()).eval()
+    baseline = task.score(original)
+    add([{"method": "original", "spearman": baseline, "parameters": original.num_parameters()}])
+    for width in arguments.widths:
+        for mixing in ("shared", "per_head"):
+            settings = [width, mixing]
+            add([our_row(task, *settings, "weights only", None, 1, 0, baseline)])
+            add([our_row(task, *settings, "calibrated", 256, arguments.draws, 0, baseline)])
+            add([our_row(task, *settings, "calibrated, refined", 256, arguments.draws, None, baseline)])
+            add([our_row(task, *settings, "calibrated, refined (360 steps)", 2048, 1, 360, baseline)])
+        add(source_rows(task, width, baseline))
+    print(table(rows, COLUMNS))
+    write("stsb", rows)
+
+
+if __name__ == "__main__":
+    main()
