@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 
 import torch
-from common import minilm, table, write
 from transformers import AutoModel, BertConfig, BertModel
 from transformers.utils import logging
 
 from collab_heads import swap_to_collaborative
 from collab_heads.collaborative.decompose import MAX_SWEEPS, decompose_per_head, decompose_shared
+from common import minilm, table, write
 
 HEADS, RANK, BASE_RANK, SEED, BAR = 12, 192, 256, 0, 20
 OURS, REFERENCE = "ours, tol 1e-6", "tensorly parafac, 100 iterations"

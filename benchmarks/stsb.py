@@ -11,13 +11,13 @@ import dataclasses
 import math
 
 import torch
-from common import minilm, shared, table, write
 from scipy.stats import spearmanr
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from collab_heads import swap_to_collaborative
 from collab_heads.training.demo import embed
+from common import minilm, shared, table, write
 
 COLUMNS = {
     "width": "",
@@ -138,8 +138,9 @@ def main() -> None:
             add([our_row(task, *settings, "weights only", None, 1, 0, baseline)])
             add([our_row(task, *settings, "calibrated", 256, arguments.draws, 0, baseline)])
             add([our_row(task, *settings, "calibrated, refined", 256, arguments.draws, None, baseline)])
-            add([our_row(task, *settings, "calibrated, refined (360 steps)", 2048, 1, 360, baseline)])
         add(source_rows(task, width, baseline))
+    for mixing in ("shared", "per_head"):  # how far more sentences go
+        add([our_row(task, arguments.widths[0], mixing, "calibrated, refined (240 steps)", 1024, 1, 240, baseline)])
     print(table(rows, COLUMNS))
     write("stsb", rows)
 

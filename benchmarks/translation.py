@@ -5,15 +5,15 @@ python benchmarks/translation.py [--models marian t5] [--sentences N]
 
 import argparse
 import gzip
-import time
+import itertools
 
 import sacrebleu
 import torch
-from common import shared, table, write
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging
 
 from collab_heads import swap_to_collaborative
+from common import shared, table, write
 
 MODELS = {"marian": "models/marian-multi30k-de-en", "t5": "models/t5-multi30k-de-en"}
 WIDTHS = (256, 128, 64)
@@ -21,7 +21,7 @@ COLUMNS = {
     "model": "",
     "mixing": "",
     "width": "",
-    "calibrated": "",
+    "method": "",
     "bleu": ".2f",
     "lost": ".2f",
     "identical": "",
@@ -52,7 +52,7 @@ def translate(model, tokenizer, sentences: list[str], beams: int = 5, size: int 
         chosen = order[start : start + size]
         inputs = tokenizer([sentences[i] for i in chosen], return_tensors="pt", padding=True)
         with torch.no_grad():
-            tokens = model.generate(**inputs, num_beams=beams, do_sample=False, max_new_tokens=80)
+            tokens = model.generate(**inputs, num_beams=beams, do_sample=False, max_length=80)
         texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
         for i, text in zip(chosen, texts, strict=True):
             result[i] = text
@@ -74,15 +74,16 @@ def calibration(tokenizer, seed: int, count: int = 256, size: int = 32) -> list[
 
 
 @torch.no_grad()
-def stepwise_difference(model, original, tokenizer, sentences: list[str]) -> float:
-    """Largest difference between cached stepwise logits and the original's, float64, on a greedy path."""
-    model, original = model.double(), original.double()
+def stepwise_difference(path: str, mixing: str, tokenizer, sentences: list[str]) -> float:
+    """Largest difference between cached stepwise logits of a lossless swap and the original's, both in float64."""
+    original, model = load(path).double(), load(path).double()
+    swap_to_collaborative(model, mixing=mixing)
     inputs = tokenizer(sentences, return_tensors="pt", padding=True)
-    path = original.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=30)
-    expected = original(**inputs, decoder_input_ids=path).logits
+    tokens = original.generate(**inputs, num_beams=1, do_sample=False, max_length=30)
+    expected = original(**inputs, decoder_input_ids=tokens).logits
     cache, worst = None, 0.0
     encoder = model.get_encoder()(**inputs)
-    for index, step in enumerate(path.split(1, dim=1)):
+    for index, step in enumerate(tokens.split(1, dim=1)):
         result = model(
             encoder_outputs=encoder,
             attention_mask=inputs["attention_mask"],
@@ -93,6 +94,10 @@ def stepwise_difference(model, original, tokenizer, sentences: list[str]) -> flo
         cache = result.past_key_values
         worst = max(worst, float((result.logits[:, 0] - expected[:, index]).abs().max()))
     return worst
+
+
+# method -> (calibrated, refinement steps; None for the default)
+METHODS = {"weights only": (False, 0), "calibrated": (True, 0), "calibrated, refined": (True, None)}
 
 
 def measure(name: str, count: int | None) -> list[dict]:
@@ -106,37 +111,37 @@ def measure(name: str, count: int | None) -> list[dict]:
     rows = [{"model": name, "mixing": "original", "bleu": baseline, "parameters": original.num_parameters()}]
     rows[0]["signature"] = str(metric.get_signature())
     print(table(rows[-1:], COLUMNS), flush=True)
-    for width in WIDTHS:
-        for mixing in ("shared", "per_head"):
-            for calibrated in (True, False) if width < 256 else (False,):
-                model = load(MODELS[name])
-                start = time.perf_counter()
-                report = swap_to_collaborative(
-                    model,
-                    dim_shared_query_key=width,
-                    mixing=mixing,
-                    calibration=calibration(tokenizer, seed=0) if calibrated else None,
-                )
-                seconds = time.perf_counter() - start
-                ours = translate(model, tokenizer, sources)
-                bleu = metric.corpus_score(ours, [references]).score
-                row = {
-                    "model": name,
-                    "mixing": mixing,
-                    "width": "/".join(map(str, sorted({site.dim for site in report.sites}))),
-                    "calibrated": "yes" if calibrated else "no",
-                    "bleu": bleu,
-                    "lost": baseline - bleu,
-                    "identical": f"{sum(a == b for a, b in zip(ours, translations, strict=True))}/{len(ours)}",
-                    "parameters": model.num_parameters(),
-                    "cache": f"{report.sites[-1].cache_before} -> {report.sites[-1].cache_after}",
-                    "error": sum(site.relative_error for site in report.sites) / len(report.sites),
-                    "seconds": seconds,
-                }
-                if width == 256:
-                    row["stepwise"] = stepwise_difference(model, load(MODELS[name]), tokenizer, sources[:20])
-                rows.append(row)
-                print(table(rows[-1:], COLUMNS).splitlines()[-1], flush=True)
+    for width, mixing, method in itertools.product(WIDTHS, ("shared", "per_head"), METHODS):
+        if width == 256 and method != "weights only":
+            continue
+        calibrated, steps = METHODS[method]
+        model = load(MODELS[name])
+        report = swap_to_collaborative(
+            model,
+            dim_shared_query_key=width,
+            mixing=mixing,
+            calibration=calibration(tokenizer, seed=0) if calibrated else None,
+            **({"refine_steps": steps} if steps is not None else {}),
+        )
+        ours = translate(model, tokenizer, sources)
+        bleu = metric.corpus_score(ours, [references]).score
+        row = {
+            "model": name,
+            "mixing": mixing,
+            "width": "/".join(map(str, sorted({site.dim for site in report.sites}))),
+            "method": "lossless" if width == 256 else method,
+            "bleu": bleu,
+            "lost": baseline - bleu,
+            "identical": f"{sum(a == b for a, b in zip(ours, translations, strict=True))}/{len(ours)}",
+            "parameters": model.num_parameters(),
+            "cache": f"{report.sites[-1].cache_before} -> {report.sites[-1].cache_after}",
+            "error": sum(site.relative_error for site in report.sites) / len(report.sites),
+            "seconds": report.seconds,
+        }
+        if width == 256:
+            row["stepwise"] = stepwise_difference(MODELS[name], mixing, tokenizer, sources[:20])
+        rows.append(row)
+        print(table(rows[-1:], COLUMNS).splitlines()[-1], flush=True)
     return rows
 
 

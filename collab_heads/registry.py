@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.errors import ArgumentError, UnsupportedModelError
-from collab_heads.sites import AttentionSite, AttentionWeights, did_you_mean
+from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, did_you_mean
 
 
 class AttentionAdapter:
@@ -24,6 +24,7 @@ class AttentionAdapter:
         replacements: stock attention class -> collaborative class.
         query, key, value: names of the projections in the attention module.
         heads: name of the head count in the attention module.
+        roles: the roles that models of the family can have.
         capabilities: what the toolkit can do with this family.
     """
 
@@ -34,6 +35,7 @@ class AttentionAdapter:
     key: ClassVar[str] = "key"
     value: ClassVar[str] = "value"
     heads: ClassVar[str] = "num_attention_heads"
+    roles: ClassVar[tuple[str, ...]] = ROLES
     capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative"})
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:

@@ -1,7 +1,8 @@
 import pytest
 import torch
-from families import FAMILIES, KINDS
 from transformers.utils import logging
+
+from families import FAMILIES, KINDS
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -209,6 +209,13 @@ def output(model: PreTrainedModel, inputs: dict) -> torch.Tensor:
     return result.logits if "logits" in result else result.last_hidden_state
 
 
+def set_backend(model: PreTrainedModel, backend: str) -> None:
+    """Choose the attention backend, in inner stacks too (transformers 5.17 does not reach T5's)."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.set_attn_implementation(backend)
+
+
 def cast(inputs: dict, dtype: torch.dtype) -> dict:
     """Floating-point inputs in the dtype of the model."""
     return {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}

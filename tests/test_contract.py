@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import EXACT, EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, cast, output, sites, swap
 from transformers import AutoConfig
 
 import collab_heads
 from collab_heads.collaborative.attention import ALIGNMENT, is_swapped
+from families import EXACT, EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, cast, output, set_backend, sites, swap
 
 TESTS = Path(__file__).parent
 NARROW = {"shared": 20, "per_head": 16}  # of EXACT = 32
@@ -36,7 +36,7 @@ def site_outputs(model, inputs):
 def assert_lossless(family, kind, backend):
     """The swap at full width changes nothing, site by site (errors that compensate would show) and at the end."""
     model = family.build().double()
-    model.set_attn_implementation(backend)
+    set_backend(model, backend)
     inputs = family.inputs()
     before, sites_before = output(model, inputs), site_outputs(model, inputs)
     swap(model, kind)
@@ -54,14 +54,13 @@ def test_lossless(family, kind, backend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dim", (None, "narrow"))
-def test_flex_equals_eager(family, kind, dim):
+def test_flex_equals_eager(family, kind):
     model = family.build()
-    swap(model, kind, NARROW[kind] if dim else None)
-    model.set_attn_implementation("eager")
+    swap(model, kind, NARROW[kind])
+    set_backend(model, "eager")
     inputs = family.inputs()
     expected = real(output(model, inputs), inputs)
-    model.set_attn_implementation("flex_attention")
+    set_backend(model, "flex_attention")
     torch.testing.assert_close(real(output(model, inputs), inputs), expected, rtol=0, atol=FP32_NOISE)
 
 
@@ -70,7 +69,7 @@ def test_backends_agree_when_narrow(family, kind):
     swap(model, kind, NARROW[kind])
     outputs = []
     for backend in ("eager", "sdpa"):
-        model.set_attn_implementation(backend)
+        set_backend(model, backend)
         outputs.append(real(output(model, family.inputs()), family.inputs()))
     torch.testing.assert_close(*outputs, rtol=0, atol=EXACT64)
 
@@ -116,7 +115,7 @@ def test_attention_maps(family, kind):
     inputs = family.inputs()
     models = [family.build(), family.build()]
     for model in models:
-        model.set_attn_implementation("eager")
+        set_backend(model, "eager")
     with torch.no_grad():
         stock = models[0](**inputs, output_attentions=True)
         for model in models:
@@ -182,8 +181,9 @@ def assert_stepwise(model, inputs, expected):
 @pytest.mark.parametrize("cross", (False, True))
 def test_decoder_cache(kind, cross):
     """A BERT decoder, alone or with cross-attention, steps through its cache as it runs in one pass."""
-    from families import bert_config, cross_batch, make
     from transformers import BertLMHeadModel
+
+    from families import bert_config, cross_batch, make
 
     model = make(BertLMHeadModel, bert_config(is_decoder=True, add_cross_attention=cross)).double()
     swap(model, kind, NARROW[kind])

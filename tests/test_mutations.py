@@ -1,11 +1,11 @@
 """Broken versions of the core that the contract must catch: each is put in place and the contract seen to fail."""
 
 import pytest
-import test_contract
 import torch
-from families import FAMILIES
 
+import test_contract
 from collab_heads.collaborative import attention, fit, swap
+from families import FAMILIES
 
 
 def wrong_scale(monkeypatch):

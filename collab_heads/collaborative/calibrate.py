@@ -191,6 +191,20 @@ def evaluating(model: PreTrainedModel):
             module.training = mode
 
 
+@contextmanager
+def plain_backend(model: PreTrainedModel):
+    """A backend that takes plain masks and trains everywhere; that of the model and its stacks is restored."""
+    stacks = {m: m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)}
+    special = {stack: backend for stack, backend in stacks.items() if backend not in ("eager", "sdpa")}
+    for stack in special:
+        stack.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        for stack, backend in special.items():
+            stack.set_attn_implementation(backend)
+
+
 def token_masks(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | None]:
     """Which tokens count, on the encoder side and on the decoder side: [B, T] bool, or None where all do."""
     config = model.config

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
-from collab_heads.collaborative.calibrate import check_batches, collect_moments
+from collab_heads.collaborative.calibrate import check_batches, collect_moments, plain_backend
 from collab_heads.collaborative.decompose import METHODS
 from collab_heads.collaborative.fit import Seen, Target, new_query_key
 from collab_heads.collaborative.refine import Refinement, record_calls, refine
@@ -97,15 +97,16 @@ def swap_to_collaborative(
     check_swappable(model, adapter, chosen)
     weights = {site.path: read_finite(adapter, model.base_model, site) for site in chosen}
     plan = {site.path: plan_width(site, weights[site.path], widths[site.path], mixing) for site in chosen}
-    seen = {} if calibration is None else look(model, adapter, chosen, calibration, plan, refine_steps)
     before = model.num_parameters()
     replacements = []
-    for site in tqdm(chosen, desc="decomposing", leave=False):
-        asked, dim = plan[site.path]
-        read = weights[site.path]
-        state = QueryKeyState(mixing, dim, read.dim_head, read.scale, read.query_bias is not None)
-        fit = functools.partial(fit_site, method=method, tol=tol, refine_steps=refine_steps, seed=seed)
-        replacements.append(fit(model, adapter, site, read, state, asked, seen.get(site.path)))
+    with plain_backend(model):
+        seen = {} if calibration is None else look(model, adapter, chosen, calibration, plan, refine_steps)
+        for site in tqdm(chosen, desc="decomposing", leave=False):
+            asked, dim = plan[site.path]
+            read = weights[site.path]
+            state = QueryKeyState(mixing, dim, read.dim_head, read.scale, read.query_bias is not None)
+            fit = functools.partial(fit_site, method=method, tol=tol, refine_steps=refine_steps, seed=seed)
+            replacements.append(fit(model, adapter, site, read, state, asked, seen.pop(site.path, None)))
     record = CollabConfig.of(model.config).with_sites(
         {r.site.path: SiteState(r.site.role, r.site.num_heads, r.query_key.state) for r in replacements}
     )

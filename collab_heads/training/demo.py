@@ -73,9 +73,7 @@ def main() -> None:
 
     def batches(texts: list[str]) -> list[dict]:
         texts = sorted(texts, key=len)
-        return [
-            dict(tokenizer(texts[i : i + 32], padding=True, return_tensors="pt")) for i in range(0, len(texts), 32)
-        ]
+        return [dict(tokenizer(texts[i : i + 32], padding=True, return_tensors="pt")) for i in range(0, len(texts), 32)]
 
     calibration = batches(sentences(arguments.calibration, arguments.seed))
     test = batches(sentences(arguments.sentences, arguments.seed + 1))

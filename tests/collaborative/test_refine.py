@@ -1,0 +1,221 @@
+"""The refinement lowers a site's own output error, touches nothing else, and repeats."""
+
+import pytest
+import torch
+from families import FAMILIES, KINDS, VOCABULARY, cast, output, sites, swap
+from unchanged import assert_unchanged, snapshot
+
+import collab_heads
+from collab_heads.collaborative.calibrate import token_masks
+from collab_heads.collaborative.refine import record_calls
+
+NARROW = {"shared": 12, "per_head": 16}  # of 32
+STEPS = 15
+FP32 = 1e-4  # relative error of an error measured in float32; seen: 4e-6
+
+
+def another(inputs):
+    """A second batch, so that the order of the calls matters."""
+    return {name: (value + 5) % VOCABULARY if "input_ids" in name else value for name, value in inputs.items()}
+
+
+def batches(family, model):
+    return [cast(each, model.dtype) for each in (family.inputs(), another(family.inputs()))]
+
+
+def refined(family, kind="shared", steps=STEPS, dtype=torch.float32, prepare=lambda model: None, **more):
+    """Model and report of a calibrated swap."""
+    model = family.build().to(dtype)
+    prepare(model)
+    calibration = batches(family, model)
+    return model, swap(model, kind, NARROW[kind], calibration=calibration, refine_steps=steps, **more)
+
+
+def output_error(family, path, ours):
+    """Relative error of one site's output after W_O over real tokens, measured by running both whole models."""
+    stock = family.build().to(ours.dtype)
+    site = next(site for site in collab_heads.get_adapter(stock).sites(stock) if site.path == path)
+    projection = collab_heads.get_adapter(stock).output_projection(stock, site)
+    inside = any(part is projection for part in sites(stock)[path].modules())
+    gap = size = rows = 0.0
+    targets = []
+    for inputs in batches(family, stock):
+        mask = token_masks(stock, inputs)["encoder" if site.role == "enc-self" else "decoder"]
+        seen = []
+        for model in (stock, ours):
+            handle = sites(model)[path].register_forward_hook(lambda m, i, o, seen=seen: seen.append(o[0]))
+            output(model, inputs)
+            handle.remove()
+        expected, found = (each if inside else each @ projection.weight.detach().T for each in seen)
+        expected, found = (each.flatten(0, 1) if mask is None else each[mask] for each in (expected, found))
+        gap += (expected - found).square().sum()
+        targets.append(expected)
+    for rows in targets:
+        size += (rows - rows.mean(0)).square().sum()
+    return float((gap / size).sqrt())
+
+
+def states_equal(ours, theirs):
+    theirs = theirs.state_dict()
+    return all(torch.equal(tensor, theirs[name]) for name, tensor in ours.state_dict().items())
+
+
+def test_output_error_falls_at_every_site(family, kind):
+    _, report = refined(family, kind)
+    for site in report.sites:
+        assert 0 < site.output_error < site.output_error_before, site.path
+
+
+def test_reported_error_is_what_the_site_computes(family, kind):
+    """Site by site, so that its inputs are those of the original."""
+    for role in family.roles:
+        path = next(s.path for s in collab_heads.get_adapter(family.build()).sites(family.build()) if s.role == role)
+        before, plain = refined(family, kind, 0, sites=path)
+        after, report = refined(family, kind, sites=path)
+        site = report.sites[0]
+        assert output_error(family, path, before) == pytest.approx(site.output_error_before, rel=FP32)
+        assert output_error(family, path, after) == pytest.approx(site.output_error, rel=FP32)
+        assert site.relative_error == plain.sites[0].relative_error
+        assert plain.sites[0].output_error is plain.sites[0].output_error_before is None
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64))
+def test_other_precisions(family, kind, dtype):
+    """Fitted in float32 or better, stored in the dtype of the model."""
+    model, report = refined(family, kind, dtype=dtype)
+    for site in report.sites:
+        assert 0 < site.output_error < site.output_error_before, site.path
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert torch.isfinite(output(model, family.inputs())).all()
+
+
+@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+def test_bfloat16_stays_refined_after_rounding(name):
+    family, role = FAMILIES[name], list(FAMILIES[name].roles)[-1]
+    models = [refined(family, "shared", steps, torch.bfloat16, sites=role) for steps in (0, STEPS)]
+    path = models[0][1].sites[0].path
+    plain, ours = (output_error(family, path, model) for model, _ in models)
+    assert ours < plain
+
+
+def test_gradients_of_the_model_are_left_alone(family, kind):
+    for dtype in (torch.float32, torch.float64):
+        model, _ = refined(family, kind, dtype=dtype)
+        assert [name for name, parameter in model.named_parameters() if parameter.grad is not None] == []
+
+
+def test_only_the_new_parameters_change(family, kind):
+    stock = family.build().state_dict()
+    model, _ = refined(family, kind)
+    plain, _ = refined(family, kind, 0)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        if ".query_key." in name:
+            assert not torch.equal(tensor, plain.state_dict()[name]), name
+        else:
+            assert torch.equal(tensor, stock[name]), name
+
+
+def test_repeats_with_the_seed(family):
+    (model, _), (again, _), (other, _) = (refined(family, seed=seed) for seed in (0, 0, 1))
+    assert states_equal(model, again)
+    assert not states_equal(model, other)
+
+
+def test_the_global_seed_does_not_matter(family):
+    torch.manual_seed(0)
+    model, _ = refined(family)
+    torch.manual_seed(1)
+    again, _ = refined(family)
+    assert states_equal(model, again)
+
+
+def test_training_mode_does_not_matter(family, kind):
+    """Dropout stays off while fitting."""
+    expected, report = refined(family, kind)
+    model, of_training = refined(family, kind, prepare=lambda model: model.train())
+    assert model.training
+    assert [site.output_error_before for site in of_training.sites] == [
+        site.output_error_before for site in report.sites
+    ]
+    assert states_equal(model, expected)
+
+
+def test_with_eager_attention(family):
+    models = [
+        refined(family, prepare=lambda model, name=name: model.set_attn_implementation(name))
+        for name in ("eager", "sdpa")
+    ]
+    for eager, sdpa in zip(*(report.sites for _, report in models), strict=True):
+        assert eager.output_error_before == pytest.approx(sdpa.output_error_before, rel=FP32)
+        assert eager.output_error < eager.output_error_before
+    for model, _ in models:
+        assert torch.isfinite(output(model, family.inputs())).all()
+
+
+def test_under_no_grad(family):
+    with torch.no_grad():
+        model, _ = refined(family)
+        assert not torch.is_grad_enabled()
+    assert states_equal(model, refined(family)[0])
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_no_steps(kind):
+    """The decomposition as it is, and no output error measured."""
+    family = FAMILIES["marian"]
+    model, report = refined(family, kind, 0)
+    expected = family.build()
+    swap(expected, kind, NARROW[kind], calibration=batches(family, expected), refine_steps=0, seed=7)
+    assert states_equal(model, expected)
+    assert {site.output_error for site in report.sites} == {None}
+    assert " -> " not in str(report).splitlines()[2].split("q/k")[0].split("  ")[5]
+
+
+def test_exact_width_is_not_refined(family, kind):
+    model, plain = family.build(), family.build()
+    report = swap(model, kind, calibration=batches(family, model), refine_steps=STEPS)
+    swap(plain, kind)
+    assert {site.output_error for site in report.sites} == {None}
+    assert {site.relative_error for site in report.sites} == {0.0}
+    assert states_equal(model, plain)
+
+
+def test_without_calibration_nothing_is_refined(kind):
+    model, plain = (FAMILIES["bert"].build() for _ in range(2))
+    swap(plain, kind, 16, refine_steps=0)
+    report = swap(model, kind, 16, refine_steps=STEPS)
+    assert states_equal(model, plain)
+    assert {site.output_error for site in report.sites} == {None}
+
+
+@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_model_is_closer_with_refinement(name, kind):
+    family, distances = FAMILIES[name], []
+    expected = output(family.build(), family.inputs())
+    for steps in (0, 80):
+        model, _ = refined(family, kind, steps)
+        distances.append(float((output(model, family.inputs()) - expected).norm()))
+    assert distances[1] < distances[0]
+
+
+def test_a_fit_that_makes_it_worse_is_dropped(monkeypatch):
+    from collab_heads.collaborative import refine
+
+    monkeypatch.setattr(refine, "RELATIVE_RATE", 30.0)
+    family = FAMILIES["bert"]
+    model, report = refined(family, steps=3)
+    for site in report.sites:
+        assert site.output_error == site.output_error_before
+    assert states_equal(model, refined(family, steps=0)[0])
+
+
+def test_recording_leaves_the_model_as_it_was(family):
+    model = family.build().train()
+    before, found = snapshot(model), collab_heads.get_adapter(model).sites(model)
+    calls = record_calls(model, found, batches(family, model))
+    assert_unchanged(model, before)
+    assert {path: len(each) for path, each in calls.items()} == {site.path: 2 for site in found}
+    for each in calls.values():
+        assert not any(call.target.requires_grad or "past_key_values" in call.kwargs for call in each)

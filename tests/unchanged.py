@@ -1,0 +1,48 @@
+"""A refused call says what is wrong and leaves the model as it was: the one check that all refusals share."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from collab_heads import CollabHeadsError
+
+
+def snapshot(model) -> dict:
+    """Everything about a model that a refused call might have changed."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {
+        "classes": {name: type(module) for name, module in model.named_modules()},
+        "modes": {name: module.training for name, module in model.named_modules()},
+        "hooks": {
+            name: (list(module._forward_hooks), list(module._forward_pre_hooks))
+            for name, module in model.named_modules()
+        },
+        "attributes": {name: sorted(vars(module)) for name, module in model.named_modules()},
+        "tensors": {name: (id(t), t.dtype, t.device, t.requires_grad, t.grad is None) for name, t in tensors.items()},
+        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "config": model.config.to_dict() if hasattr(model, "config") else None,
+    }
+
+
+def assert_unchanged(model, before: dict) -> None:
+    after, before = snapshot(model), dict(before)
+    states = [after.pop("state"), before.pop("state")]
+    assert after == before
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[0].items():
+        if not tensor.is_meta:
+            torch.testing.assert_close(tensor, states[1][name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@contextmanager
+def refused(model, error: type[CollabHeadsError], *fragments: str):
+    """The block must raise `error` with every fragment in its message, and leave `model` unchanged."""
+    before, grad_mode = snapshot(model), torch.is_grad_enabled()
+    with pytest.raises(error) as caught:
+        yield caught
+    assert issubclass(error, CollabHeadsError)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+    assert torch.is_grad_enabled() == grad_mode
+    assert_unchanged(model, before)
