@@ -3,12 +3,15 @@
 python benchmarks/attention.py [--rounds N]
 
 The first table is the whole block of a BERT layer (self-attention, output projection, LayerNorm) of all-MiniLM-L6-v2
-(width 384, 12 heads), batch 4, sdpa, evaluation mode, no mask, one thread: medians over rounds in which every variant
-takes its turn. The bar: `per_head` at width 144 takes at most 0.95 of the original's time at every length. The second
-table decodes one token with a dynamic cache that holds the given number of tokens (BERT as decoder, same weights).
+(width 384, 12 heads), batch 4, sdpa, evaluation mode, no mask, one thread. Every variant takes its turn in every round,
+in changing orders: in one fixed order a busy machine's time slices fall on the same variants. The bar: `per_head` at
+width 144 takes at most 0.95 of the original's time at every length. The second table decodes one token with a dynamic
+cache that holds the given number of tokens (BERT as decoder, same weights).
 """
 
 import argparse
+import random
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -19,7 +22,8 @@ from collab_heads import swap_to_collaborative
 from common import interleaved, minilm, table, write
 
 LENGTHS = (32, 128, 512)
-ROUNDS = {32: 200, 128: 100, 512: 40}
+ROUNDS = {32: 20, 128: 10, 512: 4}  # in each of SHUFFLES orders
+SHUFFLES = 10
 WIDTHS = (384, 192, 128, 64)  # D, D/2, D/3, D/6
 BATCH, SEED = 4, 0
 BAR, BAR_WIDTH = 0.95, 144  # D/3, rounded up by per_head to 12 per head
@@ -76,11 +80,20 @@ def one_token(blocks: Variants, length: int) -> dict[tuple[str, int], Callable]:
     return calls
 
 
-def measure(blocks: Variants, calls_of: Callable, rounds: Callable[[int], int]) -> list[dict]:
+def shuffled(calls: dict, rounds: int) -> dict[tuple[str, int], float]:
+    """Median seconds of each call over several shuffled orders."""
+    chance, seconds = random.Random(SEED), []
+    for _ in range(SHUFFLES):
+        order = chance.sample(list(calls), len(calls))
+        seconds.append(interleaved({name: calls[name] for name in order}, rounds))
+    return {name: statistics.median(found[name] for found in seconds) for name in calls}
+
+
+def measure(blocks: Variants, calls_of: Callable, rounds: int | None) -> list[dict]:
     """One row per variant, with the ratio to the original and the milliseconds at every length."""
     rows = [{"mixing": mixing, "width": width, "milliseconds": {}} for mixing, width in blocks]
     for length in LENGTHS:
-        seconds = interleaved(calls_of(blocks, length), rounds(length))
+        seconds = shuffled(calls_of(blocks, length), rounds or ROUNDS[length])
         for row in rows:
             mine = seconds[row["mixing"], row["width"]]
             row[str(length)] = mine / seconds["original", 384]
@@ -101,13 +114,13 @@ def add_cache(rows: list[dict], blocks: Variants) -> None:
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, help="at every length, instead of 200, 100 and 40")
+    parser.add_argument("--rounds", type=int, help="per order, instead of 20, 10 and 4 by length")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     blocks = variants()
-    rows = measure(blocks, whole_sequences, lambda length: arguments.rounds or ROUNDS[length])
+    rows = measure(blocks, whole_sequences, arguments.rounds)
     print(f"Attention block, batch {BATCH}: time as a share of the original, per sequence length\n")
     print(table(rows, COLUMNS), end="\n\n")
     row = next(row for row in rows if (row["mixing"], row["width"]) == ("per_head", BAR_WIDTH))
@@ -116,7 +129,7 @@ def main() -> None:
         verdict = "PASS" if fine else "FAIL"
         print(f"{verdict}: per_head {BAR_WIDTH}, length {length}: {row[length]:.3f} of the original (bar {BAR})")
     blocks = variants(is_decoder=True)
-    decoding = measure(blocks, one_token, lambda length: arguments.rounds or ROUNDS[32])
+    decoding = measure(blocks, one_token, arguments.rounds)
     add_cache(decoding, blocks)
     print(
         f"\nOne token, batch {BATCH}: time as a share of the original, per cached tokens; cached elements per token\n"

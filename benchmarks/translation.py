@@ -16,7 +16,6 @@ from collab_heads import swap_to_collaborative
 from common import shared, table, write
 
 MODELS = {"marian": "models/marian-multi30k-de-en", "t5": "models/t5-multi30k-de-en"}
-WIDTHS = (256, 128, 64)
 COLUMNS = {
     "model": "",
     "mixing": "",
@@ -98,6 +97,8 @@ def stepwise_difference(path: str, mixing: str, tokenizer, sentences: list[str])
 
 # method -> (calibrated, refinement steps; None for the default)
 METHODS = {"weights only": (False, 0), "calibrated": (True, 0), "calibrated, refined": (True, None)}
+SETTINGS = [(256, "weights only"), *((width, method) for width in (128, 64) for method in METHODS)]
+SETTINGS.remove((128, "weights only"))  # to save time
 
 
 def measure(name: str, count: int | None) -> list[dict]:
@@ -111,9 +112,7 @@ def measure(name: str, count: int | None) -> list[dict]:
     rows = [{"model": name, "mixing": "original", "bleu": baseline, "parameters": original.num_parameters()}]
     rows[0]["signature"] = str(metric.get_signature())
     print(table(rows[-1:], COLUMNS), flush=True)
-    for width, mixing, method in itertools.product(WIDTHS, ("shared", "per_head"), METHODS):
-        if width == 256 and method != "weights only":
-            continue
+    for (width, method), mixing in itertools.product(SETTINGS, ("shared", "per_head")):
         calibrated, steps = METHODS[method]
         model = load(MODELS[name])
         report = swap_to_collaborative(

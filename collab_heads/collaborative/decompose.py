@@ -71,7 +71,7 @@ def decompose_shared(
     query_root: Tensor | None = None,
     key_root: Tensor | None = None,
     method: str = "als",
-    tol: float = 1e-6,
+    tol: float = 1e-4,
     seed: int = 0,
     max_sweeps: int = MAX_SWEEPS,
 ) -> Decomposition:
@@ -204,17 +204,19 @@ def als(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps
 
 def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps: int):
     """The reference: tensorly's CP decomposition of the dense tensor from a seeded random start."""
-    import tensorly
-    from tensorly.decomposition import parafac as tensorly_parafac
-
+    try:
+        import tensorly
+        from tensorly.decomposition import parafac as tensorly_parafac
+    except ImportError as error:
+        raise ArgumentError("method 'parafac' needs tensorly: pip install 'collab-heads[parafac]'") from error
     dense = torch.einsum("hdi,hdj->ihj", query, key)
     with tensorly.backend_context("pytorch"):
-        _, (left, mixing, right) = tensorly_parafac(
-            dense, rank, n_iter_max=max_sweeps, tol=tol, init="random", random_state=seed
+        (_, (left, mixing, right)), errors = tensorly_parafac(
+            dense, rank, n_iter_max=max_sweeps, tol=tol, init="random", random_state=seed, return_errors=True
         )
     residual = dense - torch.einsum("ir,hr,jr->ihj", left, mixing, right)
     error = relative(residual.square().sum(), dense.square().sum())
-    return *balance(left.mT, right.mT, mixing), error, max_sweeps
+    return *balance(left.mT, right.mT, mixing), error, len(errors)
 
 
 METHODS: dict[str, Callable] = {"als": als, "parafac": parafac}

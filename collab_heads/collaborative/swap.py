@@ -38,7 +38,7 @@ def swap_to_collaborative(
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     dim_shared_query_key: Width | Mapping[str, Width] = None,
     *,
-    tol: float = 1e-6,
+    tol: float = 1e-4,
     calibration: Iterable[Mapping] | None = None,
     mixing: str = "shared",
     sites: str | Iterable[str] | None = None,

@@ -92,7 +92,6 @@ def main() -> None:
             mixing=mixing,
             calibration=calibration if calibrated else None,
             refine_steps=steps,
-            tol=1e-4,
             seed=arguments.seed,
         )
         seconds = time.perf_counter() - start

@@ -1,0 +1,193 @@
+"""The record in model.config.collab_heads: it round-trips, and what does not fit is a clear error."""
+
+import copy
+import json
+
+import pytest
+from transformers import BertConfig, BertForSequenceClassification
+
+from collab_heads.config import FIELD, VERSION, CollabConfig, QueryKeyState, SiteState
+from collab_heads.errors import ConfigError
+from families import FAMILIES, bert_config, swap
+
+PATH = "encoder.layer.1.attention.self"
+
+
+def recorded() -> BertConfig:
+    """The config of a swapped model."""
+    model = FAMILIES["bert"].build()
+    swap(model, "shared", 20)
+    return model.config
+
+
+def test_round_trip(family, kind):
+    model = family.build()
+    swap(model, kind, 16)
+    record = CollabConfig.of(model.config)
+    assert len(record.sites) == family.num_sites
+    assert {state.query_key.kind for state in record.sites.values()} == {kind}
+    stored = json.loads(json.dumps(model.config.collab_heads))
+    assert stored == record.to_dict() == model.config.collab_heads
+    assert stored["version"] == VERSION
+    config = bert_config()
+    setattr(config, FIELD, stored)
+    assert CollabConfig.of(config) == record
+
+
+def test_a_stock_config_has_no_record():
+    assert CollabConfig.of(bert_config()) == CollabConfig()
+    assert not CollabConfig().sites
+
+
+def test_sites_are_added_and_replaced():
+    first, second = (SiteState("enc-self", 4, QueryKeyState("shared", dim, 8, 0.35, True)) for dim in (8, 12))
+    record = CollabConfig({"a": first}).with_sites({"b": first}).with_sites({"a": second})
+    assert record.sites == {"a": second, "b": first}
+
+
+def set_in(*keys, to):
+    def tamper(record):
+        for key in keys[:-1]:
+            record = record[key]
+        record[keys[-1]] = to
+
+    tamper.__name__ = f"{'.'.join(keys[-2:])} = {to!r:.20}"
+    return tamper
+
+
+def drop(*keys):
+    def tamper(record):
+        for key in keys[:-1]:
+            record = record[key]
+        del record[keys[-1]]
+
+    tamper.__name__ = f"no {'.'.join(keys[-2:])}"
+    return tamper
+
+
+def query_key(name, to):
+    return set_in("sites", PATH, "query_key", name, to=to)
+
+
+def renamed(path):
+    def tamper(record):
+        record["sites"][path] = record["sites"].pop(PATH)
+
+    tamper.__name__ = f"site {path!r}"
+    return tamper
+
+
+OF_THE_WHOLE = [
+    (set_in("version", to=VERSION + 1), (f"version {VERSION + 1}", "upgrade collab_heads")),
+    (set_in("version", to="1"), ("version", "'1'")),
+    (set_in("version", to=True), ("version", "True")),
+    (set_in("version", to=0), ("version", "0")),
+    (drop("version"), ("version", "None")),
+    (drop("sites"), ("'version' and 'sites'",)),
+    (set_in("sites", to=[]), ("'version' and 'sites'",)),
+    (set_in("gates", to={}), ("unknown entries ['gates']", "known: ['sites', 'version']")),
+]
+OF_A_SITE = [
+    (set_in("sites", PATH, to=None), ("must be a mapping", "None")),
+    (set_in("sites", PATH, to=[1]), ("must be a mapping", "[1]")),
+    (set_in("sites", PATH, "kept", to=[0]), ("unknown entries ['kept']",)),
+    (set_in("sites", PATH, "role", to="encoder"), ("role is 'encoder'", "enc-self, dec-self, dec-enc")),
+    (set_in("sites", PATH, "role", to=None), ("role is None",)),
+    (set_in("sites", PATH, "num_heads", to=True), ("num_heads is True", "positive integer")),
+    (set_in("sites", PATH, "num_heads", to="4"), ("num_heads is '4'", "positive integer")),
+    (set_in("sites", PATH, "num_heads", to=0), ("num_heads is 0", "positive integer")),
+    (set_in("sites", PATH, "query_key", to="shared"), ("query_key must be a mapping", "'shared'")),
+    (query_key("width", 3), ("unknown entries ['width']",)),
+    (query_key("kind", "cosine"), ("kind is 'cosine'", "shared, per_head")),
+    (query_key("kind", ["shared"]), ("kind is ['shared']", "shared, per_head")),
+    (query_key("dim", True), ("dim is True", "positive integer")),
+    (query_key("dim", 20.0), ("dim is 20.0", "positive integer")),
+    (query_key("dim", 0), ("dim is 0", "positive integer")),
+    (query_key("dim", 33), ("dim is 33", "at most 32")),
+    (query_key("dim_head", True), ("dim_head is True", "positive integer")),
+    (query_key("dim_head", 2), ("dim is 20", "at most 8")),
+    (query_key("scale", 0), ("scale is 0", "positive number")),
+    (query_key("scale", "0.5"), ("scale is '0.5'", "positive number")),
+    (query_key("scale", True), ("scale is True", "positive number")),
+    (query_key("scale", float("nan")), ("scale is nan", "positive number")),
+    (query_key("scale", 10**400), ("scale is 1000", "positive number")),
+    (query_key("bias", 1), ("bias is 1", "true or false")),
+    (query_key("mixing_init", "zeros"), ("mixing_init is 'zeros'", "concatenate, ones, normal")),
+    (drop("sites", PATH, "role"), ("role",)),
+    (drop("sites", PATH, "query_key"), ("query_key",)),
+    (drop("sites", PATH, "query_key", "dim"), ("dim",)),
+    (drop("sites", PATH, "query_key", "scale"), ("scale",)),
+]
+OF_THE_FIT = [  # well formed, and not for this model
+    (set_in("sites", PATH, "num_heads", to=8), ("recorded", "(8, 8, True)", "(4, 8, True)", PATH)),
+    (query_key("dim_head", 16), ("recorded", "(4, 16, True)", "(4, 8, True)", PATH)),
+    (query_key("bias", False), ("recorded", "(4, 8, False)", "(4, 8, True)", PATH)),
+    (
+        renamed("encoder.layer.7.attention.self"),
+        ("encoder.layer.7.attention.self", "does not have", PATH.replace("1", "0")),
+    ),
+    (renamed("encoder.layer.0.crossattention.self"), ("encoder.layer.0.crossattention.self", "does not have")),
+    (renamed("encoder.layer.1.attention"), ("'encoder.layer.1.attention'", "not a site of attention in a bert")),
+    (renamed("encoder.layers.1.self_attn"), ("'encoder.layers.1.self_attn'", "not a site of attention in a bert")),
+    (renamed("pooler"), ("'pooler'", "not a site of attention in a bert")),
+    (renamed(""), ("''", "not a site of attention in a bert")),
+]
+
+
+def ids(cases):
+    return [tamper.__name__ for tamper, _ in cases]
+
+
+def tampered(tamper):
+    config = recorded()
+    record = copy.deepcopy(config.collab_heads)
+    tamper(record)
+    assert repr(record) != repr(config.collab_heads)
+    setattr(config, FIELD, record)
+    return config
+
+
+def assert_refused(config, fragments):
+    for read in (lambda: CollabConfig.of(config), lambda: BertForSequenceClassification(config)):
+        with pytest.raises(ConfigError) as caught:
+            read()
+        assert all(fragment in str(caught.value) for fragment in fragments), str(caught.value)
+
+
+@pytest.mark.parametrize("tamper, fragments", OF_THE_WHOLE, ids=ids(OF_THE_WHOLE))
+def test_records_that_make_no_sense(tamper, fragments):
+    assert_refused(tampered(tamper), (FIELD, *fragments))
+
+
+@pytest.mark.parametrize("tamper, fragments", OF_A_SITE, ids=ids(OF_A_SITE))
+def test_sites_that_make_no_sense(tamper, fragments):
+    assert_refused(tampered(tamper), (f"config.{FIELD}, site '{PATH}'", *fragments))
+
+
+@pytest.mark.parametrize("tamper, fragments", OF_THE_FIT, ids=ids(OF_THE_FIT))
+def test_records_that_do_not_fit_the_model(tamper, fragments, tmp_path):
+    config = tampered(tamper)
+    CollabConfig.of(config)
+    config.save_pretrained(tmp_path)
+    for given in (config, BertConfig.from_pretrained(tmp_path)):
+        with pytest.raises(ConfigError) as caught:
+            BertForSequenceClassification(given)
+        assert all(fragment in str(caught.value) for fragment in (FIELD, *fragments)), str(caught.value)
+
+
+@pytest.mark.parametrize("record", ("shared", 1, [], {}), ids=repr)
+def test_not_a_record_at_all(record):
+    config = bert_config()
+    setattr(config, FIELD, record)
+    assert_refused(config, ("'version' and 'sites'",))
+
+
+def test_per_head_width_must_fit_the_heads():
+    with pytest.raises(ConfigError, match=r"dim 18 .* 4 heads"):
+        SiteState("enc-self", 4, QueryKeyState("per_head", 18, 8, 0.35, True))
+
+
+def test_states_are_frozen():
+    state = QueryKeyState("shared", 8, 8, 0.35, True)
+    with pytest.raises(AttributeError):
+        state.dim = 9

@@ -1,0 +1,144 @@
+"""Imports point one way, and model families are known in adapters/ only."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import transformers
+
+ROOT = Path(__file__).parents[1]
+PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
+
+# From the bottom up: a module may import from lower layers and from its own.
+LAYERS = (
+    ("errors",),
+    ("sites",),
+    ("config",),
+    ("collaborative.decompose",),
+    ("collaborative.attention",),
+    ("registry",),
+    (
+        "adapters",
+        "refusals",
+        "persist",
+        *(f"collaborative.{name}" for name in ("calibrate", "fit", "refine", "report", "scratch", "swap", "widths")),
+    ),
+    ("",),  # the package itself: the public names
+    ("training",),
+)
+# Within the sixth layer: only the public names may import the families.
+USES_ADAPTERS = {"", "training", "adapters"}
+
+
+def modules() -> dict[str, Path]:
+    """Name within the package -> file."""
+    found = {}
+    for file in PACKAGE.rglob("*.py"):
+        parts = file.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found | {f"adapters.{file.stem}": file for file in ADAPTERS.glob("*.py")}
+
+
+MODULES = modules()
+
+
+def layer(name: str) -> int:
+    """Index of the layer of a module, by its longest listed prefix."""
+    for index, names in enumerate(LAYERS):
+        if any(name == listed or (listed and name.startswith(listed + ".")) for listed in names):
+            return index
+    raise AssertionError(f"collab_heads.{name} is in no layer: add it to LAYERS")
+
+
+def imports(source: str) -> list[tuple[str, str]]:
+    """(module, name) of every import at any depth; name is empty for `import module`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where they point"
+            found += [(node.module, alias.name) for alias in node.names]
+    return found
+
+
+def targets(source: str) -> set[str]:
+    """The modules of this package that a source imports, as names within it."""
+    found = set()
+    for module, name in imports(source):
+        if module.split(".")[0] == "collab_heads":
+            inner = module.removeprefix("collab_heads").removeprefix(".")
+            deeper = f"{inner}.{name}".removeprefix(".")
+            found.add(deeper if deeper in MODULES or deeper == "adapters" else inner)
+    return found
+
+
+def wrong_imports(name: str, source: str) -> list[str]:
+    return [
+        target
+        for target in targets(source)
+        if layer(target) > layer(name)
+        or (target.split(".")[0] == "adapters" and name.split(".")[0] not in USES_ADAPTERS)
+    ]
+
+
+def family_imports(source: str) -> list[str]:
+    """Imports of a model family from transformers, directly or by its public name."""
+    found = []
+    for module, name in imports(source):
+        if module.startswith("transformers.models"):
+            found.append(module)
+        elif module == "transformers" and name:
+            origin = getattr(getattr(transformers, name), "__module__", "")
+            if origin.startswith("transformers.models.") and not origin.startswith("transformers.models.auto"):
+                found.append(name)
+    return found
+
+
+def is_package(name: str) -> bool:
+    """An __init__ without code is in no layer."""
+    return name == "collaborative"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not is_package(name)])
+def test_imports_point_one_way(name):
+    assert wrong_imports(name, MODULES[name].read_text()) == []
+
+
+def test_the_empty_package_is_empty():
+    assert imports(MODULES["collaborative"].read_text()) == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("adapters.")])
+def test_families_are_known_to_adapters_only(name):
+    assert family_imports(MODULES[name].read_text()) == []
+
+
+def test_all_files_are_seen():
+    assert {"", "errors", "collaborative.swap", "adapters", "adapters.bert", "training.demo"} <= MODULES.keys()
+    assert family_imports(MODULES["adapters.bert"].read_text()) == ["transformers.models.bert.modeling_bert"] * 3
+    assert "collaborative.attention" in targets(MODULES["adapters.bert"].read_text())
+
+
+@pytest.mark.parametrize(
+    "name, source",
+    (
+        ("errors", "from collab_heads.sites import ROLES"),
+        ("collaborative.decompose", "def f():\n    from collab_heads.collaborative import attention"),
+        ("collaborative.attention", "import collab_heads.registry"),
+        ("registry", "from collab_heads import adapters"),
+        ("collaborative.swap", "from collab_heads.adapters.bert import BertAdapter"),
+        ("collaborative.swap", "from collab_heads import swap_to_collaborative"),
+        ("persist", "from collab_heads.training.demo import main"),
+    ),
+)
+def test_a_wrong_import_is_seen(name, source):
+    assert len(wrong_imports(name, source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    ("from transformers import BertModel", "import transformers.models.t5", "from transformers import T5Config"),
+)
+def test_a_family_import_is_seen(source):
+    assert len(family_imports(source)) == 1

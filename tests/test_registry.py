@@ -1,0 +1,151 @@
+"""A user's own adapter, written outside the package, and what the lookup says about models it does not know."""
+
+import pytest
+import torch
+from transformers import GPT2Config, SplinterConfig, SplinterModel
+from transformers.models.splinter.modeling_splinter import SplinterSelfAttention, eager_attention_forward
+
+from collab_heads import AttentionAdapter, get_adapter, register, registry, supported_model_types, swap_to_collaborative
+from collab_heads.adapters.bert import BertAdapter
+from collab_heads.collaborative.attention import attend, cached_key_value, is_swapped
+from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.registry import adapter_for_config
+from families import FP32_NOISE, HEADS, LAYERS, VOCABULARY, WIDTH, batch, make, output, sites
+
+
+class CollaborativeSplinterSelfAttention(SplinterSelfAttention):
+    def forward(self, hidden_states, attention_mask=None, **kwargs):
+        key, value = cached_key_value(self, self.value, hidden_states, None, is_cross=False)
+        eager, dropout = eager_attention_forward, self.attention_dropout
+        return attend(self, hidden_states, key, value, attention_mask, eager=eager, dropout=dropout, **kwargs)
+
+
+class SplinterAdapter(AttentionAdapter):
+    model_types = ("splinter",)
+    paths = {r"encoder\.layer\.(\d+)\.attention\.self": "enc-self"}  # noqa: RUF012
+    replacements = {SplinterSelfAttention: CollaborativeSplinterSelfAttention}  # noqa: RUF012
+
+    def output_projection(self, model, site):
+        return model.base_model.get_submodule(site.path.removesuffix("self") + "output.dense")
+
+
+def splinter():
+    config = SplinterConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=37,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    return make(SplinterModel, config)
+
+
+@pytest.fixture
+def registered():
+    assert "splinter" not in supported_model_types()
+    assert register(SplinterAdapter) is SplinterAdapter
+    yield
+    del registry._ADAPTERS["splinter"]
+
+
+def assert_lossless(adapter):
+    for mixing in ("shared", "per_head"):
+        model, inputs = splinter().double(), batch()
+        before = output(model, inputs)
+        swap_to_collaborative(model, adapter, mixing=mixing)
+        assert all(is_swapped(model.get_submodule(f"encoder.layer.{layer}.attention.self")) for layer in range(LAYERS))
+        torch.testing.assert_close(
+            output(model, inputs), before, rtol=0, atol=FP32_NOISE
+        )  # Splinter's softmax is in float32; seen: 4e-7
+
+
+@pytest.mark.parametrize("adapter", (None, SplinterAdapter, SplinterAdapter()), ids=("registered", "class", "instance"))
+@pytest.mark.parametrize("mixing", ("shared", "per_head"))
+def test_own_adapter(adapter, mixing, registered, tmp_path):
+    assert "splinter" in supported_model_types()
+    assert_lossless(adapter)
+    model = splinter()
+    swap_to_collaborative(model, adapter, 16, mixing=mixing, calibration=[batch()], refine_steps=3)
+    model.save_pretrained(tmp_path)
+    loaded = SplinterModel.from_pretrained(tmp_path).eval()
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    assert all(is_swapped(module) for module in sites(loaded).values())
+    assert torch.equal(output(loaded, batch()), output(model, batch()))
+
+
+@pytest.mark.parametrize("adapter", (SplinterAdapter, SplinterAdapter()), ids=("class", "instance"))
+def test_own_adapter_without_registration(adapter, tmp_path):
+    """It can be passed; to load what was saved, it must be registered."""
+    assert "splinter" not in supported_model_types()
+    assert_lossless(adapter)
+    model = splinter()
+    swap_to_collaborative(model, adapter, 16)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="'splinter' is not supported"):
+        SplinterModel.from_pretrained(tmp_path)
+    register(SplinterAdapter)
+    try:
+        assert torch.equal(output(SplinterModel.from_pretrained(tmp_path).eval(), batch()), output(model, batch()))
+    finally:
+        del registry._ADAPTERS["splinter"]
+
+
+def test_lookup():
+    model = splinter()
+    assert type(get_adapter(model, SplinterAdapter)) is SplinterAdapter
+    instance = SplinterAdapter()
+    assert get_adapter(model, instance) is instance
+    assert {"bert", "marian", "t5"} <= set(supported_model_types())
+    assert supported_model_types() == sorted(supported_model_types())
+
+
+def test_sites_of_an_own_adapter():
+    found = SplinterAdapter().sites(splinter())
+    assert [(site.path, site.role, site.layer, site.num_heads) for site in found] == [
+        (f"encoder.layer.{layer}.attention.self", "enc-self", layer, HEADS) for layer in range(LAYERS)
+    ]
+
+
+def test_unsupported_models():
+    with pytest.raises(UnsupportedModelError) as caught:
+        get_adapter(splinter())
+    message = str(caught.value)
+    assert "'splinter' is not supported" in message
+    assert ", ".join(supported_model_types()) in message
+    assert "Add a family" in message
+    assert "rotary" not in message
+
+
+@pytest.mark.parametrize("model_type", ("llama", "mistral", "qwen2", "gemma", "modernbert"))
+def test_why_rotary_families_cannot_work(model_type):
+    config = GPT2Config()
+    config.model_type = model_type
+    with pytest.raises(UnsupportedModelError, match=f"'{model_type}' is not supported: rotary position embeddings"):
+        adapter_for_config(config)
+
+
+def test_the_nearest_type_is_suggested():
+    config = GPT2Config()
+    config.model_type = "mariam"
+    with pytest.raises(UnsupportedModelError, match="did you mean 'marian'"):
+        adapter_for_config(config)
+
+
+def test_an_adapter_that_finds_nothing():
+    with pytest.raises(
+        UnsupportedModelError, match=r"BertAdapter finds no attention in SplinterModel .*'splinter'.*bert"
+    ):
+        get_adapter(splinter(), BertAdapter)
+
+
+@pytest.mark.parametrize("adapter", ("splinter", 3, SplinterModel))
+def test_not_an_adapter(adapter):
+    with pytest.raises(ArgumentError, match="AttentionAdapter class or instance"):
+        get_adapter(splinter(), adapter)
+
+
+def test_not_a_model():
+    with pytest.raises(UnsupportedModelError, match="PreTrainedModel, got str"):
+        get_adapter("splinter")
