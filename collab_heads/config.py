@@ -10,7 +10,6 @@ State, not history: a version and, per site path relative to the base model, wha
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +21,7 @@ from collab_heads.sites import ROLES
 FIELD = "collab_heads"
 VERSION = 1
 KINDS = ("shared", "per_head")
+MAX_SCALE = 1e6  # scores are scaled by 1 or less; anything near this is a damaged file
 MIXING_INITS = ("concatenate", "ones", "normal")
 
 
@@ -49,7 +49,7 @@ class QueryKeyState:
         expect(self.kind in KINDS, "query_key.kind", self.kind, f"one of {', '.join(KINDS)}")
         expect(is_count(self.dim), "query_key.dim", self.dim, "a positive integer")
         expect(is_count(self.dim_head), "query_key.dim_head", self.dim_head, "a positive integer")
-        valid_scale = isinstance(self.scale, int | float) and math.isfinite(self.scale) and self.scale > 0
+        valid_scale = isinstance(self.scale, int | float) and 0 < self.scale <= MAX_SCALE
         expect(valid_scale and not isinstance(self.scale, bool), "query_key.scale", self.scale, "a positive number")
         expect(isinstance(self.bias, bool), "query_key.bias", self.bias, "true or false")
         expect(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from collab_heads.collaborative.attention import build_query_key, is_swapped
+from collab_heads.collaborative.query_key import build_query_key, is_swapped
 from collab_heads.config import FIELD, CollabConfig, SiteState
 from collab_heads.errors import ConfigError
 from collab_heads.registry import AttentionAdapter, adapter_for_config
@@ -53,20 +53,19 @@ def rebuild(model: PreTrainedModel) -> None:
 def empty_query_key(adapter: AttentionAdapter, module: nn.Module, state: SiteState) -> nn.Module:
     """Build the recorded query/key projection on the device and in the dtype of the stock one."""
     query, key = adapter.projections(module)
-    with torch.device(query.weight.device):
-        query_key = build_query_key(state.query_key, state.num_heads, query.in_features, key.in_features)
-    return query_key.to(query.weight.dtype)
+    dims, like = (query.in_features, key.in_features), query.weight
+    return build_query_key(state.query_key, state.num_heads, *dims, device=like.device, dtype=like.dtype)
 
 
 def check_fit(adapter: AttentionAdapter, module: nn.Module, path: str, state: SiteState) -> None:
     """Raise ConfigError if the recorded state does not fit the stock module."""
     query, _ = adapter.projections(module)
     heads = getattr(module, adapter.heads)
-    recorded = state.num_heads, state.query_key.dim_head, state.query_key.bias
-    actual = heads, query.out_features // heads, query.bias is not None
+    recorded = state.num_heads, state.query_key.dim_head, state.query_key.bias, state.query_key.scale
+    actual = heads, query.out_features // heads, query.bias is not None, float(module.scaling)
     if recorded != actual:
         raise ConfigError(
-            f"config.{FIELD}, site {path!r}: recorded heads, head width and query bias {recorded} "
+            f"config.{FIELD}, site {path!r}: recorded heads, head width, query bias and scale {recorded} "
             f"do not fit the model's {actual}"
         )
 
@@ -89,9 +88,9 @@ def initialize_site(model: PreTrainedModel, module: nn.Module, stock_initialize:
         stock_initialize(stand_in)
         setattr(module, name, stand_in)
     stock_initialize(module)
-    with torch.device(device):
-        start = build_query_key(state, query_key.num_heads, *(p.in_features for p in adapter.projections(module)))
-    start.to(query_key.shared_query.weight.dtype).start_from(adapter.read(module))
+    dims = [projection.in_features for projection in adapter.projections(module)]
+    start = build_query_key(state, query_key.num_heads, *dims, device=device, dtype=query_key.shared_query.weight.dtype)
+    start.start_from(adapter.read(module))
     delattr(module, adapter.query)
     delattr(module, adapter.key)
     for parameter, value in zip(query_key.parameters(), start.parameters(), strict=True):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
-from collab_heads.collaborative.attention import is_swapped
+from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.errors import SwapError, UnsupportedModelError
 from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionSite

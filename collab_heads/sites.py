@@ -96,6 +96,8 @@ def select_sites(available: Sequence[AttentionSite], names: str | Iterable[str] 
     """
     if names is None:
         return list(available)
+    if not isinstance(names, Iterable):
+        raise ArgumentError(f"sites {names!r} must be a role, a path or several of them")
     names = [names] if isinstance(names, str) else list(names)
     if not names:
         raise ArgumentError("sites is empty: name roles or paths, or pass None for all sites")

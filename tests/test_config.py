@@ -119,9 +119,10 @@ OF_A_SITE = [
     (drop("sites", PATH, "query_key", "scale"), ("scale",)),
 ]
 OF_THE_FIT = [  # well formed, and not for this model
-    (set_in("sites", PATH, "num_heads", to=8), ("recorded", "(8, 8, True)", "(4, 8, True)", PATH)),
-    (query_key("dim_head", 16), ("recorded", "(4, 16, True)", "(4, 8, True)", PATH)),
-    (query_key("bias", False), ("recorded", "(4, 8, False)", "(4, 8, True)", PATH)),
+    (set_in("sites", PATH, "num_heads", to=8), ("recorded", "(8, 8, True,", "(4, 8, True,", PATH)),
+    (query_key("dim_head", 16), ("recorded", "(4, 16, True,", "(4, 8, True,", PATH)),
+    (query_key("bias", False), ("recorded", "(4, 8, False,", "(4, 8, True,", PATH)),
+    (query_key("scale", 0.25), ("recorded", "(4, 8, True, 0.25)", "(4, 8, True, 0.35", PATH)),
     (
         renamed("encoder.layer.7.attention.self"),
         ("encoder.layer.7.attention.self", "does not have", PATH.replace("1", "0")),

@@ -15,6 +15,8 @@ LAYERS = (
     ("sites",),
     ("config",),
     ("collaborative.decompose",),
+    ("collaborative.query_key",),
+    ("collaborative.one_key",),
     ("collaborative.attention",),
     ("registry",),
     (

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import test_contract
-from collab_heads.collaborative import attention, fit, swap
+from collab_heads.collaborative import attention, fit, query_key, swap
 from families import FAMILIES
 
 
 def wrong_scale(monkeypatch):
     """The source system's scale, 1 / sqrt(R / H), on a model whose scale is another."""
-    stock = attention.QueryKeyState
+    stock = query_key.QueryKeyState
     monkeypatch.setattr(
         swap, "QueryKeyState", lambda kind, dim, head, scale, bias: stock(kind, dim, head, scale * 0.9, bias)
     )

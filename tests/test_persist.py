@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from collab_heads import collaborative_config, install_hooks
-from collab_heads.collaborative.attention import block_mixing, is_swapped
+from collab_heads.collaborative.query_key import block_mixing, is_swapped
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.persist import rebuild
 from families import FAMILIES, bert_config, cast, output, sites, swap

@@ -7,7 +7,8 @@ from transformers.models.splinter.modeling_splinter import SplinterSelfAttention
 
 from collab_heads import AttentionAdapter, get_adapter, register, registry, supported_model_types, swap_to_collaborative
 from collab_heads.adapters.bert import BertAdapter
-from collab_heads.collaborative.attention import attend, cached_key_value, is_swapped
+from collab_heads.collaborative.attention import attend, cached_key_value
+from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.registry import adapter_for_config
 from families import FP32_NOISE, HEADS, LAYERS, VOCABULARY, WIDTH, batch, make, output, sites

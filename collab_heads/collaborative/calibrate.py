@@ -210,11 +210,9 @@ def token_masks(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | N
     config = model.config
     attention_mask = as_bool(inputs.get("attention_mask"))
     if not config.is_encoder_decoder:
-        # a lone decoder cross-attends to what the caller passes in
-        return {
-            "encoder": as_bool(inputs.get("encoder_attention_mask")) if config.is_decoder else attention_mask,
-            "decoder": attention_mask,
-        }
+        if getattr(config, "is_decoder", False):  # it cross-attends to what the caller passes in
+            return {"encoder": as_bool(inputs.get("encoder_attention_mask")), "decoder": attention_mask}
+        return {"encoder": attention_mask, "decoder": attention_mask}
     decoder_mask = as_bool(inputs.get("decoder_attention_mask"))
     if decoder_mask is None:
         if inputs.get("decoder_input_ids") is not None:

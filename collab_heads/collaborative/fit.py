@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from collab_heads.collaborative.attention import build_query_key, content_bias
 from collab_heads.collaborative.calibrate import Moments
 from collab_heads.collaborative.decompose import (
     Decomposition,
@@ -17,6 +16,7 @@ from collab_heads.collaborative.decompose import (
     input_root,
     squared_norm,
 )
+from collab_heads.collaborative.query_key import build_query_key, content_bias
 from collab_heads.collaborative.refine import Call
 from collab_heads.config import QueryKeyState
 from collab_heads.sites import AttentionWeights
@@ -51,15 +51,15 @@ class Target:
     @torch.no_grad()
     def of(cls, weights: AttentionWeights, kind: str, seen: Seen | None) -> "Target":
         """Read the target off the weights of a site."""
-        query, query_root, key_root = float64(weights.query), None, None
+        query, query_root, key_root = float64(weights.query.detach()), None, None
         augment = kind == "per_head" and weights.query_bias is not None
         if augment:
-            query = torch.cat([query, float64(weights.query_bias)[..., None]], dim=-1)
+            query = torch.cat([query, float64(weights.query_bias.detach())[..., None]], dim=-1)
         if seen is not None:
             query_root = input_root(seen.query.augmented() if augment else seen.query.second(), RIDGE)
             # what is constant over the keys of a sequence cancels in the softmax
             key_root = input_root(seen.key.centred(), RIDGE)
-        return cls(query, float64(weights.key), query_root, key_root)
+        return cls(query, float64(weights.key.detach()), query_root, key_root)
 
     def decompose(self, state: QueryKeyState, num_heads: int, method: str, tol: float, seed: int) -> Decomposition:
         """Decompose to the width and kind of `state`."""
@@ -100,8 +100,8 @@ class Target:
 @torch.no_grad()
 def new_query_key(weights: AttentionWeights, state: QueryKeyState, found: Decomposition) -> nn.Module:
     """Build the projection that a decomposition describes, in float64."""
-    query_key = build_query_key(state, weights.num_heads, weights.query.shape[-1], weights.key.shape[-1])
-    query_key.to(found.query.device, torch.float64)
+    dims = weights.query.shape[-1], weights.key.shape[-1]
+    query_key = build_query_key(state, weights.num_heads, *dims, device=found.query.device, dtype=torch.float64)
     columns = query_key.shared_query.in_features
     query_key.shared_query.weight.copy_(found.query[:, :columns])
     query_key.shared_key.weight.copy_(found.key)

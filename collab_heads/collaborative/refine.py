@@ -102,7 +102,10 @@ def refine(
     dtype = torch.float32 if projection.weight.dtype.itemsize < 4 else projection.weight.dtype
     twin = copy.deepcopy(module)
     adapter.install(twin, query_key)
-    twin.to(dtype).requires_grad_(False)
+    twin.to(dtype).eval().requires_grad_(False)
+    for part in twin.modules():  # a user's hooks are not meant for a copy
+        part._forward_hooks.clear()
+        part._forward_pre_hooks.clear()
     query_key.requires_grad_(True)
     # the error counts after W_O; some families apply it outside the attention module
     weight = None if inside else projection.weight.detach().to(dtype)
@@ -141,6 +144,7 @@ def refine(
             loss.backward()
             optimizer.step()
             schedule.step()
+    optimizer.zero_grad()
     after = output_error()
     if not after < before:
         query_key.load_state_dict(start)

@@ -9,7 +9,7 @@ from transformers import AutoModel, PretrainedConfig
 from collab_heads.collaborative.swap import plan_width
 from collab_heads.collaborative.widths import Width, plan_widths
 from collab_heads.config import FIELD, KINDS, MIXING_INITS, CollabConfig, QueryKeyState, SiteState
-from collab_heads.errors import SwapError
+from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import check_choice, select_sites
 
@@ -44,6 +44,10 @@ def collaborative_config(
     """
     check_choice("mixing", mixing, KINDS)
     check_choice("mixing_init", mixing_init, MIXING_INITS)
+    if not isinstance(config, PretrainedConfig):
+        raise ArgumentError(f"expected a transformers config, got {type(config).__name__}")
+    if mixing == "per_head" and mixing_init != "concatenate":
+        raise ArgumentError(f"mixing_init={mixing_init!r} has no meaning for mixing='per_head', which does not mix")
     if CollabConfig.of(config).sites:
         raise SwapError(f"config.{FIELD} describes changed sites already: start from the stock config")
     config = copy.deepcopy(config)

@@ -90,6 +90,7 @@ def swap_to_collaborative(
         raise ArgumentError(f"tol {tol!r} must be a number from 0 to 1")
     check_wrapper(model)
     check_count("refine_steps", refine_steps)
+    check_count("seed", seed)
     adapter = get_adapter(model, adapter)
     available = adapter.sites(model)
     widths = plan_widths(available, select_sites(available, sites), dim_shared_query_key)

@@ -9,13 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache
 from transformers.models.bert.modeling_bert import eager_attention_forward
 
-from collab_heads.collaborative.attention import (
-    attend,
-    build_query_key,
-    cached_key_value,
-    content_bias,
-    shared_cache_width,
-)
+from collab_heads.collaborative.attention import attend, cached_key_value
+from collab_heads.collaborative.query_key import build_query_key, content_bias, shared_cache_width
 from collab_heads.config import QueryKeyState
 from collab_heads.errors import SwapError
 

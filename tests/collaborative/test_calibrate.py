@@ -206,7 +206,7 @@ BAD_IDS = {"input_ids": torch.full((1, 3), VOCABULARY)}
         ),
         ([{**batch(), "attention_mask": torch.zeros(3, 9).long()}], ("encoder.layer.0.attention.self", "no tokens")),
     ),
-    ids=str,
+    ids=lambda value: value[0] if isinstance(value, tuple) else type(value).__name__,
 )
 @pytest.mark.parametrize("refine_steps", (0, 2))
 def test_bad_calibration_is_refused(calibration, fragments, refine_steps):

@@ -17,7 +17,7 @@ from transformers import (
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import collaborative_config, get_adapter, swap_to_collaborative
-from collab_heads.collaborative.attention import MIXING_STD, block_mixing, is_swapped
+from collab_heads.collaborative.query_key import MIXING_STD, block_mixing, is_swapped
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from families import EXACT, FP32_NOISE, HEADS, KINDS, batch, bert_config, marian_config, output, sites, t5_config
 
@@ -189,7 +189,8 @@ def test_one_step_lowers_a_loss(name, mixing):
 
 @pytest.mark.parametrize("mixing", KINDS)
 def test_saved_and_loaded(name, mixing, tmp_path):
-    model = build(TASKS[name], collaborative_config(CONFIGS[name](), None, 16, mixing=mixing, mixing_init="normal"))
+    start = "normal" if mixing == "shared" else "concatenate"
+    model = build(TASKS[name], collaborative_config(CONFIGS[name](), None, 16, mixing=mixing, mixing_init=start))
     model.save_pretrained(tmp_path)
     loaded = TASKS[name].from_pretrained(tmp_path).eval()
     assert loaded.config.collab_heads == model.config.collab_heads

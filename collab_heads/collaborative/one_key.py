@@ -1,0 +1,70 @@
+"""Attention with one key under all heads, on CPUs.
+
+`scaled_dot_product_attention` has no fast CPU path when queries are wider than values, and copies a broadcast key for
+every head: up to 60 times slower than this in decoding. Here all heads are rows of one product with the one key; long
+queries go in blocks whose scores stay in the processor's cache.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BLOCK = 64  # query tokens; larger blocks fall out of a 1-2 MB cache at 512 keys
+
+
+def one_key_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """A backend with the signature and masks of transformers' sdpa.
+
+    Args:
+        module: for its `is_causal`, where the argument is None.
+        query: [B, H, T, W].
+        key: [B, 1, S, W].
+        value: [B, H, S, d_v].
+        attention_mask: [B, 1, T or 1, S], bool or additive, or None.
+        dropout: probability.
+        scaling: factor of the scores.
+        is_causal: counts without a mask and for more than one query token, as in transformers' sdpa.
+        position_bias: [B or 1, H, T, S], added to the scores.
+        **kwargs: ignored, as there.
+
+    Returns:
+        [B, T, H, d_v], and None for the weights.
+    """
+    length, total = query.shape[2], key.shape[2]
+    is_causal = module.is_causal if is_causal is None else is_causal
+    if is_causal and attention_mask is None and length > 1:
+        rows = torch.arange(length, device=query.device)[:, None]
+        attention_mask = (rows >= torch.arange(total, device=query.device))[None, None]
+    query, columns = query * scaling, key.squeeze(1).mT  # (B, H, T, W), (B, W, S)
+
+    def attend_rows(start: int, stop: int) -> Tensor:
+        rows = query[:, :, start:stop]
+        scores = (rows.flatten(1, 2) @ columns).unflatten(1, rows.shape[1:3])  # (B, H, t, S)
+        if position_bias is not None:
+            scores = scores + position_bias[:, :, start:stop]
+        if attention_mask is not None:
+            mask = attention_mask if attention_mask.shape[2] == 1 else attention_mask[:, :, start:stop]
+            if mask.dtype == torch.bool:
+                scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+            else:
+                scores = scores + mask
+        return F.dropout(scores.softmax(-1), dropout) @ value
+
+    if torch.compiler.is_compiling() or length <= BLOCK:
+        output = attend_rows(0, length)
+    else:
+        blocks = [attend_rows(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
+        output = torch.cat(blocks, dim=2)
+    return output.transpose(1, 2).contiguous(), None
