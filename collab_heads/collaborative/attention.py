@@ -91,6 +91,9 @@ def attend(
         if missing > 0 and implementation != "eager":
             # fused kernels want one width for query, key and value; zeros do not change the dot product
             query, key = F.pad(query, (0, missing)), F.pad(key, (0, missing))
+        if implementation == "flex_attention" and kwargs.get("position_bias") is not None:
+            # transformers' score function indexes the bias by batch, also where it is one for all (stock T5 fails)
+            kwargs["position_bias"] = kwargs["position_bias"].expand(query.shape[0], -1, -1, -1)
     output, weights = backend(
         module,
         query,
