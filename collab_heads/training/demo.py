@@ -24,14 +24,12 @@ SETTINGS = [
     ("shared", None, False, 0),
     ("shared", 192, False, 0),
     ("shared", 192, True, 0),
-    ("shared", 128, True, 0),
     ("shared", 64, False, 0),
     ("shared", 64, True, 0),
-    ("shared", 64, True, 30),
-    ("per_head", 192, True, 0),
+    ("shared", 64, True, 20),
     ("per_head", 64, False, 0),
     ("per_head", 64, True, 0),
-    ("per_head", 64, True, 30),
+    ("per_head", 64, True, 20),
 ]
 
 
