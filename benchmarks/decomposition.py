@@ -23,7 +23,8 @@ from transformers import AutoModel, BertConfig, BertModel
 from transformers.utils import logging
 
 from collab_heads import swap_to_collaborative
-from collab_heads.collaborative.decompose import MAX_SWEEPS, decompose_per_head, decompose_shared
+from collab_heads.collaborative.decompose import decompose_per_head, decompose_shared
+from collab_heads.collaborative.solvers import MAX_SWEEPS
 from common import minilm, table, write
 
 HEADS, RANK, BASE_RANK, SEED, BAR = 12, 192, 256, 0, 20

@@ -14,6 +14,7 @@ LAYERS = (
     ("errors",),
     ("sites",),
     ("config",),
+    ("collaborative.solvers",),
     ("collaborative.decompose",),
     ("collaborative.query_key",),
     ("collaborative.one_key",),

@@ -14,10 +14,10 @@ from collab_heads.collaborative.decompose import (
     decompose_shared,
     float64,
     input_root,
-    squared_norm,
 )
 from collab_heads.collaborative.query_key import build_query_key, content_bias
 from collab_heads.collaborative.refine import Call
+from collab_heads.collaborative.solvers import squared_norm
 from collab_heads.config import QueryKeyState
 from collab_heads.sites import AttentionWeights
 

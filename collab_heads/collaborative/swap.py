@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.calibrate import check_batches, collect_moments, plain_backend
-from collab_heads.collaborative.decompose import METHODS
 from collab_heads.collaborative.fit import Seen, Target, new_query_key
 from collab_heads.collaborative.refine import Refinement, record_calls, refine
 from collab_heads.collaborative.report import SiteReport, SwapReport
+from collab_heads.collaborative.solvers import METHODS
 from collab_heads.collaborative.widths import Width, per_head_width, plan_widths, resolve_width
 from collab_heads.config import KINDS, CollabConfig, QueryKeyState, SiteState
 from collab_heads.errors import ArgumentError, NonFiniteError

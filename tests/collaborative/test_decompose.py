@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from collab_heads.collaborative.decompose import (
-    MAX_SWEEPS,
     block_mixing,
     decompose_per_head,
     decompose_shared,
     input_root,
-    svd_start,
 )
+from collab_heads.collaborative.solvers import MAX_SWEEPS, svd_start
 from collab_heads.errors import ArgumentError, ShapeError
 
 H, D_HEAD, D_QUERY, D_KEY = 4, 5, 14, 11
