@@ -41,7 +41,6 @@ class Family:
     roles: dict[str, int]  # role -> number of sites
     base: type[PreTrainedModel]
     inputs: Callable[[], dict[str, torch.Tensor]] = field(default=lambda: batch())
-    backends: tuple[str, ...] = ("eager", "sdpa")
     generates: bool = False
     biased: bool = True  # whether the query has a bias
 
