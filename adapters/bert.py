@@ -1,64 +1,127 @@
-"""BERT: self-attention of encoders and decoders, and cross-attention."""
+"""BERT and its siblings: self-attention of encoders and decoders, and cross-attention.
+
+Every sibling has attention classes of its own that compute the same.
+"""
 
 from torch import nn
-from transformers.models.bert.modeling_bert import BertCrossAttention, BertSelfAttention, eager_attention_forward
+from transformers.models.bert import modeling_bert
+from transformers.models.camembert import modeling_camembert
+from transformers.models.electra import modeling_electra
+from transformers.models.roberta import modeling_roberta
+from transformers.models.xlm_roberta import modeling_xlm_roberta
 
 from collab_heads.collaborative.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
 
-class CollaborativeBertSelfAttention(BertSelfAttention):
+def self_attention(self, hidden_states, attention_mask=None, past_key_values=None, **kwargs):
+    """`forward` of every self-attention class, with the stock signature."""
+    key, value = cached_key_value(self, self.value, hidden_states, past_key_values, is_cross=False)
+    return attend(self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout.p, **kwargs)
+
+
+def cross_attention(
+    self, hidden_states, encoder_hidden_states=None, attention_mask=None, past_key_values=None, **kwargs
+):
+    """`forward` of every cross-attention class, with the stock signature."""
+    key, value = cached_key_value(self, self.value, encoder_hidden_states, past_key_values, is_cross=True)
+    return attend(self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout.p, **kwargs)
+
+
+class CollaborativeBertSelfAttention(modeling_bert.BertSelfAttention):
     """`BertSelfAttention` with a collaborative query/key projection."""
 
-    def forward(self, hidden_states, attention_mask=None, past_key_values=None, **kwargs):
-        """As the stock class."""
-        key, value = cached_key_value(self, self.value, hidden_states, past_key_values, is_cross=False)
-        return attend(
-            self,
-            hidden_states,
-            key,
-            value,
-            attention_mask,
-            eager=eager_attention_forward,
-            dropout=self.dropout.p,
-            **kwargs,
-        )
+    eager = staticmethod(modeling_bert.eager_attention_forward)
+    forward = self_attention
 
 
-class CollaborativeBertCrossAttention(BertCrossAttention):
+class CollaborativeBertCrossAttention(modeling_bert.BertCrossAttention):
     """`BertCrossAttention` with a collaborative query/key projection."""
 
-    def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None, past_key_values=None, **kwargs):
-        """As the stock class."""
-        key, value = cached_key_value(self, self.value, encoder_hidden_states, past_key_values, is_cross=True)
-        return attend(
-            self,
-            hidden_states,
-            key,
-            value,
-            attention_mask,
-            eager=eager_attention_forward,
-            dropout=self.dropout.p,
-            **kwargs,
-        )
+    eager = staticmethod(modeling_bert.eager_attention_forward)
+    forward = cross_attention
+
+
+class CollaborativeRobertaSelfAttention(modeling_roberta.RobertaSelfAttention):
+    """`RobertaSelfAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_roberta.eager_attention_forward)
+    forward = self_attention
+
+
+class CollaborativeRobertaCrossAttention(modeling_roberta.RobertaCrossAttention):
+    """`RobertaCrossAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_roberta.eager_attention_forward)
+    forward = cross_attention
+
+
+class CollaborativeXLMRobertaSelfAttention(modeling_xlm_roberta.XLMRobertaSelfAttention):
+    """`XLMRobertaSelfAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_xlm_roberta.eager_attention_forward)
+    forward = self_attention
+
+
+class CollaborativeXLMRobertaCrossAttention(modeling_xlm_roberta.XLMRobertaCrossAttention):
+    """`XLMRobertaCrossAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_xlm_roberta.eager_attention_forward)
+    forward = cross_attention
+
+
+class CollaborativeCamembertSelfAttention(modeling_camembert.CamembertSelfAttention):
+    """`CamembertSelfAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_camembert.eager_attention_forward)
+    forward = self_attention
+
+
+class CollaborativeCamembertCrossAttention(modeling_camembert.CamembertCrossAttention):
+    """`CamembertCrossAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_camembert.eager_attention_forward)
+    forward = cross_attention
+
+
+class CollaborativeElectraSelfAttention(modeling_electra.ElectraSelfAttention):
+    """`ElectraSelfAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_electra.eager_attention_forward)
+    forward = self_attention
+
+
+class CollaborativeElectraCrossAttention(modeling_electra.ElectraCrossAttention):
+    """`ElectraCrossAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_electra.eager_attention_forward)
+    forward = cross_attention
 
 
 @register
 class BertAdapter(AttentionAdapter):
-    """BERT, as encoder or as decoder."""
+    """BERT, RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA, as encoders or as decoders."""
 
-    model_types = ("bert",)
+    model_types = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
     paths = {
         r"encoder\.layer\.(\d+)\.attention\.self": "enc-self",
         r"encoder\.layer\.(\d+)\.crossattention\.self": "dec-enc",
     }
     replacements = {
-        BertSelfAttention: CollaborativeBertSelfAttention,
-        BertCrossAttention: CollaborativeBertCrossAttention,
+        modeling_bert.BertSelfAttention: CollaborativeBertSelfAttention,
+        modeling_bert.BertCrossAttention: CollaborativeBertCrossAttention,
+        modeling_roberta.RobertaSelfAttention: CollaborativeRobertaSelfAttention,
+        modeling_roberta.RobertaCrossAttention: CollaborativeRobertaCrossAttention,
+        modeling_xlm_roberta.XLMRobertaSelfAttention: CollaborativeXLMRobertaSelfAttention,
+        modeling_xlm_roberta.XLMRobertaCrossAttention: CollaborativeXLMRobertaCrossAttention,
+        modeling_camembert.CamembertSelfAttention: CollaborativeCamembertSelfAttention,
+        modeling_camembert.CamembertCrossAttention: CollaborativeCamembertCrossAttention,
+        modeling_electra.ElectraSelfAttention: CollaborativeElectraSelfAttention,
+        modeling_electra.ElectraCrossAttention: CollaborativeElectraCrossAttention,
     }
 
     def role(self, role, module):
-        """A BERT with `config.is_decoder` has the paths of an encoder."""
+        """A model with `config.is_decoder` has the paths of an encoder."""
         return "dec-self" if role == "enc-self" and module.config.is_decoder else role
 
     def output_projection(self, model, site) -> nn.Linear:

@@ -1,46 +1,76 @@
-"""Marian: encoder, decoder and cross-attention, all of one class."""
+"""The BART lineage (BART, mBART, Marian, Pegasus, M2M100): one class per model for all three roles."""
 
-from torch import nn
-from transformers.models.marian.modeling_marian import MarianAttention, eager_attention_forward
+from transformers.models.bart import modeling_bart
+from transformers.models.m2m_100 import modeling_m2m_100
+from transformers.models.marian import modeling_marian
+from transformers.models.mbart import modeling_mbart
+from transformers.models.pegasus import modeling_pegasus
 
 from collab_heads.collaborative.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
 
-class CollaborativeMarianAttention(MarianAttention):
+def attention(self, hidden_states, key_value_states=None, past_key_values=None, attention_mask=None, **kwargs):
+    """`forward` of every class, with the stock signature."""
+    is_cross = key_value_states is not None
+    states = key_value_states if is_cross else hidden_states
+    key, value = cached_key_value(self, self.v_proj, states, past_key_values, is_cross=is_cross)
+    output, weights = attend(
+        self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout, **kwargs
+    )
+    return self.out_proj(output), weights
+
+
+class CollaborativeBartAttention(modeling_bart.BartAttention):
+    """`BartAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_bart.eager_attention_forward)
+    forward = attention
+
+
+class CollaborativeM2M100Attention(modeling_m2m_100.M2M100Attention):
+    """`M2M100Attention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_m2m_100.eager_attention_forward)
+    forward = attention
+
+
+class CollaborativeMBartAttention(modeling_mbart.MBartAttention):
+    """`MBartAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_mbart.eager_attention_forward)
+    forward = attention
+
+
+class CollaborativeMarianAttention(modeling_marian.MarianAttention):
     """`MarianAttention` with a collaborative query/key projection."""
 
-    def forward(self, hidden_states, key_value_states=None, past_key_values=None, attention_mask=None, **kwargs):
-        """As the stock class."""
-        is_cross = key_value_states is not None
-        states = key_value_states if is_cross else hidden_states
-        key, value = cached_key_value(self, self.v_proj, states, past_key_values, is_cross=is_cross)
-        output, weights = attend(
-            self,
-            hidden_states,
-            key,
-            value,
-            attention_mask,
-            eager=eager_attention_forward,
-            dropout=self.dropout,
-            **kwargs,
-        )
-        return self.out_proj(output), weights
+    eager = staticmethod(modeling_marian.eager_attention_forward)
+    forward = attention
+
+
+class CollaborativePegasusAttention(modeling_pegasus.PegasusAttention):
+    """`PegasusAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_pegasus.eager_attention_forward)
+    forward = attention
 
 
 @register
 class MarianAdapter(AttentionAdapter):
-    """Marian translation models."""
+    """BART, mBART, Marian, Pegasus and M2M100: encoder-decoders, and their decoders alone."""
 
-    model_types = ("marian",)
+    model_types = ("marian", "bart", "mbart", "pegasus", "m2m_100")
     paths = {
         r"encoder\.layers\.(\d+)\.self_attn": "enc-self",
         r"decoder\.layers\.(\d+)\.self_attn": "dec-self",
         r"decoder\.layers\.(\d+)\.encoder_attn": "dec-enc",
     }
-    replacements = {MarianAttention: CollaborativeMarianAttention}
-    query, key, value, heads = "q_proj", "k_proj", "v_proj", "num_heads"
-
-    def output_projection(self, model, site) -> nn.Linear:
-        """`out_proj` of the attention module."""
-        return model.base_model.get_submodule(site.path + ".out_proj")
+    replacements = {
+        modeling_bart.BartAttention: CollaborativeBartAttention,
+        modeling_m2m_100.M2M100Attention: CollaborativeM2M100Attention,
+        modeling_mbart.MBartAttention: CollaborativeMBartAttention,
+        modeling_marian.MarianAttention: CollaborativeMarianAttention,
+        modeling_pegasus.PegasusAttention: CollaborativePegasusAttention,
+    }
+    query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"

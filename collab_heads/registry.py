@@ -23,6 +23,7 @@ class AttentionAdapter:
         paths: regular expression of a site's path relative to the base model -> role; group 1 is the layer index.
         replacements: stock attention class -> collaborative class.
         query, key, value: names of the projections in the attention module.
+        output: name of the output projection in the attention module; None where it is elsewhere.
         heads: name of the head count in the attention module.
         roles: the roles that models of the family can have.
         capabilities: what the toolkit can do with this family.
@@ -34,6 +35,7 @@ class AttentionAdapter:
     query: ClassVar[str] = "query"
     key: ClassVar[str] = "key"
     value: ClassVar[str] = "value"
+    output: ClassVar[str | None] = None
     heads: ClassVar[str] = "num_attention_heads"
     roles: ClassVar[tuple[str, ...]] = ROLES
     capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative"})
@@ -63,7 +65,9 @@ class AttentionAdapter:
 
     def output_projection(self, model: PreTrainedModel, site: AttentionSite) -> nn.Linear:
         """The Linear that takes the concatenated heads of a site."""
-        raise ArgumentError(f"{type(self).__name__} does not say where the output projection of {site.path} is")
+        if self.output is None:
+            raise ArgumentError(f"{type(self).__name__} does not say where the output projection of {site.path} is")
+        return model.base_model.get_submodule(f"{site.path}.{self.output}")
 
     def read(self, module: nn.Module) -> AttentionWeights:
         """Read the weights of a stock attention module, per head, without copying."""
@@ -103,8 +107,9 @@ _ROTARY = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "p
 
 def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
     """Class decorator: make `get_adapter` and `from_pretrained` find this adapter by its `model_types`."""
+    instance = adapter()
     for model_type in adapter.model_types:
-        _ADAPTERS[model_type] = adapter()
+        _ADAPTERS[model_type] = instance
     return adapter
 
 

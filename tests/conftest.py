@@ -24,3 +24,8 @@ def generator_family(request):
 @pytest.fixture(params=KINDS)
 def kind(request):
     return request.param
+
+
+@pytest.fixture(params=[name for name, family in FAMILIES.items() if family.padded])
+def padded_family(request):
+    return FAMILIES[request.param]

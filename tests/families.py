@@ -8,19 +8,65 @@ from dataclasses import dataclass, field
 
 import torch
 from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
+    AlbertModel,
+    BartConfig,
+    BartForCausalLM,
+    BartForConditionalGeneration,
+    BartModel,
     BertConfig,
     BertForSequenceClassification,
     BertLMHeadModel,
     BertModel,
+    CamembertConfig,
+    CamembertForCausalLM,
+    CamembertForSequenceClassification,
+    CamembertModel,
+    DeiTConfig,
+    DeiTForImageClassification,
+    DeiTModel,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    DistilBertModel,
+    ElectraConfig,
+    ElectraForCausalLM,
+    ElectraForSequenceClassification,
+    ElectraModel,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    M2M100Model,
     MarianConfig,
     MarianForCausalLM,
     MarianModel,
     MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MBartModel,
+    MT5Config,
+    MT5EncoderModel,
+    MT5ForConditionalGeneration,
+    MT5Model,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PegasusModel,
+    PreTrainedConfig,
     PreTrainedModel,
+    RobertaConfig,
+    RobertaForCausalLM,
+    RobertaForSequenceClassification,
+    RobertaModel,
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
     T5Model,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTModel,
+    XLMRobertaConfig,
+    XLMRobertaForCausalLM,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaModel,
 )
 
 import collab_heads
@@ -29,6 +75,7 @@ VOCABULARY, WIDTH, HEADS, HEAD_WIDTH, LAYERS = 61, 32, 4, 8, 2
 EXACT = HEADS * HEAD_WIDTH
 EXACT64 = 1e-11  # float64 sums in another order; errors seen: 4e-14 and below
 FP32_NOISE = 2e-5  # the same in float32; errors seen: 3e-6
+IMAGE, PATCH = 12, 4  # pixels
 KINDS = ("shared", "per_head")
 
 
@@ -43,10 +90,20 @@ class Family:
     inputs: Callable[[], dict[str, torch.Tensor]] = field(default=lambda: batch())
     generates: bool = False
     biased: bool = True  # whether the query has a bias
+    maps: int | None = None  # attention maps of one forward pass, where that is not one per site
+    eager64: float = EXACT64  # tolerance of the eager backend in float64
 
     @property
     def num_sites(self) -> int:
         return sum(self.roles.values())
+
+    @property
+    def num_maps(self) -> int:
+        return self.maps or self.num_sites
+
+    @property
+    def padded(self) -> bool:
+        return "attention_mask" in self.inputs()
 
 
 def batch(decoder: bool = False) -> dict[str, torch.Tensor]:
@@ -77,24 +134,82 @@ def cross_batch() -> dict[str, torch.Tensor]:
     }
 
 
-def bert_config(**more) -> BertConfig:
-    return BertConfig(
+def image_batch(masked: bool = False) -> dict[str, torch.Tensor]:
+    """Three images; with a mask over the class token, the distillation token and the patches."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = {"pixel_values": torch.randn(3, 3, IMAGE, IMAGE, generator=generator)}
+    if masked:
+        inputs["attention_mask"] = torch.ones(3, 2 + (IMAGE // PATCH) ** 2, dtype=torch.long)
+        inputs["attention_mask"][1, 6:] = 0
+    return inputs
+
+
+def repadded(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same batch with other content in its padding."""
+    changed, padded = dict(inputs), inputs["attention_mask"] == 0
+    if "input_ids" in inputs:
+        changed["input_ids"] = torch.where(padded, 7, inputs["input_ids"])
+    if "encoder_attention_mask" in inputs:
+        hidden = (inputs["encoder_attention_mask"] == 0)[..., None]
+        changed["encoder_hidden_states"] = inputs["encoder_hidden_states"].masked_fill(hidden, 9.0)
+    if "pixel_values" in inputs:
+        patches = padded[:, -((IMAGE // PATCH) ** 2) :].view(-1, 1, IMAGE // PATCH, IMAGE // PATCH)
+        pixels = patches.repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
+        changed["pixel_values"] = inputs["pixel_values"].masked_fill(pixels, 9.0)
+    return changed
+
+
+def bert_config(cls: type[PreTrainedConfig] = BertConfig, **more) -> PreTrainedConfig:
+    return cls(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        intermediate_size=37,
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.1,
+        **{"num_hidden_layers": LAYERS, "initializer_range": 0.3, **TEXT, **more},
+    )
+
+
+TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+
+
+def albert_config(**more) -> AlbertConfig:
+    """Its norm's epsilon is far from the default, so that a lost one shows."""
+    return bert_config(AlbertConfig, embedding_size=16, initializer_range=0.2, layer_norm_eps=1e-3, **more)
+
+
+def distilbert_config() -> DistilBertConfig:
+    return DistilBertConfig(
+        dim=WIDTH,
+        n_layers=LAYERS,
+        n_heads=HEADS,
+        hidden_dim=37,
+        initializer_range=0.3,
+        dropout=0.1,
+        attention_dropout=0.1,
+        **TEXT,
+    )
+
+
+def vit_config(cls: type[PreTrainedConfig] = ViTConfig, **more) -> PreTrainedConfig:
+    return cls(
         hidden_size=WIDTH,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         intermediate_size=37,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=64,
         initializer_range=0.3,
         hidden_dropout_prob=0.1,
         attention_probs_dropout_prob=0.1,
+        image_size=IMAGE,
+        patch_size=PATCH,
+        encoder_stride=PATCH,
         **more,
     )
 
 
-def marian_config(**more) -> MarianConfig:
-    return MarianConfig(
-        vocab_size=VOCABULARY,
+def marian_config(cls: type[PreTrainedConfig] = MarianConfig, **more) -> PreTrainedConfig:
+    """Of Marian and of all of BART's lineage. Without layer drop: training steps must repeat."""
+    return cls(
         d_model=WIDTH,
         encoder_layers=LAYERS,
         decoder_layers=LAYERS,
@@ -102,19 +217,22 @@ def marian_config(**more) -> MarianConfig:
         decoder_attention_heads=HEADS,
         encoder_ffn_dim=37,
         decoder_ffn_dim=37,
-        max_position_embeddings=64,
+        encoder_layerdrop=0.0,
+        decoder_layerdrop=0.0,
         pad_token_id=1,
         eos_token_id=2,
-        decoder_start_token_id=1,
+        # as pretrained models have it; M2M100 gives padding no position, so that stock caches disagree after it
+        decoder_start_token_id=2 if cls is M2M100Config else 1,
         init_std=0.3,
         dropout=0.1,
         attention_dropout=0.1,
+        **TEXT,
         **more,
     )
 
 
-def t5_config(**more) -> T5Config:
-    return T5Config(
+def t5_config(cls: type[PreTrainedConfig] = T5Config, **more) -> PreTrainedConfig:
+    return cls(
         vocab_size=VOCABULARY,
         d_model=WIDTH,
         d_kv=HEAD_WIDTH,
@@ -130,70 +248,146 @@ def t5_config(**more) -> T5Config:
     )
 
 
+# Else the tied embedding repeats one token whatever attention says: model type -> part of a name -> factor.
+SHARPENED = {
+    "t5": {".o.weight": 12.0},
+    "mt5": {".o.weight": 12.0},
+    "pegasus": {"_attn.q_proj": 6.0, "encoder_attn.out_proj": 6.0},
+    "m2m_100": {"encoder_attn.q_proj": 6.0, "encoder_attn.out_proj": 12.0},
+}
+
+
 def make(cls: type[PreTrainedModel], config) -> PreTrainedModel:
     """A seeded model in evaluation mode whose biases and norms are random, too."""
     torch.manual_seed(0)
     model = cls(config)
     generator = torch.Generator().manual_seed(3)
+    # all tokens of a random ALBERT become one where its norms' biases are large
+    noise = 0.1 if config.model_type == "albert" else 0.5
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 or "relative_attention_bias" in name:
-            parameter.data += 0.5 * torch.randn(parameter.shape, generator=generator)
-        elif name.endswith(".o.weight"):
-            parameter.data *= 12.0  # T5: else the tied embedding repeats one token whatever attention says
+            parameter.data += noise * torch.randn(parameter.shape, generator=generator)
         elif name.endswith("shared.weight"):
             parameter.data *= 0.3
+        else:
+            for part, factor in SHARPENED.get(config.model_type, {}).items():
+                parameter.data *= factor if part in name else 1.0
     return model.eval()
+
+
+def bert_encoder(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base) -> Family:
+    return Family(name, lambda: make(task, bert_config(config)), {"enc-self": LAYERS}, base)
+
+
+def bert_decoder(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base) -> Family:
+    return Family(
+        name,
+        lambda: make(task, bert_config(config, is_decoder=True, add_cross_attention=True)),
+        {"dec-self": LAYERS, "dec-enc": LAYERS},
+        base,
+        inputs=cross_batch,
+    )
+
+
+def albert(name: str, num_sites: int, maps: int, **more) -> Family:
+    return Family(
+        name,
+        lambda: make(AlbertForSequenceClassification, albert_config(**more)),
+        {"enc-self": num_sites},
+        AlbertModel,
+        maps=maps,
+    )
+
+
+def translator(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base, **more) -> Family:
+    return Family(
+        name,
+        lambda: make(task, marian_config(config, **more)),
+        {"enc-self": LAYERS, "dec-self": LAYERS, "dec-enc": LAYERS},
+        base,
+        inputs=lambda: batch(decoder=True),
+        generates=True,
+    )
+
+
+def lone_decoder(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel]) -> Family:
+    return Family(
+        name,
+        lambda: make(task, marian_config(config, is_decoder=True)),
+        {"dec-self": LAYERS, "dec-enc": LAYERS},
+        task,
+        inputs=cross_batch,
+    )
+
+
+def t5(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base) -> Family:
+    return Family(
+        name,
+        lambda: make(task, t5_config(config)),
+        {"enc-self": LAYERS, "dec-self": LAYERS, "dec-enc": LAYERS},
+        base,
+        inputs=lambda: batch(decoder=True),
+        generates=True,
+        biased=False,
+    )
+
+
+def t5_encoder(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel]) -> Family:
+    return Family(name, lambda: make(task, t5_config(config)), {"enc-self": LAYERS}, task, biased=False)
+
+
+def vit(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base, *, biased: bool, masked: bool):
+    return Family(
+        name,
+        lambda: make(task, vit_config(config, qkv_bias=biased)),
+        {"enc-self": LAYERS},
+        base,
+        inputs=lambda: image_batch(masked),
+        biased=biased,
+        eager64=FP32_NOISE,  # its eager softmax is in float32
+    )
 
 
 FAMILIES = {
     family.name: family
     for family in (
+        bert_encoder("bert", BertConfig, BertForSequenceClassification, BertModel),
+        bert_decoder("bert-decoder", BertConfig, BertLMHeadModel, BertModel),
+        bert_encoder("roberta", RobertaConfig, RobertaForSequenceClassification, RobertaModel),
+        bert_decoder("roberta-decoder", RobertaConfig, RobertaForCausalLM, RobertaModel),
+        bert_encoder("xlm-roberta", XLMRobertaConfig, XLMRobertaForSequenceClassification, XLMRobertaModel),
+        bert_decoder("xlm-roberta-decoder", XLMRobertaConfig, XLMRobertaForCausalLM, XLMRobertaModel),
+        bert_encoder("camembert", CamembertConfig, CamembertForSequenceClassification, CamembertModel),
+        bert_decoder("camembert-decoder", CamembertConfig, CamembertForCausalLM, CamembertModel),
+        bert_encoder("electra", ElectraConfig, ElectraForSequenceClassification, ElectraModel),
+        bert_decoder("electra-decoder", ElectraConfig, ElectraForCausalLM, ElectraModel),
         Family(
-            "bert",
-            lambda: make(BertForSequenceClassification, bert_config()),
+            "distilbert",
+            lambda: make(DistilBertForSequenceClassification, distilbert_config()),
             {"enc-self": LAYERS},
-            BertModel,
+            DistilBertModel,
         ),
-        Family(
-            "bert-decoder",
-            lambda: make(BertLMHeadModel, bert_config(is_decoder=True, add_cross_attention=True)),
-            {"dec-self": LAYERS, "dec-enc": LAYERS},
-            BertModel,
-            inputs=cross_batch,
-        ),
-        Family(
-            "marian",
-            lambda: make(MarianMTModel, marian_config()),
-            {"enc-self": LAYERS, "dec-self": LAYERS, "dec-enc": LAYERS},
-            MarianModel,
-            inputs=lambda: batch(decoder=True),
-            generates=True,
-        ),
-        Family(
-            "marian-decoder",
-            lambda: make(MarianForCausalLM, marian_config(is_decoder=True)),
-            {"dec-self": LAYERS, "dec-enc": LAYERS},
-            MarianForCausalLM,
-            inputs=cross_batch,
-        ),
-        Family(
-            "t5",
-            lambda: make(T5ForConditionalGeneration, t5_config()),
-            {"enc-self": LAYERS, "dec-self": LAYERS, "dec-enc": LAYERS},
-            T5Model,
-            inputs=lambda: batch(decoder=True),
-            generates=True,
-            biased=False,
-        ),
-        Family(
-            "t5-encoder",
-            lambda: make(T5EncoderModel, t5_config()),
-            {"enc-self": LAYERS},
-            T5EncoderModel,
-            biased=False,
-        ),
+        albert("albert", 1, 3, num_hidden_layers=3),
+        albert("albert-groups", 4, 6, num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2),
+        translator("marian", MarianConfig, MarianMTModel, MarianModel),
+        lone_decoder("marian-decoder", MarianConfig, MarianForCausalLM),
+        translator("bart", BartConfig, BartForConditionalGeneration, BartModel),
+        lone_decoder("bart-decoder", BartConfig, BartForCausalLM),
+        translator("mbart", MBartConfig, MBartForConditionalGeneration, MBartModel),
+        translator("pegasus", PegasusConfig, PegasusForConditionalGeneration, PegasusModel, scale_embedding=True),
+        translator("m2m_100", M2M100Config, M2M100ForConditionalGeneration, M2M100Model),
+        t5("t5", T5Config, T5ForConditionalGeneration, T5Model),
+        t5_encoder("t5-encoder", T5Config, T5EncoderModel),
+        t5("mt5", MT5Config, MT5ForConditionalGeneration, MT5Model),
+        t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel),
+        vit("vit", ViTConfig, ViTForImageClassification, ViTModel, biased=True, masked=False),
+        vit("deit", DeiTConfig, DeiTForImageClassification, DeiTModel, biased=False, masked=True),
     )
 }
+
+
+# One family of each layout, for what depends on the layout alone.
+LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "t5", "t5-encoder", "vit")
 
 
 def swap(model: PreTrainedModel, kind: str, dim=None, **more):

@@ -12,21 +12,38 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig
 
 import collab_heads
 from collab_heads.collaborative.query_key import ALIGNMENT, is_swapped
-from families import EXACT, EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, cast, output, set_backend, sites, swap
+from families import (
+    EXACT,
+    EXACT64,
+    FAMILIES,
+    FP32_NOISE,
+    HEAD_WIDTH,
+    HEADS,
+    cast,
+    cross_batch,
+    make,
+    output,
+    repadded,
+    set_backend,
+    sites,
+    swap,
+)
 
 TESTS = Path(__file__).parent
 NARROW = {"shared": 20, "per_head": 16}  # of EXACT = 32
 
 
 def site_outputs(model, inputs):
-    """What every attention site returns in one forward pass: path -> first output."""
+    """What every attention site returns in one forward pass: path -> first output of every call."""
     seen, handles = {}, []
     for path, module in sites(model).items():
-        handles.append(module.register_forward_hook(lambda m, i, o, path=path: seen.__setitem__(path, o[0])))
+        seen[path] = []
+        handles.append(module.register_forward_hook(lambda m, i, o, path=path: seen[path].append(o[0])))
     output(model, inputs)
     for handle in handles:
         handle.remove()
@@ -43,10 +60,12 @@ def assert_lossless(family, kind, backend):
     assert all(is_swapped(module) for module in sites(model).values())
     sites_after = site_outputs(model, inputs)
     assert sites_before.keys() == sites_after.keys()
+    assert sum(map(len, sites_before.values())) == family.num_maps
+    tolerance = family.eager64 if backend == "eager" else EXACT64
     for path in sites_before:
-        ours, theirs = real(sites_after[path], inputs), real(sites_before[path], inputs)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=EXACT64, msg=path)
-    torch.testing.assert_close(real(output(model, inputs), inputs), real(before, inputs), rtol=0, atol=EXACT64)
+        for ours, theirs in zip(sites_after[path], sites_before[path], strict=True):
+            torch.testing.assert_close(real(ours, inputs), real(theirs, inputs), rtol=0, atol=tolerance, msg=path)
+    torch.testing.assert_close(real(output(model, inputs), inputs), real(before, inputs), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("backend", ("eager", "sdpa"))
@@ -72,28 +91,23 @@ def test_backends_agree_when_narrow(family, kind):
     for backend in ("eager", "sdpa"):
         set_backend(model, backend)
         outputs.append(real(output(model, family.inputs()), family.inputs()))
-    torch.testing.assert_close(*outputs, rtol=0, atol=EXACT64)
+    torch.testing.assert_close(*outputs, rtol=0, atol=family.eager64)
 
 
 def real(result, inputs):
     """Only the rows of real tokens, where there is a row per input token: what padding attends to is undefined."""
-    mask = inputs["attention_mask"].bool()
-    return result[mask] if result.ndim == 3 and result.shape[:2] == mask.shape else result
+    mask = inputs.get("attention_mask")
+    return result[mask.bool()] if mask is not None and result.ndim == 3 and result.shape[:2] == mask.shape else result
 
 
-def test_padding_is_ignored(family, kind):
-    model = family.build().double()
+def test_padding_is_ignored(padded_family, kind):
+    model = padded_family.build().double()
     swap(model, kind, NARROW[kind])
-    inputs = family.inputs()
-    before = output(model, inputs)
-    padded = inputs["attention_mask"] == 0
-    changed = {**inputs, "input_ids": torch.where(padded, 7, inputs["input_ids"])}
-    if "encoder_attention_mask" in inputs:
-        states = inputs["encoder_hidden_states"].clone()
-        states[inputs["encoder_attention_mask"] == 0] = 9.0
-        changed["encoder_hidden_states"] = states
-    after = output(model, changed)
-    assert not torch.equal(inputs["input_ids"], changed["input_ids"])
+    inputs = padded_family.inputs()
+    changed = repadded(inputs)
+    for name in inputs:
+        assert torch.equal(inputs[name], changed[name]) == ("mask" in name or name == "decoder_input_ids")
+    before, after = output(model, inputs), output(model, changed)
     torch.testing.assert_close(real(after, inputs), real(before, inputs), rtol=0, atol=EXACT64)
 
 
@@ -129,7 +143,7 @@ def test_attention_maps(family, kind):
                     maps += len(result[name])
                     for ours, theirs in zip(result[name], stock[name], strict=True):
                         torch.testing.assert_close(ours, theirs, rtol=0, atol=FP32_NOISE)
-            assert maps == family.num_sites
+            assert maps == family.num_maps
 
 
 def stepwise(model, inputs, cache=None):
@@ -180,13 +194,12 @@ def assert_stepwise(model, inputs, expected):
 
 @torch.no_grad()
 @pytest.mark.parametrize("cross", (False, True))
-def test_decoder_cache(kind, cross):
-    """A BERT decoder, alone or with cross-attention, steps through its cache as it runs in one pass."""
-    from transformers import BertLMHeadModel
-
-    from families import bert_config, cross_batch, make
-
-    model = make(BertLMHeadModel, bert_config(is_decoder=True, add_cross_attention=cross)).double()
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name.endswith("-decoder")])
+def test_decoder_cache(name, kind, cross):
+    """A lone decoder, with cross-attention or without, steps through its cache as it runs in one pass."""
+    config = FAMILIES[name].build().config
+    config.add_cross_attention = cross
+    model = make(type(FAMILIES[name].build()), config).double()
     swap(model, kind, NARROW[kind])
     inputs = cast(cross_batch(), torch.float64)
     if not cross:
@@ -272,6 +285,48 @@ def assert_same_state(ours, theirs, subset=False):
     assert [name for name in shared if not torch.equal(ours[name], theirs[name])] == []
 
 
+RELATIVES = {
+    "roberta": ("RobertaForMaskedLM", "RobertaForTokenClassification"),
+    "xlm-roberta-decoder": ("XLMRobertaForSequenceClassification",),
+    "camembert": ("CamembertForQuestionAnswering",),
+    "electra": ("ElectraForPreTraining", "ElectraForMaskedLM"),
+    "distilbert": ("DistilBertForMaskedLM",),
+    "albert-groups": ("AlbertForPreTraining", "AlbertForMaskedLM"),
+    "bart": ("BartForSequenceClassification", "BartForQuestionAnswering", "BartForCausalLM"),
+    "bart-decoder": ("BartForConditionalGeneration",),
+    "mbart": ("MBartForSequenceClassification", "MBartForCausalLM"),
+    "pegasus": ("PegasusForCausalLM",),
+    "t5": ("T5EncoderModel", "T5ForSequenceClassification"),
+    "mt5": ("MT5EncoderModel", "MT5ForSequenceClassification", "MT5ForTokenClassification"),
+    "mt5-encoder": ("MT5ForConditionalGeneration",),
+    "vit": ("ViTForMaskedImageModeling",),
+    "deit": ("DeiTForImageClassificationWithTeacher", "DeiTForMaskedImageModeling"),
+}
+
+
+@pytest.mark.parametrize("name, relative", [(name, cls) for name, many in RELATIVES.items() for cls in many])
+def test_relatives_load_the_same_files(name, relative, kind, tmp_path):
+    """Another class of the family loads what it has of the changed sites, and gives it back, bit by bit."""
+    model = FAMILIES[name].build()
+    swap(model, kind, NARROW[kind])
+    model.save_pretrained(tmp_path)
+    other = getattr(transformers, relative).from_pretrained(tmp_path)
+    shared = sites(other).keys() & sites(model).keys()
+    assert_same_sites(other, model, shared)
+    assert type(other)(other.config).config.collab_heads == other.config.collab_heads == model.config.collab_heads
+    other.save_pretrained(tmp_path / "other")
+    assert_same_sites(type(model).from_pretrained(tmp_path / "other"), model, shared)
+
+
+def assert_same_sites(ours, theirs, paths):
+    assert paths
+    for path in paths:
+        ours_at, theirs_at = (sites(model)[path].state_dict() for model in (ours, theirs))
+        assert is_swapped(sites(ours)[path])
+        assert ours_at.keys() == theirs_at.keys()
+        assert [name for name in ours_at if not torch.equal(ours_at[name], theirs_at[name])] == []
+
+
 LOAD_IN_A_FRESH_PROCESS = """
 import sys, torch, collab_heads, transformers
 torch.set_num_threads(1)
@@ -299,7 +354,7 @@ def test_bfloat16_sharded(family, kind, tmp_path):
     model = family.build().to(torch.bfloat16)
     swap(model, kind, NARROW[kind])
     assert {p.dtype for module in sites(model).values() for p in module.query_key.parameters()} == {torch.bfloat16}
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    model.save_pretrained(tmp_path, max_shard_size="8KB")
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1
     loaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
@@ -348,16 +403,15 @@ def test_frozen_stays_frozen(family, kind):
 def test_dropout_in_training_only(family, kind):
     model, inputs = family.build(), family.inputs()
     swap(model, kind)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    without_dropout(model)
     outputs = []
     for dropped in (False, True):
         for module in sites(model).values():
-            if isinstance(module.dropout, torch.nn.Dropout):
-                module.dropout.p = 0.5 * dropped
+            attribute = "attention_dropout" if hasattr(module, "attention_dropout") else "dropout"
+            if isinstance(getattr(module, attribute), torch.nn.Dropout):
+                getattr(module, attribute).p = 0.5 * dropped
             else:
-                module.dropout = 0.5 * dropped
+                setattr(module, attribute, 0.5 * dropped)
             module.train()
         torch.manual_seed(0)
         outputs.append(output(model, inputs))
@@ -366,16 +420,39 @@ def test_dropout_in_training_only(family, kind):
     assert (outputs[0] - outputs[1]).abs().max() > 1e-3
 
 
+def without_dropout(model):
+    """Set every dropout to zero, whether the stock class holds it as a module or as a number."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for attribute in ("dropout", "attention_dropout"):
+            if isinstance(getattr(module, attribute, None), float):
+                setattr(module, attribute, 0.0)
+
+
+def test_training_is_the_stock_one(family, kind):
+    """With one seed the same numbers are dropped: no dropout was lost, added or moved."""
+    model, inputs = family.build().double(), family.inputs()
+    set_backend(model, "eager")
+    model.train()
+    outputs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        outputs.append(output(model, inputs))
+        if len(outputs) == 1:
+            swap(model, kind)
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=family.eager64)
+    assert not torch.allclose(outputs[0], output(model.eval(), inputs))
+
+
 def test_gradient_checkpointing(family, kind):
+    if not family.build().supports_gradient_checkpointing:
+        pytest.skip("the stock model does not support it")
     grads = []
     for checkpointed in (False, True):
         model = family.build().double()
         swap(model, kind, NARROW[kind])
-        for module in model.modules():  # dropout off, so that both runs compute the same
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-            elif isinstance(getattr(module, "dropout", None), float):
-                module.dropout = 0.0
+        without_dropout(model)  # so that both runs compute the same
         if checkpointed:
             model.gradient_checkpointing_enable()
         model.train()
@@ -400,7 +477,7 @@ def test_hooks_survive(family, kind):
         module.register_forward_hook(lambda *_: calls.append(1))
     swap(model, kind)
     output(model, family.inputs())
-    assert len(calls) == family.num_sites
+    assert len(calls) == family.num_maps
 
 
 def test_second_swap_is_refused(family, kind):

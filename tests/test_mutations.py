@@ -4,8 +4,11 @@ import pytest
 import torch
 
 import test_contract
+from collab_heads.adapters import albert, bert, distilbert, marian, t5, vit
 from collab_heads.collaborative import attention, fit, query_key, swap
 from families import FAMILIES
+
+ADAPTERS = (albert, bert, distilbert, marian, t5, vit)
 
 
 def wrong_scale(monkeypatch):
@@ -34,27 +37,54 @@ def transposed_mixing(monkeypatch):
 
 
 def no_position_bias(monkeypatch):
-    from collab_heads.adapters import t5
-
     monkeypatch.setattr(t5, "attend", lambda *args, position_bias, **kwargs: attention.attend(*args, **kwargs))
 
 
+def replace_attend(monkeypatch, attend):
+    for module in ADAPTERS:
+        monkeypatch.setattr(module, "attend", attend)
+
+
 def padding_attended(monkeypatch):
-    for name in ("bert", "marian", "t5"):
-        adapter = getattr(__import__("collab_heads").adapters, name)
+    def attend(module, states, key, value, mask, **kwargs):
+        return attention.attend(module, states, key, value, None, **kwargs)
 
-        def attend(module, states, key, value, mask, **kwargs):
-            return attention.attend(module, states, key, value, None, **kwargs)
+    replace_attend(monkeypatch, attend)
 
-        monkeypatch.setattr(adapter, "attend", attend)
+
+def no_attention_dropout(monkeypatch):
+    replace_attend(monkeypatch, lambda *args, dropout, **kwargs: attention.attend(*args, dropout=0.0, **kwargs))
+
+
+def no_output_dropout(monkeypatch):
+    """What the source system lost in ALBERT."""
+
+    def forward(self, *args, **kwargs):
+        self.output_dropout.p = 0.0
+        return stock(self, *args, **kwargs)
+
+    stock = albert.CollaborativeAlbertAttention.forward
+    monkeypatch.setattr(albert.CollaborativeAlbertAttention, "forward", forward)
+
+
+def default_epsilon(monkeypatch):
+    """What the source system lost in ALBERT, too."""
+
+    def forward(self, *args, **kwargs):
+        self.LayerNorm.eps = 1e-5
+        return stock(self, *args, **kwargs)
+
+    stock = albert.CollaborativeAlbertAttention.forward
+    monkeypatch.setattr(albert.CollaborativeAlbertAttention, "forward", forward)
 
 
 MUTATIONS = {
-    wrong_scale: ("bert", "bert-decoder", "marian", "t5", "t5-encoder"),
-    dropped_query_bias: ("bert", "bert-decoder", "marian", "marian-decoder"),
-    transposed_mixing: ("bert", "marian", "t5"),
-    no_position_bias: ("t5", "t5-encoder"),
-    padding_attended: ("bert", "bert-decoder", "marian", "t5", "t5-encoder"),
+    wrong_scale: FAMILIES,
+    dropped_query_bias: [name for name, family in FAMILIES.items() if family.biased],
+    transposed_mixing: FAMILIES,
+    no_position_bias: ("t5", "t5-encoder", "mt5", "mt5-encoder"),
+    padding_attended: [name for name, family in FAMILIES.items() if family.padded],
+    default_epsilon: ("albert", "albert-groups"),
 }
 
 
@@ -66,16 +96,24 @@ def test_the_contract_catches(mutation, name, backend, monkeypatch):
         test_contract.assert_lossless(FAMILIES[name], "shared", backend)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_padding_attended_is_caught_when_narrow(name, monkeypatch):
+def test_padding_attended_is_caught_when_narrow(padded_family, monkeypatch):
     padding_attended(monkeypatch)
     with pytest.raises(AssertionError):
-        test_contract.test_padding_is_ignored(FAMILIES[name], "per_head")
+        test_contract.test_padding_is_ignored(padded_family, "per_head")
+
+
+LOST_DROPOUT = [(no_attention_dropout, name) for name in FAMILIES] + [(no_output_dropout, "albert")]
+
+
+@pytest.mark.parametrize("mutation, name", LOST_DROPOUT)
+def test_a_lost_dropout_is_caught(mutation, name, monkeypatch):
+    mutation(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_contract.test_training_is_the_stock_one(FAMILIES[name], "shared")
 
 
 def test_a_cache_that_forgets_is_caught(monkeypatch):
     """A cache that keeps only the last token's key still decodes: stepwise logits must show it."""
-    from collab_heads.adapters import marian
 
     def cached_key_value(module, value, states, past_key_values, *, is_cross):
         key, packed = attention.cached_key_value(module, value, states, past_key_values, is_cross=is_cross)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, SplinterConfig, SplinterModel
+from transformers import AlbertModel, GPT2Config, SplinterConfig, SplinterModel
 from transformers.models.splinter.modeling_splinter import SplinterSelfAttention, eager_attention_forward
 
 from collab_heads import AttentionAdapter, get_adapter, register, registry, supported_model_types, swap_to_collaborative
@@ -11,7 +11,20 @@ from collab_heads.collaborative.attention import attend, cached_key_value
 from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.registry import adapter_for_config
-from families import FP32_NOISE, HEADS, LAYERS, VOCABULARY, WIDTH, batch, make, output, sites
+from families import (
+    FAMILIES,
+    FP32_NOISE,
+    HEAD_WIDTH,
+    HEADS,
+    LAYERS,
+    VOCABULARY,
+    WIDTH,
+    albert_config,
+    batch,
+    make,
+    output,
+    sites,
+)
 
 
 class CollaborativeSplinterSelfAttention(SplinterSelfAttention):
@@ -107,6 +120,45 @@ def test_sites_of_an_own_adapter():
     assert [(site.path, site.role, site.layer, site.num_heads) for site in found] == [
         (f"encoder.layer.{layer}.attention.self", "enc-self", layer, HEADS) for layer in range(LAYERS)
     ]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sites_of_every_family(name):
+    """Roles and counts as listed; the output projection takes the heads of its site."""
+    family, model = FAMILIES[name], FAMILIES[name].build()
+    adapter = get_adapter(model)
+    found = adapter.sites(model)
+    assert {role: sum(site.role == role for site in found) for role in family.roles} == family.roles
+    assert len(found) == family.num_sites
+    assert set(family.roles) <= set(adapter.roles)
+    for site in found:
+        assert site.num_heads == HEADS
+        assert adapter.output_projection(model, site).in_features == HEADS * HEAD_WIDTH
+        assert adapter.read(model.base_model.get_submodule(site.path)).dim_head == HEAD_WIDTH
+    for role in family.roles if "albert" not in name else ():
+        assert [site.layer for site in found if site.role == role] == list(range(LAYERS))
+
+
+@pytest.mark.parametrize(
+    "layers, groups, inner, expected",
+    (
+        (3, 1, 1, [0]),
+        (5, 2, 2, [0, 1, 6, 7]),
+        (7, 3, 1, [0, 3, 5]),
+        (2, 3, 1, [0, 1]),  # group 1 serves no layer: what is never called is no site
+    ),
+)
+def test_layers_of_albert(layers, groups, inner, expected):
+    """A site's layer is the index of the first attention map that its module makes."""
+    model = AlbertModel(albert_config(num_hidden_layers=layers, num_hidden_groups=groups, inner_group_num=inner))
+    adapter, called = get_adapter(model), []
+    for path, module in model.named_modules():
+        if path.endswith(".attention"):
+            module.register_forward_hook(lambda *_, path=path: called.append(path))
+    output(model.eval(), batch())
+    assert [site.layer for site in adapter.sites(model)] == expected
+    assert [called.index(site.path) for site in adapter.sites(model)] == expected
+    assert {site.path for site in adapter.sites(model)} == set(called)
 
 
 def test_unsupported_models():

@@ -413,8 +413,8 @@ TINY = {"vocab_size": 7, "hidden_size": 8, "num_hidden_layers": 1, "num_attentio
 @pytest.mark.parametrize(
     "build, fragments",
     (
-        (lambda: GPT2Model(GPT2Config(vocab_size=7, n_embd=8, n_layer=1, n_head=2)), ("'gpt2'", "Supported: bert, ")),
-        (lambda: LlamaModel(LlamaConfig(**TINY, intermediate_size=8)), ("'llama'", "rotary", "Supported: bert, ")),
+        (lambda: GPT2Model(GPT2Config(vocab_size=7, n_embd=8, n_layer=1, n_head=2)), ("'gpt2'", "Supported: albert, ")),
+        (lambda: LlamaModel(LlamaConfig(**TINY, intermediate_size=8)), ("'llama'", "rotary", "Supported: albert, ")),
         (lambda: nn.Linear(2, 2), ("PreTrainedModel", "Linear")),
     ),
 )

@@ -1,0 +1,30 @@
+"""DistilBERT: encoders with projection names of their own."""
+
+from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAttention, eager_attention_forward
+
+from collab_heads.collaborative.attention import attend, cached_key_value
+from collab_heads.registry import AttentionAdapter, register
+
+
+class CollaborativeDistilBertSelfAttention(DistilBertSelfAttention):
+    """`DistilBertSelfAttention` with a collaborative query/key projection."""
+
+    def forward(self, hidden_states, attention_mask=None, **kwargs):
+        """As the stock class."""
+        key, value = cached_key_value(self, self.v_lin, hidden_states, None, is_cross=False)
+        eager, dropout = eager_attention_forward, self.dropout.p
+        output, weights = attend(
+            self, hidden_states, key, value, attention_mask, eager=eager, dropout=dropout, **kwargs
+        )
+        return self.out_lin(output), weights
+
+
+@register
+class DistilBertAdapter(AttentionAdapter):
+    """DistilBERT."""
+
+    model_types = ("distilbert",)
+    paths = {r"transformer\.layer\.(\d+)\.attention": "enc-self"}
+    replacements = {DistilBertSelfAttention: CollaborativeDistilBertSelfAttention}
+    query, key, value, output, heads = "q_lin", "k_lin", "v_lin", "out_lin", "n_heads"
+    roles = ("enc-self",)

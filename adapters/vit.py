@@ -1,0 +1,44 @@
+"""ViT and DeiT: encoders of image patches, with no padding unless the caller passes a mask."""
+
+from transformers.models.deit import modeling_deit
+from transformers.models.vit import modeling_vit
+
+from collab_heads.collaborative.attention import attend, cached_key_value
+from collab_heads.registry import AttentionAdapter, register
+
+
+def attention(self, hidden_states, attention_mask=None, **kwargs):
+    """`forward` of both classes, with the stock signature."""
+    key, value = cached_key_value(self, self.v_proj, hidden_states, None, is_cross=False)
+    output, weights = attend(
+        self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.attention_dropout, **kwargs
+    )
+    return self.o_proj(output), weights
+
+
+class CollaborativeDeiTAttention(modeling_deit.DeiTAttention):
+    """`DeiTAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_deit.eager_attention_forward)
+    forward = attention
+
+
+class CollaborativeViTAttention(modeling_vit.ViTAttention):
+    """`ViTAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_vit.eager_attention_forward)
+    forward = attention
+
+
+@register
+class ViTAdapter(AttentionAdapter):
+    """ViT and DeiT."""
+
+    model_types = ("vit", "deit")
+    paths = {r"layers\.(\d+)\.attention": "enc-self"}
+    replacements = {
+        modeling_deit.DeiTAttention: CollaborativeDeiTAttention,
+        modeling_vit.ViTAttention: CollaborativeViTAttention,
+    }
+    query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
+    roles = ("enc-self",)
