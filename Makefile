@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 .PHONY: demo test test-slow lint bench clean
 
 demo: $(VENV)/.demo
-	$(BIN)/python -m collab_heads.training.demo
+	$(BIN)/python run_glue.py --demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 tests
@@ -26,6 +26,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/decomposition.py
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/glue.py --table
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -31,3 +31,11 @@ class SwapError(CollabHeadsError, RuntimeError):
 
 class ConfigError(CollabHeadsError, ValueError):
     """`config.collab_heads` does not fit the model or this version of the package."""
+
+
+class DataError(CollabHeadsError, ValueError):
+    """A file of examples is missing, malformed or does not fit the task; the message names the file and the line."""
+
+
+class OutputError(CollabHeadsError, OSError):
+    """An output folder is in use, or a checkpoint is not one to go on from."""

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from collab_heads import swap_to_collaborative
-from collab_heads.training.demo import agreement, embed, model_folder
+from collab_heads.training.demo import model_folder
+from collab_heads.training.embeddings import agreement, embed
 from collab_heads.training.sentences import sentences
 from families import FP32_NOISE, KINDS
 

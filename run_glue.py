@@ -1,0 +1,126 @@
+#!/usr/bin/env python
+r"""Fine-tune a Transformer on a GLUE task, or on classification files of your own, with collaborative attention.
+
+    python run_glue.py --model_name_or_path bert-base-uncased --task_name mrpc --collaborative \
+        --dim_shared_query_key 256 --swap between --output_dir out
+    python run_glue.py --demo
+
+With several processes: `accelerate launch run_glue.py ...`.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from accelerate.utils import DistributedType
+from transformers.utils import logging
+
+from collab_heads.errors import ArgumentError, CollabHeadsError
+from collab_heads.sites import check_choice
+from collab_heads.training import arguments
+from collab_heads.training.glue import TASKS, Data, from_files, from_folder, from_hub
+from collab_heads.training.glue_run import GlueRun
+from collab_heads.training.output import LOGS
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the flags and check what can be checked without data or model."""
+    parser = arguments.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demo", action="store_true", help="a generated task and a small model; no other flag needed")
+    data = parser.add_argument_group("data")
+    data.add_argument("--task_name", metavar="TASK", help=", ".join(TASKS))
+    data.add_argument("--data_dir", metavar="DIR", help="folder with GLUE's TSV files; the Hub")
+    data.add_argument("--train_file", metavar="FILE", help=".csv, .tsv, .json or .jsonl, instead of a task")
+    data.add_argument("--validation_file", metavar="FILE")
+    data.add_argument("--test_file", metavar="FILE")
+    data.add_argument("--label_column", default="label", metavar="NAME", help="in these files (label)")
+    data.add_argument("--skip_bad_rows", action="store_true", help="leave out TSV rows with missing fields")
+    data.add_argument("--max_length", type=arguments.count_from_1, default=128, metavar="N", help="tokens (128)")
+    data.add_argument("--pad_to_max_length", action="store_true", help="pad to it; to the longest of the batch")
+    data.add_argument("--max_train_samples", type=arguments.count_from_1, metavar="N", help="take the first N only")
+    data.add_argument("--max_eval_samples", type=arguments.count_from_1, metavar="N", help="take the first N only")
+    data.add_argument("--do_predict", action="store_true", help="write predictions for the test splits")
+    arguments.add_model_arguments(parser)
+    arguments.add_collaborative_arguments(parser)
+    arguments.add_training_arguments(parser)
+    arguments.add_output_arguments(parser)
+    args = parser.parse_args(argv)
+    if not args.demo:
+        check(args)
+    return args
+
+
+def check(args: argparse.Namespace) -> None:
+    """Check what a single flag cannot know."""
+    files = [args.train_file, args.validation_file]
+    if args.task_name is not None:
+        args.task_name = args.task_name.lower()
+        check_choice("--task_name", args.task_name, TASKS)
+        if any(files) or args.test_file:
+            raise ArgumentError("--task_name and files of your own exclude each other")
+    elif not all(files):
+        raise ArgumentError("give --task_name, or --train_file and --validation_file")
+    elif args.data_dir:
+        raise ArgumentError("--data_dir needs --task_name")
+    if args.do_predict and args.task_name is None and not args.test_file:
+        raise ArgumentError("--do_predict needs --test_file")
+    if args.do_predict and args.output_dir is None:
+        raise ArgumentError("--do_predict needs --output_dir")
+    if args.with_tracking and args.report_to != "all":
+        check_choice("--report_to", args.report_to, [str(name) for name in LOGGER_TYPE_TO_CLASS])
+    arguments.check_shared(args)
+
+
+def load_data(args: argparse.Namespace) -> Data:
+    """Read the examples from wherever the flags say."""
+    if args.task_name is None:
+        files = args.train_file, args.validation_file, args.test_file
+        data = from_files(*files, args.label_column, args.skip_bad_rows)
+    elif args.data_dir:
+        data = from_folder(args.task_name, args.data_dir, test=args.do_predict, skip_bad_rows=args.skip_bad_rows)
+    else:
+        data = from_hub(args.task_name, test=args.do_predict)
+    limits = {"train": args.max_train_samples, "validation": args.max_eval_samples}
+    return data.first(limits)
+
+
+def make_accelerator(args: argparse.Namespace) -> Accelerator:
+    """Accelerate, set up as the training loop wants it."""
+    logs = f"{args.output_dir}/{LOGS}" if args.with_tracking else None
+    try:
+        return Accelerator(
+            cpu=args.cpu,
+            mixed_precision=args.mixed_precision,
+            log_with=args.report_to if args.with_tracking else None,
+            project_dir=logs,
+            step_scheduler_with_optimizer=False,
+        )
+    except (ValueError, ImportError) as error:
+        raise ArgumentError(f"Accelerate: {error}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> dict:
+    """Run; returns what `all_results.json` holds."""
+    args = parse(argv)
+    if args.demo:
+        from collab_heads.training import demo
+
+        return demo.main(main)
+    accelerator = make_accelerator(args)
+    if accelerator.distributed_type not in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+        raise ArgumentError(f"{accelerator.distributed_type} is not supported: use one process or DDP")
+    if not accelerator.is_main_process:
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+    return GlueRun(args, load_data(args), accelerator).run()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CollabHeadsError as problem:
+        # of several processes only the first says it
+        sys.exit(f"run_glue.py: {problem}" if os.environ.get("RANK", "0") == "0" else 1)

@@ -1,0 +1,27 @@
+import pytest
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+import tiny
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    """Accelerate keeps its settings for the life of a process: forget those of the last test."""
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory):
+    """A tiny BERT without a head."""
+    return tiny.save_tiny_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """Flags that name files of generated examples; 107 for training, so that the last step is smaller."""
+    folder = tmp_path_factory.mktemp("files")
+    for name, count, seed in (("train", 107, 0), ("validation", 41, 1), ("test", 20, 2)):
+        tiny.write_csv(folder / f"{name}.csv", tiny.rows(count, seed))
+    return ["--train_file", str(folder / "train.csv"), "--validation_file", str(folder / "validation.csv")]

@@ -1,0 +1,334 @@
+"""The script from end to end, on a tiny model: phases, results, files, resuming, processes, and what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
+
+import run_glue
+import tiny
+from collab_heads.collaborative.query_key import is_swapped
+from collab_heads.errors import CollabHeadsError
+from families import sites
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = "--learning_rate 3e-3 --num_train_epochs 2 --per_device_eval_batch_size 16 --cpu".split()
+LEARNS = "--num_train_epochs 4".split()
+SWAP = "--collaborative --dim_shared_query_key 16 --refine_steps 3 --calibration_samples 16".split()
+ADAM32 = 5e-5  # float32 gradients summed in another order, magnified where Adam divides by small ones; seen: 6e-6
+
+
+def flags(bert, files, out=None, *more) -> list[str]:
+    where = ["--output_dir", str(out)] if out else []
+    return ["--model_name_or_path", str(bert), *files, *TRAIN, *where, *map(str, more)]
+
+
+def run(*args) -> dict:
+    return run_glue.main(flags(*args))
+
+
+@pytest.mark.parametrize(
+    "swap, stages",
+    (
+        (None, ["fine_tuned"]),
+        ("before", ["swapped", "fine_tuned"]),
+        ("after", ["fine_tuned", "swapped"]),
+        ("between", ["fine_tuned", "swapped", "fine_tuned_again"]),
+    ),
+)
+def test_phases(swap, stages, bert, files, tmp_path):
+    results = run(bert, files, tmp_path / "out", *((*SWAP, "--swap", swap) if swap else ()))
+    assert list(results["stages"]) == stages
+    assert json.loads((tmp_path / "out" / "all_results.json").read_text()) == json.loads(json.dumps(results))
+    assert results["eval_accuracy"] == results["history"][-1]["metrics"]["accuracy"]
+    trained = [stage for stage in stages if stage != "swapped"]
+    assert [entry["stage"] for entry in results["train"]] == trained
+    assert all(entry["steps"] == 28 and entry["samples_per_second"] > 0 for entry in results["train"])
+    assert [e["epoch"] for e in results["history"] if e["stage"] == trained[0]] == [1, 2]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert all(is_swapped(module) == (swap is not None) for module in sites(model).values())
+    assert model.num_parameters() == results["parameters"]
+    if swap:
+        found = results["swap"]
+        assert found["decomposition_seconds"] > 0
+        assert 0 < found["mean_relative_error"] < 1
+        assert [site["dim"] for site in found["sites"]] == [16, 16]
+
+
+def test_training_learns_and_a_lossless_swap_keeps_it(bert, files, tmp_path):
+    lossless = ("--collaborative", "--swap", "after", *LEARNS)
+    results = run(bert, files, tmp_path / "out", *lossless)
+    first, *_, last = [entry["metrics"]["accuracy"] for entry in results["history"] if entry["stage"] == "fine_tuned"]
+    assert last > 0.9 > first
+    assert results["stages"]["swapped"] == results["stages"]["fine_tuned"]
+
+
+def test_saved_model_evaluates_to_the_same(bert, files, tmp_path):
+    """What was saved, loaded by the same script with nothing to train, gives the metrics it ended with."""
+    ended = run(bert, files, tmp_path / "out", *SWAP, "--num_train_epochs", 4)
+    loaded = run(tmp_path / "out", files, None, "--num_train_epochs", 0)
+    assert loaded["stages"] == {"loaded": ended["stages"]["fine_tuned"]}
+
+
+def test_a_run_without_output_folder_writes_nothing(bert, files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(bert, files, None, "--max_train_steps", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_same_seed_same_run(bert, files, tmp_path):
+    runs = [run(bert, files, None, *SWAP, "--seed", seed)["history"] for seed in (1, 1, 2)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_predictions_and_tracking(bert, files, tmp_path):
+    test = Path(files[1]).with_name("test.csv")
+    out = tmp_path / "out"
+    run(bert, files, out, "--do_predict", "--test_file", test, "--with_tracking", "--logging_steps", 5)
+    lines = (out / "predictions" / "predictions.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction"
+    assert [line.split("\t")[0] for line in lines[1:]] == [str(i) for i in range(20)]
+    assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1"}
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(out / "logs" / "glue"))
+    events.Reload()
+    assert [point.step for point in events.Scalars("train_loss")] == [5, 10, 15, 20, 25, 28]
+    assert len(events.Scalars("eval_accuracy")) == 2
+
+
+@pytest.mark.parametrize("terms", ("content", "context"))
+def test_score_terms_stay_restricted_through_training(terms, bert, files, tmp_path):
+    run(bert, files, tmp_path / "out", *SWAP, "--score_terms", terms)
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    kinds = {"content": "mixing", "context": "content_bias.weight"}
+    for kind, name in kinds.items():
+        found = [tensor for key, tensor in weights.items() if key.endswith(name)]
+        assert len(found) == 2
+        assert all((tensor == 0).all() == (kind == terms) for tensor in found)
+
+
+def test_bf16_trains(bert, files):
+    results = run(bert, files, None, *SWAP, "--mixed_precision", "bf16", *LEARNS)
+    assert results["eval_accuracy"] > 0.9
+
+
+def start(arguments, **more) -> subprocess.Popen:
+    env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *arguments], env=env, cwd=ROOT, **quiet, **more)
+
+
+def finish(process: subprocess.Popen) -> None:
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors.decode()[-2000:]
+
+
+def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
+    """SIGKILL in both phases, each time right after a checkpoint appears; dropout and the swap are part of the run."""
+    more = (*SWAP, "--swap", "between", "--checkpointing_steps", 5, "--save_total_limit", 2)
+    unbroken = run(bert, files, tmp_path / "unbroken", *more)
+    out = tmp_path / "killed"
+    arguments = ["run_glue.py", *flags(bert, files, out, *more)]
+    for checkpoint in ("step_0_10", "step_1_15"):
+        process = start(arguments)
+        while not (out / checkpoint).exists():
+            assert process.poll() is None, process.stderr.read().decode()[-2000:]
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not (out / "all_results.json").exists()
+        if "--resume_from_checkpoint" not in arguments:
+            arguments.append("--resume_from_checkpoint")
+    finish(start(arguments))
+    resumed = json.loads((out / "all_results.json").read_text())
+    assert resumed["history"] == unbroken["history"]
+    weights, expected = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "unbroken"))
+    assert weights.keys() == expected.keys()
+    assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("checkpointing", ("3", "epoch"))
+def test_resuming_in_one_process(checkpointing, bert, files, tmp_path):
+    """From every checkpoint of a run, in place, with accumulation: the same end."""
+    more = ("--checkpointing_steps", checkpointing, "--gradient_accumulation_steps", 3, "--max_train_steps", 8)
+    out = tmp_path / "out"
+    whole = run(bert, files, out, *more)
+    expected = load_file(out / "model.safetensors")
+    folders = [path for path in out.iterdir() if (path / "progress.json").exists()]
+    assert len(folders) == 2
+    for folder in folders:
+        found = run(bert, files, out, *more, "--resume_from_checkpoint", folder)
+        assert found["history"] == whole["history"]
+        weights = load_file(out / "model.safetensors")
+        assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
+
+
+def test_checkpoints_are_models(bert, files, tmp_path):
+    run(bert, files, tmp_path / "out", *SWAP, "--checkpointing_steps", "epoch")
+    last = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "epoch_0_2").state_dict()
+    final = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(last[name], final[name]) for name in final)
+
+
+def test_two_processes_give_the_metrics_of_one(files, tmp_path):
+    """Without dropout, whose random numbers differ: same steps, same weights, same metrics, same predictions."""
+    bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)
+    test = ("--do_predict", "--test_file", Path(files[1]).with_name("test.csv"))
+    one = run(bert, files, tmp_path / "one", *SWAP, *test)
+    launch = (
+        "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --main_process_port 0".split()
+    )
+    launch += "--mixed_precision no --dynamo_backend no run_glue.py".split()
+    more = ("--per_device_train_batch_size", 4)
+    finish(start([*launch, *flags(bert, files, tmp_path / "two", *SWAP, *test, *more)]))
+    two = json.loads((tmp_path / "two" / "all_results.json").read_text())
+    assert (one["processes"], two["processes"]) == (1, 2)
+    assert two["stages"] == one["stages"]
+    weights, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
+    for name in expected:
+        torch.testing.assert_close(weights[name], expected[name], rtol=0, atol=ADAM32)
+    predictions = [(tmp_path / name / "predictions" / "predictions.tsv").read_text() for name in ("one", "two")]
+    assert predictions[0] == predictions[1]
+
+
+def broken(folder: Path, kind: str) -> Path:
+    """A GLUE folder whose MRPC training file is broken in one way."""
+    header, row = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"], [1, 2, 3, "w1 w2", "w3"]
+    train = {
+        "columns": [row],
+        "label": [row, [7, *row[1:]]],
+        "fields": [row, row[:4]],
+        "empty": [],
+        "good": [row, row],
+    }[kind]
+    names = [*header[:4], "#2 Strin"] if kind == "columns" else header
+    tiny.write_glue(folder, "MRPC", names, {"train": train, "dev": [row]})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    (
+        ("columns", r"train.tsv has no column '#2 String' \(did you mean '#2 Strin'\?\)"),
+        ("label", r"train.tsv, example 2: label '7' in column 'Quality'; allowed: 0, 1"),
+        ("fields", r"train.tsv, row 3: 4 fields, expected 5"),
+        ("empty", r"train.tsv has a header and no rows"),
+    ),
+)
+def test_broken_data_is_refused_before_anything_is_written(kind, message, bert, tmp_path):
+    data = ["--task_name", "mrpc", "--data_dir", str(broken(tmp_path / "glue", kind))]
+    with pytest.raises(CollabHeadsError, match=message):
+        run(bert, data, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_glue_folder_is_read(bert, tmp_path):
+    data = ["--task_name", "MRPC", "--data_dir", str(broken(tmp_path / "glue", "good"))]
+    results = run(bert, data, None, "--max_train_steps", 1)
+    assert set(results["stages"]["fine_tuned"]) == {"accuracy", "f1"}
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    (
+        (("--task_name", "mprc"), r"unknown --task_name 'mprc' \(did you mean 'mrpc'\?\)"),
+        (("--task_name", "mrpc"), "--task_name and files of your own exclude each other"),
+        (("--dim_shared_query_key", 8), "have no effect without --collaborative"),
+        (("--collaborative", "--dim_shared_query_key", 9000), "9000"),
+        (("--collaborative", "--mixing", "per-head"), r"unknown --mixing 'per-head' \(did you mean 'per_head'\?\)"),
+        (("--lerning_rate", 1), r"unknown flag '--lerning_rate' \(did you mean '--learning_rate'\?\)"),
+        (("--learning_rate", "fast"), "argument --learning_rate: invalid"),
+        (("--num_train_epochs", "nan"), "finite number"),
+        (("--resume_from_checkpoint",), "holds no finished checkpoint"),
+        (("--with_tracking", "--report_to", "tensorbord"), r"did you mean 'tensorboard'"),
+        (("--do_predict",), "--do_predict needs --test_file"),
+        (("--model_name_or_path", "/nowhere"), "cannot load AutoConfig from '/nowhere'"),
+    ),
+)
+def test_wrong_flags_are_refused_before_anything_is_written(more, message, bert, files, tmp_path):
+    with pytest.raises(CollabHeadsError, match=message):
+        run(bert, files, tmp_path / "out", *more)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_in_use_is_refused(bert, files, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("mine")
+    with pytest.raises(CollabHeadsError, match="is in use"):
+        run(bert, files, out, "--max_train_steps", 1)
+    assert [path.name for path in out.iterdir()] == ["thesis.txt"]
+    run(bert, files, out, "--max_train_steps", 2, "--checkpointing_steps", 1, "--overwrite_output_dir")
+    assert (out / "step_0_1").is_dir()
+    run(bert, files, out, "--max_train_steps", 1, "--overwrite_output_dir")
+    assert not (out / "step_0_1").exists()  # or "latest" would be of another run
+    assert (out / "thesis.txt").read_text() == "mine"
+
+
+def test_a_head_that_does_not_fit_is_refused(bert, files, tmp_path):
+    run(bert, files, tmp_path / "two", "--max_train_steps", 1)
+    three = tiny.write_csv(tmp_path / "three.csv", tiny.rows(30, 0, labels=3))
+    data = ["--train_file", str(three), "--validation_file", str(three)]
+    with pytest.raises(CollabHeadsError, match=r"has 2 output\(s\) \(0, 1\), the task needs 3 \(0, 1, 2\)"):
+        run(tmp_path / "two", data, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    results = run(tmp_path / "two", data, None, "--max_train_steps", 1, "--ignore_mismatched_sizes")
+    assert list(results["stages"]) == ["fine_tuned"]
+
+
+def test_a_model_that_gives_nan_is_not_scored(bert, files, tmp_path):
+    """An argmax over NaN is a valid class."""
+    run(bert, files, tmp_path / "out", "--max_train_steps", 1)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    model.classifier.bias.data[0] = float("nan")
+    model.save_pretrained(tmp_path / "out")
+    with pytest.raises(CollabHeadsError, match="validation: the model's outputs for 41 of 41 examples are NaN"):
+        run(tmp_path / "out", files, None, "--num_train_epochs", 0)
+
+
+def test_a_swapped_model_is_not_swapped_again(bert, files, tmp_path):
+    run(bert, files, tmp_path / "out", *SWAP, "--max_train_steps", 1)
+    with pytest.raises(CollabHeadsError, match="is collaborative already"):
+        run(tmp_path / "out", files, tmp_path / "again", *SWAP)
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_damaged_or_foreign_checkpoint_is_refused(bert, files, tmp_path):
+    out = tmp_path / "out"
+    more = ("--max_train_steps", 2, "--checkpointing_steps", 1)
+    run(bert, files, out, *more)
+    results = (out / "all_results.json").read_bytes()
+    for folder, message in (
+        (bert, "is not a finished checkpoint"),
+        (tmp_path / "none", "is not a folder"),
+        (out / "step_0_1.partial", "was not finished"),
+    ):
+        if folder.name.endswith("partial"):
+            (out / "step_0_1").rename(folder)
+        with pytest.raises(CollabHeadsError, match=message):
+            run(bert, files, out, *more, "--resume_from_checkpoint", folder)
+    (out / "step_0_1.partial").rename(out / "step_0_1")
+    with pytest.raises(CollabHeadsError, match=r"learning_rate was 0.003 and is 0.001"):
+        run(bert, files, out, *more, "--resume_from_checkpoint", "--learning_rate", 1e-3)
+    (out / "step_0_1" / "optimizer.bin").unlink()
+    with pytest.raises(CollabHeadsError, match=r"lacks optimizer.bin"):
+        run(bert, files, out, *more, "--resume_from_checkpoint")
+    assert (out / "all_results.json").read_bytes() == results
+
+
+def test_the_command_line_shows_errors_without_a_traceback(tmp_path):
+    process = start(["run_glue.py", "--task_name", "rtee", "--model_name_or_path", "x"])
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert errors.decode().strip().splitlines()[-1].startswith("run_glue.py: unknown --task_name 'rtee' (did you mean")
+    assert "Traceback" not in errors.decode()
