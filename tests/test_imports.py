@@ -26,7 +26,7 @@ LAYERS = (
         "persist",
         *(
             f"collaborative.{name}"
-            for name in ("calibrate", "fit", "refine", "report", "scratch", "swap", "terms", "widths")
+            for name in ("allocate", "calibrate", "fit", "refine", "report", "scratch", "swap", "terms", "widths")
         ),
     ),
     ("",),  # the package itself: the public names

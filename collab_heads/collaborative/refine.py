@@ -71,6 +71,58 @@ def record_calls(
     return calls
 
 
+class Twin:
+    """A copy of a stock site that computes with a new projection, to be compared with what the site computed.
+
+    Args:
+        model: the unchanged model.
+        adapter: its adapter.
+        site: the site.
+        query_key: the projection; it is not part of the model yet, and takes the dtype of the copy.
+        calls: from `record_calls`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        adapter: AttentionAdapter,
+        site: AttentionSite,
+        query_key: nn.Module,
+        calls: Sequence[Call],
+    ):
+        module = model.base_model.get_submodule(site.path)
+        projection = adapter.output_projection(model, site)
+        inside = any(part is projection for part in module.modules())
+        self.calls = calls
+        self.dtype = torch.float32 if projection.weight.dtype.itemsize < 4 else projection.weight.dtype
+        self.module = copy.deepcopy(module)
+        adapter.install(self.module, query_key)
+        self.module.to(self.dtype).eval().requires_grad_(False)
+        for part in self.module.modules():  # a user's hooks are not meant for a copy
+            part._forward_hooks.clear()
+            part._forward_pre_hooks.clear()
+        # the error counts after W_O; some families apply it outside the attention module
+        self.weight = None if inside else projection.weight.detach().to(self.dtype)
+        self.size = sum(float(centred_square(self.rows(call.target, call.mask))) for call in calls)
+
+    def rows(self, output: Tensor, mask: Tensor | None) -> Tensor:
+        """[B, T, ...] -> the rows that count, after W_O."""
+        rows = selected(output.to(self.dtype), mask)
+        return rows if self.weight is None else rows @ self.weight.mT
+
+    def gap(self, call: Call) -> Tensor:
+        """How far the copy is from a recorded call: [tokens, D]."""
+        args, kwargs = (to_dtype(value, self.dtype) for value in (call.args, call.kwargs))
+        return self.rows(self.module(*args, **kwargs)[0] - call.target.to(self.dtype), call.mask)
+
+    @torch.no_grad()
+    def output_error(self) -> float:
+        """Relative error of the site's output over all calls."""
+        return (
+            (sum(float(self.gap(call).square().sum()) for call in self.calls) / self.size) ** 0.5 if self.size else 0.0
+        )
+
+
 def refine(
     model: PreTrainedModel,
     adapter: AttentionAdapter,
@@ -96,37 +148,10 @@ def refine(
     Returns:
         The errors before and after. If the fit made the output worse, the projection is left as it was.
     """
-    module = model.base_model.get_submodule(site.path)
-    projection = adapter.output_projection(model, site)
-    inside = any(part is projection for part in module.modules())
-    dtype = torch.float32 if projection.weight.dtype.itemsize < 4 else projection.weight.dtype
-    twin = copy.deepcopy(module)
-    adapter.install(twin, query_key)
-    twin.to(dtype).eval().requires_grad_(False)
-    for part in twin.modules():  # a user's hooks are not meant for a copy
-        part._forward_hooks.clear()
-        part._forward_pre_hooks.clear()
+    twin = Twin(model, adapter, site, query_key, calls)
     query_key.requires_grad_(True)
-    # the error counts after W_O; some families apply it outside the attention module
-    weight = None if inside else projection.weight.detach().to(dtype)
-
-    def difference(call: Call) -> Tensor:
-        args, kwargs = (to_dtype(value, dtype) for value in (call.args, call.kwargs))
-        gap = selected(twin(*args, **kwargs)[0] - call.target.to(dtype), call.mask)
-        return gap if weight is None else gap @ weight.mT
-
-    def target(call: Call) -> Tensor:
-        rows = selected(call.target.to(dtype), call.mask)
-        return rows if weight is None else rows @ weight.mT
-
-    size = sum(float(centred_square(target(call))) for call in calls)
-
-    @torch.no_grad()
-    def output_error() -> float:
-        return (sum(float(difference(call).square().sum()) for call in calls) / size) ** 0.5 if size else 0.0
-
     penalty = score_error(query_key)
-    before, start = output_error(), copy.deepcopy(query_key.state_dict())
+    before, start = twin.output_error(), copy.deepcopy(query_key.state_dict())
     parameters = [
         {"params": [parameter], "lr": RELATIVE_RATE * float(parameter.detach().square().mean().sqrt())}
         for parameter in query_key.parameters()
@@ -137,15 +162,14 @@ def refine(
     with torch.enable_grad():
         for _ in range(steps):
             order = order or torch.randperm(len(calls), generator=generator).tolist()
-            call = calls[order.pop()]
-            scale = size / len(calls)
-            loss = difference(call).square().sum() / max(scale, 1e-30) + PENALTY * penalty()
+            scale = twin.size / len(calls)
+            loss = twin.gap(calls[order.pop()]).square().sum() / max(scale, 1e-30) + PENALTY * penalty()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
     optimizer.zero_grad()
-    after = output_error()
+    after = twin.output_error()
     if not after < before:
         query_key.load_state_dict(start)
         after = before

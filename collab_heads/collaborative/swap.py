@@ -10,17 +10,22 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
+from collab_heads.collaborative.allocate import balance, measure_curve
 from collab_heads.collaborative.calibrate import check_batches, collect_moments, plain_backend
 from collab_heads.collaborative.fit import Seen, Target, new_query_key
-from collab_heads.collaborative.refine import Refinement, record_calls, refine
+from collab_heads.collaborative.query_key import ALIGNMENT
+from collab_heads.collaborative.refine import Refinement, Twin, record_calls, refine
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.solvers import METHODS
-from collab_heads.collaborative.widths import Width, per_head_width, plan_widths, resolve_width
+from collab_heads.collaborative.widths import PER_HEAD_MULTIPLE, Width, per_head_width, plan_widths, resolve_width
 from collab_heads.config import KINDS, CollabConfig, QueryKeyState, SiteState
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.refusals import check_swappable, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, AttentionWeights, check_choice, select_sites
+
+ALLOCATIONS = ("uniform", "balanced")
+MEASURED_CALLS, MEASURED_TOL = 4, 1e-2  # of the quick decompositions behind "balanced"
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ def swap_to_collaborative(
     tol: float = 1e-4,
     calibration: Iterable[Mapping] | None = None,
     mixing: str = "shared",
+    allocation: str = "uniform",
     sites: str | Iterable[str] | None = None,
     method: str = "als",
     refine_steps: int = 120,
@@ -63,6 +69,8 @@ def swap_to_collaborative(
             decomposition then preserves the scores on such inputs, which is far better than preserving the weights.
         mixing: "shared", the paper's layer: every head mixes all R dimensions; smaller and slower than "per_head",
             where every head has R / H dimensions of its own (rounded up to a multiple of 4).
+        allocation: "uniform" gives every site the width that was asked for; "balanced" takes these widths as a budget
+            of parameters and spreads it so that the worst site's output error is small. It needs calibration.
         sites: roles ("enc-self", "dec-self", "dec-enc") or paths; None for all.
         method: "als" or "parafac" (tensorly's, on the dense tensor; for comparison).
         refine_steps: with calibration, Adam steps per site that fit its new projection to its own recorded output
@@ -84,6 +92,9 @@ def swap_to_collaborative(
     started = time.perf_counter()
     check_choice("mixing", mixing, KINDS)
     check_choice("method", method, METHODS)
+    check_choice("allocation", allocation, ALLOCATIONS)
+    if allocation == "balanced" and calibration is None:
+        raise ArgumentError("allocation='balanced' measures output errors: pass calibration batches")
     if mixing == "per_head" and method != "als":
         raise ArgumentError(f"method={method!r} has no meaning for mixing='per_head', which is a plain SVD per head")
     if isinstance(tol, bool) or not isinstance(tol, int | float) or not 0 <= tol < 1:
@@ -101,11 +112,14 @@ def swap_to_collaborative(
     before = model.num_parameters()
     replacements = []
     with plain_backend(model):
-        seen = {} if calibration is None else look(model, adapter, chosen, calibration, plan, refine_steps)
+        record = bool(refine_steps) or allocation == "balanced"
+        seen = {} if calibration is None else look(model, adapter, chosen, calibration, plan, record)
+        if allocation == "balanced":
+            plan = balanced_plan(model, adapter, chosen, weights, plan, seen, mixing)
         for site in tqdm(chosen, desc="decomposing", leave=False):
             asked, dim = plan[site.path]
             read = weights[site.path]
-            state = QueryKeyState(mixing, dim, read.dim_head, read.scale, read.query_bias is not None)
+            state = state_of(mixing, dim, read)
             fit = functools.partial(fit_site, method=method, tol=tol, refine_steps=refine_steps, seed=seed)
             replacements.append(fit(model, adapter, site, read, state, asked, seen.pop(site.path, None)))
     record = CollabConfig.of(model.config).with_sites(
@@ -141,12 +155,37 @@ def plan_width(site: AttentionSite, weights: AttentionWeights, asked: Width, mix
     return width, width if mixing == "shared" else site.num_heads * per_head_width(width, site, exact)
 
 
-def look(model, adapter, sites, calibration, plan, refine_steps) -> dict[str, Seen]:
-    """Run the calibration batches: moments of every site and, where there is something to refine, its calls."""
+def balanced_plan(model, adapter, sites, weights, plan, seen, mixing) -> dict[str, tuple[int, int]]:
+    """Spread the planned widths over the sites by the output errors of quick decompositions."""
+    curves = []
+    for site in tqdm(sites, desc="measuring widths", leave=False):
+        read, known = weights[site.path], seen[site.path]
+        target, calls = Target.of(read, mixing, known), known.calls[:MEASURED_CALLS]
+
+        def output_error(width: int, site=site, read=read, target=target, calls=calls) -> float:
+            state = state_of(mixing, width, read)
+            found = target.decompose(state, site.num_heads, "als", MEASURED_TOL, 0)
+            return Twin(model, adapter, site, new_query_key(read, state, found), calls).output_error()
+
+        exact = read.num_heads * read.dim_head
+        unit = min(ALIGNMENT if mixing == "shared" else site.num_heads * PER_HEAD_MULTIPLE, exact)
+        cost = read.query.shape[-1] + read.key.shape[-1] + (site.num_heads if mixing == "shared" else 0)
+        curves.append(measure_curve(unit, exact, cost, output_error if calls else lambda width: 0.0))
+    budget = sum(plan[site.path][1] * curve.cost for site, curve in zip(sites, curves, strict=True))
+    return {site.path: (dim, dim) for site, dim in zip(sites, balance(curves, budget), strict=True)}
+
+
+def state_of(mixing: str, dim: int, weights: AttentionWeights) -> QueryKeyState:
+    """The state of a site of this width."""
+    return QueryKeyState(mixing, dim, weights.dim_head, weights.scale, weights.query_bias is not None)
+
+
+def look(model, adapter, sites, calibration, plan, record) -> dict[str, Seen]:
+    """Run the calibration batches: moments of every site and, where asked for and there is an error, its calls."""
     batches = check_batches(calibration)
     moments = collect_moments(model, adapter, sites, batches)
     inexact = [site for site in sites if plan[site.path][1] < dim_exact(adapter, model, site)]
-    calls = record_calls(model, inexact, batches) if refine_steps else {}
+    calls = record_calls(model, inexact, batches) if record else {}
     return {site.path: Seen(*moments[site.path], calls.pop(site.path, ())) for site in sites}
 
 

@@ -6,6 +6,7 @@ import math
 from transformers import SchedulerType
 
 from collab_heads.collaborative.solvers import METHODS
+from collab_heads.collaborative.swap import ALLOCATIONS
 from collab_heads.errors import ArgumentError
 from collab_heads.sites import check_choice
 
@@ -56,6 +57,9 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
         "--dim_shared_query_key", type=width, metavar="R", help="width over all heads, or a share such as 0.5; all"
     )
     group.add_argument("--mixing", default="shared", metavar="KIND", help="shared or per_head (shared)")
+    group.add_argument(
+        "--allocation", default="uniform", metavar="HOW", help="uniform; balanced: the same parameters where they count"
+    )
     group.add_argument(
         "--swap",
         default="before",
@@ -129,6 +133,9 @@ def check_shared(args: argparse.Namespace) -> None:
     """
     check_choice("--swap", args.swap, SWAPS)
     check_choice("--mixing", args.mixing, ("shared", "per_head"))
+    check_choice("--allocation", args.allocation, ALLOCATIONS)
+    if args.allocation == "balanced" and not args.calibration_samples:
+        raise ArgumentError("--allocation balanced needs --calibration_samples")
     check_choice("--decomposition_method", args.decomposition_method, METHODS)
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
     check_choice("--mixed_precision", args.mixed_precision, ("no", "bf16", "fp16"))

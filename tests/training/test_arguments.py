@@ -113,7 +113,14 @@ def test_a_model_must_be_named(parse):
         check_shared(args)
 
 
-@pytest.mark.parametrize("flags", ("--mixing per_head --decomposition_method parafac", "--decomposition_tol 1.5"))
+@pytest.mark.parametrize(
+    "flags",
+    (
+        "--mixing per_head --decomposition_method parafac",
+        "--decomposition_tol 1.5",
+        "--allocation balanced --calibration_samples 0",
+    ),
+)
 def test_what_the_swap_would_refuse_is_refused_before_training(flags, parse):
     with pytest.raises(ArgumentError):
         check_shared(parse("--collaborative", "--swap", "after", *flags.split()))

@@ -112,10 +112,16 @@ def test_the_swap_is_as_the_flags_say(monkeypatch):
     asked = {}
     monkeypatch.setattr(swapping, "swap_to_collaborative", lambda model, **more: asked.update(more, model=model))
     flags = "--collaborative --dim_shared_query_key 12 --mixing per_head --sites enc-self --decomposition_tol 0.01"
-    flags += " --decomposition_method parafac --refine_steps 7 --seed 5"
+    flags += " --decomposition_method parafac --refine_steps 7 --seed 5 --allocation balanced"
     swapping.swap(arguments(flags), "model", ["batch"])
     expected = {"dim_shared_query_key": 12, "mixing": "per_head", "sites": ["enc-self"], "tol": 0.01, "seed": 5}
-    expected |= {"method": "parafac", "refine_steps": 7, "calibration": ["batch"], "model": "model"}
+    expected |= {
+        "method": "parafac",
+        "refine_steps": 7,
+        "allocation": "balanced",
+        "calibration": ["batch"],
+        "model": "model",
+    }
     assert asked == expected
 
 
