@@ -9,7 +9,6 @@ With several processes: `accelerate launch run_glue.py ...`.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
@@ -77,7 +76,7 @@ def check(args: argparse.Namespace) -> None:
 def load_data(args: argparse.Namespace) -> Data:
     """Read the examples from wherever the flags say."""
     if args.task_name is None:
-        files = args.train_file, args.validation_file, args.test_file
+        files = args.train_file, args.validation_file, args.test_file if args.do_predict else None
         data = from_files(*files, args.label_column, args.skip_bad_rows)
     elif args.data_dir:
         data = from_folder(args.task_name, args.data_dir, test=args.do_predict, skip_bad_rows=args.skip_bad_rows)
@@ -91,7 +90,7 @@ def make_accelerator(args: argparse.Namespace) -> Accelerator:
     """Accelerate, set up as the training loop wants it."""
     logs = f"{args.output_dir}/{LOGS}" if args.with_tracking else None
     try:
-        return Accelerator(
+        accelerator = Accelerator(
             cpu=args.cpu,
             mixed_precision=args.mixed_precision,
             log_with=args.report_to if args.with_tracking else None,
@@ -100,6 +99,9 @@ def make_accelerator(args: argparse.Namespace) -> Accelerator:
         )
     except (ValueError, ImportError) as error:
         raise ArgumentError(f"Accelerate: {error}") from error
+    if args.with_tracking and not accelerator.log_with:
+        raise ArgumentError(f"--report_to {args.report_to}: the package of this tracker is not installed")
+    return accelerator
 
 
 def main(argv: Sequence[str] | None = None) -> dict:
@@ -122,5 +124,4 @@ if __name__ == "__main__":
     try:
         main()
     except CollabHeadsError as problem:
-        # of several processes only the first says it
-        sys.exit(f"run_glue.py: {problem}" if os.environ.get("RANK", "0") == "0" else 1)
+        sys.exit(f"run_glue.py: {problem}")

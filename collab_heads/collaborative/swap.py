@@ -1,6 +1,7 @@
 """swap_to_collaborative: plan every replacement, then put them all in place."""
 
 import functools
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def swap_to_collaborative(
         mixing: "shared", the paper's layer: every head mixes all R dimensions; smaller and slower than "per_head",
             where every head has R / H dimensions of its own (rounded up to a multiple of 4).
         allocation: "uniform" gives every site the width that was asked for; "balanced" takes these widths as a budget
-            of parameters and spreads it so that the worst site's output error is small. It needs calibration.
+            of parameters and spreads it so that the worst site's output error is small (sites asked to keep their full
+            width do). It needs calibration.
         sites: roles ("enc-self", "dec-self", "dec-enc") or paths; None for all.
         method: "als" or "parafac" (tensorly's, on the dense tensor; for comparison).
         refine_steps: with calibration, Adam steps per site that fit its new projection to its own recorded output
@@ -156,11 +158,11 @@ def plan_width(site: AttentionSite, weights: AttentionWeights, asked: Width, mix
 
 
 def balanced_plan(model, adapter, sites, weights, plan, seen, mixing) -> dict[str, tuple[int, int]]:
-    """Spread the planned widths over the sites by the output errors of quick decompositions."""
-    curves = []
-    for site in tqdm(sites, desc="measuring widths", leave=False):
+    """Spread the planned widths over the sites that are not exact, by the output errors of quick decompositions."""
+    curves, narrow = [], [site for site in sites if plan[site.path][1] < dim_exact(adapter, model, site)]
+    for site in tqdm(narrow, desc="measuring widths", leave=False):
         read, known = weights[site.path], seen[site.path]
-        target, calls = Target.of(read, mixing, known), known.calls[:MEASURED_CALLS]
+        target, calls = Target.of(read, mixing, known), known.calls[:: math.ceil(len(known.calls) / MEASURED_CALLS)]
 
         def output_error(width: int, site=site, read=read, target=target, calls=calls) -> float:
             state = state_of(mixing, width, read)
@@ -168,11 +170,11 @@ def balanced_plan(model, adapter, sites, weights, plan, seen, mixing) -> dict[st
             return Twin(model, adapter, site, new_query_key(read, state, found), calls).output_error()
 
         exact = read.num_heads * read.dim_head
-        unit = min(ALIGNMENT if mixing == "shared" else site.num_heads * PER_HEAD_MULTIPLE, exact)
+        unit = min(ALIGNMENT, plan[site.path][1]) if mixing == "shared" else site.num_heads * PER_HEAD_MULTIPLE
         cost = read.query.shape[-1] + read.key.shape[-1] + (site.num_heads if mixing == "shared" else 0)
-        curves.append(measure_curve(unit, exact, cost, output_error if calls else lambda width: 0.0))
-    budget = sum(plan[site.path][1] * curve.cost for site, curve in zip(sites, curves, strict=True))
-    return {site.path: (dim, dim) for site, dim in zip(sites, balance(curves, budget), strict=True)}
+        curves.append(measure_curve(unit, exact, cost, output_error))
+    budget = sum(plan[site.path][1] * curve.cost for site, curve in zip(narrow, curves, strict=True))
+    return plan | {site.path: (dim, dim) for site, dim in zip(narrow, balance(curves, budget), strict=True)}
 
 
 def state_of(mixing: str, dim: int, weights: AttentionWeights) -> QueryKeyState:

@@ -3,13 +3,13 @@
 import argparse
 import math
 
-from transformers import SchedulerType
-
 from collab_heads.collaborative.solvers import METHODS
 from collab_heads.collaborative.swap import ALLOCATIONS
 from collab_heads.errors import ArgumentError
 from collab_heads.sites import check_choice
 
+# the schedules that need nothing but a warm-up and a number of steps
+SCHEDULES = "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt".split()
 SWAPS = ("before", "after", "between")
 # What may differ between a run and its continuation; everything else must be as it was.
 FREE_ON_RESUME = frozenset(
@@ -96,7 +96,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num_warmup_steps", type=count, default=0, metavar="N", help="optimizer steps (0)")
     group.add_argument("--warmup_ratio", type=not_negative, metavar="X", help="share of all steps, instead")
     group.add_argument("--group_by_length", action="store_true", help="examples of like length into one step")
-    group.add_argument("--mixed_precision", default="no", metavar="DTYPE", help="no, bf16 or fp16 (no)")
+    group.add_argument("--mixed_precision", metavar="DTYPE", help="no, bf16 or fp16; as accelerate is configured")
     group.add_argument("--gradient_checkpointing", action="store_true", help="less memory, more time")
     group.add_argument("--dataloader_num_workers", type=count, default=0, metavar="N", help="(0)")
     group.add_argument("--cpu", action="store_true", help="leave GPUs alone")
@@ -138,12 +138,15 @@ def check_shared(args: argparse.Namespace) -> None:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
     check_choice("--decomposition_method", args.decomposition_method, METHODS)
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
-    check_choice("--mixed_precision", args.mixed_precision, ("no", "bf16", "fp16"))
-    check_choice("--lr_scheduler_type", args.lr_scheduler_type, [kind.value for kind in SchedulerType])
+    check_choice("--mixed_precision", args.mixed_precision or "no", ("no", "bf16", "fp16"))
+    check_choice("--lr_scheduler_type", args.lr_scheduler_type, SCHEDULES)
     if args.model_name_or_path is None:
         raise ArgumentError("--model_name_or_path is missing: a folder, or a name on the Hub (or run --demo)")
-    if not args.collaborative and (args.dim_shared_query_key is not None or args.sites or args.swap != "before"):
-        raise ArgumentError("--dim_shared_query_key, --sites and --swap have no effect without --collaborative")
+    named = args.dim_shared_query_key, args.sites, args.swap, args.mixing, args.allocation
+    if not args.collaborative and named != (None, None, "before", "shared", "uniform"):
+        raise ArgumentError(
+            "--dim_shared_query_key, --sites, --swap, --mixing and --allocation have no effect without --collaborative"
+        )
     if args.mixing == "per_head" and args.decomposition_method != "als":
         raise ArgumentError("--decomposition_method has no meaning for --mixing per_head, which is an SVD per head")
     if args.decomposition_tol >= 1:

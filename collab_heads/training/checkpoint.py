@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -130,6 +131,16 @@ def check_continues(folder: Path, progress: Mapping, arguments: Mapping, process
             f"--resume_from_checkpoint {folder}: it was made with {progress['processes']} process(es), "
             f"this run has {processes}"
         )
+
+
+def go_on_from(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
+    """The checkpoint that the flags name, checked against this run, and what it says of itself; (None, {}) without."""
+    if not args.resume_from_checkpoint:
+        return None, {}
+    folder = find_checkpoint(args.resume_from_checkpoint, Path(args.output_dir))
+    progress = load_progress(folder)
+    check_continues(folder, progress, arguments, processes)
+    return folder, progress
 
 
 def prune_checkpoints(output_dir: Path, keep: int | None) -> None:

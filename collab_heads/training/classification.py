@@ -30,10 +30,11 @@ class Labels:
     @classmethod
     def of(cls, task: Task, config: PretrainedConfig) -> "Labels":
         """Follow the names in a trained checkpoint's config where they are the task's, in whatever order."""
-        names = {str(name).lower(): number for name, number in (config.label2id or {}).items()}
-        wanted = [name.lower() for name in task.labels]
-        if is_trained(config) and names.keys() == set(wanted):
-            return cls(tuple(int(names[name]) for name in wanted))
+        for case in (str, str.lower):
+            names = {case(str(name)): number for name, number in (config.label2id or {}).items()}
+            wanted = [case(name) for name in task.labels]
+            if is_trained(config) and names.keys() == set(wanted) and len(names) == len(wanted):
+                return cls(tuple(int(names[name]) for name in wanted))
         return cls(tuple(range(len(task.labels))))
 
     def to_model(self, label: float) -> float:

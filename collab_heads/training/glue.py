@@ -17,7 +17,7 @@ class Task:
     """One classification or regression task.
 
     Attributes:
-        name: as on the Hub; None for files of one's own.
+        name: as on the Hub; None for one's own files.
         texts: the columns of the one or two texts.
         labels: the names of the classes, in the order of their numbers; empty for regression.
         metric: the name of the GLUE task whose metric applies, or "classification" or "regression".
@@ -224,6 +224,8 @@ def from_files(
         raise DataError(f"{train} has no column of text beside {label!r}")
     values = [row[label] for row in tables["train"]]
     names = [] if is_regression(values) else sort_labels({str(value).strip() for value in values})
+    if len(names) == 1:
+        raise DataError(f"{train}: all examples have the label {names[0]!r}: there is nothing to learn")
     splits = {}
     for split, rows in tables.items():
         check_columns(files[split], rows, texts if split == "test" else [*texts, label])
@@ -244,7 +246,5 @@ def is_regression(labels: Sequence) -> bool:
 
 def sort_labels(names: set[str]) -> list[str]:
     """By number where all are numbers, else by name."""
-    try:
-        return sorted(names, key=lambda name: (int(name), name))
-    except ValueError:
-        return sorted(names)
+    numbers = all(name.lstrip("-").isdecimal() for name in names)
+    return sorted(names, key=lambda name: (int(name) if numbers else 0, name))

@@ -4,15 +4,16 @@ from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
+import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
 from collab_heads.collaborative.terms import restrict_scores
-from collab_heads.errors import NonFiniteError
+from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.training import swapping
 from collab_heads.training.arguments import fingerprint
-from collab_heads.training.checkpoint import check_continues, find_checkpoint, load_progress, write_json
+from collab_heads.training.checkpoint import go_on_from, write_json
 from collab_heads.training.classification import (
     calibration_batches,
     check_head,
@@ -24,7 +25,7 @@ from collab_heads.training.classification import (
 )
 from collab_heads.training.glue import Data
 from collab_heads.training.loading import digest, load_or_explain
-from collab_heads.training.loop import Hooks, fine_tune
+from collab_heads.training.loop import Hooks, fine_tune, num_steps
 from collab_heads.training.metrics import classification_metric, glue_metric, regression_metric
 from collab_heads.training.output import PREDICTIONS, RESULTS, check_output, clear_output, provenance
 from collab_heads.training.submission import submission_name, write_submissions
@@ -47,23 +48,18 @@ class GlueRun:
     def __init__(self, args: Namespace, data: Data, accelerator: Accelerator):
         self.args, self.data, self.accelerator = args, data, accelerator
         self.output_dir = Path(args.output_dir) if args.output_dir else None
-        self.arguments = {**fingerprint(args), "data": digest(data)}
-        self.checkpoint, self.progress = self.find_progress()
+        precision = accelerator.mixed_precision  # also from `accelerate launch` or its config
+        self.arguments = {**fingerprint(args), "mixed_precision": precision, "data": digest(data)}
+        self.provenance = provenance()
+        self.checkpoint, self.progress = go_on_from(args, self.arguments, accelerator.num_processes)
         if self.output_dir:
-            check_output(self.output_dir, overwrite=args.overwrite_output_dir, resume=self.checkpoint is not None)
+            own = self.checkpoint is not None and self.checkpoint.resolve().parent == self.output_dir.resolve()
+            sources = [args.model_name_or_path, args.tokenizer_name]
+            check_output(self.output_dir, overwrite=args.overwrite_output_dir, resume=own, sources=sources)
         self.history: list[dict] = self.progress.get("history", [])
         self.swapped: dict | None = self.progress.get("swap")
         self.trained: list[dict] = self.progress.get("trained", [])
         self.load()
-
-    def find_progress(self) -> tuple[Path | None, dict]:
-        """The checkpoint to go on from, and what it says of itself."""
-        if not self.args.resume_from_checkpoint:
-            return None, {}
-        folder = find_checkpoint(self.args.resume_from_checkpoint, self.output_dir)
-        progress = load_progress(folder)
-        check_continues(folder, progress, self.arguments, self.accelerator.num_processes)
-        return folder, progress
 
     def load(self) -> None:
         """Load config, tokenizer and model, and encode the data."""
@@ -84,15 +80,24 @@ class GlueRun:
             AutoModelForSequenceClassification,
             source,
             config=config,
+            dtype=torch.float32,  # a checkpoint in half precision would train in it, and lose small updates
             ignore_mismatched_sizes=args.ignore_mismatched_sizes,
             **backend,
             **remote,
         )
         if self.checkpoint is None:
             swapping.check_model(args, self.model)
+        if self.tokenizer.pad_token is None:
+            raise ArgumentError(
+                f"the tokenizer of {tokenizer_source!r} has no padding token, so batches cannot be made"
+            )
+        if not (args.collaborative or self.starts_trained or num_steps(args, 1)):
+            raise ArgumentError(
+                "--num_train_epochs 0 measures a trained model, and this one has no classification head"
+            )
         length = min(args.max_length, self.tokenizer.model_max_length)
         self.encoded = encode(self.data, self.tokenizer, self.labels, length, args.pad_to_max_length)
-        multiple = 8 if args.mixed_precision != "no" else None
+        multiple = 8 if self.accelerator.mixed_precision != "no" else None
         self.collate = DataCollatorWithPadding(self.tokenizer, pad_to_multiple_of=multiple)
         metric = {"classification": classification_metric, "regression": regression_metric}.get(task.metric)
         self.metric = metric() if metric else glue_metric(task.metric)
@@ -104,6 +109,7 @@ class GlueRun:
             What `all_results.json` holds.
         """
         args, main = self.args, self.accelerator.is_main_process
+        self.accelerator.wait_for_everyone()  # no process reads any more what the first may clear
         if self.output_dir and main:
             if args.overwrite_output_dir and self.checkpoint is None:
                 clear_output(self.output_dir)
@@ -142,7 +148,7 @@ class GlueRun:
         if args.calibration_samples:
             drawn = draw(self.encoded["train"], args.calibration_samples, args.seed)
             calibration = calibration_batches(drawn, self.collate)
-        report = swapping.swap(args, self.model, calibration)
+        report = swapping.swap_everywhere(self.accelerator, args, self.model, calibration)
         self.accelerator.print(report)
         self.swapped = swapping.summary(report)
         self.restrict()
@@ -168,7 +174,13 @@ class GlueRun:
         )
         rate = trained.examples / trained.seconds if trained.seconds else None
         self.trained.append(
-            {"stage": stage, "steps": trained.steps, "seconds": trained.seconds, "samples_per_second": rate}
+            {
+                "stage": stage,
+                "steps": trained.steps,
+                "examples": trained.examples,  # these and the seconds are of the last leg of a resumed run
+                "seconds": trained.seconds,
+                "samples_per_second": rate,
+            }
         )
 
     def evaluate(self, stage: str, epoch: int = 0, step: int = 0, model=None) -> None:
@@ -184,8 +196,8 @@ class GlueRun:
         self.history.append({"stage": stage, "epoch": epoch, "step": step, "metrics": metrics})
         values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.accelerator.print(f"{stage}{f', epoch {epoch}' if epoch else ''}: {values}")
-        logged = {f"eval_{name}": value for name, value in metrics.items()}
-        self.accelerator.log({**logged, "stage": len(self.history)}, step=len(self.history))
+        before = sum(entry["steps"] for entry in self.trained)
+        self.accelerator.log({f"eval_{name}": value for name, value in metrics.items()}, step=before + step)
 
     def outputs(self, split: str, model=None) -> np.ndarray:
         """Logits or scores of a split, classes in the task's order."""
@@ -209,7 +221,7 @@ class GlueRun:
             "parameters": self.model.num_parameters(),
             "processes": self.accelerator.num_processes,
             "arguments": self.arguments,
-            **provenance(),
+            **self.provenance,
         }
 
     def save_model(self, model, folder: Path) -> None:
@@ -218,10 +230,11 @@ class GlueRun:
         self.tokenizer.save_pretrained(folder)
 
     def finish(self, results: dict) -> None:
-        """Write the model, predictions of the test splits, and the results, last."""
-        tests = {split: self.outputs(split) for split in self.data.named("test")}
+        """Write the model first, then predictions of the test splits, and the results last."""
         if self.output_dir and self.accelerator.is_main_process:
             self.save_model(self.model, self.output_dir)
+        tests = {split: self.outputs(split) for split in self.data.named("test")}
+        if self.output_dir and self.accelerator.is_main_process:
             if tests:
                 write_submissions(self.output_dir / PREDICTIONS, self.data.task, tests)
                 names = ", ".join(submission_name(self.data.task, split) for split in tests)

@@ -5,7 +5,6 @@ micro-batches and processes.
 """
 
 import math
-import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ from transformers import PreTrainedModel, get_scheduler
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.training.batches import own_share, shuffled_steps
 from collab_heads.training.checkpoint import load_state, prune_checkpoints, save_checkpoint
+from collab_heads.training.monitor import DIVERGED, Clock, Losses
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,10 @@ def fine_tune(
     set_seed(args.seed + phase, device_specific=True)  # dropout differs between processes
     groups = parameter_groups(model, args.weight_decay)
     wrapped, optimizer, schedule = accelerator.prepare(
-        model, *optimizer_and_schedule(groups, args.learning_rate, args.lr_scheduler_type, warmup, total)
+        model,
+        *optimizer_and_schedule(
+            groups, args.learning_rate, args.lr_scheduler_type, warmup, total, scaled=accelerator.scaler is not None
+        ),
     )
     lengths = [len(ids) for ids in examples["input_ids"]] if args.group_by_length else None
     done = 0
@@ -136,26 +139,32 @@ def fine_tune(
             seen += sum(len(indices) for indices in step)
             bar.update()
             losses.add(loss, done, schedule.get_last_lr()[0])
-            if isinstance(args.checkpointing_steps, int) and done % args.checkpointing_steps == 0 and done < total:
+            due = isinstance(args.checkpointing_steps, int) and done % args.checkpointing_steps == 0
+            if due and step is not steps[-1]:
                 clock.stop()
                 save(accelerator, wrapped, args, hooks, f"step_{phase}_{done}", phase, done)
                 clock.start()
         clock.stop()
         epoch = math.ceil(done / steps_per_epoch)
         hooks.evaluate(accelerator.unwrap_model(wrapped, keep_fp32_wrapper=True), epoch, done)
-        if args.checkpointing_steps == "epoch":
-            save(accelerator, wrapped, args, hooks, f"epoch_{phase}_{epoch}", phase, done)
+        if due or args.checkpointing_steps == "epoch":  # after the evaluation, which is part of it
+            name = f"step_{phase}_{done}" if due else f"epoch_{phase}_{epoch}"
+            save(accelerator, wrapped, args, hooks, name, phase, done)
     bar.close()
-    accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False)
+    for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
+        vars(model).pop(name, None)  # else the next phase would run without mixed precision
     model.eval()
     accelerator.free_memory()
     return Trained(total, seen, clock.seconds)
 
 
-def optimizer_and_schedule(groups, learning_rate, schedule, warmup, total):
-    """AdamW, fused where torch can (a fifth of a step's time on a CPU), and its learning rate schedule."""
-    device = groups[0]["params"][0].device
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=device.type in ("cpu", "cuda"))
+def optimizer_and_schedule(groups, learning_rate, schedule, warmup, total, scaled=False):
+    """AdamW, fused where torch can (a fifth of a step's time on a CPU), and its learning rate schedule.
+
+    With a gradient scaler (fp16) it is not fused: a fused step does not tell when it was skipped.
+    """
+    fused = groups[0]["params"][0].device.type in ("cpu", "cuda") and not scaled
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=fused)
     return optimizer, get_scheduler(schedule, optimizer, num_warmup_steps=warmup, num_training_steps=total)
 
 
@@ -205,46 +214,11 @@ def optimizer_step(
 
 
 def save(accelerator, wrapped, args, hooks, name, phase, step) -> None:
-    """Write a checkpoint and delete those that are too many."""
+    """Write a checkpoint and delete those that are too many: never a good one for one of NaN."""
     model, output_dir = accelerator.unwrap_model(wrapped), Path(args.output_dir)
+    if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
+        raise NonFiniteError(f"weights are NaN or inf at step {step}: {DIVERGED}")
     progress = {"phase": phase, "step": step, "processes": accelerator.num_processes, **hooks.progress()}
     save_checkpoint(accelerator, output_dir / name, lambda folder: hooks.save_model(model, folder), progress)
     if accelerator.is_main_process:
         prune_checkpoints(output_dir, args.save_total_limit)
-
-
-class Losses:
-    """Logs the mean loss of every so many steps to the trackers, and stops a run that has diverged."""
-
-    def __init__(self, accelerator: Accelerator, every: int, phase: int, total: int):
-        self.accelerator, self.every, self.phase, self.total = accelerator, every, phase, total
-        self.sum, self.count = 0.0, 0
-
-    def add(self, loss: torch.Tensor, step: int, learning_rate: float) -> None:
-        """Add the loss of a step on this process."""
-        self.sum, self.count = self.sum + loss, self.count + 1
-        if step % self.every and step != self.total:
-            return
-        mean = float(self.accelerator.reduce(self.sum)) / self.count
-        self.sum, self.count = 0.0, 0
-        if not math.isfinite(mean):
-            raise NonFiniteError(
-                f"the loss is {mean} at step {step}: lower --learning_rate, or use --mixed_precision bf16 or no"
-            )
-        values = {"train_loss": mean, "learning_rate": learning_rate, "phase": self.phase}
-        self.accelerator.log(values, step=self.phase * self.total + step)
-
-
-class Clock:
-    """Adds up the seconds between start and stop."""
-
-    def __init__(self):
-        self.seconds, self.started = 0.0, None
-
-    def start(self) -> None:
-        """Start, or go on."""
-        self.started = time.perf_counter()
-
-    def stop(self) -> None:
-        """Stop."""
-        self.seconds += time.perf_counter() - self.started

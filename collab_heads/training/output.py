@@ -19,12 +19,21 @@ SECRET = re.compile(r"^(--hub_token=).*")
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "collab-heads")
 
 
-def check_output(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
+def check_output(output_dir: Path, *, overwrite: bool, resume: bool, sources: Sequence[str | None] = ()) -> None:
     """Check that a run may write to a folder, without touching it.
+
+    Args:
+        output_dir: the folder.
+        overwrite: what an earlier run left there is to be replaced.
+        resume: the run goes on from a checkpoint in this folder.
+        sources: folders that the run reads from; none may be overwritten.
 
     Raises:
         OutputError: if it is a file, or is in use and neither to be overwritten nor to be resumed from.
     """
+    for source in sources if overwrite else ():
+        if source is not None and Path(source).resolve().is_relative_to(output_dir.resolve()):
+            raise OutputError(f"--overwrite_output_dir would delete {source}, which the run starts from")
     if output_dir.exists() and not output_dir.is_dir():
         raise OutputError(f"--output_dir {output_dir} is a file")
     if output_dir.is_dir() and any(output_dir.iterdir()) and not overwrite and not resume:
@@ -35,8 +44,13 @@ def check_output(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def clear_output(output_dir: Path) -> None:
-    """Delete what an earlier run left in a folder: its model, results and checkpoints; leave all else."""
-    for path in output_dir.iterdir() if output_dir.is_dir() else ():
+    """Delete what an earlier run left in a folder: its model, results and checkpoints; leave all else.
+
+    In a folder with neither results nor checkpoints of ours nothing is deleted.
+    """
+    if not ((output_dir / RESULTS).is_file() or any(output_dir.glob(f"*_*/{PROGRESS}"))):
+        return
+    for path in output_dir.iterdir():
         name = path.name.removesuffix(PARTIAL)
         is_checkpoint = NAME.fullmatch(name) and (name != path.name or (path / PROGRESS).is_file())
         if name in OWN or is_checkpoint:
@@ -45,8 +59,16 @@ def clear_output(output_dir: Path) -> None:
 
 def provenance() -> dict:
     """What made a result: the command line and the versions."""
-    versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
+    versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
     return {"command": " ".join(without_token(sys.argv)), "versions": versions}
+
+
+def version(package: str) -> str | None:
+    """The installed version of a package, None where it runs from a plain checkout."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def without_token(argv: Sequence[str]) -> list[str]:

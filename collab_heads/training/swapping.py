@@ -3,6 +3,9 @@
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
 from collab_heads.collaborative.query_key import is_swapped
@@ -10,7 +13,9 @@ from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.collaborative.terms import check_terms
 from collab_heads.collaborative.widths import resolve_width
+from collab_heads.config import FIELD
 from collab_heads.errors import SwapError
+from collab_heads.persist import rebuild
 from collab_heads.registry import get_adapter
 from collab_heads.sites import select_sites
 
@@ -65,6 +70,24 @@ def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping]
         refine_steps=args.refine_steps,
         seed=args.seed,
     )
+
+
+def swap_everywhere(
+    accelerator: Accelerator, args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None
+) -> SwapReport:
+    """Swap on the first process and hand the result to all others: last bits of floating point may differ there."""
+    found: list = [None, None]
+    if accelerator.is_main_process:
+        report = swap(args, model, calibration)
+        found = [report, getattr(model.config, FIELD)]
+    if accelerator.num_processes > 1:
+        broadcast_object_list(found)
+        if not accelerator.is_main_process:
+            setattr(model.config, FIELD, found[1])
+            rebuild(model)
+        for parameter in model.parameters():
+            torch.distributed.broadcast(parameter.data, 0)
+    return found[0]
 
 
 def summary(report: SwapReport) -> dict:

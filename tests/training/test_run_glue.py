@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import run_glue
 import tiny
 from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.errors import CollabHeadsError
+from collab_heads.training import loop, swapping
 from families import sites
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,11 +158,18 @@ def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
     assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 
 
-@pytest.mark.parametrize("checkpointing", ("3", "epoch"))
-def test_resuming_in_one_process(checkpointing, bert, files, tmp_path):
-    """From every checkpoint of a run, in place, with accumulation: the same end."""
-    more = ("--checkpointing_steps", checkpointing, "--gradient_accumulation_steps", 3, "--max_train_steps", 8)
-    out = tmp_path / "out"
+@pytest.mark.parametrize(
+    "more",
+    (
+        "--checkpointing_steps 3 --gradient_accumulation_steps 3 --max_train_steps 8",  # 5 steps an epoch
+        "--checkpointing_steps epoch --gradient_accumulation_steps 3 --max_train_steps 8 --group_by_length",
+        "--checkpointing_steps 5 --gradient_accumulation_steps 3 --max_train_steps 12",  # at the end of an epoch
+        f"--checkpointing_steps 3 --max_train_steps 4 --mixed_precision bf16 --swap between {' '.join(SWAP)}",
+    ),
+)
+def test_resuming_in_one_process(more, bert, files, tmp_path):
+    """From every checkpoint of a run, in place, in either phase: the same end."""
+    more, out = more.split(), tmp_path / "out"
     whole = run(bert, files, out, *more)
     expected = load_file(out / "model.safetensors")
     folders = [path for path in out.iterdir() if (path / "progress.json").exists()]
@@ -171,6 +179,56 @@ def test_resuming_in_one_process(checkpointing, bert, files, tmp_path):
         assert found["history"] == whole["history"]
         weights = load_file(out / "model.safetensors")
         assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
+
+
+def test_both_phases_train_in_the_same_precision(bert, files, monkeypatch):
+    """What mixed precision wraps around a model must come off, and go on again."""
+    dtypes = []
+    stock = swapping.swap
+
+    def swap(args, model, calibration):
+        report = stock(args, model, calibration)
+        model.bert.encoder.layer[0].output.dense.register_forward_hook(lambda m, i, o: dtypes.append(o.dtype))
+        return report
+
+    monkeypatch.setattr(swapping, "swap", swap)
+    run(bert, files, None, *SWAP, "--swap", "between", "--mixed_precision", "bf16", "--max_train_steps", 2)
+    assert dtypes[-1] == torch.bfloat16
+
+
+def test_a_half_precision_checkpoint_is_trained_in_full_precision(bert, files, tmp_path):
+    AutoModelForSequenceClassification.from_pretrained(bert).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "half")
+    run(tmp_path / "half", files, tmp_path / "out", "--max_train_steps", 1)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.float32}
+
+
+def test_another_runs_folder_is_not_written_to(bert, files, tmp_path):
+    more = ("--max_train_steps", 2, "--checkpointing_steps", 1)
+    for name in ("first", "second"):
+        run(bert, files, tmp_path / name, *more)
+    before = (tmp_path / "second" / "all_results.json").read_bytes()
+    with pytest.raises(CollabHeadsError, match="is in use"):
+        run(bert, files, tmp_path / "second", *more, "--resume_from_checkpoint", tmp_path / "first" / "step_0_1")
+    assert (tmp_path / "second" / "all_results.json").read_bytes() == before
+    with pytest.raises(CollabHeadsError, match="which the run starts from"):
+        run(tmp_path / "first", files, tmp_path / "first", "--overwrite_output_dir")
+    assert (tmp_path / "first" / "model.safetensors").exists()
+
+
+def test_a_checkpoint_of_nan_is_not_written(bert, files, tmp_path, monkeypatch):
+    """Or it would push out a good one."""
+    stock = loop.optimizer_step
+
+    def step(accelerator, model, *rest):
+        loss = stock(accelerator, model, *rest)
+        model.classifier.bias.data.fill_(float("nan"))
+        return loss
+
+    monkeypatch.setattr(loop, "optimizer_step", step)
+    with pytest.raises(CollabHeadsError, match="weights are NaN or inf at step 2: lower --learning_rate"):
+        run(bert, files, tmp_path / "out", "--checkpointing_steps", 2)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_checkpoints_are_models(bert, files, tmp_path):
@@ -249,6 +307,8 @@ def test_a_glue_folder_is_read(bert, tmp_path):
         (("--lerning_rate", 1), r"unknown flag '--lerning_rate' \(did you mean '--learning_rate'\?\)"),
         (("--learning_rate", "fast"), "argument --learning_rate: invalid"),
         (("--num_train_epochs", "nan"), "finite number"),
+        (("--num_train_epochs", 0), "this one has no classification head"),
+        (("--lr_scheduler_type", "reduce_lr_on_plateau"), "unknown --lr_scheduler_type"),
         (("--resume_from_checkpoint",), "holds no finished checkpoint"),
         (("--with_tracking", "--report_to", "tensorbord"), r"did you mean 'tensorboard'"),
         (("--do_predict",), "--do_predict needs --test_file"),
@@ -320,7 +380,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(bert, files, tmp_path):
     (out / "step_0_1.partial").rename(out / "step_0_1")
     with pytest.raises(CollabHeadsError, match=r"learning_rate was 0.003 and is 0.001"):
         run(bert, files, out, *more, "--resume_from_checkpoint", "--learning_rate", 1e-3)
-    (out / "step_0_1" / "optimizer.bin").unlink()
+    (out / "step_0_2" / "optimizer.bin").unlink()
     with pytest.raises(CollabHeadsError, match=r"lacks optimizer.bin"):
         run(bert, files, out, *more, "--resume_from_checkpoint")
     assert (out / "all_results.json").read_bytes() == results
