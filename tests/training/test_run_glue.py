@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "--learning_rate 3e-3 --num_train_epochs 2 --per_device_eval_batch_size 16 --cpu".split()
 LEARNS = "--num_train_epochs 4".split()
 SWAP = "--collaborative --dim_shared_query_key 16 --refine_steps 3 --calibration_samples 16".split()
+LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no".split()
+LAUNCH += "--main_process_port 0 --dynamo_backend no run_glue.py".split()
 ADAM32 = 5e-5  # float32 gradients summed in another order, magnified where Adam divides by small ones; seen: 6e-6
 
 
@@ -257,6 +259,18 @@ def test_two_processes_give_the_metrics_of_one(files, tmp_path):
         torch.testing.assert_close(weights[name], expected[name], rtol=0, atol=ADAM32)
     predictions = [(tmp_path / name / "predictions" / "predictions.tsv").read_text() for name in ("one", "two")]
     assert predictions[0] == predictions[1]
+
+
+@pytest.mark.slow
+def test_two_processes_resume_as_well(bert, files, tmp_path):
+    """With dropout: every process goes on with its own random numbers."""
+    more = (*SWAP, "--per_device_train_batch_size", 4, "--checkpointing_steps", 5)
+    finish(start([*LAUNCH, *flags(bert, files, tmp_path / "two", *more)]))
+    expected = load_file(tmp_path / "two" / "model.safetensors")
+    resume = ("--resume_from_checkpoint", tmp_path / "two" / "step_0_10")
+    finish(start([*LAUNCH, *flags(bert, files, tmp_path / "two", *more, *resume)]))
+    weights = load_file(tmp_path / "two" / "model.safetensors")
+    assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 
 
 def broken(folder: Path, kind: str) -> Path:
