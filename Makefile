@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # the CPU build of torch by default; another index or wheel folder: make PIP_ARGS="--index-url ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench bench-glue clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python run_glue.py --demo
@@ -26,6 +26,11 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/decomposition.py
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/training.py
+
+# the GLUE table: about eight hours on two cores; runs that are complete are not repeated
+bench-glue: $(VENV)/.bench
+	$(BIN)/python benchmarks/glue.py
 	$(BIN)/python benchmarks/glue.py --table
 
 $(VENV)/bin/python:

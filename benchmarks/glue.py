@@ -1,0 +1,139 @@
+"""Fine-tune, swap at several widths, fine-tune again: run_glue.py on real GLUE tasks with all-MiniLM-L6-v2.
+
+python benchmarks/glue.py [--tasks mrpc stsb rte cola] [--work DIR] [--table]
+
+Every row is a run of run_glue.py (its flags are in the JSON): the original is fine-tuned for three epochs; each width
+starts from it, is swapped and calibrated on 256 training examples, evaluated, fine-tuned for one more epoch (or three)
+and evaluated again; at 384, which is exact, training again is left out. "balanced" spreads the same parameters over the
+layers. "again" in the row of the original is the same extra epoch without a swap. "source" is the system of
+Cordonnier et al. 2020: CP decomposition of the dense tensor from a random start, scores divided by sqrt(R / H). Runs
+found complete in DIR are not repeated, so tasks can run side by side; --table only collects.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+
+from common import ROOT, minilm, shared, table, write
+
+sys.path.insert(0, str(ROOT))
+import run_glue
+from collab_heads.training import swapping
+from collab_heads.training.metrics import score
+
+TASKS = ("rte", "mrpc", "stsb", "cola")
+COMMON = "--per_device_train_batch_size 16 --per_device_eval_batch_size 32 --learning_rate 5e-5 --warmup_ratio 0.06"
+SETTINGS = {  # row -> flags of its swap
+    "original": None,
+    "384": "--collaborative --num_train_epochs 0",
+    "192": "--collaborative --dim_shared_query_key 192",
+    "128": "--collaborative --dim_shared_query_key 128",
+    "64": "--collaborative --dim_shared_query_key 64",
+    "64 per_head (96)": "--collaborative --dim_shared_query_key 64 --mixing per_head",
+    "64 balanced": "--collaborative --dim_shared_query_key 64 --allocation balanced",
+    "64 balanced, 3 epochs": "--collaborative --dim_shared_query_key 64 --allocation balanced --num_train_epochs 3",
+    "64 source": "--collaborative --dim_shared_query_key 64 --decomposition_method parafac --calibration_samples 0",
+}
+
+
+def source_swap(args, model, calibration):
+    """The source system's swap: its decomposition, and its scale."""
+    report = swapping_swap(args, model, calibration)
+    for site in report.sites:
+        query_key = model.base_model.get_submodule(site.path).query_key
+        scale = 1 / math.sqrt(site.dim / query_key.num_heads)
+        query_key.state = dataclasses.replace(query_key.state, scale=scale)
+    return report
+
+
+swapping_swap = swapping.swap
+
+
+def slug(name: str) -> str:
+    """A setting as part of a folder's name."""
+    return name.replace(" ", "-").replace(",", "")
+
+
+def run(task: str, name: str, work: Path, seed: int) -> dict:
+    """One run of run_glue.py, unless its results are there already."""
+    folder = work / f"{task}-{seed}-{slug(name)}"
+    results = folder / "all_results.json"
+    if not results.exists():
+        start = work / f"{task}-{seed}-fine-tuned"
+        again = name != "fine-tuned"
+        flags = [
+            *f"--task_name {task} --group_by_length {COMMON} --num_train_epochs {1 if again else 3}".split(),
+            *("--data_dir", str(shared("data/glue")), "--model_name_or_path", str(start) if again else minilm()),
+            *("--seed", str(seed), "--output_dir", str(folder), "--overwrite_output_dir"),
+            *((SETTINGS[name] or "").split() if again else ()),
+        ]
+        swapping.swap = source_swap if name.endswith("source") else swapping_swap
+        run_glue.main(flags)
+        if again:
+            (folder / "model.safetensors").unlink()
+    return json.loads(results.read_text())
+
+
+def rows_of(work: Path, tasks: list[str], seeds: list[int]) -> list[dict]:
+    """One row per setting, from the runs that are there."""
+    rows = []
+    for name in SETTINGS:
+        row: dict = {"R": name}
+        for stage, label in (("before", ""), ("after", " again")):
+            found = []
+            for task in tasks:
+                scores = [value for seed in seeds if (value := stage_score(work, task, seed, name, stage)) is not None]
+                row[f"{task}{label}"] = sum(scores) / len(scores) if scores else None
+                found.append(row[f"{task}{label}"])
+            row[f"average{label}"] = sum(found) / len(found) if None not in found else None
+        done = [path for task in tasks for seed in seeds if (path := results_path(work, task, seed, name)).exists()]
+        if done:
+            one = json.loads(done[0].read_text())
+            row["parameters"], row["swap"] = one["parameters"], one["swap"] and one["swap"]["mean_relative_error"]
+            row["arguments"] = {path.parent.name: json.loads(path.read_text())["arguments"] for path in done}
+        rows.append(row)
+    return rows
+
+
+def results_path(work: Path, task: str, seed: int, name: str) -> Path:
+    """Where a run's results are."""
+    return work / f"{task}-{seed}-{slug(name)}" / "all_results.json"
+
+
+def stage_score(work: Path, task: str, seed: int, name: str, stage: str) -> float | None:
+    """GLUE's number for a task, x 100, before or after the extra epoch; None if the run is missing."""
+    path = results_path(work, task, seed, name)
+    if not path.exists():
+        return None
+    stages = json.loads(path.read_text())["stages"]
+    before = "loaded" if name == "original" else "swapped"
+    metrics = stages.get(before if stage == "before" else "fine_tuned")
+    return None if metrics is None else 100 * score(task, metrics)
+
+
+def main() -> None:
+    """Run what is missing, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[42])
+    parser.add_argument("--work", type=Path, default=Path("/tmp/collab-heads-glue"))
+    parser.add_argument("--table", action="store_true", help="collect only")
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    for seed in [] if arguments.table else arguments.seeds:
+        for task in arguments.tasks:
+            for name in ("fine-tuned", *arguments.settings):
+                run(task, name, arguments.work, seed)
+    rows = rows_of(arguments.work, list(TASKS), arguments.seeds)
+    columns = {"R": "", **{f"{task}{again}": ".2f" for again in ("", " again") for task in (*TASKS, "average")}}
+    print(table(rows, {**columns, "parameters": ","}))
+    if arguments.table:
+        write("glue", rows, seeds=arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
