@@ -93,7 +93,8 @@ def rows_of(work: Path, tasks: list[str], seeds: list[int]) -> list[dict]:
         if done:
             one = json.loads(done[0].read_text())
             row["parameters"], row["swap"] = one["parameters"], one["swap"] and one["swap"]["mean_relative_error"]
-            row["arguments"] = {path.parent.name: json.loads(path.read_text())["arguments"] for path in done}
+            row["flags"] = f"--group_by_length {COMMON} {SETTINGS[name] or ''}".strip()
+            row["runs"] = {path.parent.name: json.loads(path.read_text())["stages"] for path in done}
         rows.append(row)
     return rows
 
