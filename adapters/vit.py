@@ -42,3 +42,4 @@ class ViTAdapter(AttentionAdapter):
     }
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
     roles = ("enc-self",)
+    transformers = "5.21"  # before, every name with "attention.query" in it is taken for an old one, ours included

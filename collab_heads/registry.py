@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
+import transformers
+from packaging import version
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -27,6 +29,7 @@ class AttentionAdapter:
         heads: name of the head count in the attention module.
         roles: the roles that models of the family can have.
         capabilities: what the toolkit can do with this family.
+        transformers: the lowest version of transformers that loads changed models of this family.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
@@ -39,6 +42,7 @@ class AttentionAdapter:
     heads: ClassVar[str] = "num_attention_heads"
     roles: ClassVar[tuple[str, ...]] = ROLES
     capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative"})
+    transformers: ClassVar[str] = "5.15"
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
         """List the attention modules of a model, swapped or not, in model order."""
@@ -122,11 +126,18 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
     """Look an adapter up by `config.model_type`.
 
     Raises:
-        UnsupportedModelError: if there is none; the message lists the supported types and says why, where known.
+        UnsupportedModelError: if there is none, or it needs a newer transformers; the message lists the supported types
+            and says why, where known.
     """
     model_type = config.model_type
     if model_type in _ADAPTERS:
-        return _ADAPTERS[model_type]
+        adapter = _ADAPTERS[model_type]
+        if version.parse(transformers.__version__) < version.parse(adapter.transformers):
+            raise UnsupportedModelError(
+                f"model type {model_type!r} needs transformers {adapter.transformers} or newer, this is "
+                f"{transformers.__version__}: older versions rename its new weights when they load them"
+            )
+        return adapter
     known = supported_model_types()
     why = ""
     if model_type in _ROTARY:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+import transformers
+from packaging import version
 from transformers import (
     AlbertConfig,
     AlbertForSequenceClassification,
@@ -386,8 +388,13 @@ FAMILIES = {
 }
 
 
+if version.parse(transformers.__version__) < version.parse("5.21"):
+    for old in ("vit", "deit"):  # refused there
+        del FAMILIES[old]
+
 # One family of each layout, for what depends on the layout alone.
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "t5", "t5-encoder", "vit")
+LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
 
 
 def swap(model: PreTrainedModel, kind: str, dim=None, **more):

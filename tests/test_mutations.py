@@ -89,7 +89,9 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("backend", ("eager", "sdpa"))
-@pytest.mark.parametrize("mutation, name", [(m, name) for m, names in MUTATIONS.items() for name in names])
+@pytest.mark.parametrize(
+    "mutation, name", [(m, name) for m, names in MUTATIONS.items() for name in names if name in FAMILIES]
+)
 def test_the_contract_catches(mutation, name, backend, monkeypatch):
     mutation(monkeypatch)
     with pytest.raises(AssertionError):

@@ -202,3 +202,10 @@ def test_not_an_adapter(adapter):
 def test_not_a_model():
     with pytest.raises(UnsupportedModelError, match="PreTrainedModel, got str"):
         get_adapter("splinter")
+
+
+def test_a_family_that_needs_a_newer_transformers_says_so(monkeypatch):
+    model = FAMILIES["bert"].build()
+    monkeypatch.setattr(registry._ADAPTERS["bert"], "transformers", "99.1", raising=False)
+    with pytest.raises(UnsupportedModelError, match=r"'bert' needs transformers 99.1 or newer, this is \d"):
+        get_adapter(model)
