@@ -94,9 +94,15 @@ def rows_of(work: Path, tasks: list[str], seeds: list[int]) -> list[dict]:
             one = json.loads(done[0].read_text())
             row["parameters"], row["swap"] = one["parameters"], one["swap"] and one["swap"]["mean_relative_error"]
             row["flags"] = f"--group_by_length {COMMON} {SETTINGS[name] or ''}".strip()
-            row["runs"] = {path.parent.name: json.loads(path.read_text())["stages"] for path in done}
+            row["runs"] = {path.parent.name: run_record(json.loads(path.read_text())) for path in done}
         rows.append(row)
     return rows
+
+
+def run_record(results: dict) -> dict:
+    """What the table keeps of a run: the metrics of every stage, and the widths of the sites."""
+    swap = results["swap"]
+    return {"stages": results["stages"], "widths": swap and [site["dim"] for site in swap["sites"]]}
 
 
 def results_path(work: Path, task: str, seed: int, name: str) -> Path:
