@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # the CPU build of torch by default; another index or wheel folder: make PIP_ARGS="--index-url ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow lint bench bench-glue clean
+.PHONY: demo test test-slow lint bench bench-glue bench-heads clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python run_glue.py --demo
@@ -27,11 +27,17 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/decomposition.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/pruning.py
 
 # the GLUE table: about eight hours on two cores; runs that are complete are not repeated
 bench-glue: $(VENV)/.bench
 	$(BIN)/python benchmarks/glue.py
 	$(BIN)/python benchmarks/glue.py --table
+
+# the table of heads kept: about an hour and a half on two cores; runs that are complete are not repeated
+bench-heads: $(VENV)/.bench
+	$(BIN)/python benchmarks/heads.py
+	$(BIN)/python benchmarks/heads.py --table
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -12,17 +12,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-from accelerate.utils import DistributedType
-from transformers.utils import logging
-
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.sites import check_choice
-from collab_heads.training import arguments
+from collab_heads.training import arguments, pruning
 from collab_heads.training.glue import TASKS, Data, from_files, from_folder, from_hub
 from collab_heads.training.glue_run import GlueRun
-from collab_heads.training.output import LOGS
+from collab_heads.training.start import check_tracking, launch
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -44,6 +39,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     data.add_argument("--do_predict", action="store_true", help="write predictions for the test splits")
     arguments.add_model_arguments(parser)
     arguments.add_collaborative_arguments(parser)
+    pruning.add_head_arguments(parser)
     arguments.add_training_arguments(parser)
     arguments.add_output_arguments(parser)
     args = parser.parse_args(argv)
@@ -68,9 +64,9 @@ def check(args: argparse.Namespace) -> None:
         raise ArgumentError("--do_predict needs --test_file")
     if args.do_predict and args.output_dir is None:
         raise ArgumentError("--do_predict needs --output_dir")
-    if args.with_tracking and args.report_to != "all":
-        check_choice("--report_to", args.report_to, [str(name) for name in LOGGER_TYPE_TO_CLASS])
+    check_tracking(args)
     arguments.check_shared(args)
+    pruning.check_heads(args)
 
 
 def load_data(args: argparse.Namespace) -> Data:
@@ -86,24 +82,6 @@ def load_data(args: argparse.Namespace) -> Data:
     return data.first(limits)
 
 
-def make_accelerator(args: argparse.Namespace) -> Accelerator:
-    """Accelerate, set up as the training loop wants it."""
-    logs = f"{args.output_dir}/{LOGS}" if args.with_tracking else None
-    try:
-        accelerator = Accelerator(
-            cpu=args.cpu,
-            mixed_precision=args.mixed_precision,
-            log_with=args.report_to if args.with_tracking else None,
-            project_dir=logs,
-            step_scheduler_with_optimizer=False,
-        )
-    except (ValueError, ImportError) as error:
-        raise ArgumentError(f"Accelerate: {error}") from error
-    if args.with_tracking and not accelerator.log_with:
-        raise ArgumentError(f"--report_to {args.report_to}: the package of this tracker is not installed")
-    return accelerator
-
-
 def main(argv: Sequence[str] | None = None) -> dict:
     """Run; returns what `all_results.json` holds."""
     args = parse(argv)
@@ -111,13 +89,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
         from collab_heads.training import demo
 
         return demo.main(main)
-    accelerator = make_accelerator(args)
-    if accelerator.distributed_type not in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
-        raise ArgumentError(f"{accelerator.distributed_type} is not supported: use one process or DDP")
-    if not accelerator.is_main_process:
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-    return GlueRun(args, load_data(args), accelerator).run()
+    return launch(args, load_data, GlueRun)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class AlbertAdapter(AttentionAdapter):
     model_types = ("albert",)
     paths = {r"encoder\.albert_layer_groups\.(\d+)\.albert_layers\.\d+\.attention": "enc-self"}
     replacements = {AlbertAttention: CollaborativeAlbertAttention}
-    output = "dense"
+    output, width = "dense", "all_head_size"
     roles = ("enc-self",)
 
     def sites(self, model):

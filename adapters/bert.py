@@ -120,6 +120,8 @@ class BertAdapter(AttentionAdapter):
         modeling_electra.ElectraCrossAttention: CollaborativeElectraCrossAttention,
     }
 
+    width = "all_head_size"
+
     def role(self, role, module):
         """A model with `config.is_decoder` has the paths of an encoder."""
         return "dec-self" if role == "enc-self" and module.config.is_decoder else role

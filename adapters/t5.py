@@ -1,4 +1,8 @@
-"""T5 and mT5: position bias, no projection biases, a score that is not scaled."""
+"""T5 and mT5: position bias, no projection biases, a score that is not scaled.
+
+The first layer of a stack makes the position bias for all of them, so every layer takes and hands on the bias of all
+heads, and picks its own columns where it has fewer (`kept_heads`, original numbers).
+"""
 
 import torch
 from transformers.models.mt5 import modeling_mt5
@@ -12,9 +16,7 @@ def attention(
     self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
 ):
     """`forward` of both classes, with the stock signature. The position bias is handed on: later layers reuse it."""
-    past_length = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
-    if isinstance(past_length, torch.Tensor):
-        past_length = past_length.clone()  # a static cache counts on in the tensor it returns
+    past_length = seen_length(self, past_key_values)
     is_cross = key_value_states is not None
     states = key_value_states if is_cross else hidden_states
     key, value = cached_key_value(self, self.v, states, past_key_values, is_cross=is_cross)
@@ -28,18 +30,49 @@ def attention(
         mask,
         eager=self.eager,
         dropout=self.dropout,
-        position_bias=position_bias,
+        position_bias=own_columns(self, position_bias),
         **kwargs,
     )
     return self.o(output), position_bias, weights
 
 
+def shrunk_attention(self, hidden_states, mask=None, position_bias=None, past_key_values=None, **kwargs):
+    """`forward` of the classes with fewer heads: the stock one, on the columns of the heads that are left."""
+    past_length = seen_length(self, past_key_values)
+    columns = None if position_bias is None else own_columns(self, position_bias)
+    output, columns, weights = self.stock.forward(
+        self, hidden_states, mask=mask, position_bias=columns, past_key_values=past_key_values, **kwargs
+    )
+    if position_bias is None:
+        position_bias = new_position_bias(self, hidden_states, columns.shape[-1], past_length)
+    return output, position_bias, weights
+
+
+def shrunk_bias(self, *args, **kwargs):
+    """`compute_bias` of the classes with fewer heads, for the stock forward: their columns."""
+    return own_columns(self, self.stock.compute_bias(self, *args, **kwargs))
+
+
+def own_columns(module, position_bias):
+    """[1, all heads, T, S] -> [1, H, T, S]: those of the heads that are left."""
+    if not module.kept_heads:  # all heads, or a site without any, which does not look
+        return position_bias
+    return torch.stack([position_bias[:, head] for head in module.kept_heads], dim=1)
+
+
+def seen_length(module, past_key_values):
+    """Number of tokens in the cache before this call."""
+    length = 0 if past_key_values is None else past_key_values.get_seq_length(module.layer_idx)
+    return length.clone() if isinstance(length, torch.Tensor) else length  # a static cache counts on in its tensor
+
+
 def new_position_bias(module, hidden_states, key_length, past_length):
-    """[1, H, T, S]: the relative position bias of block 0, zeros for cross-attention."""
+    """[1, all heads, T, S]: the relative position bias of block 0, zeros for cross-attention."""
     query_length, device = hidden_states.shape[1], hidden_states.device
     if module.has_relative_attention_bias:
-        return module.compute_bias(query_length, key_length, device=device, past_seen_tokens=past_length)
-    shape = (1, module.n_heads, query_length, key_length)
+        compute_bias = module.stock.compute_bias
+        return compute_bias(module, query_length, key_length, device=device, past_seen_tokens=past_length)
+    shape = (1, module.config.num_heads, query_length, key_length)
     bias = torch.zeros(shape, device=device, dtype=hidden_states.dtype)
     if module.gradient_checkpointing and module.training:
         bias.requires_grad = True  # as the stock class: reentrant checkpointing wants a differentiable input
@@ -49,15 +82,31 @@ def new_position_bias(module, hidden_states, key_length, past_length):
 class CollaborativeMT5Attention(modeling_mt5.MT5Attention):
     """`MT5Attention` with a collaborative query/key projection."""
 
+    kept_heads, stock = None, modeling_mt5.MT5Attention
     eager = staticmethod(modeling_mt5.eager_attention_forward)
     forward = attention
+
+
+class ShrunkMT5Attention(modeling_mt5.MT5Attention):
+    """`MT5Attention` with fewer heads."""
+
+    stock = modeling_mt5.MT5Attention
+    forward, compute_bias = shrunk_attention, shrunk_bias
 
 
 class CollaborativeT5Attention(modeling_t5.T5Attention):
     """`T5Attention` with a collaborative query/key projection."""
 
+    kept_heads, stock = None, modeling_t5.T5Attention
     eager = staticmethod(modeling_t5.eager_attention_forward)
     forward = attention
+
+
+class ShrunkT5Attention(modeling_t5.T5Attention):
+    """`T5Attention` with fewer heads."""
+
+    stock = modeling_t5.T5Attention
+    forward, compute_bias = shrunk_attention, shrunk_bias
 
 
 @register
@@ -74,4 +123,19 @@ class T5Adapter(AttentionAdapter):
         modeling_mt5.MT5Attention: CollaborativeMT5Attention,
         modeling_t5.T5Attention: CollaborativeT5Attention,
     }
-    query, key, value, output, heads = "q", "k", "v", "o", "n_heads"
+    shrunk = {
+        modeling_mt5.MT5Attention: ShrunkMT5Attention,
+        modeling_t5.T5Attention: ShrunkT5Attention,
+    }
+    query, key, value, output, heads, width = "q", "k", "v", "o", "n_heads", "inner_dim"
+
+    def shrink(self, module, kept):
+        """Also note which columns of the position bias are left."""
+        before = getattr(module, "kept_heads", None) or range(module.n_heads)
+        super().shrink(module, kept)
+        module.kept_heads = [before[head] for head in kept]
+
+    def restore(self, module, stock, kept):
+        """All columns are its own again."""
+        super().restore(module, stock, kept)
+        del module.kept_heads

@@ -8,6 +8,13 @@ from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.errors import CollabHeadsError
+from collab_heads.heads.adamw import HeadAdamW
+from collab_heads.heads.fold import fold_heads
+from collab_heads.heads.gating import gate_report, swap_to_gated
+from collab_heads.heads.importance import head_importance, most_important
+from collab_heads.heads.penalty import HeadPenalty
+from collab_heads.heads.prune import prune_heads
+from collab_heads.heads.report import FoldReport, GateReport, PruneReport
 from collab_heads.persist import install_hooks
 from collab_heads.registry import AttentionAdapter, get_adapter, register, supported_model_types
 from collab_heads.sites import AttentionSite, AttentionWeights
@@ -19,13 +26,24 @@ __all__ = [
     "AttentionSite",
     "AttentionWeights",
     "CollabHeadsError",
+    "FoldReport",
+    "GateReport",
+    "HeadAdamW",
+    "HeadPenalty",
+    "PruneReport",
     "SiteReport",
     "SwapReport",
     "adapters",
     "collaborative_config",
+    "fold_heads",
+    "gate_report",
     "get_adapter",
+    "head_importance",
+    "most_important",
+    "prune_heads",
     "register",
     "supported_model_types",
     "swap_to_collaborative",
+    "swap_to_gated",
 ]
 __version__ = "0.1.0"

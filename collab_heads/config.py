@@ -4,25 +4,32 @@ State, not history: a version and, per site path relative to the base model, wha
 
     {"version": 1,
      "sites": {"encoder.layer.0.attention.self":
-         {"role": "enc-self", "num_heads": 12,
+         {"role": "enc-self", "num_heads": 12, "kept": [0, 2, 3, 7],
           "query_key": {"kind": "shared", "dim": 128, "dim_head": 32, "scale": 0.17677669529663687, "bias": true,
-                        "mixing_init": "concatenate"}}}}
+                        "mixing_init": "concatenate"},
+          "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}}}}
+
+What a site does not have is left out. A site is built in the order kept, query_key, gates, whatever order it came
+about.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.errors import ConfigError
-from collab_heads.sites import ROLES
+from collab_heads.sites import ROLES, AttentionSite
 
 FIELD = "collab_heads"
 VERSION = 1
 KINDS = ("shared", "per_head")
 MAX_SCALE = 1e6  # scores are scaled by 1 or less; anything near this is a damaged file
 MIXING_INITS = ("concatenate", "ones", "normal")
+GATE_KINDS = ("learned", "subset", "fixed")
 
 
 @dataclass(frozen=True)
@@ -61,28 +68,89 @@ class QueryKeyState:
 
 
 @dataclass(frozen=True)
+class GateState:
+    """The gates on the heads of a site.
+
+    Attributes:
+        kind: "learned" (Hard Concrete), "subset" (learned too, but open or closed in every step: an exact number) or
+            "fixed" (open or closed for good).
+        temperature: of the Hard Concrete samples.
+        stretch: (gamma, zeta), the interval to which samples are stretched before they are clipped to [0, 1].
+    """
+
+    kind: str = "learned"
+    temperature: float = 0.33
+    stretch: tuple[float, float] = (-0.1, 1.1)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the gates have a parameter."""
+        return self.kind != "fixed"
+
+    def __post_init__(self):
+        expect(self.kind in GATE_KINDS, "gates.kind", self.kind, f"one of {', '.join(GATE_KINDS)}")
+        expect(is_number(self.temperature) and self.temperature > 0, "gates.temperature", self.temperature, "above 0")
+        pair = isinstance(self.stretch, Sequence) and len(self.stretch) == 2 and all(map(is_number, self.stretch))
+        wanted = "a pair of numbers, one below 0 and one above 1"
+        expect(pair and self.stretch[0] < 0 and self.stretch[1] > 1, "gates.stretch", self.stretch, wanted)
+        object.__setattr__(self, "stretch", tuple(self.stretch))  # JSON has lists
+
+
+@dataclass(frozen=True)
 class SiteState:
     """What one site is now.
 
     Attributes:
         role: "enc-self", "dec-self" or "dec-enc".
         num_heads: number of heads of the original module.
-        query_key: the query/key projection that replaced the original one.
+        query_key: the query/key projection that replaced the original one; None for the original.
+        kept: the original numbers of the heads that are left, ascending; None if no head was removed.
+        gates: the gates on the heads that are left; None without.
     """
 
     role: str
     num_heads: int
-    query_key: QueryKeyState
+    query_key: QueryKeyState | None = None
+    kept: tuple[int, ...] | None = None
+    gates: GateState | None = None
 
     def __post_init__(self):
         expect(self.role in ROLES, "role", self.role, f"one of {', '.join(ROLES)}")
         expect(is_count(self.num_heads), "num_heads", self.num_heads, "a positive integer")
+        if self.kept is not None:
+            numbers = isinstance(self.kept, Sequence) and all(is_index(head, self.num_heads) for head in self.kept)
+            ascending = numbers and all(a < b for a, b in zip(self.kept, self.kept[1:], strict=False))
+            fewer = ascending and len(self.kept) < self.num_heads
+            expect(fewer, "kept", self.kept, f"some of the heads 0 to {self.num_heads - 1}, ascending")
+            object.__setattr__(self, "kept", tuple(self.kept))
+        if not self.heads:
+            empty = self.query_key is None and self.gates is None
+            expect(empty, "kept", self.kept, "at least one head where there are gates or a query/key projection")
+        if self.query_key is not None:
+            self.check_query_key()
+
+    def check_query_key(self) -> None:
+        """Check the width of the query/key projection against the heads."""
         exact = self.num_heads * self.query_key.dim_head
         expect(self.query_key.dim <= exact, "query_key.dim", self.query_key.dim, f"at most {exact}, which is exact")
-        if self.query_key.kind == "per_head" and self.query_key.dim % self.num_heads:
+        if self.query_key.kind == "per_head" and self.query_key.dim % self.heads:
             raise ConfigError(
-                f"query_key.dim {self.query_key.dim} of a per_head site is not a multiple of its {self.num_heads} heads"
+                f"query_key.dim {self.query_key.dim} of a per_head site is not a multiple of its {self.heads} heads"
             )
+
+    @property
+    def heads(self) -> int:
+        """How many heads are left."""
+        return self.num_heads if self.kept is None else len(self.kept)
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether nothing about the site is changed."""
+        return self.query_key is None and self.kept is None and self.gates is None
+
+    def to_dict(self) -> dict:
+        """The JSON form, without what the site does not have."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -113,28 +181,44 @@ class CollabConfig:
         check_keys(record, {"version", "sites"}, FIELD)
         return cls({path: parse_site(path, site) for path, site in record["sites"].items()})
 
+    def site(self, site: AttentionSite) -> SiteState:
+        """The state of a site, that of a stock one if it was never changed."""
+        return self.sites.get(site.path, SiteState(site.role, site.num_heads))
+
     def with_sites(self, sites: Mapping[str, SiteState]) -> "CollabConfig":
-        """Return a record in which `sites` are added or replaced."""
-        return CollabConfig({**self.sites, **sites})
+        """Return a record in which `sites` are added or replaced; those that are stock again are left out."""
+        return CollabConfig({p: state for p, state in {**self.sites, **sites}.items() if not state.is_stock})
 
     def to_dict(self) -> dict:
         """The JSON form."""
-        return {"version": VERSION, "sites": {path: dataclasses.asdict(site) for path, site in self.sites.items()}}
+        sites = {path: site.to_dict() for path, site in self.sites.items()}
+        return json.loads(json.dumps({"version": VERSION, "sites": sites}))  # lists for tuples, as a loaded one has
 
     def write(self, model: PreTrainedModel) -> None:
-        """Store the record in the config of a model and of its inner stacks (T5 gives each stack its own copy)."""
+        """Store the record in the config of a model and of its inner stacks (T5 gives each stack its own copy).
+
+        A model without changed sites has no record.
+        """
         for module in model.modules():
             if isinstance(module, PreTrainedModel) and module.config.model_type == model.config.model_type:
-                setattr(module.config, FIELD, self.to_dict())
+                if self.sites:
+                    setattr(module.config, FIELD, self.to_dict())
+                elif hasattr(module.config, FIELD):
+                    delattr(module.config, FIELD)
 
 
 def parse_site(path: str, record: object) -> SiteState:
     """Read one site of the record; errors name the path."""
     try:
         check_keys(record, {f.name for f in dataclasses.fields(SiteState)}, path)
-        query_key = record["query_key"]
-        check_keys(query_key, {f.name for f in dataclasses.fields(QueryKeyState)}, f"{path}.query_key")
-        return SiteState(**{**record, "query_key": QueryKeyState(**query_key)})
+        parts = {}
+        for name, state in (("query_key", QueryKeyState), ("gates", GateState)):
+            if record.get(name) is not None:
+                check_keys(record[name], {f.name for f in dataclasses.fields(state)}, f"{path}.{name}")
+                parts[name] = state(**record[name])
+        site = SiteState(**{**record, **parts})
+        expect(not site.is_stock, "the site", dict(record), "one with a query_key, kept or gates")
+        return site
     except (ConfigError, KeyError, TypeError) as error:
         raise ConfigError(f"config.{FIELD}, site {path!r}: {error}") from error
 
@@ -156,3 +240,13 @@ def expect(condition: bool, name: str, value: object, wanted: str) -> None:
 def is_count(value: object) -> bool:
     """Whether `value` is a positive integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a finite number and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_index(value: object, size: int) -> bool:
+    """Whether `value` is an integer from 0 to size - 1 and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size

@@ -16,7 +16,11 @@ from transformers import PreTrainedModel
 from collab_heads.collaborative.query_key import build_query_key, is_swapped
 from collab_heads.config import FIELD, CollabConfig, SiteState
 from collab_heads.errors import ConfigError
+from collab_heads.heads.gates import HeadGates
+from collab_heads.heads.output import ConstantOutput, HeadOutputProjection, install_gates, keep_output_heads
+from collab_heads.heads.removal import is_empty
 from collab_heads.registry import AttentionAdapter, adapter_for_config
+from collab_heads.sites import AttentionSite
 
 
 def rebuild(model: PreTrainedModel) -> None:
@@ -43,31 +47,56 @@ def rebuild(model: PreTrainedModel) -> None:
                 f"config.{FIELD} records {path!r}, which this {type(model).__name__} does not have; "
                 f"it has {', '.join(present) or 'no sites'}"
             )
-        module = base.get_submodule(path)
-        if not is_swapped(module):
-            check_fit(adapter, module, path, state)
-            adapter.install(module, empty_query_key(adapter, module, state))
-            module._is_hf_initialized = False  # an inner stack may have initialised the stock module already
+        rebuild_site(adapter, model, present[path], state)
+
+
+def rebuild_site(adapter: AttentionAdapter, model: PreTrainedModel, site: AttentionSite, state: SiteState) -> None:
+    """Bring one site from stock to its recorded state: fewer heads, then the query/key projection, then the gates."""
+    module, output = model.base_model.get_submodule(site.path), None
+    if state.kept is not None or state.gates is not None:
+        output = adapter.output_projection(model, site)
+    if is_rebuilt(adapter, module, output, state):
+        return
+    check_fit(adapter, module, site.path, state)
+    if state.kept is not None:
+        adapter.shrink(module, list(state.kept))
+        keep_output_heads(output, list(state.kept), state.num_heads)
+    if state.query_key is not None:
+        adapter.install(module, empty_query_key(adapter, module, state))
+    if state.gates is not None:
+        install_gates(output, state.gates, state.heads)
+    for changed in filter(None, (module, output)):
+        changed._is_hf_initialized = False  # an inner stack may have initialised the stock module already
+
+
+def is_rebuilt(adapter: AttentionAdapter, module: nn.Module, output: nn.Module | None, state: SiteState) -> bool:
+    """Whether a site is in its recorded state already (inner and outer models both rebuild)."""
+    return (
+        getattr(module, adapter.heads) == state.heads
+        and is_swapped(module) == (state.query_key is not None)
+        and isinstance(output, HeadOutputProjection) == (state.gates is not None)
+    )
 
 
 def empty_query_key(adapter: AttentionAdapter, module: nn.Module, state: SiteState) -> nn.Module:
     """Build the recorded query/key projection on the device and in the dtype of the stock one."""
     query, key = adapter.projections(module)
     dims, like = (query.in_features, key.in_features), query.weight
-    return build_query_key(state.query_key, state.num_heads, *dims, device=like.device, dtype=like.dtype)
+    return build_query_key(state.query_key, state.heads, *dims, device=like.device, dtype=like.dtype)
 
 
 def check_fit(adapter: AttentionAdapter, module: nn.Module, path: str, state: SiteState) -> None:
     """Raise ConfigError if the recorded state does not fit the stock module."""
-    query, _ = adapter.projections(module)
     heads = getattr(module, adapter.heads)
-    recorded = state.num_heads, state.query_key.dim_head, state.query_key.bias, state.query_key.scale
-    actual = heads, query.out_features // heads, query.bias is not None, float(module.scaling)
+    recorded, actual = {"heads": state.num_heads}, {"heads": heads}
+    if state.query_key is not None:
+        query, _ = adapter.projections(module)
+        recorded |= {"head width": state.query_key.dim_head, "query bias": state.query_key.bias}
+        recorded |= {"scale": state.query_key.scale}
+        actual |= {"head width": query.out_features // heads, "query bias": query.bias is not None}
+        actual |= {"scale": float(module.scaling)}
     if recorded != actual:
-        raise ConfigError(
-            f"config.{FIELD}, site {path!r}: recorded heads, head width, query bias and scale {recorded} "
-            f"do not fit the model's {actual}"
-        )
+        raise ConfigError(f"config.{FIELD}, site {path!r}: the recorded {recorded} do not fit the model's {actual}")
 
 
 @torch.no_grad()
@@ -78,8 +107,12 @@ def initialize_site(model: PreTrainedModel, module: nn.Module, stock_initialize:
     checkpoint has filled stays.
     """
     adapter, query_key = adapter_for_config(model.config), module.query_key
+    if is_empty(module):
+        initialize_empty(model, adapter, module, stock_initialize)
+        return
     state, device = query_key.state, query_key.shared_query.weight.device
-    width = query_key.num_heads * state.dim_head
+    # a pruned site may share more dimensions than the heads that it has left had rows
+    width = query_key.num_heads * max(state.dim_head, -(-state.dim // query_key.num_heads))
     for name, projection, bias in (
         (adapter.query, query_key.shared_query, state.bias),
         (adapter.key, query_key.shared_key, False),
@@ -94,8 +127,51 @@ def initialize_site(model: PreTrainedModel, module: nn.Module, stock_initialize:
     delattr(module, adapter.query)
     delattr(module, adapter.key)
     for parameter, value in zip(query_key.parameters(), start.parameters(), strict=True):
-        if not getattr(parameter, "_is_hf_initialized", False):
-            parameter.copy_(value)
+        fill(parameter, value)
+
+
+def initialize_empty(model, adapter, module, stock_initialize) -> None:
+    """Initialise what a site without heads has left (T5's position bias): stand-ins for all its projections."""
+    names = [adapter.query, adapter.key, adapter.value]
+    if adapter.output is not None and "." not in adapter.output:
+        names.append(adapter.output)
+    left = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    for name in names:
+        setattr(module, name, nn.Linear(1, 1))
+    stock_initialize(module)
+    for name in names:
+        delattr(module, name)
+    for name, part in left.items():
+        setattr(module, name, part)
+
+
+@torch.no_grad()
+def initialize_output(module: nn.Module, stock_initialize: Callable[[nn.Module], None]) -> None:
+    """Initialise a changed output projection: weights as the family does, gates open, a lone bias zero."""
+    if isinstance(module, HeadOutputProjection):
+        stand_in = nn.Linear(
+            module.in_features, module.out_features, module.bias is not None, device=module.weight.device
+        ).to(module.weight.dtype)
+        stock_initialize(stand_in)
+        fill(module.weight, stand_in.weight)
+        if module.bias is not None:
+            fill(module.bias, stand_in.bias)
+    elif module.bias is not None:
+        fill(module.bias, torch.zeros_like(module.bias))
+
+
+@torch.no_grad()
+def initialize_gates(gates: HeadGates) -> None:
+    """Open the gates that no checkpoint has set."""
+    tensor = gates.log_alpha if gates.state.is_learned else gates.alive
+    if not getattr(tensor, "_is_hf_initialized", False):
+        gates.reset()
+
+
+def fill(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """Give a parameter its start unless a checkpoint has filled it."""
+    if not getattr(parameter, "_is_hf_initialized", False):
+        parameter.copy_(value)
 
 
 def install_hooks() -> None:
@@ -114,8 +190,16 @@ def install_hooks() -> None:
         def stock(target):
             stock_initialize(self, target, *args, **kwargs)
 
-        if is_swapped(module) and not getattr(module, "_is_hf_initialized", False):
+        if getattr(module, "_is_hf_initialized", False):
+            stock(module)
+        elif is_swapped(module) or is_empty(module):
             initialize_site(self, module, stock)
+        elif isinstance(module, HeadOutputProjection | ConstantOutput):
+            initialize_output(module, stock)
+            module._is_hf_initialized = True
+        elif isinstance(module, HeadGates):
+            initialize_gates(module)
+            module._is_hf_initialized = True
         else:
             stock(module)
 

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.errors import SwapError, UnsupportedModelError
+from collab_heads.heads.output import HeadOutputProjection
 from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionSite
 
@@ -45,18 +46,32 @@ def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Se
                 f"{site.path} is collaborative already: load the original checkpoint again to choose another width, "
                 "or leave the site out with sites="
             )
-        if type(module) not in adapter.replacements:
+        if adapter.stock_class(module) is None:
             raise SwapError(
                 f"{site.path} is a {type(module).__name__}, not one of the stock classes that "
                 f"{type(adapter).__name__} replaces ({', '.join(c.__name__ for c in adapter.replacements)})"
             )
-        if "forward" in vars(module):
-            raise SwapError(
-                f"{site.path} has a forward of its own (accelerate's device_map or offloading sets one), which would "
-                "hide the new class: swap on one device, save, and load the result with device_map"
-            )
+        check_forward(site, module)
         for projection in (*adapter.projections(module), adapter.value_projection(module)):
             check_projection(site, projection)
+
+
+def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
+    """Raise SwapError unless the output projection of every site is a plain Linear, or one with our gates."""
+    for site in sites:
+        projection = adapter.output_projection(model, site)
+        check_forward(site, projection)
+        if not isinstance(projection, HeadOutputProjection):
+            check_projection(site, projection)
+
+
+def check_forward(site: AttentionSite, module: nn.Module) -> None:
+    """Raise SwapError if a module's forward is overridden on the instance: a change of class would not show."""
+    if "forward" in vars(module):
+        raise SwapError(
+            f"{site.path} has a forward of its own (accelerate's device_map or offloading sets one), which would "
+            "hide the new class: swap on one device, save, and load the result with device_map"
+        )
 
 
 def check_projection(site: AttentionSite, projection: nn.Module) -> None:

@@ -1,15 +1,18 @@
 """The adapter contract, and the lookup of an adapter by model type."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import torch
 import transformers
 from packaging import version
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.heads.removal import NoHeads, NoValues, is_empty, keep_rows
 from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, did_you_mean
 
 
@@ -24,9 +27,11 @@ class AttentionAdapter:
         model_types: values of `config.model_type` that this adapter serves.
         paths: regular expression of a site's path relative to the base model -> role; group 1 is the layer index.
         replacements: stock attention class -> collaborative class.
+        shrunk: stock attention class -> its class with fewer heads; only where the stock forward cannot run them.
         query, key, value: names of the projections in the attention module.
         output: name of the output projection in the attention module; None where it is elsewhere.
         heads: name of the head count in the attention module.
+        width: name of its width over all heads, where it has one that is not the model's.
         roles: the roles that models of the family can have.
         capabilities: what the toolkit can do with this family.
         transformers: the lowest version of transformers that loads changed models of this family.
@@ -35,13 +40,15 @@ class AttentionAdapter:
     model_types: ClassVar[tuple[str, ...]] = ()
     paths: ClassVar[Mapping[str, str]] = {}
     replacements: ClassVar[Mapping[type[nn.Module], type[nn.Module]]] = {}
+    shrunk: ClassVar[Mapping[type[nn.Module], type[nn.Module]]] = {}
     query: ClassVar[str] = "query"
     key: ClassVar[str] = "key"
     value: ClassVar[str] = "value"
     output: ClassVar[str | None] = None
     heads: ClassVar[str] = "num_attention_heads"
+    width: ClassVar[str | None] = None
     roles: ClassVar[tuple[str, ...]] = ROLES
-    capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative", "gated", "prune"})
     transformers: ClassVar[str] = "5.15"
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
@@ -54,6 +61,10 @@ class AttentionAdapter:
                         role = self.role(role, module)
                         found.append(AttentionSite(path, role, int(match[1]), getattr(module, self.heads)))
         return found
+
+    def sites_with_heads(self, model: PreTrainedModel) -> list[AttentionSite]:
+        """The sites that have not lost all their heads."""
+        return [site for site in self.sites(model) if site.num_heads]
 
     def role(self, role: str, module: nn.Module) -> str:
         """Refine the role that the path suggests (BERT: a decoder has the paths of an encoder)."""
@@ -86,16 +97,67 @@ class AttentionAdapter:
             scale=float(module.scaling),
         )
 
-    def replacement(self, module: nn.Module) -> type[nn.Module]:
-        """The collaborative class for a stock attention module."""
-        return self.replacements[type(module)]
+    def stock_class(self, module: nn.Module) -> type[nn.Module] | None:
+        """The stock class of a site, whatever it is now; None for a class that this adapter does not know."""
+        for stock, replaced in self.replacements.items():
+            if type(module) in (stock, replaced, self.shrunk.get(stock)):
+                return stock
+        return None
 
     def install(self, module: nn.Module, query_key: nn.Module) -> None:
-        """Turn a stock attention module into its collaborative class, in place: hooks and other state survive."""
-        module.__class__ = self.replacement(module)
-        delattr(module, self.query)
-        delattr(module, self.key)
+        """Turn an attention module into its collaborative class, in place: hooks and other state survive."""
+        module.__class__ = self.replacements[self.stock_class(module)]
+        for name in (self.query, self.key):
+            if hasattr(module, name):
+                delattr(module, name)
         module.query_key = query_key
+
+    def shrink(self, module: nn.Module, kept: list[int]) -> None:
+        """Leave only some heads of an attention module, in place; the output projection is not touched.
+
+        Args:
+            module: stock or changed.
+            kept: indices among the heads that it has now, ascending.
+        """
+        heads, stock = getattr(module, self.heads), self.stock_class(module)
+        setattr(module, self.heads, len(kept))
+        if not kept:
+            setattr(module, self.value, NoValues().train(module.training))
+            self.install(module, NoHeads().train(module.training))
+        elif is_swapped(module):
+            module.query_key.keep_heads(kept)
+            keep_rows(self.value_projection(module), kept, heads)
+        else:
+            for linear in (*self.projections(module), self.value_projection(module)):
+                keep_rows(linear, kept, heads)
+            module.__class__ = self.shrunk.get(stock, stock)
+        if self.width is not None:
+            setattr(module, self.width, self.value_projection(module).out_features)
+
+    @torch.no_grad()
+    def restore(self, module: nn.Module, stock: nn.Module, kept: Sequence[int]) -> None:
+        """Undo `shrink` on a site that is not collaborative, in place: removed heads come back as zeros.
+
+        Args:
+            module: the attention module.
+            stock: what it was, freshly built; its projections, in the dtype and on the device of the model, move over.
+            kept: the original numbers of the heads that the module has.
+        """
+        heads = getattr(stock, self.heads)
+        for name in (self.query, self.key, self.value):
+            old, full = getattr(module, name, None), getattr(stock, name)
+            for part, tensor in full.named_parameters():
+                tensor.zero_()
+                if kept:
+                    rows = getattr(old, part)
+                    tensor.unflatten(0, (heads, -1))[list(kept)] = rows.unflatten(0, (len(kept), -1))
+                    tensor.requires_grad_(rows.requires_grad)
+            setattr(module, name, full.train(module.training))
+        if is_empty(module):
+            del module.query_key
+        for name in filter(None, (self.heads, self.width)):
+            setattr(module, name, getattr(stock, name))
+        module.__class__ = type(stock)
 
 
 def per_head(tensor: Tensor | None, heads: int) -> Tensor | None:

@@ -1,6 +1,8 @@
+import logging
+
 import pytest
 import torch
-from transformers.utils import logging
+import transformers
 
 from families import FAMILIES, KINDS
 
@@ -8,7 +10,7 @@ from families import FAMILIES, KINDS
 @pytest.fixture(autouse=True, scope="session")
 def quiet():
     torch.set_num_threads(1)
-    logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
 
 
 @pytest.fixture(params=FAMILIES)
@@ -29,3 +31,11 @@ def kind(request):
 @pytest.fixture(params=[name for name, family in FAMILIES.items() if family.padded])
 def padded_family(request):
     return FAMILIES[request.param]
+
+
+@pytest.fixture
+def warnings_logged(caplog):
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)

@@ -4,11 +4,12 @@ import copy
 import json
 
 import pytest
+from closing import STATES, changed
 from transformers import BertConfig, BertForSequenceClassification
 
-from collab_heads.config import FIELD, VERSION, CollabConfig, QueryKeyState, SiteState
+from collab_heads.config import FIELD, VERSION, CollabConfig, GateState, QueryKeyState, SiteState
 from collab_heads.errors import ConfigError
-from families import FAMILIES, bert_config, swap
+from families import FAMILIES, LAYOUTS, bert_config, swap
 
 PATH = "encoder.layer.1.attention.self"
 
@@ -18,6 +19,11 @@ def recorded() -> BertConfig:
     model = FAMILIES["bert"].build()
     swap(model, "shared", 20)
     return model.config
+
+
+def with_heads_removed() -> BertConfig:
+    """The config of a pruned and gated model."""
+    return changed(FAMILIES["bert"], state="both").config
 
 
 def test_round_trip(family, kind):
@@ -90,7 +96,7 @@ OF_THE_WHOLE = [
 OF_A_SITE = [
     (set_in("sites", PATH, to=None), ("must be a mapping", "None")),
     (set_in("sites", PATH, to=[1]), ("must be a mapping", "[1]")),
-    (set_in("sites", PATH, "kept", to=[0]), ("unknown entries ['kept']",)),
+    (set_in("sites", PATH, "alpha", to=[0]), ("unknown entries ['alpha']",)),
     (set_in("sites", PATH, "role", to="encoder"), ("role is 'encoder'", "enc-self, dec-self, dec-enc")),
     (set_in("sites", PATH, "role", to=None), ("role is None",)),
     (set_in("sites", PATH, "num_heads", to=True), ("num_heads is True", "positive integer")),
@@ -118,11 +124,31 @@ OF_A_SITE = [
     (drop("sites", PATH, "query_key", "dim"), ("dim",)),
     (drop("sites", PATH, "query_key", "scale"), ("scale",)),
 ]
+OF_THE_HEADS = [  # of a record with kept heads and gates
+    *(
+        (set_in("sites", PATH, "kept", to=kept), (f"kept is {kept!r}", "some of the heads 0 to 3, ascending"))
+        for kept in ([2, 0], [0, 0], [0, 4], [-1, 2], [0, 1, 2, 3], [True, 2], [0, 1.0], ["0"], "01", 3, {"0": 1})
+    ),
+    (set_in("sites", PATH, "kept", to=[]), ("kept is ()", "at least one head where there are gates")),
+    (set_in("sites", PATH, "gates", to="learned"), ("gates must be a mapping", "'learned'")),
+    (set_in("sites", PATH, "gates", to=[1]), ("gates must be a mapping", "[1]")),
+    (set_in("sites", PATH, "gates", "start", to=2.5), ("gates has unknown entries ['start']",)),
+    (set_in("sites", PATH, "gates", "kind", to="soft"), ("gates.kind is 'soft'", "learned, fixed")),
+    (set_in("sites", PATH, "gates", "kind", to=["fixed"]), ("gates.kind is ['fixed']",)),
+    *(
+        (set_in("sites", PATH, "gates", "temperature", to=value), (f"gates.temperature is {value!r}", "above 0"))
+        for value in (0, -0.5, True, "0.3", None, float("inf"), float("nan"))
+    ),
+    *(
+        (set_in("sites", PATH, "gates", "stretch", to=value), (f"gates.stretch is {value!r}", "one below 0 and one"))
+        for value in ([0, 1.1], [-0.1, 1], [1.1, -0.1], [-0.1], [-0.1, 1.1, 2], [-0.1, True], ["-0.1", 1.1], 1.1, "ab")
+    ),
+]
 OF_THE_FIT = [  # well formed, and not for this model
-    (set_in("sites", PATH, "num_heads", to=8), ("recorded", "(8, 8, True,", "(4, 8, True,", PATH)),
-    (query_key("dim_head", 16), ("recorded", "(4, 16, True,", "(4, 8, True,", PATH)),
-    (query_key("bias", False), ("recorded", "(4, 8, False,", "(4, 8, True,", PATH)),
-    (query_key("scale", 0.25), ("recorded", "(4, 8, True, 0.25)", "(4, 8, True, 0.35", PATH)),
+    (set_in("sites", PATH, "num_heads", to=8), ("recorded {'heads': 8,", "model's {'heads': 4,", PATH)),
+    (query_key("dim_head", 16), ("recorded", "'head width': 16", "'head width': 8", PATH)),
+    (query_key("bias", False), ("recorded", "'query bias': False", "'query bias': True", PATH)),
+    (query_key("scale", 0.25), ("recorded", "'scale': 0.25}", "'scale': 0.35", PATH)),
     (
         renamed("encoder.layer.7.attention.self"),
         ("encoder.layer.7.attention.self", "does not have", PATH.replace("1", "0")),
@@ -139,7 +165,7 @@ def ids(cases):
     return [tamper.__name__ for tamper, _ in cases]
 
 
-def tampered(tamper):
+def tampered(tamper, recorded=recorded):
     config = recorded()
     record = copy.deepcopy(config.collab_heads)
     tamper(record)
@@ -165,6 +191,22 @@ def test_sites_that_make_no_sense(tamper, fragments):
     assert_refused(tampered(tamper), (f"config.{FIELD}, site '{PATH}'", *fragments))
 
 
+@pytest.mark.parametrize("tamper, fragments", OF_THE_HEADS, ids=ids(OF_THE_HEADS))
+def test_heads_that_make_no_sense(tamper, fragments):
+    assert_refused(tampered(tamper, with_heads_removed), (f"config.{FIELD}, site '{PATH}'", *fragments))
+
+
+def test_a_head_count_that_does_not_fit_the_model():
+    """A site with removed heads or gates alone, without a query/key projection to compare."""
+    for name in ("kept", "gates"):
+        config = tampered(drop("sites", PATH, name), with_heads_removed)
+        BertForSequenceClassification(config)
+        config = tampered(set_in("sites", PATH, "num_heads", to=8), lambda config=config: config)
+        CollabConfig.of(config)
+        with pytest.raises(ConfigError, match=r"the recorded \{'heads': 8\} do not fit the model's \{'heads': 4\}"):
+            BertForSequenceClassification(config)
+
+
 @pytest.mark.parametrize("tamper, fragments", OF_THE_FIT, ids=ids(OF_THE_FIT))
 def test_records_that_do_not_fit_the_model(tamper, fragments, tmp_path):
     config = tampered(tamper)
@@ -186,6 +228,64 @@ def test_not_a_record_at_all(record):
 def test_per_head_width_must_fit_the_heads():
     with pytest.raises(ConfigError, match=r"dim 18 .* 4 heads"):
         SiteState("enc-self", 4, QueryKeyState("per_head", 18, 8, 0.35, True))
+
+
+def test_per_head_width_must_fit_the_heads_that_are_left():
+    state = QueryKeyState("per_head", 18, 8, 0.35, True)
+    assert SiteState("enc-self", 4, state, kept=(0, 2, 3)).heads == 3
+    with pytest.raises(ConfigError, match=r"dim 18 .* not a multiple of its 4 heads"):
+        SiteState("enc-self", 5, state, kept=(0, 1, 2, 3))
+
+
+@pytest.mark.parametrize("more", ({"gates": GateState()}, {"query_key": QueryKeyState("shared", 8, 8, 0.35, True)}))
+def test_a_site_without_heads_has_nothing_else(more):
+    assert SiteState("enc-self", 4, kept=()).heads == 0
+    with pytest.raises(ConfigError, match="at least one head"):
+        SiteState("enc-self", 4, kept=(), **more)
+
+
+def test_stock_sites_are_left_out():
+    assert SiteState("enc-self", 4).is_stock
+    changed_states = {
+        "a": SiteState("enc-self", 4, kept=(1,)),
+        "b": SiteState("enc-self", 4, kept=()),
+        "c": SiteState("enc-self", 4, gates=GateState()),
+    }
+    assert not any(state.is_stock for state in changed_states.values())
+    record = CollabConfig(changed_states)
+    assert record.with_sites({"b": SiteState("enc-self", 4)}).sites.keys() == {"a", "c"}
+    assert record.with_sites({"a": SiteState("dec-self", 4, kept=(0,))}).sites["a"].role == "dec-self"
+
+
+def test_entries_that_a_site_does_not_have_are_left_out():
+    assert SiteState("enc-self", 4, kept=()).to_dict() == {"role": "enc-self", "num_heads": 4, "kept": ()}
+    assert "kept" not in SiteState("enc-self", 4, gates=GateState()).to_dict()
+    assert SiteState("enc-self", 4, kept=[1, 2]) == SiteState("enc-self", 4, kept=(1, 2))
+    assert hash(SiteState("enc-self", 4, kept=[1, 2], gates=GateState(stretch=[-0.1, 1.1])))
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_round_trip_of_heads(name, state):
+    model = changed(FAMILIES[name], "per_head", state)
+    record = CollabConfig.of(model.config)
+    stored = json.loads(json.dumps(model.config.collab_heads))
+    assert stored == record.to_dict() == model.config.collab_heads
+    config = bert_config()
+    setattr(config, FIELD, stored)
+    assert CollabConfig.of(config) == record
+    assert any(site.gates for site in record.sites.values()) == (state != "pruned")
+    assert any(site.kept for site in record.sites.values()) == (state != "gated")
+
+
+def test_every_inner_stack_has_the_record_or_none():
+    """T5 gives each stack a config of its own."""
+    model = changed(FAMILIES["t5"], state="both")
+    configs = [module.config for module in (model, model.encoder, model.decoder)]
+    assert len({id(config) for config in configs}) == 3
+    assert all(config.collab_heads == model.config.collab_heads for config in configs)
+    CollabConfig().write(model)
+    assert not any(hasattr(config, FIELD) for config in configs)
 
 
 def test_states_are_frozen():

@@ -197,10 +197,19 @@ def assert_stepwise(model, inputs, expected):
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name.endswith("-decoder")])
 def test_decoder_cache(name, kind, cross):
     """A lone decoder, with cross-attention or without, steps through its cache as it runs in one pass."""
+    model = decoder(name, cross)
+    swap(model, kind, NARROW[kind])
+    assert_decoder_steps(model, cross)
+
+
+def decoder(name, cross):
     config = FAMILIES[name].build().config
     config.add_cross_attention = cross
-    model = make(type(FAMILIES[name].build()), config).double()
-    swap(model, kind, NARROW[kind])
+    return make(type(FAMILIES[name].build()), config).double()
+
+
+@torch.no_grad()
+def assert_decoder_steps(model, cross):
     inputs = cast(cross_batch(), torch.float64)
     if not cross:
         inputs = {"input_ids": inputs["input_ids"]}

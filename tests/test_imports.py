@@ -11,9 +11,12 @@ PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
 
 # From the bottom up: a module may import from lower layers and from its own.
 LAYERS = (
-    ("errors",),
+    ("errors", "tables"),
     ("sites",),
     ("config",),
+    ("heads.removal",),
+    ("heads.gates",),
+    ("heads.output",),
     ("collaborative.solvers",),
     ("collaborative.decompose",),
     ("collaborative.query_key",),
@@ -24,6 +27,7 @@ LAYERS = (
         "adapters",
         "refusals",
         "persist",
+        "heads",  # all of it that is not below
         *(
             f"collaborative.{name}"
             for name in ("allocate", "calibrate", "fit", "refine", "report", "scratch", "swap", "terms", "widths")
@@ -32,7 +36,7 @@ LAYERS = (
     ("",),  # the package itself: the public names
     ("training",),
 )
-# Within the sixth layer: only the public names may import the families.
+# Within the layer above the registry: only the public names may import the families.
 USES_ADAPTERS = {"", "training", "adapters"}
 
 
@@ -101,9 +105,12 @@ def family_imports(source: str) -> list[str]:
     return found
 
 
+EMPTY = ("collaborative", "heads")
+
+
 def is_package(name: str) -> bool:
     """An __init__ without code is in no layer."""
-    return name == "collaborative"
+    return name in EMPTY
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not is_package(name)])
@@ -111,8 +118,9 @@ def test_imports_point_one_way(name):
     assert wrong_imports(name, MODULES[name].read_text()) == []
 
 
-def test_the_empty_package_is_empty():
-    assert imports(MODULES["collaborative"].read_text()) == []
+@pytest.mark.parametrize("name", EMPTY)
+def test_the_empty_packages_are_empty(name):
+    assert imports(MODULES[name].read_text()) == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("adapters.")])
@@ -121,7 +129,15 @@ def test_families_are_known_to_adapters_only(name):
 
 
 def test_all_files_are_seen():
-    assert {"", "errors", "collaborative.swap", "adapters", "adapters.bert", "training.demo"} <= MODULES.keys()
+    assert {
+        "",
+        "errors",
+        "collaborative.swap",
+        "heads.prune",
+        "adapters",
+        "adapters.bert",
+        "training.demo",
+    } <= MODULES.keys()
     assert "transformers.models.bert" in family_imports(MODULES["adapters.bert"].read_text())
     assert "collaborative.attention" in targets(MODULES["adapters.bert"].read_text())
 
@@ -136,6 +152,12 @@ def test_all_files_are_seen():
         ("collaborative.swap", "from collab_heads.adapters.bert import BertAdapter"),
         ("collaborative.swap", "from collab_heads import swap_to_collaborative"),
         ("persist", "from collab_heads.training.demo import main"),
+        ("heads.output", "from collab_heads.registry import get_adapter"),
+        ("heads.removal", "from collab_heads.heads.gates import HeadGates"),
+        ("heads.gates", "from collab_heads.heads import output"),
+        ("heads.prune", "from collab_heads import adapters"),
+        ("collaborative.query_key", "from collab_heads.heads.gating import swap_to_gated"),
+        ("registry", "from collab_heads.refusals import check_wrapper"),
     ),
 )
 def test_a_wrong_import_is_seen(name, source):

@@ -1,7 +1,5 @@
 """The hooks in transformers: changed models load like any other, stock models do not notice."""
 
-import logging
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -74,14 +72,6 @@ def test_marian_decoder_from_the_whole_model(kind, tmp_path):
     decoder.save_pretrained(tmp_path / "decoder")
     again = MarianModel.from_pretrained(tmp_path / "decoder")
     assert_same(again.decoder.layers, whole.model.decoder.layers)
-
-
-@pytest.fixture
-def warnings_logged(caplog):
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 @pytest.mark.parametrize(

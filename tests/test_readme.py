@@ -14,11 +14,13 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 def support_table() -> str:
     """One row per adapter: what the toolkit can do with it, and the roles it finds."""
-    lines = ["| adapter | model types | roles | collaborative |", "|---|---|---|---|"]
+    lines = ["| adapter | model types | roles | collaborative | gated | removal |", "|---|---|---|---|---|---|"]
     adapters = {model_type: registry._ADAPTERS[model_type] for model_type in supported_model_types()}
     for adapter in dict.fromkeys(adapters.values()):
         types = ", ".join(f"`{t}`" for t in adapter.model_types)
-        can = "yes" if "collaborative" in adapter.capabilities else "no"
+        can = " | ".join(
+            "yes" if kind in adapter.capabilities else "no" for kind in ("collaborative", "gated", "prune")
+        )
         lines.append(f"| `{type(adapter).__name__}` | {types} | {', '.join(adapter.roles)} | {can} |")
     return "\n".join(lines)
 
@@ -44,4 +46,4 @@ def test_example_runs(index, tmp_path, monkeypatch):
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 3

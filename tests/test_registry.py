@@ -5,7 +5,17 @@ import torch
 from transformers import AlbertModel, GPT2Config, SplinterConfig, SplinterModel
 from transformers.models.splinter.modeling_splinter import SplinterSelfAttention, eager_attention_forward
 
-from collab_heads import AttentionAdapter, get_adapter, register, registry, supported_model_types, swap_to_collaborative
+from collab_heads import (
+    AttentionAdapter,
+    fold_heads,
+    get_adapter,
+    prune_heads,
+    register,
+    registry,
+    supported_model_types,
+    swap_to_collaborative,
+    swap_to_gated,
+)
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.collaborative.attention import attend, cached_key_value
 from collab_heads.collaborative.query_key import is_swapped
@@ -104,6 +114,25 @@ def test_own_adapter_without_registration(adapter, tmp_path):
         assert torch.equal(output(SplinterModel.from_pretrained(tmp_path).eval(), batch()), output(model, batch()))
     finally:
         del registry._ADAPTERS["splinter"]
+
+
+@pytest.mark.parametrize("adapter", (None, SplinterAdapter), ids=("registered", "class"))
+def test_heads_with_an_own_adapter(adapter, registered, tmp_path):
+    """Gates, removal, folding and loading need nothing beyond where the projections are."""
+    model = splinter().double()
+    alive = {"enc-self": [[1, 0, 0, 1], [0, 0, 0, 0]]}
+    swap_to_gated(model, adapter, alive_heads=alive)
+    gated = output(model, batch())
+    assert (gated - output(splinter().double(), batch())).abs().max() > 1e-3
+    report = prune_heads(model, adapter=adapter)
+    assert [site.kept for site in report.sites] == [(0, 3), ()]
+    torch.testing.assert_close(output(model, batch()), gated, rtol=0, atol=FP32_NOISE)  # its softmax is in float32
+    model.save_pretrained(tmp_path)
+    loaded = SplinterModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert torch.equal(output(loaded, batch()), output(model, batch()))
+    fold_heads(model, adapter)
+    assert model.state_dict().keys() == splinter().state_dict().keys()
+    torch.testing.assert_close(output(model, batch()), gated, rtol=0, atol=FP32_NOISE)
 
 
 def test_lookup():

@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from collab_heads.collaborative.one_key import one_key_attention
 from collab_heads.collaborative.query_key import split_heads
 from collab_heads.errors import SwapError
+from collab_heads.heads.removal import is_empty
 
 
 def cached_key_value(
@@ -81,6 +82,10 @@ def attend(
             "continuous batching (a paged cache) does not know the layout of collaborative attention; use generate()"
         )
     query_key, implementation = module.query_key, module.config._attn_implementation
+    if is_empty(module):
+        shape = *hidden_states.shape[:-1], key.shape[-2]  # (B, T, S)
+        weights = hidden_states.new_empty(shape[0], 0, *shape[1:]) if implementation == "eager" else None
+        return hidden_states.new_empty(*shape[:-1], 0), weights
     query = query_key.queries(hidden_states)
     value = split_heads(value.squeeze(1), query_key.num_heads)  # (B, H, S, d_v)
     if implementation == "sdpa" and query.device.type == "cpu" and query_key.state.kind == "shared":

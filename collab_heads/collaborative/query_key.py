@@ -4,12 +4,15 @@ Shapes: B batch, T query tokens, S key tokens, H heads, R width of the query/key
 W = R + H rounded up to a multiple of 8.
 """
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from collab_heads.collaborative.decompose import block_mixing
 from collab_heads.config import QueryKeyState
+from collab_heads.heads.removal import keep_rows
 from collab_heads.sites import AttentionWeights
 
 ALIGNMENT = 8  # elements; fused attention kernels want head widths in multiples of it
@@ -67,6 +70,22 @@ class SharedQueryKey(nn.Module):
         return key.expand(-1, self.num_heads, -1, -1)
 
     @torch.no_grad()
+    def keep_heads(self, kept: list[int]) -> None:
+        """Forget all other heads, and the dimensions that no kept head mixes: exact."""
+        mixing = self.mixing[kept]
+        used = (mixing != 0).any(0)
+        used[0] |= ~used.any()  # a width of 0 could not be stored
+        used = used.nonzero().flatten()
+        self.mixing = kept_parameter(self.mixing, mixing[:, used])
+        for linear in (self.shared_query, self.shared_key):
+            linear.weight = kept_parameter(linear.weight, linear.weight[used])
+            linear.out_features = len(used)
+        if self.content_bias is not None:
+            self.content_bias.weight = kept_parameter(self.content_bias.weight, self.content_bias.weight[kept])
+            self.content_bias.out_features = len(kept)
+        self.num_heads, self.state = len(kept), dataclasses.replace(self.state, dim=len(used))
+
+    @torch.no_grad()
     def start_from(self, weights: AttentionWeights) -> None:
         """Begin training from scratch: leading rows of freshly initialised stock weights, and the chosen mixing.
 
@@ -118,6 +137,13 @@ class PerHeadQueryKey(nn.Module):
         return split_heads(key.squeeze(1), self.num_heads)
 
     @torch.no_grad()
+    def keep_heads(self, kept: list[int]) -> None:
+        """Forget all other heads."""
+        keep_rows(self.shared_query, kept, self.num_heads)
+        keep_rows(self.shared_key, kept, self.num_heads)
+        self.num_heads, self.state = len(kept), dataclasses.replace(self.state, dim=self.shared_key.out_features)
+
+    @torch.no_grad()
     def start_from(self, weights: AttentionWeights) -> None:
         """Begin training from scratch: the leading rows of every head of freshly initialised stock weights."""
         width = self.state.dim // self.num_heads
@@ -148,6 +174,11 @@ def build_query_key(
 def is_swapped(module: nn.Module) -> bool:
     """Whether an attention module holds a collaborative query/key projection."""
     return isinstance(getattr(module, "query_key", None), tuple(QUERY_KEY_KINDS.values()))
+
+
+def kept_parameter(old: nn.Parameter, kept: Tensor) -> nn.Parameter:
+    """A part of a parameter, in memory of its own."""
+    return nn.Parameter(kept.clone(), old.requires_grad)
 
 
 def content_bias(query_bias: Tensor, key_weight: Tensor) -> Tensor:

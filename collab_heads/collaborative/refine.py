@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.collaborative.calibrate import MASKS, run_batches
+from collab_heads.heads.output import dense_weight
 from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionSite
 
@@ -94,7 +95,8 @@ class Twin:
         projection = adapter.output_projection(model, site)
         inside = any(part is projection for part in module.modules())
         self.calls = calls
-        self.dtype = torch.float32 if projection.weight.dtype.itemsize < 4 else projection.weight.dtype
+        weight = dense_weight(projection)
+        self.dtype = torch.float32 if weight.dtype.itemsize < 4 else weight.dtype
         self.module = copy.deepcopy(module)
         adapter.install(self.module, query_key)
         self.module.to(self.dtype).eval().requires_grad_(False)
@@ -102,7 +104,7 @@ class Twin:
             part._forward_hooks.clear()
             part._forward_pre_hooks.clear()
         # the error counts after W_O; some families apply it outside the attention module
-        self.weight = None if inside else projection.weight.detach().to(self.dtype)
+        self.weight = None if inside else weight.to(self.dtype)
         self.size = sum(float(centred_square(self.rows(call.target, call.mask))) for call in calls)
 
     def rows(self, output: Tensor, mask: Tensor | None) -> Tensor:

@@ -3,6 +3,8 @@
 import dataclasses
 from dataclasses import dataclass
 
+from collab_heads.tables import text_table
+
 
 @dataclass(frozen=True)
 class SiteReport:
@@ -65,17 +67,12 @@ class SwapReport:
     def __str__(self) -> str:
         error = "score error" if self.calibrated else "weight error"
         header = ("site", "role", "mixing", "width", error, "output error", "q/k parameters", "cache/token", "seconds")
-        rows = [header, *(table_row(site) for site in self.sites)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines.insert(1, "  ".join("-" * width for width in widths))
         before, after = self.model_parameters_before, self.model_parameters_after
-        lines.append(
+        last = (
             f"model parameters {before:,} -> {after:,} ({after / before - 1:+.1%}), "
             f"{self.seconds:.1f} s{'' if self.calibrated else ', no calibration'}"
         )
-        lines += self.notes()
-        return "\n".join(lines)
+        return "\n".join([text_table(header, [table_row(site) for site in self.sites], last), *self.notes()])
 
     def notes(self) -> list[str]:
         """What a reader should know: widths that were rounded up, caches that grew."""

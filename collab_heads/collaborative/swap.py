@@ -1,10 +1,10 @@
 """swap_to_collaborative: plan every replacement, then put them all in place."""
 
+import dataclasses
 import functools
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -19,8 +19,8 @@ from collab_heads.collaborative.refine import Refinement, Twin, record_calls, re
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.solvers import METHODS
 from collab_heads.collaborative.widths import PER_HEAD_MULTIPLE, Width, per_head_width, plan_widths, resolve_width
-from collab_heads.config import KINDS, CollabConfig, QueryKeyState, SiteState
-from collab_heads.errors import ArgumentError, NonFiniteError
+from collab_heads.config import KINDS, CollabConfig, QueryKeyState
+from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
 from collab_heads.refusals import check_swappable, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, AttentionWeights, check_choice, select_sites
@@ -29,7 +29,7 @@ ALLOCATIONS = ("uniform", "balanced")
 MEASURED_CALLS, MEASURED_TOL = 4, 1e-2  # of the quick decompositions behind "balanced"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Replacement:
     """One planned change."""
 
@@ -105,7 +105,9 @@ def swap_to_collaborative(
     check_count("refine_steps", refine_steps)
     check_count("seed", seed)
     adapter = get_adapter(model, adapter)
-    available = adapter.sites(model)
+    available = adapter.sites_with_heads(model)
+    if not available:
+        raise SwapError("the model has no heads left: there is nothing to swap")
     widths = plan_widths(available, select_sites(available, sites), dim_shared_query_key)
     chosen = [site for site in available if site.path in widths]
     check_swappable(model, adapter, chosen)
@@ -124,8 +126,9 @@ def swap_to_collaborative(
             state = state_of(mixing, dim, read)
             fit = functools.partial(fit_site, method=method, tol=tol, refine_steps=refine_steps, seed=seed)
             replacements.append(fit(model, adapter, site, read, state, asked, seen.pop(site.path, None)))
-    record = CollabConfig.of(model.config).with_sites(
-        {r.site.path: SiteState(r.site.role, r.site.num_heads, r.query_key.state) for r in replacements}
+    config = CollabConfig.of(model.config)
+    record = config.with_sites(
+        {r.site.path: dataclasses.replace(config.site(r.site), query_key=r.query_key.state) for r in replacements}
     )
     # Nothing has changed up to here; nothing can fail from here on.
     for replacement in replacements:

@@ -55,7 +55,7 @@ def check_terms(
     """
     check_choice("terms", terms, TERMS)
     adapter, found = get_adapter(model, adapter), []
-    for site in adapter.sites(model):
+    for site in adapter.sites_with_heads(model):
         found.append(score_terms(adapter, model.base_model.get_submodule(site.path)))
         if terms == "content" and found[-1][1] is None:
             raise UnsupportedModelError(

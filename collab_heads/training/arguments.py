@@ -92,6 +92,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max_grad_norm", type=not_negative, default=1.0, metavar="X", help="0: no clipping (1.0)")
     group.add_argument("--num_train_epochs", type=not_negative, default=3, metavar="N", help="0: evaluate only (3)")
     group.add_argument("--max_train_steps", type=count, metavar="N", help="optimizer steps, instead of epochs")
+    group.add_argument("--eval_steps", type=count_from_1, metavar="N", help="evaluate every N steps, not every epoch")
     group.add_argument("--lr_scheduler_type", default="linear", metavar="NAME", help="(linear)")
     group.add_argument("--num_warmup_steps", type=count, default=0, metavar="N", help="optimizer steps (0)")
     group.add_argument("--warmup_ratio", type=not_negative, metavar="X", help="share of all steps, instead")
@@ -140,7 +141,9 @@ def check_shared(args: argparse.Namespace) -> None:
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
     check_choice("--mixed_precision", args.mixed_precision or "no", ("no", "bf16", "fp16"))
     check_choice("--lr_scheduler_type", args.lr_scheduler_type, SCHEDULES)
-    if args.model_name_or_path is None:
+    if args.model_name_or_path is None and not (
+        getattr(args, "config_name", None) or getattr(args, "model_type", None)
+    ):
         raise ArgumentError("--model_name_or_path is missing: a folder, or a name on the Hub (or run --demo)")
     named = args.dim_shared_query_key, args.sites, args.swap, args.mixing, args.allocation
     if not args.collaborative and named != (None, None, "before", "shared", "uniform"):
@@ -157,6 +160,11 @@ def check_shared(args: argparse.Namespace) -> None:
                 raise ArgumentError(f"--{flag} needs --output_dir")
     if args.warmup_ratio is not None and (args.num_warmup_steps or args.warmup_ratio > 1):
         raise ArgumentError("--warmup_ratio is a share from 0 to 1, and stands in for --num_warmup_steps")
+
+
+def trains(args: argparse.Namespace) -> bool:
+    """Whether there is any training."""
+    return bool(args.num_train_epochs if args.max_train_steps is None else args.max_train_steps)
 
 
 def fingerprint(args: argparse.Namespace) -> dict:

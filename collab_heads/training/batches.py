@@ -39,6 +39,38 @@ def shuffled_steps(
     return [steps[i] for i in torch.randperm(len(steps), generator=generator).tolist()]
 
 
+def token_steps(
+    lengths: Sequence[int], max_tokens: int, batches: int, seed: int, epoch: int, *, pool: int = 100
+) -> list[Step]:
+    """Shuffle the examples of one epoch into optimizer steps whose micro-batches hold so many tokens, padding included.
+
+    Args:
+        lengths: of the examples: the longer of source and target.
+        max_tokens: of a micro-batch on one process; an example that is longer is a micro-batch of its own.
+        batches: micro-batches per step: processes times accumulation.
+        seed: of the order.
+        epoch: counted from 0; every epoch has an order of its own.
+        pool: micro-batches' worth of examples that are sorted by length together.
+
+    Returns:
+        Steps of `batches` micro-batches; the last can have fewer. Every example occurs once.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = torch.randperm(len(lengths), generator=generator).tolist()
+    mean = max(1, sum(lengths) // max(1, len(lengths)))
+    filled = []
+    for part in chunked(order, max(1, pool * max_tokens // mean)):
+        batch: list[int] = []
+        for index in sorted(part, key=lambda i: -lengths[i]):  # the first of a batch is its longest
+            if batch and (len(batch) + 1) * lengths[batch[0]] > max_tokens:
+                filled.append(batch)
+                batch = []
+            batch.append(index)
+        filled.append(batch)
+    shuffled = [filled[i] for i in torch.randperm(len(filled), generator=generator).tolist()]
+    return chunked(shuffled, batches)
+
+
 def own_share(step: Step, rank: int, processes: int) -> Step:
     """The micro-batches of a step that one process takes: as many as every other, the last perhaps empty."""
     rounds = math.ceil(len(step) / processes)

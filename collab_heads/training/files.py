@@ -109,10 +109,10 @@ def read_table(path: str | Path, skip_bad_rows: bool = False) -> list[Row]:
     return readers[path.suffix](path)
 
 
-def read_text(path: Path) -> str:
-    """The text of a file, a byte-order mark taken off."""
+def read_text(path: Path, data: bytes | None = None) -> str:
+    """The text of a file (or of the bytes that were unpacked from it), a byte-order mark taken off."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = (Path(path).read_bytes() if data is None else data).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise DataError(f"{path}, line {line}: not UTF-8 (byte 0x{error.object[error.start]:02x})") from error

@@ -6,9 +6,9 @@ micro-batches and processes.
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,12 +17,14 @@ from accelerate.utils import set_seed
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from transformers import PreTrainedModel, get_scheduler
+from transformers import PreTrainedModel
 
-from collab_heads.errors import ArgumentError, NonFiniteError
-from collab_heads.training.batches import own_share, shuffled_steps
-from collab_heads.training.checkpoint import load_state, prune_checkpoints, save_checkpoint
+from collab_heads.errors import NonFiniteError
+from collab_heads.heads.penalty import HeadPenalty
+from collab_heads.training.batches import Step, own_share, shuffled_steps
+from collab_heads.training.checkpoint import load_progress, load_state, prune_checkpoints, save_checkpoint
 from collab_heads.training.monitor import DIVERGED, Clock, Losses
+from collab_heads.training.optimizer import Loss, optimizer_and_schedule, optimizer_step, own_loss, parameter_groups
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Hooks:
         evaluate: (model, epoch, step) -> None; called after every epoch and at the end.
         save_model: (model, folder) -> None.
         progress: () -> what a checkpoint should record beside its place in the run.
+        penalty: number of optimizer steps -> what the training adds for the heads; None for nothing.
+        order: epoch, from 0 -> its optimizer steps; None for batches of `--per_device_train_batch_size` examples.
+        loss: (model, batch) -> the mean loss of the batch; the model's own.
     """
 
     collate: Callable[[list], Mapping[str, torch.Tensor]]
@@ -42,6 +47,9 @@ class Hooks:
     evaluate: Callable[[PreTrainedModel, int, int], None]
     save_model: Callable[[PreTrainedModel, Path], None]
     progress: Callable[[], dict]
+    penalty: Callable[[int], HeadPenalty] | None = None
+    order: Callable[[int], list[Step]] | None = None
+    loss: Loss = own_loss
 
 
 @dataclass(frozen=True)
@@ -53,25 +61,29 @@ class Trained:
     seconds: float
 
 
-def parameter_groups(model: PreTrainedModel, weight_decay: float) -> list[dict]:
-    """The trainable parameters; biases, norms and everything else of one dimension without weight decay."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    plain = {name for name, p in named if p.ndim < 2 or "bias" in name}  # content_bias is a matrix
-    groups = [
-        {"params": [p for name, p in named if name not in plain], "weight_decay": weight_decay},
-        {"params": [p for name, p in named if name in plain], "weight_decay": 0.0},
-    ]
-    found = [group for group in groups if group["params"]]
-    if not found:
-        raise ArgumentError("no parameter of the model is trainable")
-    return found
+def order_of(args: Namespace, examples: Dataset, share: int, phase: int) -> Callable[[int], list[Step]]:
+    """Epoch, from 0 -> its optimizer steps of `share` batches of so many examples."""
+    lengths = [len(ids) for ids in examples["input_ids"]] if args.group_by_length else None
+    return partial(
+        shuffled_steps, len(examples), args.per_device_train_batch_size, share, args.seed + phase, lengths=lengths
+    )
 
 
-def num_steps(args: Namespace, steps_per_epoch: int) -> int:
+def num_steps(args: Namespace, order: Callable[[int], list[Step]]) -> int:
     """Optimizer steps of a whole phase."""
     if args.max_train_steps is not None:
         return args.max_train_steps
-    return math.ceil(args.num_train_epochs * steps_per_epoch)
+    whole = int(args.num_train_epochs)
+    rest = args.num_train_epochs - whole
+    return sum(len(order(epoch)) for epoch in range(whole)) + (math.ceil(rest * len(order(whole))) if rest else 0)
+
+
+def place(order: Callable[[int], list[Step]], done: int) -> tuple[int, int]:
+    """The epoch that an optimizer step is in, from 0, and how many steps of it come before."""
+    epoch = 0
+    while done >= (length := len(order(epoch))):
+        epoch, done = epoch + 1, done - length
+    return epoch, done
 
 
 def fine_tune(
@@ -99,32 +111,33 @@ def fine_tune(
         NonFiniteError: when the loss is NaN or inf.
     """
     share = accelerator.num_processes * args.gradient_accumulation_steps
-    steps_per_epoch = math.ceil(len(examples) / (share * args.per_device_train_batch_size))
-    total = num_steps(args, steps_per_epoch)
+    order = hooks.order or order_of(args, examples, share, phase)
+    total = num_steps(args, order)
     warmup = args.num_warmup_steps if args.warmup_ratio is None else math.ceil(args.warmup_ratio * total)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     set_seed(args.seed + phase, device_specific=True)  # dropout differs between processes
-    groups = parameter_groups(model, args.weight_decay)
+    penalty = None if hooks.penalty is None else hooks.penalty(total)
+    groups = parameter_groups(model, args.weight_decay, penalty, args.gate_learning_rate)
     wrapped, optimizer, schedule = accelerator.prepare(
         model,
         *optimizer_and_schedule(
             groups, args.learning_rate, args.lr_scheduler_type, warmup, total, scaled=accelerator.scaler is not None
         ),
     )
-    lengths = [len(ids) for ids in examples["input_ids"]] if args.group_by_length else None
     done = 0
     if resume is not None:
         load_state(accelerator, resume[0])
         done = resume[1]
+        if penalty is not None:
+            penalty.load_state_dict(load_progress(resume[0])["penalty"])
     bar = tqdm(total=total, initial=done, desc="training", disable=not accelerator.is_main_process)
     clock, seen = Clock(), 0
     losses = Losses(accelerator, args.logging_steps, phase, total)
+    epoch, first = place(order, done)
     while done < total:
-        epoch, first = divmod(done, steps_per_epoch)
-        steps = shuffled_steps(
-            len(examples), args.per_device_train_batch_size, share, args.seed + phase, epoch, lengths
-        )[first : first + total - done]
+        steps = order(epoch)[first : first + total - done]
+        epoch, first = epoch + 1, 0
         own = [own_share(step, accelerator.process_index, accelerator.num_processes) for step in steps]
         loader = iter(micro_batches(examples, own, hooks.collate, args.dataloader_num_workers, accelerator.device))
         wrapped.train()
@@ -132,40 +145,36 @@ def fine_tune(
         for step, mine in zip(steps, own, strict=True):
             batches = [next(loader) for _ in mine]
             weights = [hooks.weight(batch) if indices else 0 for batch, indices in zip(batches, mine, strict=True)]
-            loss = optimizer_step(accelerator, wrapped, optimizer, batches, weights, args.max_grad_norm)
+            loss = optimizer_step(
+                accelerator, wrapped, optimizer, batches, weights, args.max_grad_norm, penalty, hooks.loss
+            )
             if not accelerator.optimizer_step_was_skipped:
                 schedule.step()
             done += 1
             seen += sum(len(indices) for indices in step)
             bar.update()
-            losses.add(loss, done, schedule.get_last_lr()[0])
+            if penalty is not None and done % args.logging_steps == 0:
+                bar.set_postfix_str(f"{penalty.metrics()['heads_open']} heads open")
+            losses.add(loss, done, schedule.get_last_lr()[0], penalty)
+            last = step is steps[-1]
             due = isinstance(args.checkpointing_steps, int) and done % args.checkpointing_steps == 0
-            if due and step is not steps[-1]:
+            evaluates = done % args.eval_steps == 0 or done == total if args.eval_steps else last
+            if due or evaluates:
                 clock.stop()
-                save(accelerator, wrapped, args, hooks, f"step_{phase}_{done}", phase, done)
+                if evaluates:
+                    hooks.evaluate(accelerator.unwrap_model(wrapped, keep_fp32_wrapper=True), epoch, done)
+                if due:  # after the evaluation, which is part of it
+                    save(accelerator, wrapped, args, hooks, f"step_{phase}_{done}", phase, done, penalty)
                 clock.start()
         clock.stop()
-        epoch = math.ceil(done / steps_per_epoch)
-        hooks.evaluate(accelerator.unwrap_model(wrapped, keep_fp32_wrapper=True), epoch, done)
-        if due or args.checkpointing_steps == "epoch":  # after the evaluation, which is part of it
-            name = f"step_{phase}_{done}" if due else f"epoch_{phase}_{epoch}"
-            save(accelerator, wrapped, args, hooks, name, phase, done)
+        if args.checkpointing_steps == "epoch":
+            save(accelerator, wrapped, args, hooks, f"epoch_{phase}_{epoch}", phase, done, penalty)
     bar.close()
     for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
         vars(model).pop(name, None)  # else the next phase would run without mixed precision
     model.eval()
     accelerator.free_memory()
     return Trained(total, seen, clock.seconds)
-
-
-def optimizer_and_schedule(groups, learning_rate, schedule, warmup, total, scaled=False):
-    """AdamW, fused where torch can (a fifth of a step's time on a CPU), and its learning rate schedule.
-
-    With a gradient scaler (fp16) it is not fused: a fused step does not tell when it was skipped.
-    """
-    fused = groups[0]["params"][0].device.type in ("cpu", "cuda") and not scaled
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=fused)
-    return optimizer, get_scheduler(schedule, optimizer, num_warmup_steps=warmup, num_training_steps=total)
 
 
 def micro_batches(examples, steps, collate, workers, device):
@@ -183,42 +192,13 @@ def micro_batches(examples, steps, collate, workers, device):
         yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
-def optimizer_step(
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Sequence[Mapping[str, torch.Tensor]],
-    weights: Sequence[int],
-    max_grad_norm: float,
-) -> torch.Tensor:
-    """Accumulate the gradient of the mean loss over all micro-batches of all processes, and step.
-
-    Returns:
-        The mean loss on this process, times its share of the step: summed over processes it is the step's.
-    """
-    total = sum(weights)
-    if accelerator.num_processes > 1:
-        total = int(accelerator.reduce(torch.tensor(total, device=accelerator.device)))
-    mean = torch.zeros((), device=accelerator.device)
-    for index, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
-        last = index == len(batches) - 1
-        with nullcontext() if last else accelerator.no_sync(model):
-            loss = model(**batch).loss * (weight / total)
-            accelerator.backward(loss * accelerator.num_processes)  # DDP takes the mean over processes
-        mean += loss.detach()
-    if max_grad_norm:
-        accelerator.clip_grad_norm_(model.parameters(), max_grad_norm)
-    optimizer.step()
-    optimizer.zero_grad()
-    return mean
-
-
-def save(accelerator, wrapped, args, hooks, name, phase, step) -> None:
+def save(accelerator, wrapped, args, hooks, name, phase, step, penalty) -> None:
     """Write a checkpoint and delete those that are too many: never a good one for one of NaN."""
     model, output_dir = accelerator.unwrap_model(wrapped), Path(args.output_dir)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
         raise NonFiniteError(f"weights are NaN or inf at step {step}: {DIVERGED}")
     progress = {"phase": phase, "step": step, "processes": accelerator.num_processes, **hooks.progress()}
+    progress["penalty"] = None if penalty is None else penalty.state_dict()
     save_checkpoint(accelerator, output_dir / name, lambda folder: hooks.save_model(model, folder), progress)
     if accelerator.is_main_process:
         prune_checkpoints(output_dir, args.save_total_limit)

@@ -7,6 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from collab_heads.errors import NonFiniteError
+from collab_heads.heads.penalty import HeadPenalty
 
 DIVERGED = "lower --learning_rate, or use --mixed_precision bf16 or no"
 
@@ -18,8 +19,8 @@ class Losses:
         self.accelerator, self.every, self.phase, self.total = accelerator, every, phase, total
         self.sum, self.count = 0.0, 0
 
-    def add(self, loss: torch.Tensor, step: int, learning_rate: float) -> None:
-        """Add the loss of a step on this process."""
+    def add(self, loss: torch.Tensor, step: int, learning_rate: float, penalty: HeadPenalty | None = None) -> None:
+        """Add the loss of a step on this process; the numbers of the heads are logged beside it."""
         self.sum, self.count = self.sum + loss, self.count + 1
         if step % self.every and step != self.total:
             return
@@ -28,6 +29,7 @@ class Losses:
         if not math.isfinite(mean):
             raise NonFiniteError(f"the loss is {mean} at step {step}: {DIVERGED}")
         values = {"train_loss": mean, "learning_rate": learning_rate, "phase": self.phase}
+        values |= {} if penalty is None else penalty.metrics()
         self.accelerator.log(values, step=self.phase * self.total + step)
 
 

@@ -45,7 +45,8 @@ def check_model(args: Namespace, model: PreTrainedModel) -> None:
     if not args.collaborative:
         return
     adapter = get_adapter(model)
-    for site in select_sites(adapter.sites(model), args.sites):
+    with_heads = adapter.sites_with_heads(model)  # as the swap, which leaves the others alone
+    for site in select_sites(with_heads, args.sites):
         module = model.base_model.get_submodule(site.path)
         if is_swapped(module):
             raise SwapError(

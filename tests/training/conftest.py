@@ -2,6 +2,7 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 import tiny
+import translation_script
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +26,19 @@ def files(tmp_path_factory):
     for name, count, seed in (("train", 107, 0), ("validation", 41, 1), ("test", 20, 2)):
         tiny.write_csv(folder / f"{name}.csv", tiny.rows(count, seed))
     return ["--train_file", str(folder / "train.csv"), "--validation_file", str(folder / "validation.csv")]
+
+
+@pytest.fixture(scope="session")
+def bilingual(tmp_path_factory):
+    """Flags that name a generated corpus in two text files a split."""
+    folder = tmp_path_factory.mktemp("bilingual")
+    train = translation_script.write_pairs(folder, "train", 200, 0)
+    return ["--train_file", *train, "--validation_file", *translation_script.write_pairs(folder, "dev", 20, 1)]
+
+
+@pytest.fixture(scope="session")
+def marian(bilingual, tmp_path_factory):
+    """A tiny Marian that the script trained from scratch; it has begun to learn."""
+    out = tmp_path_factory.mktemp("marian") / "model"
+    translation_script.run(translation_script.SCRATCH, bilingual, out, *translation_script.LEARNS)
+    return out

@@ -1,6 +1,7 @@
 import pytest
+import torch
 
-from collab_heads.training.batches import longest_first, own_share, shuffled_steps
+from collab_heads.training.batches import longest_first, own_share, shuffled_steps, token_steps
 
 LENGTHS = [(7 * i) % 31 for i in range(205)]
 
@@ -51,3 +52,53 @@ def test_lengths_are_grouped():
 def test_evaluation_starts_with_the_longest():
     batches = longest_first([3, 9, 5, 1], 3)
     assert batches == [[1, 2, 0], [3]]
+
+
+TOKENS = [1 + (7 * i) % 31 for i in range(205)] + [90, 64]  # two are longer than a batch may be, or just as long
+
+
+@pytest.mark.parametrize("pool", (1, 100))
+@pytest.mark.parametrize("batches", (1, 3))
+def test_batches_of_tokens_hold_every_example_once(pool, batches):
+    steps = token_steps(TOKENS, 64, batches, seed=0, epoch=0, pool=pool)
+    assert sorted(i for step in steps for batch in step for i in batch) == list(range(207))
+    assert [len(step) for step in steps[:-1]] == [batches] * (len(steps) - 1)
+    assert 1 <= len(steps[-1]) <= batches
+    assert all(batch for step in steps for batch in step)
+
+
+def padded(batch: list[int]) -> int:
+    """Tokens, padding included."""
+    return len(batch) * max(TOKENS[i] for i in batch)
+
+
+def test_batches_of_tokens_are_full_and_not_too_full():
+    filled = [batch for step in token_steps(TOKENS, 64, 2, seed=0, epoch=0) for batch in step]
+    assert [batch for batch in filled if padded(batch) > 64] == [[205]]
+    assert [206] in filled
+    assert max(map(padded, filled)) == 90
+    assert sum(TOKENS) / sum(map(padded, filled)) > 0.9  # like lengths together
+    assert len(filled) < 1.25 * sum(TOKENS) / 64
+
+
+def test_the_order_of_batches_of_tokens_depends_on_seed_and_epoch_only():
+    first = token_steps(TOKENS, 64, 2, seed=0, epoch=0)
+    torch.manual_seed(1)
+    assert first == token_steps(TOKENS, 64, 2, seed=0, epoch=0)
+    others = [token_steps(TOKENS, 64, 2, seed=seed, epoch=epoch) for seed, epoch in ((0, 1), (1, 0))]
+    assert all(sorted(i for step in other for b in step for i in b) == list(range(207)) for other in others)
+    assert first not in others
+    assert others[0] != others[1]
+    lengths = [max(TOKENS[i] for i in step[0]) for step in first]
+    assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))  # long ones do not all come first
+
+
+@pytest.mark.parametrize("processes, accumulation", ((1, 4), (2, 2), (4, 1)))
+def test_steps_of_tokens_are_shared_out(processes, accumulation):
+    reference = token_steps(TOKENS, 64, 4, seed=3, epoch=2)
+    steps = token_steps(TOKENS, 64, processes * accumulation, seed=3, epoch=2)
+    assert steps == reference
+    for step in steps:
+        shares = [own_share(step, rank, processes) for rank in range(processes)]
+        assert {len(share) for share in shares} == {min(accumulation, -(-len(step) // processes))}
+        assert sorted(b for share in shares for b in share if b) == sorted(step)

@@ -8,7 +8,10 @@ from accelerate import Accelerator
 from datasets import Dataset
 from transformers import BertConfig, BertForSequenceClassification
 
+from collab_heads import HeadPenalty, get_adapter, swap_to_gated
 from collab_heads.errors import ArgumentError, NonFiniteError
+from collab_heads.heads.gating import gated_sites
+from collab_heads.training import loop, pruning
 from collab_heads.training.arguments import Parser, add_output_arguments, add_training_arguments
 from collab_heads.training.loop import Hooks, fine_tune, optimizer_step, parameter_groups
 from families import bert_config
@@ -19,6 +22,7 @@ FP32_SUM = 1e-6  # float32 gradients summed in another order; seen: 2e-7
 def arguments(*flags) -> Namespace:
     parser = Parser(allow_abbrev=False)
     add_training_arguments(parser)
+    pruning.add_head_arguments(parser)
     add_output_arguments(parser)
     return parser.parse_args(["--cpu", *flags])
 
@@ -40,8 +44,8 @@ def collate(rows) -> dict:
     return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": torch.tensor([r["labels"] for r in rows])}
 
 
-def hooks(evaluate=lambda *_: None) -> Hooks:
-    return Hooks(collate, lambda batch: len(batch["labels"]), evaluate, lambda *_: None, dict)
+def hooks(evaluate=lambda *_: None, penalty=None) -> Hooks:
+    return Hooks(collate, lambda batch: len(batch["labels"]), evaluate, lambda *_: None, dict, penalty)
 
 
 def accelerator() -> Accelerator:
@@ -143,3 +147,103 @@ def test_model_is_plain_again_after_training():
     )
     assert "forward" not in vars(net)
     assert not net.training
+
+
+def gated_model() -> BertForSequenceClassification:
+    """Without dropout; its gates, half open and in evaluation mode, pass their values and gradients, not samples."""
+    net = model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    swap_to_gated(net, init_log_alpha=0.5)
+    net.train()
+    for _, projection in gated_sites(net, get_adapter(net)):
+        projection.gates.eval()
+    return net
+
+
+def test_gates_are_a_group_of_their_own():
+    """Without weight decay, at their own rate; also where all else is frozen."""
+    net = gated_model()
+    penalty = HeadPenalty(net, gate_weight=1.0)
+    gates = penalty.parameters()
+    decayed, plain, own = parameter_groups(net, 0.1, penalty, 0.25)
+    assert [id(p) for p in own["params"]] == [id(p) for p in gates] and len(gates) == 2
+    assert (own["weight_decay"], own["lr"], own["shared"]) == (0.0, 0.25, False)
+    assert parameter_groups(net, 0.1, HeadPenalty(net, target_heads=3, steps=2), 0.25)[-1]["shared"]
+    assert "lr" not in decayed and "lr" not in plain
+    assert not {id(p) for p in gates} & {id(p) for p in decayed["params"] + plain["params"]}
+    assert len(decayed["params"]) + len(plain["params"]) + 2 == len(list(net.parameters()))
+    for parameter in net.parameters():
+        parameter.requires_grad_(any(parameter is gate for gate in gates))
+    assert parameter_groups(net, 0.1, penalty, 0.25) == [own]
+
+
+def test_the_penalty_counts_once_however_the_batch_is_cut():
+    rows, slopes = list(examples(10)), {}
+    for weight in (0.0, 0.3):
+        for cut in ([10], [7, 2, 1], [10, 0]):
+            net = gated_model()
+            penalty = HeadPenalty(net, gate_weight=weight)
+            before = torch.cat([gate.detach().clone() for gate in penalty.parameters()])
+            batches = [collate([rows[i] for i in part] or rows[:1]) for part in torch.arange(10).split(cut)]
+            optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+            loss = optimizer_step(accelerator(), net, optimizer, batches, cut, 0.0, penalty)
+            assert penalty.done == 1
+            slopes[weight, len(cut), cut[-1]] = before - torch.cat([g.detach() for g in penalty.parameters()]), loss
+    (plain, loss), *_ = slopes.values()
+    share = torch.sigmoid(torch.tensor(0.5 - 0.33 * torch.tensor(0.1 / 1.1).log()))  # P(g != 0)
+    for (weight, *_), (slope, found) in slopes.items():
+        torch.testing.assert_close(slope, plain + weight * share * (1 - share), rtol=0, atol=FP32_SUM)
+        torch.testing.assert_close(found, loss, rtol=0, atol=FP32_SUM)  # the loss that is logged is the task's
+    assert plain.abs().max() > 1e-3
+
+
+def test_clipping_leaves_gates_alone():
+    """Their gradients neither count for the norm nor are cut."""
+    moved = {}
+    for norm in (0.0, 0.01):
+        net = gated_model()
+        penalty = HeadPenalty(net, gate_weight=5.0)
+        before = {name: p.detach().clone() for name, p in net.named_parameters()}
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        optimizer_step(accelerator(), net, optimizer, [collate(list(examples(6)))], [6], norm, penalty)
+        moved[norm] = {name: before[name] - p.detach() for name, p in net.named_parameters()}
+    gates = {name for name in before if name.endswith("log_alpha")}
+    assert len(gates) == 2
+    rest = sum(float(d.square().sum()) for name, d in moved[0.01].items() if name not in gates) ** 0.5
+    assert rest == pytest.approx(0.01, rel=1e-3)
+    for name in gates:
+        torch.testing.assert_close(moved[0.01][name], moved[0.0][name], rtol=0, atol=FP32_SUM)
+        assert moved[0.0][name].norm() > 1
+
+
+def test_the_penalty_goes_through_the_training(monkeypatch):
+    """It learns the number of steps, steps with the optimizer, and its numbers are logged beside the loss."""
+    net, made, logged, groups = gated_model(), [], [], []
+
+    def penalty(total):
+        made.append((total, HeadPenalty(net, target_heads=3, steps=5)))
+        return made[-1][1]
+
+    stock = loop.optimizer_and_schedule
+    monkeypatch.setattr(
+        loop, "optimizer_and_schedule", lambda g, *rest, **kw: groups.extend(g) or stock(g, *rest, **kw)
+    )
+    ours = accelerator()
+    monkeypatch.setattr(ours, "log", lambda values, step: logged.append((step, values)))
+    args = arguments(*"--max_train_steps 8 --logging_steps 2 --weight_decay 0.3 --gate_learning_rate 0.2".split())
+    fine_tune(ours, net, examples(24), args, hooks(penalty=penalty))
+    ((total, found),) = made
+    assert (total, found.done) == (8, 8)
+    assert [id(p) for p in groups[-1]["params"]] == [id(p) for p in found.parameters()]
+    assert (groups[0]["weight_decay"], groups[-1]["weight_decay"], groups[-1]["initial_lr"]) == (0.3, 0.0, 0.2)
+    assert [step for step, _ in logged] == [2, 4, 6, 8]
+    assert [values["heads_open"] for _, values in logged] == [6, 4, 3, 3]
+    assert [values["heads_sparsity"] for _, values in logged] == [0.25, 0.5, 0.625, 0.625]
+    assert [values["heads_decided"] for _, values in logged][-2:] == [8, 8]
+    assert all({"train_loss", "learning_rate", "heads_expected"} <= values.keys() for _, values in logged)
+
+
+def test_without_a_penalty_nothing_about_heads_is_logged(monkeypatch):
+    logged, ours = [], accelerator()
+    monkeypatch.setattr(ours, "log", lambda values, step: logged.append(values))
+    fine_tune(ours, model(), examples(8), arguments("--max_train_steps", "1"), hooks())
+    assert [values.keys() for values in logged] == [{"train_loss", "learning_rate", "phase"}]

@@ -1,41 +1,21 @@
 """The script from end to end, on a tiny model: phases, results, files, resuming, processes, and what it refuses."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from scripts import ADAM32, LAUNCH, LEARNS, SWAP, finish, flags, run, start
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-import run_glue
 import tiny
 from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.errors import CollabHeadsError
 from collab_heads.training import loop, swapping
 from families import sites
-
-ROOT = Path(__file__).resolve().parents[2]
-TRAIN = "--learning_rate 3e-3 --num_train_epochs 2 --per_device_eval_batch_size 16 --cpu".split()
-LEARNS = "--num_train_epochs 4".split()
-SWAP = "--collaborative --dim_shared_query_key 16 --refine_steps 3 --calibration_samples 16".split()
-LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no".split()
-LAUNCH += "--main_process_port 0 --dynamo_backend no run_glue.py".split()
-ADAM32 = 5e-5  # float32 gradients summed in another order, magnified where Adam divides by small ones; seen: 6e-6
-
-
-def flags(bert, files, out=None, *more) -> list[str]:
-    where = ["--output_dir", str(out)] if out else []
-    return ["--model_name_or_path", str(bert), *files, *TRAIN, *where, *map(str, more)]
-
-
-def run(*args) -> dict:
-    return run_glue.main(flags(*args))
 
 
 @pytest.mark.parametrize(
@@ -123,17 +103,6 @@ def test_score_terms_stay_restricted_through_training(terms, bert, files, tmp_pa
 def test_bf16_trains(bert, files):
     results = run(bert, files, None, *SWAP, "--mixed_precision", "bf16", *LEARNS)
     assert results["eval_accuracy"] > 0.9
-
-
-def start(arguments, **more) -> subprocess.Popen:
-    env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, *arguments], env=env, cwd=ROOT, **quiet, **more)
-
-
-def finish(process: subprocess.Popen) -> None:
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors.decode()[-2000:]
 
 
 def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
@@ -245,12 +214,8 @@ def test_two_processes_give_the_metrics_of_one(files, tmp_path):
     bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)
     test = ("--do_predict", "--test_file", Path(files[1]).with_name("test.csv"))
     one = run(bert, files, tmp_path / "one", *SWAP, *test)
-    launch = (
-        "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --main_process_port 0".split()
-    )
-    launch += "--mixed_precision no --dynamo_backend no run_glue.py".split()
     more = ("--per_device_train_batch_size", 4)
-    finish(start([*launch, *flags(bert, files, tmp_path / "two", *SWAP, *test, *more)]))
+    finish(start([*LAUNCH, *flags(bert, files, tmp_path / "two", *SWAP, *test, *more)]))
     two = json.loads((tmp_path / "two" / "all_results.json").read_text())
     assert (one["processes"], two["processes"]) == (1, 2)
     assert two["stages"] == one["stages"]

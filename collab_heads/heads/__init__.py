@@ -1,0 +1,1 @@
+"""Everything between the concatenated heads and W_O, and head surgery."""

@@ -1,0 +1,90 @@
+"""fold_heads: turn a gated or pruned model back into a stock checkpoint, which loads without this package."""
+
+import copy
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from collab_heads.config import FIELD, CollabConfig, SiteState
+from collab_heads.errors import SwapError
+from collab_heads.heads.gating import gated_sites
+from collab_heads.heads.output import remove_gates
+from collab_heads.heads.prune import check_prunable
+from collab_heads.heads.report import FoldReport
+from collab_heads.refusals import check_forward, check_outputs, check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter
+
+
+def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> FoldReport:
+    """Multiply gates into W_O and give removed heads back as zeros, in place: the model is of its stock shape again.
+
+    The folded model computes what the model computed in evaluation, saves nothing any more, and is saved as a
+    checkpoint that plain transformers loads. On an error the model is left as it was.
+
+    Args:
+        model: a supported transformers model with gates or removed heads.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+
+    Returns:
+        What was folded and restored; `print` it.
+
+    Raises:
+        UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
+        SwapError: if a site is collaborative (no stock weights compute its scores), or there is nothing to fold.
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, adapter)
+    config, sites = CollabConfig.of(model.config), {site.path: site for site in adapter.sites(model)}
+    changed = {path: state for path, state in config.sites.items() if path in sites}
+    if not changed:
+        raise SwapError("the model has neither gates nor removed heads: there is nothing to fold")
+    if collaborative := [path for path, state in changed.items() if state.query_key is not None]:
+        raise SwapError(
+            f"{', '.join(collaborative)}: collaborative attention has no stock form; save the model as it is, "
+            "and import collab_heads where it is loaded"
+        )
+    check_outputs(model, adapter, [sites[path] for path in changed if sites[path].num_heads])
+    for path in changed:
+        check_forward(sites[path], model.base_model.get_submodule(path))
+        check_forward(sites[path], adapter.output_projection(model, sites[path]))
+    left = [path for path, state in changed.items() if state.kept]
+    check_prunable(model, adapter, [sites[path] for path in left])
+    gated, before = gated_sites(model, adapter), model.num_parameters()
+    shrunk = {path: state for path, state in changed.items() if state.kept is not None}
+    stock = stock_twin(model) if shrunk else None
+    # Nothing has changed up to here; nothing can fail from here on.
+    for _, projection in gated:
+        remove_gates(projection)
+    for path, state in shrunk.items():
+        module, twin = model.base_model.get_submodule(path), stock.base_model.get_submodule(path)
+        output = adapter.output_projection(model, sites[path])
+        like = getattr(output, "weight", next(output.parameters(), next(model.parameters())))
+        twin.to(like.dtype).to_empty(device=like.device).requires_grad_(like.requires_grad)
+        restore_output(output, state, adapter.output_projection(stock, sites[path]), like)
+        adapter.restore(module, twin, state.kept)
+    CollabConfig().write(model)
+    removed = {path: tuple(sorted({*range(state.num_heads)} - {*state.kept})) for path, state in shrunk.items()}
+    return FoldReport(tuple(site.path for site, _ in gated), removed, before, model.num_parameters())
+
+
+def stock_twin(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as its config without our record describes it, on the meta device."""
+    config = copy.deepcopy(model.config)
+    for part in (config, *(value for value in vars(config).values() if hasattr(value, FIELD))):
+        if hasattr(part, FIELD):
+            delattr(part, FIELD)
+    with torch.device("meta"):
+        return type(model)(config)
+
+
+@torch.no_grad()
+def restore_output(output: nn.Module, state: SiteState, stock: nn.Linear, like: torch.Tensor) -> None:
+    """Give an output projection the columns of all heads again, zeros for the removed, in place."""
+    weight = torch.zeros(stock.weight.shape, dtype=like.dtype, device=like.device)
+    if state.kept:
+        columns = weight.unflatten(-1, (state.num_heads, -1))
+        columns[:, list(state.kept)] = output.weight.unflatten(-1, (state.heads, -1))
+    output.__class__ = nn.Linear
+    output.weight = nn.Parameter(weight, like.requires_grad)
+    output.in_features = stock.in_features

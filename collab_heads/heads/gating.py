@@ -1,0 +1,143 @@
+"""swap_to_gated: put gates on heads, to be learned or fixed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel
+
+from collab_heads.config import CollabConfig, GateState, SiteState
+from collab_heads.errors import ArgumentError, ConfigError, SwapError
+from collab_heads.heads.choices import alive_choice
+from collab_heads.heads.gates import INIT_LOG_ALPHA
+from collab_heads.heads.output import HeadOutputProjection, install_gates
+from collab_heads.heads.report import GatedSite, GateReport
+from collab_heads.refusals import check_outputs, check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.sites import AttentionSite, select_sites
+
+UNDECIDED = 0.05  # a gate is decided if it is non-zero with a probability closer to 0 or 1 than this
+
+
+def swap_to_gated(
+    model: PreTrainedModel,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    sites: str | Iterable[str] | None = None,
+    alive_heads: Mapping | None = None,
+    temperature: float = 0.33,
+    stretch: tuple[float, float] = (-0.1, 1.1),
+    init_log_alpha: float = INIT_LOG_ALPHA,
+) -> GateReport:
+    """Put Hard Concrete gates between the heads of a model and their output projections, in place.
+
+    With the default start the model computes what it computed before, in evaluation. Train with a `HeadPenalty`, then
+    `prune_heads`. Gates are trainable also where the rest of the model is frozen. On an error the model is left as it
+    was.
+
+    Args:
+        model: a supported transformers model, original or collaborative, whole or pruned.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        sites: roles or paths; None for all sites that have heads.
+        alive_heads: a fixed configuration instead of learned gates: role -> a list of 0 and 1 per layer, or path -> one
+            list. Only the sites that it names are gated.
+        temperature: of the samples in training.
+        stretch: (gamma, zeta), to which samples are stretched before they are clipped to [0, 1].
+        init_log_alpha: where learned gates start.
+
+    Returns:
+        Heads and open heads per site; `print` it.
+
+    Raises:
+        UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
+        ArgumentError: on a role, path, configuration or number that cannot work.
+        SwapError: if a site has gates already, or its output projection is not a plain Linear.
+
+    Source: Voita et al. 2019, arXiv:1905.09418, section 5.1.
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, adapter)
+    available = adapter.sites_with_heads(model)
+    if not available:
+        raise SwapError("no site of the model has heads left to gate: load the original checkpoint again")
+    state = checked_state("learned" if alive_heads is None else "fixed", temperature, stretch, init_log_alpha)
+    if alive_heads is None:
+        chosen, alive = select_sites(available, sites), {}
+    elif sites is not None:
+        raise ArgumentError("alive_heads names its sites itself: leave sites out")
+    else:
+        alive = alive_choice(available, alive_heads)
+        chosen = [site for site in available if site.path in alive]
+    check_outputs(model, adapter, chosen)
+    for site in chosen:
+        if isinstance(adapter.output_projection(model, site), HeadOutputProjection):
+            raise SwapError(f"{site.path} has gates already: prune_heads or fold_heads them first")
+    config = CollabConfig.of(model.config)
+    record = config.with_sites({site.path: replace(config.site(site), gates=state) for site in chosen})
+    # Nothing has changed up to here; nothing can fail from here on.
+    for site in chosen:
+        gates = install_gates(adapter.output_projection(model, site), state, site.num_heads)
+        with torch.no_grad():
+            if alive:
+                gates.alive.copy_(torch.tensor(alive[site.path]))
+            else:
+                gates.log_alpha.fill_(init_log_alpha)
+    record.write(model)
+    return gate_report(model, adapter)
+
+
+def checked_state(kind: str, temperature: object, stretch: object, init_log_alpha: object) -> GateState:
+    """The state of new gates, or an ArgumentError that says which number cannot work."""
+    try:
+        state = GateState(kind, temperature, stretch)
+    except ConfigError as error:
+        raise ArgumentError(str(error).removeprefix("gates.")) from error
+    if isinstance(init_log_alpha, bool) or not isinstance(init_log_alpha, int | float) or not abs(init_log_alpha) < 1e4:
+        raise ArgumentError(f"init_log_alpha {init_log_alpha!r} must be a number")
+    return state
+
+
+def gated_sites(
+    model: PreTrainedModel, adapter: AttentionAdapter, *, learned: bool = False
+) -> list[tuple[AttentionSite, HeadOutputProjection]]:
+    """The sites with gates, in model order, and their output projections; all, or with learned gates."""
+    record, found = CollabConfig.of(model.config).sites, []
+    for site in adapter.sites(model):
+        gates = record[site.path].gates if site.path in record else None
+        if gates is not None and (gates.is_learned or not learned):
+            found.append((site, adapter.output_projection(model, site)))
+    return found
+
+
+def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: str) -> None:
+    """Have the learned gates of a model be of one kind, "learned" or "subset"."""
+    found, config = gated_sites(model, adapter, learned=True), CollabConfig.of(model.config)
+    states = {site.path: replace(projection.gates.state, kind=kind) for site, projection in found}
+    for site, projection in found:
+        projection.gates.state, projection.gates.draw = states[site.path], None
+    config.with_sites({path: replace(config.sites[path], gates=state) for path, state in states.items()}).write(model)
+
+
+@torch.no_grad()
+def gate_report(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> GateReport:
+    """Which heads are open now, by the rule of evaluation; a model without gates has an empty report."""
+    adapter, record, sites = get_adapter(model, adapter), CollabConfig.of(model.config).sites, []
+    for site, projection in gated_sites(model, adapter):
+        probability, numbers = projection.gates.open_probability(), present_heads(record, site)
+        sites.append(
+            GatedSite(
+                path=site.path,
+                role=site.role,
+                heads=site.num_heads,
+                open=tuple(numbers[i] for i in projection.gates.is_open().nonzero().flatten().tolist()),
+                expected_open=float(probability.sum()),
+                decided=int(((probability < UNDECIDED) | (probability > 1 - UNDECIDED)).sum()),
+            )
+        )
+    return GateReport(tuple(sites))
+
+
+def present_heads(record: Mapping[str, SiteState], site: AttentionSite) -> Sequence[int]:
+    """The original numbers of the heads that a site has now."""
+    state = record.get(site.path)
+    return range(site.num_heads) if state is None or state.kept is None else state.kept

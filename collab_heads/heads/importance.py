@@ -1,0 +1,132 @@
+"""How much the loss depends on each head: a ranking that needs no training.
+
+Source: Michel, Levy, Neubig 2019, arXiv:1905.10650.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils.logging import tqdm
+
+from collab_heads.collaborative.calibrate import check_batches, evaluating
+from collab_heads.errors import CalibrationError, NonFiniteError
+from collab_heads.heads.subset import Target, check_target, choose
+from collab_heads.refusals import check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.sites import AttentionSite
+
+
+def head_importance(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping],
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    normalize: bool = True,
+) -> dict[str, Tensor]:
+    """Measure the mean absolute gradient of each example's loss by a gate on each head.
+
+    Args:
+        model: a supported transformers model with a loss; it is left as it was.
+        batches: input dicts as the model takes them, with labels; some hundred examples are enough.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        normalize: divide by the Euclidean norm over the heads of a site, as the paper does: layers then count alike.
+
+    Returns:
+        path -> [H], float32, for every site that has heads.
+
+    Raises:
+        CalibrationError: if there are no batches, or the model gives no loss for them.
+        NonFiniteError: if a gradient is NaN or inf; the site whose weights are to blame is named.
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, adapter)
+    batches = check_batches(batches)
+    sites = adapter.sites_with_heads(model)
+    if not sites:
+        return {}
+    importance = {site.path: torch.zeros(site.num_heads, device=model.device) for site in sites}
+    gates: dict[str, Tensor] = {}
+    examples = 0
+
+    def gated(path: str, heads: int):
+        def hook(module, inputs):
+            split = inputs[0].unflatten(-1, (heads, -1))
+            size = split.shape[0]
+            if path not in gates:  # a module that serves several layers has one gate
+                gates[path] = torch.ones(size, heads, device=split.device, requires_grad=True)
+            shape = size, *[1] * (split.ndim - 3), heads, 1
+            return ((split * gates[path].view(shape).to(split.dtype)).flatten(-2),)
+
+        return hook
+
+    handles = [
+        adapter.output_projection(model, site).register_forward_pre_hook(gated(site.path, site.num_heads))
+        for site in sites
+    ]
+    try:
+        with evaluating(model), torch.enable_grad():
+            for batch in tqdm(batches, desc="measuring heads", leave=False):
+                gates.clear()
+                loss = loss_of(model, batch)
+                paths = list(gates)
+                examples += len(gates[paths[0]])
+                # every example has gates of its own, and 1 / B of the mean loss
+                for path, gradient in zip(paths, torch.autograd.grad(loss, [gates[p] for p in paths]), strict=True):
+                    importance[path] += (gradient * len(gradient)).abs().sum(0)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for path, values in importance.items():
+        if not torch.isfinite(values).all():
+            path = broken_site(model, adapter, sites) or path
+            raise NonFiniteError(f"{path}: the gradient of the loss by a head is NaN or inf")
+        scale = values.norm().clamp(min=torch.finfo(values.dtype).tiny) if normalize else examples
+        importance[path] = values / scale
+    return {path: values.cpu() for path, values in importance.items()}
+
+
+def broken_site(model: PreTrainedModel, adapter: AttentionAdapter, sites: list[AttentionSite]) -> str | None:
+    """The first site with NaN or inf among its weights: its gradients, and those of all sites below, are too."""
+    for site in sites:
+        modules = model.base_model.get_submodule(site.path), adapter.output_projection(model, site)
+        if not all(torch.isfinite(p).all() for module in modules for p in module.parameters()):
+            return site.path
+    return None
+
+
+def loss_of(model: PreTrainedModel, batch: Mapping) -> Tensor:
+    """The model's loss on a batch."""
+    inputs = {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    loss = getattr(model(**inputs), "loss", None)
+    if loss is None:
+        raise CalibrationError(
+            f"{type(model).__name__} gives no loss for the batches: they need labels, the model a head"
+        )
+    return loss
+
+
+def most_important(
+    model: PreTrainedModel,
+    scores: Mapping[str, Tensor],
+    target_heads: Target,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+) -> dict[str, list[int]]:
+    """The configuration that keeps the heads with the highest scores: what `swap_to_gated` takes as `alive_heads`.
+
+    Args:
+        model: the model that was measured.
+        scores: path -> [H], from `head_importance`; the sites to choose from.
+        target_heads: how many heads to keep: a total (every role keeps at least one), or role -> number.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+
+    Raises:
+        ArgumentError: on a target that cannot be.
+    """
+    sites = [site for site in get_adapter(model, adapter).sites(model) if site.path in scores]
+    roles = [site.role for site in sites for _ in range(site.num_heads)]
+    check_target(target_heads, roles)
+    chosen = choose(torch.cat([scores[site.path].float() for site in sites]), roles, target_heads)
+    parts = chosen.split([site.num_heads for site in sites])
+    return {site.path: part.int().tolist() for site, part in zip(sites, parts, strict=True)}

@@ -1,0 +1,212 @@
+"""HeadPenalty: what training adds for the heads: sparse gates, or an exact number of heads.
+
+Two ways to close heads. `gate_weight` adds lambda * sum P(gate != 0) to the loss, as Voita et al. do: the number of
+heads follows from lambda, after the fact. `target_heads` asks for a number. In every step the heads are then an exact
+subset of the size that the schedule gives: the highest scores `log_alpha` plus Gumbel noise, 0/1 in the forward pass,
+straight through in the backward pass (differentiable subset selection: Li, Cotterell, Sachan 2021, arXiv:2108.04657,
+with the number of heads annealed, and the noise with it). Such a count cannot overshoot, which a Lagrangian on the
+expected count does when its multiplier is late, and what is trained is what is kept: no gate is half open.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
+from collab_heads.heads.gates import Draw, threshold
+from collab_heads.heads.gating import UNDECIDED, gated_sites, learn_as
+from collab_heads.heads.subset import Target, check_target, choose, members_of, on_the_way
+from collab_heads.registry import AttentionAdapter, get_adapter
+
+DECIDED = 10.0  # log_alpha of a head that is kept for good; minus that for one that is gone
+SPREAD = 3.0  # a ranking starts at log_alpha from -SPREAD to SPREAD around its middle; Gumbel noise has deviation 1.3
+GAP = 1e-3  # least distance of log_alpha from the threshold, so that ties count
+
+
+class HeadPenalty:
+    """What training adds for the heads of a model with learned gates.
+
+        penalty = HeadPenalty(model, target_heads=18, steps=200)
+        optimizer = HeadAdamW([{"params": penalty.others(model)}, penalty.group(lr=0.1)], lr=2e-5)
+        for batch in batches:
+            (model(**batch).loss + penalty.total()).backward()
+            optimizer.step(); optimizer.zero_grad()
+            penalty.step()
+
+    Args:
+        model: a model after `swap_to_gated`; wrap it (DDP) afterwards.
+        gate_weight: lambda, per head.
+        target_heads: how many heads to keep: a total (every role keeps at least one), or role -> number.
+        steps: optimizer steps in which the number falls evenly to the target; from then on the heads are fixed.
+        scores: path -> [H], from `head_importance`: the ranking to start from. Without it all heads start alike, and
+            telling them apart takes thousands of steps, not hundreds.
+        seed: of the noise; the same on all processes, which then close the same heads.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+
+    Raises:
+        SwapError: if the model has no learned gates.
+        ArgumentError: on a target, weight or scores that cannot work.
+        NonFiniteError: if scores contain NaN or inf.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        gate_weight: float = 0.0,
+        target_heads: Target | None = None,
+        steps: int | None = None,
+        scores: Mapping[str, Tensor] | None = None,
+        seed: int = 0,
+        adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    ):
+        adapter = get_adapter(model, adapter)
+        found = gated_sites(model, adapter, learned=True)
+        if not found:
+            raise SwapError("the model has no learned gates: call swap_to_gated first")
+        self.gates = [projection.gates for _, projection in found]
+        self.roles = [site.role for site, projection in found for _ in range(projection.gates.num_heads)]
+        if isinstance(gate_weight, bool) or not isinstance(gate_weight, int | float) or not 0 <= gate_weight < 1e9:
+            raise ArgumentError(f"gate_weight {gate_weight!r} must be a number, 0 or more")
+        if target_heads is not None:
+            check_target(target_heads, self.roles)
+            if gate_weight:
+                raise ArgumentError(
+                    "gate_weight and target_heads exclude each other: a target fixes the number of heads"
+                )
+            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+                raise ArgumentError(
+                    f"target_heads needs steps, a whole number from 1 in which to get there, not {steps!r}"
+                )
+        elif scores is not None:
+            raise ArgumentError("scores are where target_heads starts from: they have no meaning without it")
+        self.gate_weight, self.target, self.steps, self.seed = gate_weight, target_heads, steps, seed
+        self.done = 0
+        if scores is not None:
+            if missing := [site.path for site, _ in found if len(scores.get(site.path, ())) != site.num_heads]:
+                raise ArgumentError(f"scores lack a number for every head of {', '.join(missing)}: measure this model")
+            if broken := [site.path for site, _ in found if not torch.isfinite(scores[site.path]).all()]:
+                raise NonFiniteError(f"scores of {', '.join(broken)} contain NaN or inf")
+        learn_as(model, adapter, "learned" if target_heads is None else "subset")
+        if scores is not None:
+            self.start_from([scores[site.path] for site, _ in found])
+        self.draw()
+
+    @torch.no_grad()
+    def start_from(self, scores: Sequence[Tensor]) -> None:
+        """Spread the gates evenly in the order of some scores: their scale does not matter."""
+        ranks = torch.cat([score.float().cpu() for score in scores]).argsort().argsort()
+        spread = SPREAD * (2 * ranks / max(1, len(ranks) - 1) - 1)
+        for gates, part in zip(self.gates, self.split(spread), strict=True):
+            # all heads are open at first; what counts is the order
+            gates.log_alpha.copy_(part + SPREAD + GAP + threshold(gates.state))
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The gates' parameters."""
+        return [gates.log_alpha for gates in self.gates]
+
+    def group(self, lr: float) -> dict:
+        """The parameter group of the gates: no weight decay and, where heads compete, one second moment for all."""
+        return {"params": self.parameters(), "lr": lr, "weight_decay": 0.0, "shared": self.target is not None}
+
+    def others(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """The trainable parameters of a model that are not gates."""
+        gates = {id(gate) for gate in self.parameters()}
+        return [p for p in model.parameters() if p.requires_grad and id(p) not in gates]
+
+    def total(self) -> Tensor:
+        """What to add to the mean loss of a micro-batch: a scalar with a gradient."""
+        probabilities = [gates.open_probability().sum() for gates in self.gates]
+        return self.gate_weight * torch.stack(probabilities).sum()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Go on after an optimizer step: move the scores around their threshold and draw the next subset."""
+        self.done += 1
+        if self.target is None:
+            return
+        scores, count = self.scores(), self.count(self.done)
+        chosen = choose(scores, self.roles, count)
+        if self.done >= self.steps:
+            scores = torch.where(chosen, DECIDED, -DECIDED)
+        else:
+            border = cut(scores, chosen, self.groups(count))
+            scores = scores - border.masked_fill(border.isinf(), 0.0)
+            scores = torch.where(chosen, scores.clamp(min=GAP), scores.clamp(max=-GAP))
+        for gates, part in zip(self.gates, self.split(scores), strict=True):
+            gates.log_alpha.copy_(part + threshold(gates.state))
+        self.draw()
+
+    @torch.no_grad()
+    def draw(self) -> None:
+        """Draw the subset of the next optimizer step: a function of the seed and the step, so every process has it."""
+        if self.target is None:
+            return
+        scores, count = self.scores(), self.count(self.done + 1)
+        noise = torch.zeros(len(scores))
+        if self.done < self.steps:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.done)
+            noise = -torch.empty(len(scores)).exponential_(generator=generator).log()
+            noise *= 1 - self.done / self.steps  # explore less as heads get few
+        noise = noise.to(scores.device)
+        chosen = choose(scores + noise, self.roles, count)
+        border = cut(scores + noise, chosen, self.groups(count))
+        parts = zip(self.gates, *map(self.split, (chosen.float(), noise, border)), strict=True)
+        for gates, opened, own_noise, own_border in parts:
+            gates.draw = Draw(opened, own_noise, own_border + threshold(gates.state))
+
+    def count(self, step: int) -> Target:
+        """How many heads are kept in an optimizer step, counted from 1."""
+        return on_the_way(self.target, self.roles, step / self.steps)
+
+    def groups(self, count: Target) -> list[Tensor]:
+        """Which heads compete with each other: all, or those of a role."""
+        device = self.gates[0].log_alpha.device
+        if isinstance(count, int):
+            return [torch.arange(len(self.roles), device=device)]
+        return list(members_of(self.roles, device).values())
+
+    def scores(self) -> Tensor:
+        """The distance of every log_alpha from the rule's threshold: [N], float32."""
+        return torch.cat([gates.log_alpha.detach().float() - threshold(gates.state) for gates in self.gates])
+
+    def split(self, values: Tensor) -> tuple[Tensor, ...]:
+        """[N] -> one piece per site."""
+        return values.split([gates.num_heads for gates in self.gates])
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, float]:
+        """What to watch: open heads by the rule, expected open heads, decided gates, share of closed heads."""
+        probability = torch.cat([gates.open_probability() for gates in self.gates])
+        opened = int(torch.cat([gates.is_open() for gates in self.gates]).sum())
+        return {
+            "heads_open": opened,
+            "heads_expected": float(probability.sum()) if self.target is None else opened,
+            "heads_decided": int(((probability < UNDECIDED) | (probability > 1 - UNDECIDED)).sum()),
+            "heads_sparsity": 1 - opened / len(self.roles),
+        }
+
+    def state_dict(self) -> dict:
+        """Where the schedule is."""
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from there, with the gates of the model as they are."""
+        self.done = state["done"]
+        self.draw()
+
+
+def cut(scores: Tensor, chosen: Tensor, groups: list[Tensor]) -> Tensor:
+    """The score between the chosen heads and the others of their group: [N]; minus infinity where all are chosen."""
+    border = torch.empty_like(scores)
+    for indices in groups:
+        inside, own = chosen[indices], scores[indices]
+        if inside.all():
+            border[indices] = -torch.inf
+        elif not inside.any():
+            border[indices] = own.max() + 1.0
+        else:
+            border[indices] = (own[inside].min() + own[~inside].max()) / 2
+    return border

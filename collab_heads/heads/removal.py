@@ -1,0 +1,45 @@
+"""Take heads out of Linears, and what stands in for the projections of a site that has no heads left."""
+
+import torch
+from torch import Tensor, nn
+
+
+class NoHeads(nn.Module):
+    """The query/key projection of a site without heads: nothing to compute, one zero per token to cache.
+
+    A cache counts tokens by its keys. Without the zero a first decoder layer would report length 0, and positions
+    would be wrong; greedy tokens hide that, stepwise logits show it.
+    """
+
+    num_heads = 0
+    cache_width = 1
+
+    def keys(self, states: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, 1], zeros."""
+        return states.new_zeros(*states.shape[:-1], 1)
+
+
+class NoValues(nn.Module):
+    """The value projection of a site without heads."""
+
+    out_features = 0
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, 0]."""
+        return states.new_empty(*states.shape[:-1], 0)
+
+
+def is_empty(module: nn.Module) -> bool:
+    """Whether an attention module has no heads left."""
+    return isinstance(getattr(module, "query_key", None), NoHeads)
+
+
+@torch.no_grad()
+def keep_rows(linear: nn.Linear, kept: list[int], num_heads: int) -> None:
+    """Leave only the rows of the kept heads of a projection [H * d, D], in place; biases too."""
+    for name in ("weight", "bias"):
+        tensor = getattr(linear, name)
+        if tensor is not None:
+            rows = tensor.unflatten(0, (num_heads, -1))[kept].flatten(0, 1)
+            setattr(linear, name, nn.Parameter(rows.clone(), tensor.requires_grad))
+    linear.out_features = linear.weight.shape[0]

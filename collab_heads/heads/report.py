@@ -1,0 +1,162 @@
+"""What happened to the heads of a model, per site: for people (`str`) and for machines (`to_dict`)."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collab_heads.tables import text_table
+
+
+@dataclass(frozen=True)
+class GatedSite:
+    """The gates of one site.
+
+    Attributes:
+        path, role: the site.
+        heads: heads that it has.
+        open: the numbers of its open heads, by the rule of evaluation (original numbers).
+        expected_open: expected number of gates that are not zero while training.
+        decided: gates whose probability to be non-zero is below 0.05 or above 0.95.
+    """
+
+    path: str
+    role: str
+    heads: int
+    open: tuple[int, ...]
+    expected_open: float
+    decided: int
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """The gates of a model."""
+
+    sites: tuple[GatedSite, ...]
+
+    @property
+    def heads(self) -> int:
+        """Heads at all gated sites."""
+        return sum(site.heads for site in self.sites)
+
+    @property
+    def open(self) -> int:
+        """Open heads."""
+        return sum(len(site.open) for site in self.sites)
+
+    @property
+    def expected_open(self) -> float:
+        """Expected number of non-zero gates."""
+        return sum(site.expected_open for site in self.sites)
+
+    @property
+    def decided(self) -> int:
+        """Gates that are all but sure."""
+        return sum(site.decided for site in self.sites)
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        totals = {"heads": self.heads, "open": self.open, "expected_open": self.expected_open, "decided": self.decided}
+        return totals | dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            (s.path, s.role, f"{len(s.open)}/{s.heads}", f"{s.expected_open:.1f}", str(s.decided), numbers(s.open))
+            for s in self.sites
+        ]
+        last = f"{self.open} of {self.heads} heads open, {self.expected_open:.1f} expected in training"
+        return text_table(("site", "role", "open", "expected", "decided", "heads"), rows, last)
+
+
+@dataclass(frozen=True)
+class PrunedSite:
+    """What pruning or folding did to one site.
+
+    Attributes:
+        path, role: the site.
+        heads_before, heads_after: how many heads.
+        kept: the original numbers of the heads that are left.
+        parameters_before, parameters_after: of all four projections.
+        cache_before, cache_after: elements cached per token.
+    """
+
+    path: str
+    role: str
+    heads_before: int
+    heads_after: int
+    kept: tuple[int, ...]
+    parameters_before: int
+    parameters_after: int
+    cache_before: int
+    cache_after: int
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """What `prune_heads` did.
+
+    Attributes:
+        sites: one entry per site that lost heads or gates, in model order.
+        model_parameters_before, model_parameters_after: of the whole model.
+    """
+
+    sites: tuple[PrunedSite, ...]
+    model_parameters_before: int
+    model_parameters_after: int
+
+    @property
+    def removed(self) -> int:
+        """Heads removed."""
+        return sum(site.heads_before - site.heads_after for site in self.sites)
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        return {"removed": self.removed} | dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                s.path,
+                s.role,
+                f"{s.heads_before} -> {s.heads_after}",
+                f"{s.parameters_before:,} -> {s.parameters_after:,}",
+                f"{s.cache_before} -> {s.cache_after}",
+                numbers(s.kept),
+            )
+            for s in self.sites
+        ]
+        before, after = self.model_parameters_before, self.model_parameters_after
+        last = f"{self.removed} heads removed; model parameters {before:,} -> {after:,} ({after / before - 1:+.1%})"
+        return text_table(("site", "role", "heads", "parameters", "cache/token", "kept"), rows, last)
+
+
+@dataclass(frozen=True)
+class FoldReport:
+    """What `fold_heads` did.
+
+    Attributes:
+        gates: sites whose gates went into W_O.
+        restored: path -> removed heads that came back as zeros.
+        model_parameters_before, model_parameters_after: of the whole model.
+    """
+
+    gates: tuple[str, ...]
+    restored: dict[str, tuple[int, ...]]
+    model_parameters_before: int
+    model_parameters_after: int
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        zeros = sum(map(len, self.restored.values()))
+        return (
+            f"gates of {len(self.gates)} sites folded into W_O, {zeros} removed heads restored as zeros; "
+            f"model parameters {self.model_parameters_before:,} -> {self.model_parameters_after:,}: "
+            "plain transformers loads it"
+        )
+
+
+def numbers(heads: Sequence[int]) -> str:
+    """Head numbers, or "none"."""
+    return " ".join(map(str, heads)) or "none"

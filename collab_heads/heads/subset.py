@@ -1,0 +1,96 @@
+"""How many heads to keep: targets in all or per role, and the choice of the best heads under them."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from collab_heads.config import is_index
+from collab_heads.errors import ArgumentError
+from collab_heads.sites import check_choice
+
+Target = int | Mapping[str, int]
+
+
+def check_target(target: Target, roles: Sequence[str]) -> None:
+    """Check a number of heads against what there is.
+
+    Args:
+        target: a total, or role -> number.
+        roles: the role of every head, [N].
+
+    Raises:
+        ArgumentError: on a number below 0 or above what exists, on a role without heads, on a role left out, and on a
+            total so small that it would empty a role.
+    """
+    present = list(dict.fromkeys(roles))
+    if isinstance(target, Mapping):
+        for role, count in target.items():
+            check_choice("role in target_heads", role, present)
+            check_number(count, sum(r == role for r in roles), f"target_heads[{role!r}]", f"{role} heads")
+        if missing := [role for role in present if role not in target]:
+            raise ArgumentError(
+                f"target_heads names no number for the gated heads of {', '.join(missing)}: add it, or gate other "
+                "sites only"
+            )
+        return
+    check_number(target, len(roles), "target_heads", "heads")
+    if target < len(present):
+        raise ArgumentError(
+            f"target_heads {target} would empty a role: the heads have {len(present)} roles ({', '.join(present)}) and "
+            "each keeps at least one; to empty a role say so with a number per role"
+        )
+
+
+def check_number(count: object, most: int, what: str, kind: str) -> None:
+    """Raise ArgumentError unless `count` is a whole number from 0 to `most`."""
+    if not is_index(count, most + 1):
+        raise ArgumentError(f"{what} is {count!r}, must be a whole number from 0 to the {most} {kind} that exist")
+
+
+def choose(scores: Tensor, roles: Sequence[str], target: Target) -> Tensor:
+    """Pick the heads with the highest scores: [N], bool.
+
+    A total keeps at least the best head of every role; numbers per role are kept to the letter.
+
+    Args:
+        scores: [N].
+        roles: the role of every head, [N].
+        target: a total, or role -> number.
+    """
+    chosen, members = torch.zeros_like(scores, dtype=torch.bool), members_of(roles, scores.device)
+    if isinstance(target, Mapping):
+        for role, indices in members.items():
+            chosen[indices[scores[indices].topk(target[role]).indices]] = True
+        return chosen
+    ranked = scores.clone()
+    for indices in members.values():
+        ranked[indices[scores[indices].argmax()]] = torch.inf
+    chosen[ranked.topk(target).indices] = True
+    return chosen
+
+
+def members_of(roles: Sequence[str], device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Role -> indices of its heads."""
+    return {
+        role: torch.tensor([i for i, own in enumerate(roles) if own == role], device=device)
+        for role in dict.fromkeys(roles)
+    }
+
+
+def on_the_way(target: Target, roles: Sequence[str], progress: float) -> Target:
+    """The number of heads after a share of the way from all of them to the target: falls evenly, never below it.
+
+    Args:
+        target: a total, or role -> number.
+        roles: the role of every head, [N].
+        progress: from 0 (all heads) to 1 (the target).
+    """
+    if isinstance(target, Mapping):
+        return {role: between(sum(r == role for r in roles), count, progress) for role, count in target.items()}
+    return between(len(roles), target, progress)
+
+
+def between(start: int, end: int, progress: float) -> int:
+    """A whole number on the way from `start` to `end`."""
+    return start - int((start - end) * min(1.0, progress))

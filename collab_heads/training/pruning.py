@@ -1,0 +1,224 @@
+"""Gates and pruning as the scripts' flags describe them."""
+
+import argparse
+import json
+import math
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedModel
+
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.heads.choices import alive_choice
+from collab_heads.heads.gating import gate_report, gated_sites, swap_to_gated
+from collab_heads.heads.importance import head_importance, most_important
+from collab_heads.heads.penalty import HeadPenalty
+from collab_heads.heads.prune import prune_heads
+from collab_heads.heads.report import PruneReport
+from collab_heads.heads.subset import Target, check_target
+from collab_heads.registry import get_adapter
+from collab_heads.sites import ROLES, AttentionSite, check_choice, select_sites
+from collab_heads.training.arguments import count, not_negative, positive
+
+SELECTIONS = ("learned", "importance", "random")
+FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each asks for gates, in its own way
+
+
+def add_head_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which heads to keep."""
+    group = parser.add_argument_group("heads")
+    group.add_argument(
+        "--target_heads",
+        type=target,
+        metavar="N",
+        help="keep N heads in all, or per role: enc-self=4,dec-self=4,dec-enc=6",
+    )
+    group.add_argument(
+        "--head_selection",
+        default="learned",
+        metavar="HOW",
+        help="learned while training; importance: by gradient, before training; random (learned)",
+    )
+    group.add_argument("--gate_weight", type=not_negative, metavar="X", help="lambda per head: learn gates, count open")
+    group.add_argument("--alive_heads", metavar="FILE", help="JSON: role -> a list of 0 and 1 per layer, or by path")
+    group.add_argument("--gated_sites", nargs="+", metavar="SITE", help="roles or paths that lose heads; all")
+    group.add_argument(
+        "--gate_learning_rate", type=positive, default=0.1, metavar="LR", help="peak, of the gates (0.1)"
+    )
+    group.add_argument(
+        "--selection_share",
+        type=positive,
+        default=0.3,
+        metavar="X",
+        help="of the steps, in which the number falls (0.3)",
+    )
+    group.add_argument(
+        "--importance_samples", type=count, default=256, metavar="N", help="examples to rank heads on first (256)"
+    )
+
+
+def target(text: str) -> Target:
+    """Parse "18" and "enc-self=4,dec-self=4"."""
+    if "=" not in text:
+        return count(text)
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        role, _, number = part.partition("=")
+        if role.strip() not in ROLES or role.strip() in found:
+            raise argparse.ArgumentTypeError(f"{part!r} is not one role=number of {', '.join(ROLES)}")
+        found[role.strip()] = count(number)
+    return found
+
+
+def wants_gates(args: Namespace) -> bool:
+    """Whether the run gates or removes heads."""
+    return any(getattr(args, flag) is not None for flag in FLAGS)
+
+
+def learns_gates(args: Namespace) -> bool:
+    """Whether gates are trained (else the heads are chosen and removed before training)."""
+    return args.gate_weight is not None or (args.target_heads is not None and args.head_selection == "learned")
+
+
+def check_heads(args: Namespace) -> None:
+    """Check what a single flag cannot know.
+
+    Raises:
+        ArgumentError: naming the flag and the way out.
+    """
+    check_choice("--head_selection", args.head_selection, SELECTIONS)
+    given = [f"--{flag}" for flag in FLAGS if getattr(args, flag) is not None]
+    if len(given) > 1:
+        raise ArgumentError(f"{' and '.join(given)} exclude each other: one of them says which heads stay")
+    if args.head_selection != "learned" and args.target_heads is None:
+        raise ArgumentError(f"--head_selection {args.head_selection} needs --target_heads")
+    if args.gated_sites and (not given or args.alive_heads or isinstance(args.target_heads, Mapping)):
+        raise ArgumentError(
+            "--gated_sites goes with --gate_weight or a total for --target_heads; the others name their own"
+        )
+    if args.head_selection == "importance" and not args.importance_samples:
+        raise ArgumentError("--head_selection importance needs --importance_samples")
+    if args.selection_share > 1:
+        raise ArgumentError(f"--selection_share {args.selection_share} is a share, 1 at most")
+    epochs, steps = args.num_train_epochs, args.max_train_steps
+    if learns_gates(args) and not (epochs if steps is None else steps):
+        raise ArgumentError(
+            f"gates are learned in training: --{'num_train_epochs' if steps is None else 'max_train_steps'} is 0 "
+            "(or use --head_selection importance)"
+        )
+    if given and args.collaborative and args.swap == "after" and isinstance(args.dim_shared_query_key, int):
+        raise ArgumentError(
+            f"--dim_shared_query_key {args.dim_shared_query_key} with --swap after is the width of heads that may be "
+            "gone by then: give a share, such as 0.5, or swap before or between"
+        )
+
+
+def check_model(args: Namespace, model: PreTrainedModel) -> None:
+    """Check early, before anything is written, that the model has the sites and heads that the flags name.
+
+    Raises:
+        CollabHeadsError: if it has not, or has gates already.
+    """
+    if not wants_gates(args):
+        return
+    adapter = get_adapter(model)
+    if gated_sites(model, adapter):
+        raise ArgumentError(f"{args.model_name_or_path} has gates already: prune_heads or fold_heads them first")
+    if args.alive_heads:
+        alive_choice(get_adapter(model).sites_with_heads(model), read_alive(args.alive_heads))
+    elif args.target_heads is not None:
+        check_target(
+            args.target_heads, [site.role for site in chosen_sites(args, model) for _ in range(site.num_heads)]
+        )
+    else:
+        chosen_sites(args, model)
+
+
+def chosen_sites(args: Namespace, model: PreTrainedModel) -> list[AttentionSite]:
+    """The sites whose heads may go."""
+    names = list(args.target_heads) if isinstance(args.target_heads, Mapping) else args.gated_sites
+    return select_sites(get_adapter(model).sites_with_heads(model), names)
+
+
+def read_alive(path: str) -> dict:
+    """Read a configuration of heads.
+
+    Raises:
+        DataError: if the file cannot be read as JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"--alive_heads {path}: {error}") from error
+
+
+def start(
+    accelerator: Accelerator, args: Namespace, model: PreTrainedModel, samples: Callable[[int], Sequence[Mapping]]
+) -> PruneReport | None:
+    """Gate the model, or choose heads and remove them at once.
+
+    Args:
+        accelerator: the first process chooses for all.
+        args: the flags.
+        model: the model.
+        samples: a number of examples -> labelled batches, for importance.
+
+    Returns:
+        What was removed; None if the gates are still to be learned.
+    """
+    sites = [site.path for site in chosen_sites(args, model)] if args.alive_heads is None else None
+    if learns_gates(args):
+        swap_to_gated(model, sites=sites)
+        return None
+    alive = on_first(accelerator, lambda: choose_alive(args, model, sites, samples))
+    swap_to_gated(model, alive_heads=alive)
+    return prune_heads(model)
+
+
+def ranking(
+    accelerator: Accelerator, args: Namespace, model: PreTrainedModel, samples: Callable[[int], Sequence[Mapping]]
+) -> Mapping | None:
+    """The importance that learning an exact number of heads starts from; the arguments of `start`."""
+    if args.target_heads is None or not args.importance_samples:
+        return None
+    return on_first(accelerator, lambda: head_importance(model, samples(args.importance_samples)))
+
+
+def on_first(accelerator: Accelerator, compute: Callable[[], object]) -> object:
+    """Compute on the first process and hand the result to all: last bits of floating point may differ there."""
+    found = [compute() if accelerator.is_main_process else None]
+    if accelerator.num_processes > 1:
+        broadcast_object_list(found)
+    return found[0]
+
+
+def choose_alive(args, model, sites, samples) -> Mapping:
+    """The configuration that the flags ask for."""
+    if args.alive_heads is not None:
+        return read_alive(args.alive_heads)
+    if args.head_selection == "importance":
+        scores = head_importance(model, samples(args.importance_samples))
+    else:
+        generator = torch.Generator().manual_seed(args.seed)
+        scores = {
+            site.path: torch.rand(site.num_heads, generator=generator)
+            for site in get_adapter(model).sites_with_heads(model)
+        }
+    return most_important(model, {path: scores[path] for path in sites}, args.target_heads)
+
+
+def penalty(args: Namespace, model: PreTrainedModel, total: int, scores: Mapping | None) -> HeadPenalty:
+    """What a training of `total` optimizer steps adds for the gates; `scores` from `ranking`, None in a resumed one."""
+    if args.gate_weight is not None:
+        return HeadPenalty(model, gate_weight=args.gate_weight)
+    steps = max(1, math.ceil(args.selection_share * total))
+    return HeadPenalty(model, target_heads=args.target_heads, steps=steps, scores=scores, seed=args.seed)
+
+
+def finish(model: PreTrainedModel) -> tuple[dict, PruneReport]:
+    """Remove the heads that training closed: what the gates say, and what was removed."""
+    return gate_report(model).to_dict(), prune_heads(model)

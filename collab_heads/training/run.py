@@ -1,0 +1,242 @@
+"""One run of a script: fine-tune, swap, gate, evaluate, prune, save; in phases, each of which can be gone on with."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from collab_heads.collaborative.terms import restrict_scores
+from collab_heads.training import pruning, swapping
+from collab_heads.training.arguments import fingerprint
+from collab_heads.training.checkpoint import go_on_from, write_json
+from collab_heads.training.loading import digest
+from collab_heads.training.loop import Hooks, fine_tune
+from collab_heads.training.output import RESULTS, check_output, clear_output, provenance
+
+
+class Run:
+    """Everything that the phases of a run share; a script says how it loads, feeds and measures its model.
+
+    Making one reads and checks all input; nothing is written before `run`.
+
+    Args:
+        args: the parsed flags.
+        data: task and examples.
+        accelerator: made with `step_scheduler_with_optimizer=False`.
+
+    Attributes:
+        name: of the script's runs, for trackers.
+        model, tokenizer, encoded, collate: set by `load`; `encoded` maps splits to encoded examples.
+        starts_trained: set by `load`: whether the model can be measured before training.
+
+    Raises:
+        CollabHeadsError: on input that cannot work; nothing has been written.
+    """
+
+    name = ""
+
+    def __init__(self, args: Namespace, data, accelerator: Accelerator):
+        self.args, self.data, self.accelerator = args, data, accelerator
+        self.output_dir = Path(args.output_dir) if args.output_dir else None
+        precision = accelerator.mixed_precision  # also from `accelerate launch` or its config
+        self.arguments = {**fingerprint(args), "mixed_precision": precision, "data": digest(data)}
+        self.provenance = provenance()
+        self.checkpoint, self.progress = go_on_from(args, self.arguments, accelerator.num_processes)
+        if self.output_dir:
+            own = self.checkpoint is not None and self.checkpoint.resolve().parent == self.output_dir.resolve()
+            sources = [args.model_name_or_path, args.tokenizer_name, args.alive_heads]
+            check_output(self.output_dir, overwrite=args.overwrite_output_dir, resume=own, sources=sources)
+        self.history: list[dict] = self.progress.get("history", [])
+        self.swapped: dict | None = self.progress.get("swap")
+        self.heads: dict = self.progress.get("heads", {})
+        self.scores: Mapping | None = None  # of the heads, where learning starts from a ranking
+        self.trained: list[dict] = self.progress.get("trained", [])
+        self.load()
+
+    def load(self) -> None:
+        """Load config, tokenizer and model from the checkpoint or the flags, and encode the data."""
+        raise NotImplementedError
+
+    def weight(self, batch: Mapping) -> int:
+        """How many examples (or tokens) the mean loss of a batch is over."""
+        raise NotImplementedError
+
+    def samples(self, count: int, *, labels: bool) -> Sequence[Mapping]:
+        """Batches of training examples, drawn by the seed."""
+        raise NotImplementedError
+
+    def evaluate(self, stage: str, epoch: int = 0, step: int = 0, model: PreTrainedModel | None = None) -> None:
+        """Measure the validation splits and add the result to the history."""
+        raise NotImplementedError
+
+    def check_model(self) -> None:
+        """Check a loaded model against the flags, before hours of training."""
+        if self.checkpoint is None:
+            swapping.check_model(self.args, self.model)
+            pruning.check_model(self.args, self.model)
+
+    def run(self) -> dict:
+        """Go through the phases and write model, predictions and results.
+
+        Returns:
+            What `all_results.json` holds.
+        """
+        args, main = self.args, self.accelerator.is_main_process
+        self.accelerator.wait_for_everyone()  # no process reads any more what the first may clear
+        if self.output_dir and main:
+            if args.overwrite_output_dir and self.checkpoint is None:
+                clear_output(self.output_dir)
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+        self.accelerator.wait_for_everyone()
+        if args.with_tracking:
+            settings = {k: v for k, v in self.arguments.items() if isinstance(v, int | float | str | bool)}
+            self.accelerator.init_trackers(self.name, settings)
+        self.model.to(self.accelerator.device)
+        plan = self.plan()
+        gating = max(phase for phase, (_, trains) in enumerate(plan) if trains) if pruning.wants_gates(args) else None
+        start = self.progress.get("phase", 0)
+        if self.checkpoint is None and self.starts_trained:
+            self.evaluate("loaded")
+        elif self.checkpoint is not None:
+            self.restrict()
+        for phase, (swaps, trains) in enumerate(plan[start:], start):
+            resumed = (self.checkpoint, self.progress["step"]) if self.checkpoint and phase == start else None
+            if swaps and not resumed:
+                self.swap()
+            if not (swaps or resumed) and phase == 0:
+                self.restrict()
+            if phase == gating and not resumed:
+                self.gate()
+            if trains:
+                self.train(phase, resumed, learns=phase == gating and pruning.learns_gates(args))
+        return self.finish()
+
+    def plan(self) -> Sequence[tuple[bool, bool]]:
+        """Of each phase, whether it starts with the swap and whether it trains."""
+        return swapping.phases(self.args)
+
+    def restrict(self) -> None:
+        """Ablate the score, if asked to."""
+        if self.args.score_terms != "both":
+            restrict_scores(self.model, self.args.score_terms)
+
+    def swap(self) -> None:
+        """Swap, calibrated on training examples, and evaluate what came out."""
+        args = self.args
+        calibration = self.samples(args.calibration_samples, labels=False) if args.calibration_samples else None
+        report = swapping.swap_everywhere(self.accelerator, args, self.model, calibration)
+        self.accelerator.print(report)
+        self.swapped = swapping.summary(report)
+        self.restrict()
+        self.evaluate("swapped")
+
+    def gate(self) -> None:
+        """Put gates on the heads; or choose heads, remove them, and evaluate what is left."""
+        common = self.accelerator, self.args, self.model, lambda n: self.samples(n, labels=True)
+        report = pruning.start(*common)
+        if report is None:
+            self.scores = pruning.ranking(*common)
+        else:
+            self.accelerator.print(report)
+            self.heads = {"pruned": report.to_dict()}
+            self.evaluate("pruned")
+
+    def prune(self) -> None:
+        """Remove the heads that training closed, and evaluate what is left."""
+        gates, report = pruning.finish(self.model)
+        self.accelerator.print(report)
+        self.heads = {"gates": gates, "pruned": report.to_dict()}
+        self.evaluate("pruned")
+
+    def record_of_run(self) -> dict:
+        """What a checkpoint must know to go on."""
+        return {
+            "arguments": self.arguments,
+            "history": self.history,
+            "swap": self.swapped,
+            "heads": self.heads,
+            "trained": self.trained,
+        }
+
+    def hooks(self, phase: int, stage: str, *, learns: bool) -> Hooks:
+        """What the training loop calls."""
+        return Hooks(
+            collate=self.collate,
+            weight=self.weight,
+            evaluate=lambda model, epoch, step: self.evaluate(stage, epoch, step, model),
+            save_model=self.save_model,
+            progress=self.record_of_run,
+            penalty=(lambda total: pruning.penalty(self.args, self.model, total, self.scores)) if learns else None,
+        )
+
+    def train(self, phase: int, resume: tuple[Path, int] | None, *, learns: bool) -> None:
+        """Fine-tune, with evaluations on the way; learn gates and act on them, where asked to."""
+        stage = "fine_tuned" if phase == 0 else "fine_tuned_again"
+        hooks = self.hooks(phase, stage, learns=learns)
+        trained = fine_tune(
+            self.accelerator, self.model, self.encoded["train"], self.args, hooks, phase=phase, resume=resume
+        )
+        rate = trained.examples / trained.seconds if trained.seconds else None
+        self.trained.append(
+            {
+                "stage": stage,
+                "steps": trained.steps,
+                "examples": trained.examples,  # these and the seconds are of the last leg of a resumed run
+                "seconds": trained.seconds,
+                "samples_per_second": rate,
+            }
+        )
+        if learns:
+            self.prune()
+
+    def record(self, stage: str, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        """Note what was measured: in the history, on the terminal and for the trackers."""
+        self.history.append({"stage": stage, "epoch": epoch, "step": step, "metrics": dict(metrics)})
+        values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.accelerator.print(f"{stage}{f', epoch {epoch}' if epoch else ''}: {values}")
+        before = sum(entry["steps"] for entry in self.trained)
+        self.accelerator.log({f"eval_{name}": value for name, value in metrics.items()}, step=before + step)
+
+    def results(self) -> dict:
+        """What `all_results.json` holds: final metrics first."""
+        measured = [entry["metrics"] for entry in self.history if entry["stage"] != "test"]
+        final = measured[-1] if measured else {}
+        return {
+            **{f"eval_{name}": value for name, value in final.items()},
+            "task": self.data.name,
+            "stages": {entry["stage"]: entry["metrics"] for entry in self.history},
+            "history": self.history,
+            "train": self.trained,
+            "swap": self.swapped,
+            "heads": self.heads or None,
+            "parameters": self.model.num_parameters(),
+            "processes": self.accelerator.num_processes,
+            "arguments": self.arguments,
+            **self.provenance,
+        }
+
+    def save_model(self, model: PreTrainedModel, folder: Path) -> None:
+        """What `from_pretrained` loads."""
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def predict(self) -> None:
+        """Write predictions of the test splits, if asked to."""
+
+    def finish(self) -> dict:
+        """Write the model first, then predictions of the test splits, and the results last; returns these."""
+        if self.output_dir and self.accelerator.is_main_process:
+            self.save_model(self.model, self.output_dir)
+        self.predict()
+        results = self.results()
+        if self.output_dir and self.accelerator.is_main_process:
+            write_json(self.output_dir / RESULTS, results)
+            if self.args.push_to_hub:
+                name = self.args.hub_model_id or self.output_dir.name
+                self.model.push_to_hub(name, token=self.args.hub_token)
+                self.tokenizer.push_to_hub(name, token=self.args.hub_token)
+        self.accelerator.wait_for_everyone()
+        self.accelerator.end_training()
+        return results

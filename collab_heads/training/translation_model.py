@@ -1,0 +1,81 @@
+"""Make a translation model fit what the flags ask for: its languages, what of it is trained, its limits."""
+
+import re
+from argparse import Namespace
+from collections.abc import Collection, Sequence
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from collab_heads.errors import ArgumentError
+
+
+def set_languages(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str | None, target: str | None
+) -> dict[str, int]:
+    """Tell tokenizer and model their languages, where they have codes for them.
+
+    Returns:
+        What `generate` must be told; it is noted in the model's generation config too, for whoever loads it.
+
+    Raises:
+        ArgumentError: if there are codes, and none for one of the languages.
+    """
+    codes = getattr(tokenizer, "lang_code_to_id", None)
+    if not codes:
+        return {}
+    for flag, language in (("source_lang", source), ("target_lang", target)):
+        if language not in codes:
+            raise ArgumentError(
+                f"--{flag} {language!r} is not one of the model's {len(codes)} languages, such as "
+                f"{', '.join(list(codes)[:8])}"
+            )
+    tokenizer.src_lang, tokenizer.tgt_lang = source, target
+    # the labels begin with the code (mBART-50, M2M100), or end with it and the decoder starts from it (mBART)
+    begins = tokenizer(text_target="")["input_ids"][0] == codes[target]
+    found = {"forced_bos_token_id" if begins else "decoder_start_token_id": codes[target]}
+    model.generation_config.update(**found)
+    return found
+
+
+def freeze(model: PreTrainedModel, patterns: Sequence[str], frozen: Collection[str] | None = None) -> None:
+    """Leave only some parameters trainable; those that the model itself keeps frozen stay so.
+
+    Args:
+        model: changed in place.
+        patterns: regular expressions, looked for in the parameters' names.
+        frozen: names, from a checkpoint, instead: a swap may have renamed what the patterns named.
+
+    Raises:
+        ArgumentError: on a pattern that is none, or that matches nothing.
+    """
+    parameters = dict(model.named_parameters())
+    if frozen is None:
+        for pattern in patterns:
+            check_pattern(pattern, list(parameters))
+        frozen = {name for name in parameters if not any(re.search(pattern, name) for pattern in patterns)}
+    for name in parameters.keys() & frozen:
+        parameters[name].requires_grad_(False)
+
+
+def check_pattern(pattern: str, names: Sequence[str]) -> None:
+    """Raise ArgumentError unless a regular expression is one and matches a name."""
+    try:
+        matched = any(re.search(pattern, name) for name in names)
+    except re.error as error:
+        raise ArgumentError(f"--trainable_parameters {pattern!r} is no regular expression: {error}") from error
+    if not matched:
+        raise ArgumentError(
+            f"--trainable_parameters {pattern!r} matches no parameter; they are named like {names[len(names) // 2]!r}"
+        )
+
+
+def check_fits(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ArgumentError if the model has too few positions, or its tokenizer no piece for dropped words."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    for flag in ("max_source_length", "max_target_length", "val_max_target_length"):
+        if positions is not None and (getattr(args, flag) or 0) > positions:
+            raise ArgumentError(
+                f"--{flag} {getattr(args, flag)}: the model has {positions} positions; ask for so many at most"
+            )
+    if args.word_dropout and tokenizer.unk_token_id is None:
+        raise ArgumentError(f"--word_dropout {args.word_dropout}: the tokenizer has no piece for unknown words")

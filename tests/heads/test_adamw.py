@@ -1,0 +1,89 @@
+"""The shared second moment of gates; AdamW for everything else."""
+
+import copy
+
+import torch
+from torch import nn
+
+from collab_heads import HeadAdamW
+
+FLOAT32 = 1e-6  # the shared moment is float32; errors seen: 1e-7
+
+
+def parameters(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
+
+
+def set_gradients(found, step, scale=1.0):
+    generator = torch.Generator().manual_seed(step + 1)
+    for p in found:
+        p.grad = scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+
+
+def test_groups_without_the_key_are_adamw():
+    ours, theirs = parameters((3, 2), (4,)), parameters((3, 2), (4,))
+    made = [cls(found, lr=0.1, weight_decay=0.2) for cls, found in ((HeadAdamW, ours), (torch.optim.AdamW, theirs))]
+    for step in range(4):
+        for found, optimizer in zip((ours, theirs), made, strict=True):
+            set_gradients(found, step)
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_shared_group_keeps_proportions():
+    """By the formula, over all elements of the group; weights in other groups are AdamW's."""
+    gates, weights, alone = parameters((3,), (2,)), parameters((4,)), parameters((4,))
+    optimizer = HeadAdamW(
+        [{"params": weights}, {"params": gates, "lr": 0.3, "weight_decay": 0.0, "shared": True}], lr=0.1
+    )
+    other = torch.optim.AdamW(alone, lr=0.1)
+    values, mean, square = torch.cat([g.detach().clone() for g in gates]), torch.zeros(5, dtype=torch.float64), 0.0
+    for step in range(5):
+        for found in (gates, weights, alone):
+            set_gradients(found, step)
+        kept = [g.grad.clone() for g in gates]
+        gradient = torch.cat(kept)
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * float(gradient.float().square().mean())
+        rms = (square / (1 - 0.999 ** (step + 1))) ** 0.5
+        values = values - 0.3 * mean / (1 - 0.9 ** (step + 1)) / (rms + 1e-8)
+        optimizer.step()
+        other.step()
+        torch.testing.assert_close(torch.cat([g.detach() for g in gates]), values, rtol=0, atol=FLOAT32)
+        assert all(torch.equal(g.grad, before) for g, before in zip(gates, kept, strict=True))
+        assert torch.equal(weights[0], alone[0])
+
+
+def test_a_shout_moves_further_than_a_whisper():
+    (gates,) = parameters((2,))
+    start, optimizer = gates.detach().clone(), HeadAdamW([{"params": [gates], "shared": True}], lr=0.1)
+    for _ in range(10):
+        gates.grad = torch.tensor([1.0, 0.01], dtype=torch.float64)
+        optimizer.step()
+    loud, quiet = (start - gates.detach()).tolist()
+    assert 0.99 < loud / quiet / 100 < 1.01
+
+
+def test_the_state_goes_on_where_it_was():
+    unbroken, resumed = ([nn.Parameter(p.detach().float()) for p in parameters((3,), (2,))] for _ in range(2))
+    first = HeadAdamW([{"params": unbroken, "shared": True}], lr=0.1)
+    second = HeadAdamW([{"params": resumed, "shared": True}], lr=0.1)
+    for step in range(6):
+        set_gradients(unbroken, step)
+        first.step()
+        if step == 2:
+            state = copy.deepcopy(first.state_dict())
+            for ours, theirs in zip(resumed, unbroken, strict=True):
+                ours.data.copy_(theirs.data)
+            second.load_state_dict(state)
+        elif step > 2:
+            set_gradients(resumed, step)
+            second.step()
+    assert all(torch.equal(a, b) for a, b in zip(unbroken, resumed, strict=True))
+
+
+def test_a_group_without_gradients_stays():
+    (gates,) = parameters((2,))
+    before = gates.detach().clone()
+    HeadAdamW([{"params": [gates], "shared": True}], lr=0.1).step()
+    assert torch.equal(gates, before)

@@ -1,0 +1,70 @@
+"""LoRA beside gates: refused where it would be wrong, exact where it is not."""
+
+import pytest
+import torch
+from closing import changed, output_projections
+
+from collab_heads import fold_heads, prune_heads
+from families import EXACT64, FAMILIES, HEADS, output
+
+peft = pytest.importorskip("peft")
+OUTPUTS = {"bert": r".*attention\.output\.dense", "t5": r".*\.o", "marian": r".*\.out_proj"}
+each_model = pytest.mark.parametrize("name", OUTPUTS)
+
+
+def gated(name):
+    return changed(FAMILIES[name], state="gated", empty=False)
+
+
+def adapted(model, targets):
+    """With LoRA that is not zero."""
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
+    return wrapped.double().eval()
+
+
+@each_model
+def test_gated_projections_are_refused(name):
+    with pytest.raises(ValueError, match="not supported") as caught:
+        adapted(gated(name), OUTPUTS[name])
+    assert "prune_heads or fold_heads" in str(caught.value)
+
+
+def assert_merges_exactly(wrapped, before, inputs):
+    expected = output(wrapped, inputs)
+    assert (expected - before).abs().max() > 1e-3
+    merged = wrapped.merge_and_unload()
+    torch.testing.assert_close(output(merged, inputs), expected, rtol=0, atol=EXACT64)
+
+
+@each_model
+def test_all_linear_passes_gated_projections_over(name):
+    model, inputs = gated(name), FAMILIES[name].inputs()
+    before, projections = output(model, inputs), output_projections(model)
+    wrapped = adapted(model, "all-linear")
+    touched = [module for module in wrapped.modules() if isinstance(module, peft.tuners.lora.LoraLayer)]
+    assert touched
+    assert not any(isinstance(p, peft.tuners.lora.LoraLayer) for p in output_projections(model).values())
+    assert all(
+        ours is theirs for ours, theirs in zip(output_projections(model).values(), projections.values(), strict=True)
+    )
+    assert_merges_exactly(wrapped, before, inputs)
+
+
+@each_model
+@pytest.mark.parametrize("way_out", (prune_heads, fold_heads))
+def test_after_the_way_out_it_merges_exactly(name, way_out):
+    model, inputs = gated(name), FAMILIES[name].inputs()
+    way_out(model)
+    before = output(model, inputs)
+    wrapped = adapted(model, OUTPUTS[name])
+    assert all(isinstance(p, peft.tuners.lora.LoraLayer) for p in output_projections(model).values())
+    assert_merges_exactly(wrapped, before, inputs)
+
+
+def test_sites_without_heads_are_passed_over():
+    model = FAMILIES["bert"].build().double()
+    prune_heads(model, {"enc-self": [list(range(HEADS)), [0]]})
+    before = output(model, FAMILIES["bert"].inputs())
+    wrapped = adapted(model, "all-linear")
+    assert_merges_exactly(wrapped, before, FAMILIES["bert"].inputs())
