@@ -214,17 +214,20 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
 
 
 def get_adapter(
-    model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
+    model: PreTrainedModel,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    capability: str | None = None,
 ) -> AttentionAdapter:
     """Return the adapter to use for a model.
 
     Args:
         model: the model.
         adapter: a class or an instance to use instead of the registered one.
+        capability: what it must be able to do: "collaborative", "gated" or "prune".
 
     Raises:
         ArgumentError: if `adapter` is something else.
-        UnsupportedModelError: if there is no adapter for the model, or it finds no attention in it.
+        UnsupportedModelError: if there is no adapter for the model, it finds no attention, or lacks the capability.
     """
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}")
@@ -234,6 +237,9 @@ def get_adapter(
         adapter = adapter()
     elif not isinstance(adapter, AttentionAdapter):
         raise ArgumentError(f"adapter must be an AttentionAdapter class or instance, not {adapter!r}")
+    if capability is not None and capability not in adapter.capabilities:
+        can = ", ".join(sorted(adapter.capabilities)) or "nothing"
+        raise UnsupportedModelError(f"{type(adapter).__name__} does not say it can do {capability!r}; it can: {can}")
     if not adapter.sites(model):
         raise UnsupportedModelError(
             f"{type(adapter).__name__} finds no attention in {type(model).__name__} "

@@ -104,7 +104,7 @@ def swap_to_collaborative(
     check_wrapper(model)
     check_count("refine_steps", refine_steps)
     check_count("seed", seed)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model, adapter, "collaborative")
     available = adapter.sites_with_heads(model)
     if not available:
         raise SwapError("the model has no heads left: there is nothing to swap")

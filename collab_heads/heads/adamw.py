@@ -11,22 +11,31 @@ class HeadAdamW(torch.optim.AdamW):
     as large as AdamW's on average and keep the proportions of the gradient. (Planted in frozen models, the heads that
     matter are found in most runs this way and in nearly none with AdamW.)
 
-    Arguments, groups and state are AdamW's; groups without the key are left to it.
+    Arguments, groups and state are AdamW's; groups without the key are left to it. Groups with it take `lr`, `betas`
+    and `eps`, and no weight decay.
     """
+
+    def __init__(self, params, *args, **options):
+        super().__init__(params, *args, **options)
+        self._step_supports_amp_scaling = False  # a fused AdamW would unscale and skip on its own, and miss the gates
 
     @torch.no_grad()
     def step(self, closure=None):
         """As AdamW's."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         shared = [group for group in self.param_groups if group.get("shared")]
         held = {p: p.grad for group in shared for p in group["params"]}
         for group in shared:
             self.shared_step(group)
         for parameter in held:
             parameter.grad = None  # AdamW passes over parameters without a gradient
-        result = super().step(closure)
+        super().step()
         for parameter, gradient in held.items():
             parameter.grad = gradient
-        return result
+        return loss
 
     def shared_step(self, group: dict) -> None:
         """One step of a group; its second moment is kept with its first parameter."""

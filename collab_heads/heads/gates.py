@@ -64,12 +64,14 @@ class HeadGates(nn.Module):
         return self.sample() if self.training and self.state.is_learned else self.values()
 
     def sample(self) -> Tensor:
-        """Draw gates, differentiable with respect to `log_alpha`: [H]."""
+        """Draw gates, differentiable with respect to `log_alpha`: [H]. A subset that nobody draws stays as it is."""
         log_alpha = self.log_alpha.float()  # in bfloat16 the largest u would be 1
         if self.draw is not None:
             opened, noise, border = (part.to(log_alpha.device) for part in self.draw)
             soft = torch.sigmoid(log_alpha + noise - border)
             return opened + (soft - soft.detach())
+        if self.state.kind == "subset":
+            return self.values()
         u = torch.rand_like(log_alpha).clamp(MARGIN, 1 - MARGIN)
         return self.stretched(torch.sigmoid((u.log() - (-u).log1p() + log_alpha) / self.state.temperature))
 
@@ -102,6 +104,7 @@ class HeadGates(nn.Module):
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:
         """Forget the gates of all other heads."""
+        self.draw = None
         if self.state.is_learned:
             self.log_alpha = nn.Parameter(self.log_alpha[kept].clone(), self.log_alpha.requires_grad)
         else:

@@ -56,7 +56,7 @@ def swap_to_gated(
     Source: Voita et al. 2019, arXiv:1905.09418, section 5.1.
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model, adapter, "gated")
     available = adapter.sites_with_heads(model)
     if not available:
         raise SwapError("no site of the model has heads left to gate: load the original checkpoint again")

@@ -12,10 +12,10 @@ from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.calibrate import check_batches, evaluating
 from collab_heads.errors import CalibrationError, NonFiniteError
-from collab_heads.heads.subset import Target, check_target, choose
+from collab_heads.heads.subset import Target, check_scores, check_target, choose
 from collab_heads.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.sites import AttentionSite
+from collab_heads.sites import AttentionSite, check_name
 
 
 def head_importance(
@@ -26,6 +26,8 @@ def head_importance(
     normalize: bool = True,
 ) -> dict[str, Tensor]:
     """Measure the mean absolute gradient of each example's loss by a gate on each head.
+
+    Where the loss is a mean over tokens, an example counts by its share of the tokens of its batch.
 
     Args:
         model: a supported transformers model with a loss; it is left as it was.
@@ -122,11 +124,16 @@ def most_important(
         adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Raises:
-        ArgumentError: on a target that cannot be.
+        ArgumentError: on a target that cannot be, or scores of sites or heads that the model does not have.
+        NonFiniteError: if a score is NaN or inf; the site is named.
     """
-    sites = [site for site in get_adapter(model, adapter).sites(model) if site.path in scores]
+    available = get_adapter(model, adapter).sites_with_heads(model)
+    sites = [site for site in available if site.path in scores]
+    for path in scores:
+        check_name(available, path)
+    scores = check_scores(scores, sites)
     roles = [site.role for site in sites for _ in range(site.num_heads)]
     check_target(target_heads, roles)
-    chosen = choose(torch.cat([scores[site.path].float() for site in sites]), roles, target_heads)
+    chosen = choose(torch.cat([scores[site.path] for site in sites]), roles, target_heads)
     parts = chosen.split([site.num_heads for site in sites])
     return {site.path: part.int().tolist() for site, part in zip(sites, parts, strict=True)}

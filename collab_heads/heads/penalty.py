@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
+from collab_heads.config import is_number
+from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.gates import Draw, threshold
 from collab_heads.heads.gating import UNDECIDED, gated_sites, learn_as
-from collab_heads.heads.subset import Target, check_target, choose, members_of, on_the_way
+from collab_heads.heads.subset import Target, check_scores, check_target, choose, members_of, on_the_way
 from collab_heads.registry import AttentionAdapter, get_adapter
 
 DECIDED = 10.0  # log_alpha of a head that is kept for good; minus that for one that is gone
@@ -55,7 +56,7 @@ class HeadPenalty:
         self,
         model: PreTrainedModel,
         *,
-        gate_weight: float = 0.0,
+        gate_weight: float | None = None,
         target_heads: Target | None = None,
         steps: int | None = None,
         scores: Mapping[str, Tensor] | None = None,
@@ -68,7 +69,15 @@ class HeadPenalty:
             raise SwapError("the model has no learned gates: call swap_to_gated first")
         self.gates = [projection.gates for _, projection in found]
         self.roles = [site.role for site, projection in found for _ in range(projection.gates.num_heads)]
-        if isinstance(gate_weight, bool) or not isinstance(gate_weight, int | float) or not 0 <= gate_weight < 1e9:
+        if frozen := [site.path for site, p in found if not p.gates.log_alpha.requires_grad]:
+            raise ArgumentError(
+                f"the gates of {', '.join(frozen)} are frozen (PEFT freezes what is not its own): "
+                "set requires_grad of their log_alpha before"
+            )
+        if gate_weight is None and target_heads is None:
+            raise ArgumentError("a HeadPenalty needs gate_weight or target_heads")
+        gate_weight = 0.0 if gate_weight is None else gate_weight
+        if not is_number(gate_weight) or gate_weight < 0:
             raise ArgumentError(f"gate_weight {gate_weight!r} must be a number, 0 or more")
         if target_heads is not None:
             check_target(target_heads, self.roles)
@@ -85,10 +94,7 @@ class HeadPenalty:
         self.gate_weight, self.target, self.steps, self.seed = gate_weight, target_heads, steps, seed
         self.done = 0
         if scores is not None:
-            if missing := [site.path for site, _ in found if len(scores.get(site.path, ())) != site.num_heads]:
-                raise ArgumentError(f"scores lack a number for every head of {', '.join(missing)}: measure this model")
-            if broken := [site.path for site, _ in found if not torch.isfinite(scores[site.path]).all()]:
-                raise NonFiniteError(f"scores of {', '.join(broken)} contain NaN or inf")
+            scores = check_scores(scores, [site for site, _ in found])
         learn_as(model, adapter, "learned" if target_heads is None else "subset")
         if scores is not None:
             self.start_from([scores[site.path] for site, _ in found])
@@ -106,6 +112,11 @@ class HeadPenalty:
     def parameters(self) -> list[torch.nn.Parameter]:
         """The gates' parameters."""
         return [gates.log_alpha for gates in self.gates]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the target is reached and the heads are fixed: prune now, or train on."""
+        return self.target is None or self.done >= self.steps
 
     def group(self, lr: float) -> dict:
         """The parameter group of the gates: no weight decay and, where heads compete, one second moment for all."""
@@ -189,17 +200,36 @@ class HeadPenalty:
         }
 
     def state_dict(self) -> dict:
-        """Where the schedule is."""
-        return {"done": self.done}
+        """Where the schedule is, and the gates: numbers, lists and dicts, ready for JSON."""
+        asked = {"target": self.target, "steps": self.steps, "seed": self.seed, "gate_weight": self.gate_weight}
+        return asked | {"done": self.done, "log_alpha": [gates.log_alpha.tolist() for gates in self.gates]}
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
-        """Go on from there, with the gates of the model as they are."""
+        """Go on from there.
+
+        Raises:
+            ArgumentError: if the state is that of another target, schedule, seed, weight or model; the message says.
+        """
+        own = self.state_dict()
+        sizes = [list(map(len, found["log_alpha"])) for found in (state, own)]
+        differing = [name for name in own.keys() - {"done", "log_alpha"} if state[name] != own[name]]
+        if differing or sizes[0] != sizes[1]:
+            names = ", ".join(f"{name} {state[name]!r}, not {own[name]!r}" for name in sorted(differing))
+            raise ArgumentError(
+                f"this is not the state of this penalty: {names or f'gates {sizes[0]}, not {sizes[1]}'}"
+            )
+        for gates, values in zip(self.gates, state["log_alpha"], strict=True):
+            gates.log_alpha.copy_(torch.tensor(values))
         self.done = state["done"]
         self.draw()
 
 
 def cut(scores: Tensor, chosen: Tensor, groups: list[Tensor]) -> Tensor:
-    """The score between the chosen heads and the others of their group: [N]; minus infinity where all are chosen."""
+    """The score between the chosen heads and the others of their group: [N]; minus infinity where all are chosen.
+
+    Heads that are chosen for their role's sake, below others that are not, do not count.
+    """
     border = torch.empty_like(scores)
     for indices in groups:
         inside, own = chosen[indices], scores[indices]
@@ -208,5 +238,7 @@ def cut(scores: Tensor, chosen: Tensor, groups: list[Tensor]) -> Tensor:
         elif not inside.any():
             border[indices] = own.max() + 1.0
         else:
-            border[indices] = (own[inside].min() + own[~inside].max()) / 2
+            best_outside = own[~inside].max()
+            above = own[inside & (own >= best_outside)]
+            border[indices] = (above.min() + best_outside) / 2 if len(above) else best_outside
     return border

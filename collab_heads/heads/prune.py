@@ -45,7 +45,7 @@ def prune_heads(
         SwapError: if `heads` is None and there are no gates, or a module cannot be changed safely.
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model, adapter, "prune")
     config, available = CollabConfig.of(model.config), adapter.sites(model)
     present = {site.path: list(present_heads(config.sites, site)) for site in available}
     by_gates = heads is None

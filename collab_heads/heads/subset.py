@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from collab_heads.config import is_index
-from collab_heads.errors import ArgumentError
-from collab_heads.sites import check_choice
+from collab_heads.errors import ArgumentError, NonFiniteError
+from collab_heads.sites import AttentionSite, check_choice
 
 Target = int | Mapping[str, int]
 
@@ -46,6 +46,35 @@ def check_number(count: object, most: int, what: str, kind: str) -> None:
     """Raise ArgumentError unless `count` is a whole number from 0 to `most`."""
     if not is_index(count, most + 1):
         raise ArgumentError(f"{what} is {count!r}, must be a whole number from 0 to the {most} {kind} that exist")
+
+
+def check_scores(scores: Mapping[str, Tensor | Sequence[float]], sites: Sequence[AttentionSite]) -> dict[str, Tensor]:
+    """Check that there is a finite score for every head of some sites.
+
+    Args:
+        scores: path -> [H].
+        sites: the sites.
+
+    Returns:
+        path -> [H], float32.
+
+    Raises:
+        ArgumentError: if a site has no scores, or not one for every head that it has now.
+        NonFiniteError: if a score is NaN or inf; the site is named.
+    """
+    found = {}
+    for site in sites:
+        if site.path not in scores:
+            raise ArgumentError(f"scores lack {site.path}: measure the heads of this model")
+        found[site.path] = torch.as_tensor(scores[site.path]).detach().float().cpu()
+        if found[site.path].shape != (site.num_heads,):
+            raise ArgumentError(
+                f"scores of {site.path} have shape {tuple(found[site.path].shape)}, it has {site.num_heads} heads: "
+                "measure them again after pruning"
+            )
+        if not torch.isfinite(found[site.path]).all():
+            raise NonFiniteError(f"scores of {site.path} contain NaN or inf")
+    return found
 
 
 def choose(scores: Tensor, roles: Sequence[str], target: Target) -> Tensor:
