@@ -9,6 +9,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 
 demo: $(VENV)/.demo
 	$(BIN)/python run_glue.py --demo
+	$(BIN)/python run_translation.py --demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 tests

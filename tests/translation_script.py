@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import translation_models
 from safetensors.torch import load_file
 from scripts import LAUNCH
 
 import run_translation
-import translation_models
 
 COMMON = (
-    "--source_lang xx --target_lang en --max_source_length 40 --max_target_length 40 --num_beams 2 --max_tokens 400 "
+    "--source_lang xx --target_lang en --max_source_length 40 --max_target_length 40 --num_beams 1 --max_tokens 400 "
     "--per_device_eval_batch_size 20 --learning_rate 3e-3 --max_train_steps 6 --seed 1 --cpu"
 ).split()
 SIZES = "--d_model 32 --num_layers 1 --num_heads 4 --d_ff 48 --vocab_size 90".split()

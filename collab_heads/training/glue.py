@@ -109,11 +109,6 @@ class Data:
     task: Task
     splits: Mapping[str, Mapping[str, list]]
 
-    @property
-    def name(self) -> str | None:
-        """The task's."""
-        return self.task.name
-
     def named(self, kind: str) -> list[str]:
         """The splits of a kind: "validation" gives both of MNLI's."""
         return [split for split in self.splits if split.split("_")[0] == kind]

@@ -31,6 +31,7 @@ class GlueRun(Run):
     def load(self) -> None:
         """Load config, tokenizer and model, and encode the data."""
         args, task = self.args, self.data.task
+        self.task = task.name
         source = str(self.checkpoint or args.model_name_or_path)
         remote = {"trust_remote_code": args.trust_remote_code}
         config = load_or_explain(AutoConfig, source, **remote)

@@ -29,6 +29,7 @@ class Run:
     Attributes:
         name: of the script's runs, for trackers.
         model, tokenizer, encoded, collate: set by `load`; `encoded` maps splits to encoded examples.
+        task: set by `load`: what is learned, for the results.
         starts_trained: set by `load`: whether the model can be measured before training.
 
     Raises:
@@ -205,7 +206,7 @@ class Run:
         final = measured[-1] if measured else {}
         return {
             **{f"eval_{name}": value for name, value in final.items()},
-            "task": self.data.name,
+            "task": self.task,
             "stages": {entry["stage"]: entry["metrics"] for entry in self.history},
             "history": self.history,
             "train": self.trained,

@@ -11,18 +11,15 @@ from collab_heads.errors import ArgumentError
 
 def set_languages(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str | None, target: str | None
-) -> dict[str, int]:
-    """Tell tokenizer and model their languages, where they have codes for them.
-
-    Returns:
-        What `generate` must be told; it is noted in the model's generation config too, for whoever loads it.
+) -> None:
+    """Tell the tokenizer its languages, where it has codes for them, and the model's generation config the target.
 
     Raises:
         ArgumentError: if there are codes, and none for one of the languages.
     """
     codes = getattr(tokenizer, "lang_code_to_id", None)
     if not codes:
-        return {}
+        return
     for flag, language in (("source_lang", source), ("target_lang", target)):
         if language not in codes:
             raise ArgumentError(
@@ -32,9 +29,18 @@ def set_languages(
     tokenizer.src_lang, tokenizer.tgt_lang = source, target
     # the labels begin with the code (mBART-50, M2M100), or end with it and the decoder starts from it (mBART)
     begins = tokenizer(text_target="")["input_ids"][0] == codes[target]
-    found = {"forced_bos_token_id" if begins else "decoder_start_token_id": codes[target]}
-    model.generation_config.update(**found)
-    return found
+    name = "forced_bos_token_id" if begins else "decoder_start_token_id"
+    model.generation_config.update(**{name: codes[target]})
+
+
+def freeze_unsaved(model: PreTrainedModel) -> None:
+    """Freeze what `save_pretrained` leaves out: Marian's positions, trainable after `from_pretrained` and not before.
+
+    They have no gradient, but optimizers count them, and DDP waits for them.
+    """
+    for name, parameter in model.named_parameters():
+        if name in (model._keys_to_ignore_on_save or ()):
+            parameter.requires_grad_(False)
 
 
 def freeze(model: PreTrainedModel, patterns: Sequence[str], frozen: Collection[str] | None = None) -> None:

@@ -1,8 +1,8 @@
 import pytest
+import translation_script
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 import tiny
-import translation_script
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def bilingual(tmp_path_factory):
     """Flags that name a generated corpus in two text files a split."""
     folder = tmp_path_factory.mktemp("bilingual")
     train = translation_script.write_pairs(folder, "train", 200, 0)
-    return ["--train_file", *train, "--validation_file", *translation_script.write_pairs(folder, "dev", 20, 1)]
+    return ["--train_file", *train, "--validation_file", *translation_script.write_pairs(folder, "dev", 12, 1)]
 
 
 @pytest.fixture(scope="session")

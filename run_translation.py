@@ -1,0 +1,78 @@
+#!/usr/bin/env python
+r"""Train, compress and prune translation models: Marian, BART, mBART, M2M100, T5.
+
+    python run_translation.py --model_name_or_path Helsinki-NLP/opus-mt-de-en --train_file train.de train.en \
+        --validation_file dev.de dev.en --target_heads enc-self=12,dec-self=12,dec-enc=12 --output_dir out
+    python run_translation.py --demo
+
+With several processes: `accelerate launch run_translation.py ...`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from collab_heads.errors import CollabHeadsError
+from collab_heads.training import arguments, pruning
+from collab_heads.training.parallel import Corpus, from_files, from_hub
+from collab_heads.training.start import check_tracking, launch
+from collab_heads.training.translation_arguments import (
+    add_scratch_arguments,
+    add_translation_data,
+    add_translation_training,
+    check_translation,
+)
+from collab_heads.training.translation_run import TranslationRun
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the flags and check what can be checked without data or model."""
+    parser = arguments.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--demo", action="store_true", help="a generated language and a small model; no other flag needed"
+    )
+    add_translation_data(parser)
+    arguments.add_model_arguments(parser)
+    add_scratch_arguments(parser)
+    arguments.add_collaborative_arguments(parser)
+    pruning.add_head_arguments(parser)
+    arguments.add_training_arguments(parser)
+    add_translation_training(parser)
+    arguments.add_output_arguments(parser)
+    args = parser.parse_args(argv)
+    if not args.demo:
+        check_translation(args)
+        check_tracking(args)
+        arguments.check_shared(args)
+        pruning.check_heads(args)
+    return args
+
+
+def load_data(args: argparse.Namespace) -> Corpus:
+    """Read the pairs from wherever the flags say."""
+    if args.dataset_name:
+        splits = ["train", "validation", *(["test"] if args.do_predict else [])]
+        corpus = from_hub(
+            args.dataset_name, args.dataset_config_name, args.source_lang, args.target_lang, splits=splits
+        )
+    else:
+        files = {split: getattr(args, f"{split}_file") for split in ("train", "validation", "test")}
+        corpus = from_files({s: found for s, found in files.items() if found}, args.source_lang, args.target_lang)
+    return corpus.first({"train": args.max_train_samples, "validation": args.max_eval_samples})
+
+
+def main(argv: Sequence[str] | None = None) -> dict:
+    """Run; returns what `all_results.json` holds."""
+    args = parse(argv)
+    if args.demo:
+        from collab_heads.training import translation_demo
+
+        return translation_demo.main(main)
+    return launch(args, load_data, TranslationRun)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CollabHeadsError as problem:
+        sys.exit(f"run_translation.py: {problem}")

@@ -1,0 +1,150 @@
+"""A run of run_translation.py that was stopped ends as an unbroken one; two processes do what one does."""
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+from scripts import ADAM32, finish, start
+from translation_script import PROCESSES, SCRATCH, SWAP, as_json, differing, flags, run, translations, weights
+
+from collab_heads.errors import CollabHeadsError
+
+NOISY = "--dropout 0.2 --word_dropout 0.1 --label_smoothing 0.1".split()
+LEARNED = "--target_heads 5 --importance_samples 16 --selection_share 0.8".split()
+
+
+def same(one: dict, other: dict) -> None:
+    """What two runs found is the same, but for what they took."""
+    names = ("history", "heads", "best", "signatures", "parameters", "swap")
+    assert as_json(one, *names[:-1]) == as_json(other, *names[:-1])
+    assert (one["swap"] is None) == (other["swap"] is None)
+
+
+RUNS = {
+    "scratch": (*SCRATCH, *NOISY, "--eval_steps", 2),
+    "learned": (*LEARNED, "--label_smoothing", 0.1),
+    "swap": (*SWAP, "--swap", "between", "--max_train_steps", 3),
+    "best": ("--eval_steps", 1, "--load_best_model_at_end"),
+    "average": ("--average_checkpoints", 2),
+    "epochs": ("--checkpointing_steps", "epoch", "--max_train_samples", 60, "--gradient_accumulation_steps", 2),
+    "frozen": ("--trainable_parameters", "encoder.*q_proj", "decoder.*fc1", *SWAP),  # the swap renames q_proj
+    "frozen gates": ("--trainable_parameters", "encoder", "--gate_weight", 0.3),  # gates are never frozen
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_resuming_in_one_process(name, marian, bilingual, tmp_path):
+    """From every checkpoint of a run, in place: the same end."""
+    more, out = ("--checkpointing_steps", 2, "--max_train_steps", 4, *RUNS[name]), tmp_path / "out"
+    model = [] if name == "scratch" else marian
+    whole = run(model, bilingual, out, *more)
+    expected = weights(out)
+    folders = sorted(path for path in out.iterdir() if (path / "progress.json").exists())
+    assert len(folders) == 2
+    for folder in folders:
+        found = run(model, bilingual, out, *more, "--resume_from_checkpoint", folder)
+        same(found, whole)
+        assert differing(weights(out), expected) == []
+
+
+def test_gates_of_frozen_parts_still_learn(marian, bilingual, tmp_path):
+    """What the resumed run above must not lose."""
+    run(marian, bilingual, tmp_path / "out", "--checkpointing_steps", 3, *RUNS["frozen gates"])
+    before, after = (weights(tmp_path / "out" / f"step_0_{step}") for step in (3, 6))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert len([name for name in moved if "log_alpha" in name]) == 3
+    assert all("encoder" in name or "log_alpha" in name for name in moved)
+
+
+def test_a_killed_run_ends_as_an_unbroken_one(bilingual, tmp_path):
+    """SIGKILL right after a checkpoint appears; from scratch, with all that is random, the best weights and beams."""
+    more = (
+        *NOISY,
+        "--max_train_steps",
+        24,
+        "--eval_steps",
+        5,
+        "--num_beams",
+        2,
+        "--checkpointing_steps",
+        4,
+        "--load_best_model_at_end",
+    )
+    unbroken = run(SCRATCH, bilingual, tmp_path / "unbroken", *more)
+    out = tmp_path / "killed"
+    process = start(["run_translation.py", *flags(SCRATCH, bilingual, out, *more)])
+    while not (out / "step_0_8").exists():
+        assert process.poll() is None, process.stderr.read().decode()[-2000:]
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (out / "all_results.json").exists()
+    resumed = run(SCRATCH, bilingual, out, *more, "--resume_from_checkpoint")
+    same(resumed, unbroken)
+    assert differing(out, tmp_path / "unbroken") == []
+    names = [path.stem for path in (tmp_path / "unbroken" / "translations").iterdir()]
+    assert len(names) == 6
+    assert all(translations(out, name) == translations(tmp_path / "unbroken", name) for name in names)
+
+
+@pytest.mark.parametrize("more", (("--load_best_model_at_end",), ("--average_checkpoints", 2)))
+def test_what_earlier_checkpoints_hold_is_not_looked_for_elsewhere(more, marian, bilingual, tmp_path):
+    out = tmp_path / "out"
+    more = (*more, "--max_train_steps", 4, "--checkpointing_steps", 2)
+    run(marian, bilingual, out, *more)
+    resume = ("--resume_from_checkpoint", out / "step_0_4")
+    with pytest.raises(CollabHeadsError, match=f"need what the run left in {out}: go on there"):
+        run(marian, bilingual, tmp_path / "other", *more, *resume)
+    assert not (tmp_path / "other").exists()
+    if (out / "best").exists():
+        (out / "best").rename(tmp_path / "moved")
+        with pytest.raises(CollabHeadsError, match=f"{out / 'best'} is gone"):
+            run(marian, bilingual, out, *more, *resume)
+
+
+def test_other_flags_or_data_do_not_continue_a_run(marian, bilingual, tmp_path):
+    out, more = tmp_path / "out", ("--max_train_steps", 2, "--checkpointing_steps", 1)
+    run(marian, bilingual, out, *more)
+    for other, message in (
+        (("--max_tokens", 300), "max_tokens was 400 and is 300"),
+        (("--word_dropout", 0.1), "word_dropout was 0.0 and is 0.1"),
+        (("--max_train_samples", 100), "data was"),
+        (("--trainable_parameters", "encoder"), "trainable_parameters was None"),
+    ):
+        with pytest.raises(CollabHeadsError, match=message):
+            run(marian, bilingual, out, *more, *other, "--resume_from_checkpoint")
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one(bilingual, tmp_path):
+    """Without dropout, whose random numbers differ: two micro-batches a step, on one process or on two."""
+    model, heads = (*SCRATCH, "--dropout", 0), ("--target_heads", 5, "--importance_samples", 16)
+    more = (*heads, "--label_smoothing", 0.1, "--max_train_steps", 8, "--eval_steps", 4)
+    one = run(model, bilingual, tmp_path / "one", *more, "--gradient_accumulation_steps", 2)
+    finish(start([*PROCESSES, *flags(model, bilingual, tmp_path / "two", *more)]))
+    two = json.loads((tmp_path / "two" / "all_results.json").read_text())
+    assert (one["processes"], two["processes"]) == (1, 2)
+    assert two["stages"] == one["stages"]
+    assert [entry["examples"] for entry in two["train"]] == [entry["examples"] for entry in one["train"]]
+    assert as_json(two, "heads") == as_json(one, "heads")
+    found, expected = weights(tmp_path / "two"), weights(tmp_path / "one")
+    for name in expected:
+        if name.endswith("k_proj.bias"):
+            continue  # its gradient is 0 but for rounding, of which Adam makes steps
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=ADAM32)
+    for name in ("validation-fine_tuned-4", "validation-fine_tuned-8", "validation-pruned-0"):
+        assert translations(tmp_path / "two", name) == translations(tmp_path / "one", name)
+
+
+@pytest.mark.slow
+def test_two_processes_resume_as_well(marian, bilingual, tmp_path):
+    """With dropout and the best weights: every process goes on with its own random numbers."""
+    out = tmp_path / "two"
+    more = (*SWAP, "--word_dropout", 0.1, "--eval_steps", 2, "--checkpointing_steps", 2, "--load_best_model_at_end")
+    finish(start([*PROCESSES, *flags(marian, bilingual, out, *more)]))
+    expected, whole = weights(out), json.loads((out / "all_results.json").read_text())
+    finish(start([*PROCESSES, *flags(marian, bilingual, out, *more, "--resume_from_checkpoint", out / "step_0_2")]))
+    same(json.loads((out / "all_results.json").read_text()), whole)
+    assert differing(weights(out), expected) == []
