@@ -34,6 +34,7 @@ SETTINGS |= {f"lambda {weight}": f"--gate_weight {weight}" for weight in WEIGHTS
 for how, counts in COUNTS.items():
     SETTINGS |= {f"{how} {count}": f"--target_heads {count} --head_selection {how}" for count in counts}
 TICKS = (9, 18, 36, HEADS)
+DEPTH = 9  # points below the original that the picture shows
 NAMES = {"learned": "learned, exact", "importance": "importance", "random": "random", "lambda": "lambda"}
 
 
@@ -48,7 +49,8 @@ def run(task: str, name: str, seed: int, work: Path, start: Path) -> None:
     asked = json.loads(json.dumps(fingerprint(run_glue.parse([*flags, *paths]))))
     if (folder / "all_results.json").exists():
         done = json.loads((folder / "all_results.json").read_text())["arguments"]
-        if all(done.get(flag) == value for flag, value in asked.items() if flag != "mixed_precision"):
+        unused = {"mixed_precision"} | ({"selection_share"} if "learned" not in name else set())
+        if all(done.get(flag) == value for flag, value in asked.items() if flag not in unused):
             return
     GlueRun.evaluate = lambda self, stage, *more: evaluate(self, stage, *more) if stage == "fine_tuned" else None
     run_glue.main([*flags, *paths])
@@ -127,10 +129,15 @@ def draw(rows: list[dict]) -> None:
             panel.errorbar(x, means, [below, above], fmt=style, color=colour, capsize=3, label=NAMES[how])
         panel.set(xlabel="heads kept of 72", ylabel=f"{task.upper()} dev x 100", xscale="log", xticks=TICKS)
         panel.set_xticklabels(TICKS)
+        floor = original[task] - DEPTH
+        panel.set_ylim(bottom=max(floor, panel.get_ylim()[0]))
+        if low := [row for row in rows if row.get(task, floor) < floor]:
+            below = ", ".join(f"{row['heads']}: {row[task]:.0f}" for row in low)
+            panel.text(0.97, 0.03, f"below: {below}", transform=panel.transAxes, ha="right", fontsize=8)
         panel.minorticks_off()
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize=8)
-    PICTURES.mkdir(exist_ok=True)
+    PICTURES.mkdir(parents=True, exist_ok=True)
     figure.savefig(PICTURES / "heads.svg")
     figure.savefig(PICTURES / "heads.png", dpi=110)
 

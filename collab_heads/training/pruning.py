@@ -52,9 +52,9 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--selection_share",
         type=positive,
-        default=0.3,
+        default=0.1,
         metavar="X",
-        help="of the steps, in which the number falls (0.3)",
+        help="of the steps, in which the number falls (0.1)",
     )
     group.add_argument(
         "--importance_samples", type=count, default=256, metavar="N", help="examples to rank heads on first (256)"
