@@ -9,8 +9,7 @@ State, not history: a version and, per site path relative to the base model, wha
                         "mixing_init": "concatenate"},
           "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}}}}
 
-What a site does not have is left out. A site is built in the order kept, query_key, gates, whatever order it came
-about.
+What a site does not have is left out. It is built in the order kept, query_key, gates, however it came about.
 """
 
 import dataclasses
@@ -72,8 +71,7 @@ class GateState:
     """The gates on the heads of a site.
 
     Attributes:
-        kind: "learned" (Hard Concrete), "subset" (learned too, but open or closed in every step: an exact number) or
-            "fixed" (open or closed for good).
+        kind: "learned" (Hard Concrete), "subset" (an exact number, open or closed in every step) or "fixed" (for good).
         temperature: of the Hard Concrete samples.
         stretch: (gamma, zeta), the interval to which samples are stretched before they are clipped to [0, 1].
     """

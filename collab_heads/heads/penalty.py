@@ -41,8 +41,7 @@ class HeadPenalty:
         gate_weight: lambda, per head.
         target_heads: how many heads to keep: a total (every role keeps at least one), or role -> number.
         steps: optimizer steps in which the number falls evenly to the target; from then on the heads are fixed.
-        scores: path -> [H], from `head_importance`: the ranking to start from. Without it all heads start alike, and
-            telling them apart takes thousands of steps, not hundreds.
+        scores: path -> [H], from `head_importance`: the ranking to start from; without it all heads start alike.
         seed: of the noise; the same on all processes, which then close the same heads.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
 
