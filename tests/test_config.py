@@ -133,7 +133,7 @@ OF_THE_HEADS = [  # of a record with kept heads and gates
     (set_in("sites", PATH, "gates", to="learned"), ("gates must be a mapping", "'learned'")),
     (set_in("sites", PATH, "gates", to=[1]), ("gates must be a mapping", "[1]")),
     (set_in("sites", PATH, "gates", "start", to=2.5), ("gates has unknown entries ['start']",)),
-    (set_in("sites", PATH, "gates", "kind", to="soft"), ("gates.kind is 'soft'", "learned, fixed")),
+    (set_in("sites", PATH, "gates", "kind", to="soft"), ("gates.kind is 'soft'", "learned, subset, fixed")),
     (set_in("sites", PATH, "gates", "kind", to=["fixed"]), ("gates.kind is ['fixed']",)),
     *(
         (set_in("sites", PATH, "gates", "temperature", to=value), (f"gates.temperature is {value!r}", "above 0"))
