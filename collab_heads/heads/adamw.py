@@ -8,8 +8,7 @@ class HeadAdamW(torch.optim.AdamW):
 
     AdamW divides every element's gradient by its own size: a head with a tiny but steady gradient rises as fast as one
     that the loss depends on, and a ranking of heads comes out as noise. With one second moment for the group, steps are
-    as large as AdamW's on average and keep the proportions of the gradient. (Planted in frozen models, the heads that
-    matter are found in most runs this way and in nearly none with AdamW.)
+    as large as AdamW's on average and keep the proportions of the gradient.
 
     Arguments, groups and state are AdamW's; groups without the key are left to it. Groups with it take `lr`, `betas`
     and `eps`, and no weight decay.

@@ -12,9 +12,8 @@ def alive_choice(available: Sequence[AttentionSite], alive_heads: Mapping) -> di
 
     Args:
         available: all sites of the model.
-        alive_heads: role -> one list per site of that role, in model order; or path -> one list. A list holds a 0 or a
-        1
-            for every head that the site has now: `{"enc-self": [[1, 0, 1, 1], [0, 1, 1, 1]]}`.
+        alive_heads: role -> one list per site of that role, in model order; or path -> one list. A list holds a 0 or
+            a 1 for every head that the site has now: `{"enc-self": [[1, 0, 1, 1], [0, 1, 1, 1]]}`.
 
     Returns:
         path -> that list, for the sites named.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from collab_heads.config import GateState
 
 INIT_LOG_ALPHA = 2.5  # the evaluation gate is exactly 1 from ln 11 = 2.398: a gated model starts as it was
+UNDECIDED = 0.05  # a gate is decided if it is non-zero with a probability closer to 0 or 1 than this
 MARGIN = 1e-6  # uniform samples stay this far from 0 and 1
 
 
@@ -100,6 +101,11 @@ class HeadGates(nn.Module):
             return self.alive.float()
         low, high = self.state.stretch
         return torch.sigmoid(self.log_alpha.float() - self.state.temperature * math.log(-low / high))
+
+    def is_decided(self) -> Tensor:
+        """Which gates are all but sure to be zero, or not to be: [H], bool."""
+        probability = self.open_probability()
+        return (probability < UNDECIDED) | (probability > 1 - UNDECIDED)
 
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:

@@ -16,8 +16,6 @@ from collab_heads.refusals import check_outputs, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, select_sites
 
-UNDECIDED = 0.05  # a gate is decided if it is non-zero with a probability closer to 0 or 1 than this
-
 
 def swap_to_gated(
     model: PreTrainedModel,
@@ -123,15 +121,15 @@ def gate_report(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attent
     """Which heads are open now, by the rule of evaluation; a model without gates has an empty report."""
     adapter, record, sites = get_adapter(model, adapter), CollabConfig.of(model.config).sites, []
     for site, projection in gated_sites(model, adapter):
-        probability, numbers = projection.gates.open_probability(), present_heads(record, site)
+        gates, numbers = projection.gates, present_heads(record, site)
         sites.append(
             GatedSite(
                 path=site.path,
                 role=site.role,
                 heads=site.num_heads,
-                open=tuple(numbers[i] for i in projection.gates.is_open().nonzero().flatten().tolist()),
-                expected_open=float(probability.sum()),
-                decided=int(((probability < UNDECIDED) | (probability > 1 - UNDECIDED)).sum()),
+                open=tuple(numbers[i] for i in gates.is_open().nonzero().flatten().tolist()),
+                expected_open=float(gates.open_probability().sum()),
+                decided=int(gates.is_decided().sum()),
             )
         )
     return GateReport(tuple(sites))

@@ -12,7 +12,7 @@ from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.calibrate import check_batches, evaluating
 from collab_heads.errors import CalibrationError, NonFiniteError
-from collab_heads.heads.subset import Target, check_scores, check_target, choose
+from collab_heads.heads.subset import Target, check_scores, check_target, choose, roles_of
 from collab_heads.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, check_name
@@ -132,7 +132,7 @@ def most_important(
     for path in scores:
         check_name(available, path)
     scores = check_scores(scores, sites)
-    roles = [site.role for site in sites for _ in range(site.num_heads)]
+    roles = roles_of(sites)
     check_target(target_heads, roles)
     chosen = choose(torch.cat([scores[site.path] for site in sites]), roles, target_heads)
     parts = chosen.split([site.num_heads for site in sites])

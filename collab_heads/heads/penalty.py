@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from collab_heads.config import is_number
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.gates import Draw, threshold
-from collab_heads.heads.gating import UNDECIDED, gated_sites, learn_as
-from collab_heads.heads.subset import Target, check_scores, check_target, choose, members_of, on_the_way
+from collab_heads.heads.gating import gated_sites, learn_as
+from collab_heads.heads.subset import Target, check_scores, check_target, choose, members_of, on_the_way, roles_of
 from collab_heads.registry import AttentionAdapter, get_adapter
 
 DECIDED = 10.0  # log_alpha of a head that is kept for good; minus that for one that is gone
@@ -67,7 +67,7 @@ class HeadPenalty:
         if not found:
             raise SwapError("the model has no learned gates: call swap_to_gated first")
         self.gates = [projection.gates for _, projection in found]
-        self.roles = [site.role for site, projection in found for _ in range(projection.gates.num_heads)]
+        self.roles = roles_of([site for site, _ in found])
         if frozen := [site.path for site, p in found if not p.gates.log_alpha.requires_grad]:
             raise ArgumentError(
                 f"the gates of {', '.join(frozen)} are frozen (PEFT freezes what is not its own): "
@@ -189,12 +189,12 @@ class HeadPenalty:
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
         """What to watch: open heads by the rule, expected open heads, decided gates, share of closed heads."""
-        probability = torch.cat([gates.open_probability() for gates in self.gates])
-        opened = int(torch.cat([gates.is_open() for gates in self.gates]).sum())
+        opened = sum(int(gates.is_open().sum()) for gates in self.gates)
+        expected = sum(float(gates.open_probability().sum()) for gates in self.gates)
         return {
             "heads_open": opened,
-            "heads_expected": float(probability.sum()) if self.target is None else opened,
-            "heads_decided": int(((probability < UNDECIDED) | (probability > 1 - UNDECIDED)).sum()),
+            "heads_expected": expected if self.target is None else opened,
+            "heads_decided": sum(int(gates.is_decided().sum()) for gates in self.gates),
             "heads_sparsity": 1 - opened / len(self.roles),
         }
 

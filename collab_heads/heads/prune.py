@@ -24,7 +24,7 @@ def prune_heads(
     heads: Mapping | None = None,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
 ) -> PruneReport:
-    """Remove heads in place: rows of query, key and value (or of the mixing), columns of W_O, position bias, cache.
+    """Remove heads in place: rows of query, key and value (or of the mixing), columns of W_O, cache.
 
     The pruned model computes what the gated one computes in evaluation. It saves and loads like any other. On an error
     the model is left as it was. Prune before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.

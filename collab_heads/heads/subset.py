@@ -12,6 +12,11 @@ from collab_heads.sites import AttentionSite, check_choice
 Target = int | Mapping[str, int]
 
 
+def roles_of(sites: Sequence[AttentionSite]) -> list[str]:
+    """The role of every head of some sites, in their order."""
+    return [site.role for site in sites for _ in range(site.num_heads)]
+
+
 def check_target(target: Target, roles: Sequence[str]) -> None:
     """Check a number of heads against what there is.
 

@@ -19,10 +19,10 @@ from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.penalty import HeadPenalty
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import PruneReport
-from collab_heads.heads.subset import Target, check_target
+from collab_heads.heads.subset import Target, check_target, roles_of
 from collab_heads.registry import get_adapter
 from collab_heads.sites import ROLES, AttentionSite, check_choice, select_sites
-from collab_heads.training.arguments import count, not_negative, positive
+from collab_heads.training.arguments import count, not_negative, positive, trains
 
 SELECTIONS = ("learned", "importance", "random")
 FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each asks for gates, in its own way
@@ -104,12 +104,9 @@ def check_heads(args: Namespace) -> None:
         raise ArgumentError("--head_selection importance needs --importance_samples")
     if args.selection_share > 1:
         raise ArgumentError(f"--selection_share {args.selection_share} is a share, 1 at most")
-    epochs, steps = args.num_train_epochs, args.max_train_steps
-    if learns_gates(args) and not (epochs if steps is None else steps):
-        raise ArgumentError(
-            f"gates are learned in training: --{'num_train_epochs' if steps is None else 'max_train_steps'} is 0 "
-            "(or use --head_selection importance)"
-        )
+    if learns_gates(args) and not trains(args):
+        flag = "num_train_epochs" if args.max_train_steps is None else "max_train_steps"
+        raise ArgumentError(f"gates are learned in training: --{flag} is 0 (or use --head_selection importance)")
     if given and args.collaborative and args.swap == "after" and isinstance(args.dim_shared_query_key, int):
         raise ArgumentError(
             f"--dim_shared_query_key {args.dim_shared_query_key} with --swap after is the width of heads that may be "
@@ -129,11 +126,9 @@ def check_model(args: Namespace, model: PreTrainedModel) -> None:
     if gated_sites(model, adapter):
         raise ArgumentError(f"{args.model_name_or_path} has gates already: prune_heads or fold_heads them first")
     if args.alive_heads:
-        alive_choice(get_adapter(model).sites_with_heads(model), read_alive(args.alive_heads))
+        alive_choice(adapter.sites_with_heads(model), read_alive(args.alive_heads))
     elif args.target_heads is not None:
-        check_target(
-            args.target_heads, [site.role for site in chosen_sites(args, model) for _ in range(site.num_heads)]
-        )
+        check_target(args.target_heads, roles_of(chosen_sites(args, model)))
     else:
         chosen_sites(args, model)
 
