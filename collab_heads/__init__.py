@@ -9,12 +9,13 @@ from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.adamw import HeadAdamW
+from collab_heads.heads.alpha import alpha_report, swap_to_alpha
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gate_report, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.penalty import HeadPenalty
 from collab_heads.heads.prune import prune_heads
-from collab_heads.heads.report import FoldReport, GateReport, PruneReport
+from collab_heads.heads.report import AlphaReport, FoldReport, GateReport, PruneReport
 from collab_heads.persist import install_hooks
 from collab_heads.registry import AttentionAdapter, get_adapter, register, supported_model_types
 from collab_heads.sites import AttentionSite, AttentionWeights
@@ -22,6 +23,7 @@ from collab_heads.sites import AttentionSite, AttentionWeights
 install_hooks()
 
 __all__ = [
+    "AlphaReport",
     "AttentionAdapter",
     "AttentionSite",
     "AttentionWeights",
@@ -34,6 +36,7 @@ __all__ = [
     "SiteReport",
     "SwapReport",
     "adapters",
+    "alpha_report",
     "collaborative_config",
     "fold_heads",
     "gate_report",
@@ -43,6 +46,7 @@ __all__ = [
     "prune_heads",
     "register",
     "supported_model_types",
+    "swap_to_alpha",
     "swap_to_collaborative",
     "swap_to_gated",
 ]

@@ -7,9 +7,9 @@ State, not history: a version and, per site path relative to the base model, wha
          {"role": "enc-self", "num_heads": 12, "kept": [0, 2, 3, 7],
           "query_key": {"kind": "shared", "dim": 128, "dim_head": 32, "scale": 0.17677669529663687, "bias": true,
                         "mixing_init": "concatenate"},
-          "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}}}}
+          "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}, "alphas": true}}}
 
-What a site does not have is left out. It is built in the order kept, query_key, gates, however it came about.
+What a site does not have is left out. It is built in the order kept, query_key, gates, alphas, however it came about.
 """
 
 import dataclasses
@@ -104,6 +104,7 @@ class SiteState:
         query_key: the query/key projection that replaced the original one; None for the original.
         kept: the original numbers of the heads that are left, ascending; None if no head was removed.
         gates: the gates on the heads that are left; None without.
+        alphas: whether an alpha matrix mixes the heads that are left.
     """
 
     role: str
@@ -111,6 +112,7 @@ class SiteState:
     query_key: QueryKeyState | None = None
     kept: tuple[int, ...] | None = None
     gates: GateState | None = None
+    alphas: bool = False
 
     def __post_init__(self):
         expect(self.role in ROLES, "role", self.role, f"one of {', '.join(ROLES)}")
@@ -124,6 +126,8 @@ class SiteState:
         if not self.heads:
             empty = self.query_key is None and self.gates is None
             expect(empty, "kept", self.kept, "at least one head where there are gates or a query/key projection")
+        expect(isinstance(self.alphas, bool), "alphas", self.alphas, "true or false")
+        expect(not self.alphas or self.heads > 1, "alphas", self.alphas, f"false: {self.heads} heads cannot be mixed")
         if self.query_key is not None:
             self.check_query_key()
 
@@ -144,11 +148,11 @@ class SiteState:
     @property
     def is_stock(self) -> bool:
         """Whether nothing about the site is changed."""
-        return self.query_key is None and self.kept is None and self.gates is None
+        return self.query_key is None and self.kept is None and self.gates is None and not self.alphas
 
     def to_dict(self) -> dict:
         """The JSON form, without what the site does not have."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, False)}
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,7 @@ def parse_site(path: str, record: object) -> SiteState:
                 check_keys(record[name], {f.name for f in dataclasses.fields(state)}, f"{path}.{name}")
                 parts[name] = state(**record[name])
         site = SiteState(**{**record, **parts})
-        expect(not site.is_stock, "the site", dict(record), "one with a query_key, kept or gates")
+        expect(not site.is_stock, "the site", dict(record), "one with a query_key, kept, gates or alphas")
         return site
     except (ConfigError, KeyError, TypeError) as error:
         raise ConfigError(f"config.{FIELD}, site {path!r}: {error}") from error

@@ -17,7 +17,16 @@ from collab_heads.collaborative.query_key import build_query_key, is_swapped
 from collab_heads.config import FIELD, CollabConfig, SiteState
 from collab_heads.errors import ConfigError
 from collab_heads.heads.gates import HeadGates
-from collab_heads.heads.output import ConstantOutput, HeadOutputProjection, install_gates, keep_output_heads
+from collab_heads.heads.mixing import HeadMixing
+from collab_heads.heads.output import (
+    ConstantOutput,
+    HeadOutputProjection,
+    gates_of,
+    install_gates,
+    install_mixing,
+    keep_output_heads,
+    mixing_of,
+)
 from collab_heads.heads.removal import is_empty
 from collab_heads.registry import AttentionAdapter, adapter_for_config
 from collab_heads.sites import AttentionSite
@@ -51,9 +60,9 @@ def rebuild(model: PreTrainedModel) -> None:
 
 
 def rebuild_site(adapter: AttentionAdapter, model: PreTrainedModel, site: AttentionSite, state: SiteState) -> None:
-    """Bring one site from stock to its recorded state: fewer heads, then the query/key projection, then the gates."""
+    """Bring one site from stock to its recorded state: fewer heads, the query/key projection, gates, alphas."""
     module, output = model.base_model.get_submodule(site.path), None
-    if state.kept is not None or state.gates is not None:
+    if state.kept is not None or state.gates is not None or state.alphas:
         output = adapter.output_projection(model, site)
     if is_rebuilt(adapter, module, output, state):
         return
@@ -65,6 +74,8 @@ def rebuild_site(adapter: AttentionAdapter, model: PreTrainedModel, site: Attent
         adapter.install(module, empty_query_key(adapter, module, state))
     if state.gates is not None:
         install_gates(output, state.gates, state.heads)
+    if state.alphas:
+        install_mixing(output, state.heads)
     for changed in filter(None, (module, output)):
         changed._is_hf_initialized = False  # an inner stack may have initialised the stock module already
 
@@ -74,7 +85,8 @@ def is_rebuilt(adapter: AttentionAdapter, module: nn.Module, output: nn.Module |
     return (
         getattr(module, adapter.heads) == state.heads
         and is_swapped(module) == (state.query_key is not None)
-        and isinstance(output, HeadOutputProjection) == (state.gates is not None)
+        and (output is None or (gates_of(output) is None) == (state.gates is None))
+        and (output is None or (mixing_of(output) is not None) == state.alphas)
     )
 
 
@@ -161,11 +173,11 @@ def initialize_output(module: nn.Module, stock_initialize: Callable[[nn.Module],
 
 
 @torch.no_grad()
-def initialize_gates(gates: HeadGates) -> None:
-    """Open the gates that no checkpoint has set."""
-    tensor = gates.log_alpha if gates.state.is_learned else gates.alive
+def initialize_part(part: HeadGates | HeadMixing) -> None:
+    """Open the gates, and make the alphas an identity, that no checkpoint has set."""
+    (tensor,) = part.state_dict(keep_vars=True).values()
     if not getattr(tensor, "_is_hf_initialized", False):
-        gates.reset()
+        part.reset()
 
 
 def fill(parameter: nn.Parameter, value: torch.Tensor) -> None:
@@ -197,8 +209,8 @@ def install_hooks() -> None:
         elif isinstance(module, HeadOutputProjection | ConstantOutput):
             initialize_output(module, stock)
             module._is_hf_initialized = True
-        elif isinstance(module, HeadGates):
-            initialize_gates(module)
+        elif isinstance(module, HeadGates | HeadMixing):
+            initialize_part(module)
             module._is_hf_initialized = True
         else:
             stock(module)

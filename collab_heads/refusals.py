@@ -57,7 +57,7 @@ def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Se
 
 
 def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
-    """Raise SwapError unless the output projection of every site is a plain Linear, or one with our gates."""
+    """Raise SwapError unless the output projection of every site is a plain Linear, or ours."""
     for site in sites:
         projection = adapter.output_projection(model, site)
         check_forward(site, projection)

@@ -48,7 +48,7 @@ class AttentionAdapter:
     heads: ClassVar[str] = "num_attention_heads"
     width: ClassVar[str | None] = None
     roles: ClassVar[tuple[str, ...]] = ROLES
-    capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative", "gated", "prune"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative", "gated", "alpha", "prune"})
     transformers: ClassVar[str] = "5.15"
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
@@ -223,7 +223,7 @@ def get_adapter(
     Args:
         model: the model.
         adapter: a class or an instance to use instead of the registered one.
-        capability: what it must be able to do: "collaborative", "gated" or "prune".
+        capability: what it must be able to do: "collaborative", "gated", "alpha" or "prune".
 
     Raises:
         ArgumentError: if `adapter` is something else.

@@ -16,6 +16,7 @@ LAYERS = (
     ("config",),
     ("heads.removal",),
     ("heads.gates",),
+    ("heads.mixing",),
     ("heads.output",),
     ("collaborative.solvers",),
     ("collaborative.decompose",),

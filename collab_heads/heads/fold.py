@@ -1,4 +1,4 @@
-"""fold_heads: turn a gated or pruned model back into a stock checkpoint, which loads without this package."""
+"""fold_heads: turn a gated, mixed or pruned model back into a stock checkpoint, which loads without this package."""
 
 import copy
 
@@ -8,8 +8,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.config import FIELD, CollabConfig, SiteState
 from collab_heads.errors import SwapError
-from collab_heads.heads.gating import gated_sites
-from collab_heads.heads.output import remove_gates
+from collab_heads.heads.output import HeadOutputProjection, fold_output
 from collab_heads.heads.prune import check_prunable
 from collab_heads.heads.report import FoldReport
 from collab_heads.refusals import check_forward, check_outputs, check_wrapper
@@ -17,13 +16,13 @@ from collab_heads.registry import AttentionAdapter, get_adapter
 
 
 def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> FoldReport:
-    """Multiply gates into W_O and give removed heads back as zeros, in place: the model is of its stock shape again.
+    """Multiply gates and alphas into W_O and give removed heads back as zeros, in place: the model has its stock shape.
 
     The folded model computes what the model computed in evaluation, saves nothing any more, and is saved as a
     checkpoint that plain transformers loads. On an error the model is left as it was.
 
     Args:
-        model: a supported transformers model with gates or removed heads.
+        model: a supported transformers model with gates, alphas or removed heads.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Returns:
@@ -38,7 +37,7 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     config, sites = CollabConfig.of(model.config), {site.path: site for site in adapter.sites(model)}
     changed = {path: state for path, state in config.sites.items() if path in sites}
     if not changed:
-        raise SwapError("the model has neither gates nor removed heads: there is nothing to fold")
+        raise SwapError("the model has no gates, alphas or removed heads: there is nothing to fold")
     if collaborative := [path for path, state in changed.items() if state.query_key is not None]:
         raise SwapError(
             f"{', '.join(collaborative)}: collaborative attention has no stock form; save the model as it is, "
@@ -50,12 +49,14 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
         check_forward(sites[path], adapter.output_projection(model, sites[path]))
     left = [path for path, state in changed.items() if state.kept]
     check_prunable(model, adapter, [sites[path] for path in left])
-    gated, before = gated_sites(model, adapter), model.num_parameters()
+    before = model.num_parameters()
     shrunk = {path: state for path, state in changed.items() if state.kept is not None}
     stock = stock_twin(model) if shrunk else None
     # Nothing has changed up to here; nothing can fail from here on.
-    for _, projection in gated:
-        remove_gates(projection)
+    for path in changed:
+        projection = adapter.output_projection(model, sites[path])
+        if isinstance(projection, HeadOutputProjection):
+            fold_output(projection)
     for path, state in shrunk.items():
         module, twin = model.base_model.get_submodule(path), stock.base_model.get_submodule(path)
         output = adapter.output_projection(model, sites[path])
@@ -65,7 +66,9 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
         adapter.restore(module, twin, state.kept)
     CollabConfig().write(model)
     removed = {path: tuple(sorted({*range(state.num_heads)} - {*state.kept})) for path, state in shrunk.items()}
-    return FoldReport(tuple(site.path for site, _ in gated), removed, before, model.num_parameters())
+    gated = tuple(path for path, state in changed.items() if state.gates is not None)
+    mixed = tuple(path for path, state in changed.items() if state.alphas)
+    return FoldReport(gated, mixed, removed, before, model.num_parameters())
 
 
 def stock_twin(model: PreTrainedModel) -> PreTrainedModel:

@@ -10,7 +10,7 @@ from collab_heads.config import CollabConfig, GateState, SiteState
 from collab_heads.errors import ArgumentError, ConfigError, SwapError
 from collab_heads.heads.choices import alive_choice
 from collab_heads.heads.gates import INIT_LOG_ALPHA
-from collab_heads.heads.output import HeadOutputProjection, install_gates
+from collab_heads.heads.output import HeadOutputProjection, gates_of, install_gates
 from collab_heads.heads.report import GatedSite, GateReport
 from collab_heads.refusals import check_outputs, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
@@ -68,7 +68,7 @@ def swap_to_gated(
         chosen = [site for site in available if site.path in alive]
     check_outputs(model, adapter, chosen)
     for site in chosen:
-        if isinstance(adapter.output_projection(model, site), HeadOutputProjection):
+        if gates_of(adapter.output_projection(model, site)) is not None:
             raise SwapError(f"{site.path} has gates already: prune_heads or fold_heads them first")
     config = CollabConfig.of(model.config)
     record = config.with_sites({site.path: replace(config.site(site), gates=state) for site in chosen})

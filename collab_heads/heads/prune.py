@@ -11,7 +11,7 @@ from collab_heads.config import CollabConfig
 from collab_heads.errors import SwapError
 from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.gating import gated_sites, present_heads
-from collab_heads.heads.output import HeadOutputProjection, keep_output_heads, remove_gates
+from collab_heads.heads.output import PARTS, keep_output_heads, mixing_of, remove_gates
 from collab_heads.heads.removal import is_empty
 from collab_heads.heads.report import PrunedSite, PruneReport
 from collab_heads.refusals import check_forward, check_outputs, check_projection, check_wrapper
@@ -26,8 +26,9 @@ def prune_heads(
 ) -> PruneReport:
     """Remove heads in place: rows of query, key and value (or of the mixing), columns of W_O, cache.
 
-    The pruned model computes what the gated one computes in evaluation. It saves and loads like any other. On an error
-    the model is left as it was. Prune before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
+    The pruned model computes what the gated one computes in evaluation. It saves and loads like any other. Alphas go
+    into W_O first, and start again as an identity of the heads that are left, or end where one is left. On an error the
+    model is left as it was. Prune before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
 
     Args:
         model: a supported transformers model, original or changed.
@@ -70,6 +71,7 @@ def prune_heads(
             kept=numbers if len(numbers) < state.num_heads else None,
             query_key=module.query_key.state if is_swapped(module) else None,
             gates=state.gates if kept and not by_gates else None,
+            alphas=mixing_of(output) is not None,
         )
     config.with_sites(states).write(model)
     sites = [
@@ -120,5 +122,5 @@ def size(model: PreTrainedModel, adapter: AttentionAdapter, site: AttentionSite)
     changed = is_swapped(module) or is_empty(module)
     parts: list[nn.Module] = [value, output, *([module.query_key] if changed else adapter.projections(module))]
     key_width = module.query_key.cache_width if changed else adapter.projections(module)[1].out_features
-    gates = sum(p.numel() for p in output.gates.parameters()) if isinstance(output, HeadOutputProjection) else 0
-    return sum(p.numel() for part in parts for p in part.parameters()) - gates, key_width + value.out_features
+    own = sum(p.numel() for name, p in output.named_parameters() if name.split(".")[0] in PARTS)
+    return sum(p.numel() for part in parts for p in part.parameters()) - own, key_width + value.out_features

@@ -68,6 +68,40 @@ class GateReport:
 
 
 @dataclass(frozen=True)
+class MixedSite:
+    """The alpha matrix of one site.
+
+    Attributes:
+        path, role: the site.
+        heads: H, heads that it mixes.
+        nuclear_norm: sum of its singular values; H for the identity.
+        distance: Frobenius norm of its difference to the identity.
+    """
+
+    path: str
+    role: str
+    heads: int
+    nuclear_norm: float
+    distance: float
+
+
+@dataclass(frozen=True)
+class AlphaReport:
+    """The alphas of a model."""
+
+    sites: tuple[MixedSite, ...]
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        rows = [(s.path, s.role, str(s.heads), f"{s.nuclear_norm:.4f}", f"{s.distance:.4f}") for s in self.sites]
+        last = f"{len(self.sites)} sites mix their heads"
+        return text_table(("site", "role", "heads", "nuclear norm", "from identity"), rows, last)
+
+
+@dataclass(frozen=True)
 class PrunedSite:
     """What pruning or folding did to one site.
 
@@ -135,11 +169,13 @@ class FoldReport:
 
     Attributes:
         gates: sites whose gates went into W_O.
+        alphas: sites whose alphas went into W_O.
         restored: path -> removed heads that came back as zeros.
         model_parameters_before, model_parameters_after: of the whole model.
     """
 
     gates: tuple[str, ...]
+    alphas: tuple[str, ...]
     restored: dict[str, tuple[int, ...]]
     model_parameters_before: int
     model_parameters_after: int
@@ -151,7 +187,8 @@ class FoldReport:
     def __str__(self) -> str:
         zeros = sum(map(len, self.restored.values()))
         return (
-            f"gates of {len(self.gates)} sites folded into W_O, {zeros} removed heads restored as zeros; "
+            f"gates of {len(self.gates)} sites and alphas of {len(self.alphas)} folded into W_O, "
+            f"{zeros} removed heads restored as zeros; "
             f"model parameters {self.model_parameters_before:,} -> {self.model_parameters_after:,}: "
             "plain transformers loads it"
         )

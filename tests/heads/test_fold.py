@@ -61,7 +61,7 @@ def test_report():
     stored = json.loads(json.dumps(report.to_dict()))
     assert stored["restored"][LAYER_1] == [1]
     text = str(report)
-    assert "gates of 1 sites folded into W_O, 5 removed heads restored as zeros" in text
+    assert "gates of 1 sites and alphas of 0 folded into W_O, 5 removed heads restored as zeros" in text
     assert f"{before:,} -> {stock:,}: plain transformers loads it" in text
 
 
@@ -95,7 +95,7 @@ def test_only_collaborative_sites_are_named():
 
 def test_nothing_to_fold():
     model = bert()
-    with refused(model, SwapError, "neither gates nor removed heads", "nothing to fold"):
+    with refused(model, SwapError, "no gates, alphas or removed heads", "nothing to fold"):
         fold_heads(model)
     swap_to_gated(model)
     fold_heads(model)

@@ -1,0 +1,259 @@
+"""Translation models with fewer heads or narrower keys: Multi30k de-en, test_2016_flickr, beams of 5, sacreBLEU.
+
+python benchmarks/nmt.py PART [--rows NAME ...] [--seeds 0 1 2] [--work DIR] [--table]
+
+heads    the Marian of the shared folder with some of its 72 heads: learned, by importance, at random, by lambda
+widths   the same Marian with narrower shared keys, before and after fine-tuning
+scratch  small Marians trained from the start: collaborative against narrow concatenated heads
+t5       the T5 of the shared folder: a swap and a pruning
+
+Every run is one of run_translation.py and translates the test set at the end of its steps: nothing is selected on it.
+Runs found complete in DIR are not repeated, so parts and seeds can run side by side; --table only collects and draws.
+The difference to the first row is that of the means over seeds, with the 95 % interval of a paired bootstrap over
+sentences (1,000 draws; the seeds of a row are drawn together).
+"""
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from sacrebleu.metrics import BLEU
+
+from common import PICTURES, ROOT, shared, table, write
+
+sys.path.insert(0, str(ROOT))
+import run_translation
+from collab_heads.training.arguments import fingerprint
+from collab_heads.training.translation_run import TranslationRun
+
+DATA, TEST = "data/multi30k", "test_2016_flickr"
+FILES = {"--train_file": "train", "--validation_file": TEST}
+EVERY = "--val_max_target_length 80 --per_device_eval_batch_size 50 --label_smoothing 0.1"
+TUNE = f"{EVERY} --max_tokens 1000 --learning_rate 6e-4 --warmup_ratio 0.05 --max_train_steps 400 --eval_steps 400"
+SCRATCH = (
+    f"{EVERY} --model_type marian --d_model 256 --num_layers 2 --num_heads 4 --d_ff 512 --vocab_size 3000 "
+    "--max_tokens 1200 --learning_rate 2e-3 --lr_scheduler_type inverse_sqrt --num_warmup_steps 300 "
+    "--max_train_steps 1600 --eval_steps 1600"
+)
+ENCODER = "--gated_sites enc-self --target_heads 5"
+ROLES = ("enc-self", "dec-self", "dec-enc")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table: the flags of all its rows, and those of each.
+
+    Attributes:
+        common: flags of every row.
+        rows: name -> flags; the first is what the others are compared with.
+        model: folder of the shared data to start from; None: from scratch.
+        before: whether the model is measured before fine-tuning too.
+    """
+
+    common: str
+    rows: dict[str, str]
+    model: str | None = None
+    before: bool = False
+
+
+def heads() -> dict[str, str]:
+    """Rows of heads kept."""
+    rows = {"original": ""}
+    for how, counts in {"learned": (36, 18, 9), "importance": (36, 18, 9), "random": (36, 18)}.items():
+        rows |= {f"{how} {count}": f"--target_heads {count} --head_selection {how}" for count in counts}
+    rows |= {f"lambda {weight}": f"--gate_weight {weight}" for weight in (0.003, 0.01, 0.03)}
+    rows |= {f"encoder, {how} 5": f"{ENCODER} --head_selection {how}" for how in ("learned", "importance", "random")}
+    return rows
+
+
+def narrow(widths: tuple[int, ...], mixings: tuple[str, ...] = ("shared", "per_head")) -> dict[str, str]:
+    """Rows of key widths."""
+    return {
+        f"{mixing} {width}": f"--collaborative --dim_shared_query_key {width} --mixing {mixing}"
+        for mixing in mixings
+        for width in widths
+    }
+
+
+MARIAN, T5 = "models/marian-multi30k-de-en", "models/t5-multi30k-de-en"
+PARTS = {
+    "heads": Part(TUNE, heads(), MARIAN),
+    "widths": Part(TUNE, {"original": ""} | narrow((128, 64, 32)), MARIAN, before=True),
+    "scratch": Part(SCRATCH, {"plain": ""} | narrow((256,), ("shared",)) | narrow((64, 32, 16))),
+    "t5": Part(
+        TUNE,
+        {"original": ""} | narrow((128,), ("shared",)) | {"learned 36": "--target_heads 36"},
+        T5,
+        before=True,
+    ),
+}
+evaluate = TranslationRun.evaluate
+
+
+def run(part: str, name: str, seed: int, work: Path) -> None:
+    """One run of run_translation.py, unless its results are there already."""
+    folder, of = folder_of(work, part, name, seed), PARTS[part]
+    flags = f"{of.common} {of.rows[name]} --seed {seed} --overwrite_output_dir --output_dir {folder}".split()
+    for flag, split in FILES.items():
+        flags += [flag, *(str(shared(f"{DATA}/{split}.{language}.gz")) for language in ("de", "en"))]
+    flags += ["--model_name_or_path", str(shared(of.model))] if of.model else []
+    asked = json.loads(json.dumps(fingerprint(run_translation.parse(flags))))
+    if (folder / "all_results.json").exists():
+        done = json.loads((folder / "all_results.json").read_text())["arguments"]
+        if all(done.get(flag) == value for flag, value in asked.items() if flag != "mixed_precision"):
+            return
+
+    def measured(self, stage, *more):
+        """Measure at the end, and before the training where the table shows it."""
+        if (stage == "pruned" if "gates" in self.heads else stage == "fine_tuned" and not self.learns) or (
+            of.before and stage in ("loaded", "swapped")
+        ):
+            evaluate(self, stage, *more)
+
+    TranslationRun.learns = "--gate_weight" in flags or ("--target_heads" in flags and "learned" in name)
+    TranslationRun.learns |= part == "t5" and "--target_heads" in flags
+    TranslationRun.evaluate = measured
+    run_translation.main(flags)
+    (folder / "model.safetensors").unlink()
+
+
+def folder_of(work: Path, part: str, name: str, seed: int) -> Path:
+    """Where the results of a run are."""
+    return work / f"{part}-{name.replace(',', '').replace(' ', '-')}-{seed}"
+
+
+def statistics_of(folder: Path) -> np.ndarray:
+    """BLEU's counts of every sentence, [1000, 10]: four of matches, four of totals, both lengths."""
+    (final,) = sorted((folder / "translations").glob("*.txt"), key=lambda path: path.stat().st_mtime)[-1:]
+    with gzip.open(shared(f"{DATA}/{TEST}.en.gz"), "rt", encoding="utf-8") as file:
+        references = file.read().splitlines()
+    metric = BLEU(effective_order=True)
+    scores = (
+        metric.sentence_score(line, [reference])
+        for line, reference in zip(final.read_text(encoding="utf-8").splitlines(), references, strict=True)
+    )
+    return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
+
+
+def bleu(sums: np.ndarray) -> float:
+    """Corpus BLEU of summed counts [10]."""
+    numbers = [int(number) for number in sums]
+    return BLEU.compute_bleu(numbers[:4], numbers[4:8], numbers[8], numbers[9]).score
+
+
+def compared(ours: list[np.ndarray], theirs: list[np.ndarray]) -> tuple[float, float]:
+    """The 95 % interval of the difference of the mean BLEUs, sentences drawn with replacement."""
+    generator, differences = np.random.default_rng(0), []
+    for _ in range(1000):
+        drawn = generator.integers(len(ours[0]), size=len(ours[0]))
+        means = [statistics.mean(bleu(one[drawn].sum(0)) for one in systems) for systems in (ours, theirs)]
+        differences.append(means[0] - means[1])
+    low, high = np.quantile(differences, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def rows_of(work: Path, part: str, seeds: list[int]) -> list[dict]:
+    """One row per setting: mean and spread over seeds, and the difference to the first."""
+    rows, first = [], {}
+    for name, flags in PARTS[part].rows.items():
+        found = {seed: folder_of(work, part, name, seed) for seed in seeds}
+        found = {seed: folder for seed, folder in found.items() if (folder / "all_results.json").exists()}
+        if not found:
+            continue
+        results = {seed: json.loads((folder / "all_results.json").read_text()) for seed, folder in found.items()}
+        counts = {seed: statistics_of(folder) for seed, folder in found.items()}
+        first = first or counts
+        scores = {seed: one["eval_bleu"] for seed, one in results.items()}
+        for seed, score in scores.items():
+            assert abs(bleu(counts[seed].sum(0)) - score) < 1e-6, (name, seed)
+        row: dict = {part: name, "runs": len(found), "bleu": statistics.mean(scores.values())}
+        row["range"] = f"{min(scores.values()):.2f} to {max(scores.values()):.2f}" if len(found) > 1 else ""
+        common = [seed for seed in counts if seed in first]
+        if rows and common:
+            base = statistics.mean(bleu(first[seed].sum(0)) for seed in common)
+            row["difference"] = statistics.mean(scores[seed] for seed in common) - base
+            row["interval"] = compared([counts[s] for s in common], [first[s] for s in common])
+            row["95 %"] = f"{row['interval'][0]:+.2f} to {row['interval'][1]:+.2f}"
+        some = results[min(results)]
+        stages = some["stages"]
+        row["before"] = next((stages[s]["bleu"] for s in ("swapped", "loaded") if s in stages), None)
+        row["chrf"] = statistics.mean(one["eval_chrf"] for one in results.values())
+        row["parameters"], row["signature"] = some["parameters"], some["signatures"]["bleu"]
+        if part in ("heads", "t5"):
+            kept = [kept_of(one) for one in results.values()]
+            row["kept"] = "/".join(map(str, sorted({sum(one) for one in kept}, reverse=True)))
+            row["enc/dec/cross"] = ", ".join("/".join(map(str, one)) for one in kept)
+            row["per seed"] = [{"bleu": s, "kept": k} for s, k in zip(scores.values(), kept, strict=True)]
+        row["flags"] = f"{PARTS[part].common} {flags}".strip()
+        rows.append(row)
+    return rows
+
+
+def kept_of(results: dict) -> list[int]:
+    """Heads kept per role, of 24 each."""
+    sites = results["heads"]["pruned"]["sites"] if results["heads"] else []
+    return [24 - sum(s["heads_before"] - s["heads_after"] for s in sites if s["role"] == role) for role in ROLES]
+
+
+def draw(rows: list[dict]) -> None:
+    """BLEU against heads kept, a line per way to choose."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    styles = {"learned": ("#0072B2", "o-"), "importance": ("#E69F00", "s--"), "random": ("#999999", "^:")}
+    styles |= {"lambda": ("#009E73", "D"), "encoder": ("#CC79A7", "P")}  # colours of Okabe and Ito
+    figure, axes = plt.subplots(figsize=(6, 3.8), layout="constrained")
+    axes.axhline(rows[0]["bleu"], color="black", linewidth=1, label="all 72 heads, same steps")
+    for how, (colour, style) in styles.items():
+        chosen = [row for row in rows if row["heads"].startswith(how)]
+        x = [statistics.mean(sum(run["kept"]) for run in row["per seed"]) for row in chosen]
+        scores = [[run["bleu"] for run in row["per seed"]] for row in chosen]
+        means = [statistics.mean(s) for s in scores]
+        below, above = ([abs(pick(s) - m) for s, m in zip(scores, means, strict=True)] for pick in (min, max))
+        names = {"learned": "learned, exact", "encoder": "encoder heads only"}
+        axes.errorbar(x, means, [below, above], fmt=style, color=colour, capsize=3, label=names.get(how, how))
+    axes.set(xlabel="heads kept of 72", ylabel="BLEU, test_2016", xscale="log", xticks=(ticks := (9, 18, 36, 53, 72)))
+    axes.set_xticklabels(ticks)
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURES / "nmt.svg")
+    figure.savefig(PICTURES / "nmt.png", dpi=110)
+
+
+def main() -> None:
+    """Run what is missing, print, store, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="some of the table; all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--work", type=Path, default=Path("/tmp/collab-heads-nmt"))
+    parser.add_argument("--table", action="store_true", help="collect and draw only")
+    arguments = parser.parse_args()
+    part = arguments.part
+    if unknown := set(arguments.rows or ()) - set(PARTS[part].rows):
+        parser.error(f"--rows {unknown}: {part} has {list(PARTS[part].rows)}")
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    for seed in [] if arguments.table else arguments.seeds:
+        for name in arguments.rows or PARTS[part].rows:
+            run(part, name, seed, arguments.work)
+    rows = rows_of(arguments.work, part, arguments.seeds)
+    columns = {part: "", "kept": "", "enc/dec/cross": "", "before": ".2f", "bleu": ".2f", "range": ""}
+    columns |= {"difference": "+.2f", "95 %": "", "parameters": ",", "runs": ""}
+    print(table(rows, {name: spec for name, spec in columns.items() if any(row.get(name) for row in rows)}))
+    if arguments.table:
+        write(f"nmt_{part}", rows, seeds=arguments.seeds)
+        if part == "heads":
+            draw(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""swap_to_alpha: heads as linear combinations of heads, to be learned."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel
+
+from collab_heads.config import CollabConfig
+from collab_heads.errors import SwapError
+from collab_heads.heads.mixing import HeadMixing
+from collab_heads.heads.output import install_mixing, mixing_of
+from collab_heads.heads.report import AlphaReport, MixedSite
+from collab_heads.refusals import check_outputs, check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.sites import AttentionSite, select_sites
+
+
+def swap_to_alpha(
+    model: PreTrainedModel,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    sites: str | Iterable[str] | None = None,
+) -> AlphaReport:
+    """Let the heads of each site be combined before their output projection, in place: Z'_i = sum_j alpha_ij Z_j.
+
+    Every alpha starts as the identity: the model computes, to the bit, what it computed before. Train with a
+    `HeadPenalty`, which can hold the alphas back until the other weights have settled and push their nuclear norms;
+    `fold_heads` makes a stock checkpoint of the result. Alphas are trainable also where the rest of the model is
+    frozen. On an error the model is left as it was.
+
+    Args:
+        model: a supported transformers model, original or collaborative, gated, pruned.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        sites: roles or paths; None for all sites that have heads.
+
+    Returns:
+        Heads, nuclear norm and distance from the identity per site; `print` it.
+
+    Raises:
+        UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
+        ArgumentError: on a role or path that the model does not have.
+        SwapError: if a site has alphas already, a single head, or an output projection that is not a plain Linear.
+
+    Source: Azov and Landau 2020 (MHR-NLP-Transformers).
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, adapter, "alpha")
+    chosen = select_sites(adapter.sites_with_heads(model), sites)
+    if not chosen:
+        raise SwapError("no site of the model has heads left to mix: load the original checkpoint again")
+    check_outputs(model, adapter, chosen)
+    for site in chosen:
+        if mixing_of(adapter.output_projection(model, site)) is not None:
+            raise SwapError(f"{site.path} has alphas already: fold_heads them first, or leave the site out with sites=")
+        if site.num_heads < 2:
+            raise SwapError(f"{site.path} has a single head, nothing to mix it with: leave the site out with sites=")
+    config = CollabConfig.of(model.config)
+    record = config.with_sites({site.path: replace(config.site(site), alphas=True) for site in chosen})
+    # Nothing has changed up to here; nothing can fail from here on.
+    for site in chosen:
+        install_mixing(adapter.output_projection(model, site), site.num_heads)
+    record.write(model)
+    return alpha_report(model, adapter)
+
+
+def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple[AttentionSite, HeadMixing]]:
+    """The sites with alphas, in model order, and their alphas."""
+    record = CollabConfig.of(model.config).sites
+    mixed = [site for site in adapter.sites(model) if site.path in record and record[site.path].alphas]
+    return [(site, adapter.output_projection(model, site).mixing) for site in mixed]
+
+
+@torch.no_grad()
+def alpha_report(
+    model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
+) -> AlphaReport:
+    """What the alphas are now; a model without them has an empty report."""
+    sites = []
+    for site, mixing in mixed_sites(model, get_adapter(model, adapter)):
+        alpha = mixing.alpha.float().cpu()
+        distance = float((alpha - torch.eye(site.num_heads)).norm())
+        norm = float(torch.linalg.matrix_norm(alpha, "nuc"))
+        sites.append(MixedSite(site.path, site.role, site.num_heads, nuclear_norm=norm, distance=distance))
+    return AlphaReport(tuple(sites))

@@ -1,0 +1,41 @@
+"""Alpha matrices: heads as linear combinations of heads.
+
+Z'_i = sum_j alpha_ij Z_j over the heads of a site, before W_O. The mixing is linear, and so is W_O: the combined heads
+are never computed. W_O (alpha x I) is, of a size that does not depend on the batch. H is the number of heads, d_v the
+width of a value head, D the width of the model.
+
+Source: Azov and Landau 2020 (MHR-NLP-Transformers), "alphas".
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class HeadMixing(nn.Module):
+    """The alpha matrix of one site; it starts as the identity, which changes no bit of the output.
+
+    Parameters: `alpha` [H, H]; row i makes the new head i.
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.eye(num_heads))
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return len(self.alpha)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """W_O -> W_O (alpha x I): [D, H * d_v], computed in float32 at least, in the dtype of `weight`."""
+        precise = torch.promote_types(weight.dtype, torch.float32)  # half precision would lose what alphas learn
+        with torch.autocast(weight.device.type, enabled=False):
+            heads = weight.to(precise).unflatten(-1, (self.num_heads, -1))
+            return torch.einsum("oid,ij->ojd", heads, self.alpha.to(precise)).flatten(-2).to(weight.dtype)
+
+    @torch.no_grad()
+    def reset(self, num_heads: int | None = None) -> None:
+        """Start again as an identity, of another size if given."""
+        if num_heads is not None and num_heads != self.num_heads:
+            self.alpha = nn.Parameter(self.alpha.new_empty(num_heads, num_heads), self.alpha.requires_grad)
+        self.alpha.copy_(torch.eye(self.num_heads))
