@@ -1,54 +1,50 @@
-"""HeadPenalty: what training adds for the heads: sparse gates, or an exact number of heads.
+"""HeadPenalty: everything that training adds for the heads of a model."""
 
-Two ways to close heads. `gate_weight` adds lambda * sum P(gate != 0) to the loss, as Voita et al. do: the number of
-heads follows from lambda, after the fact. `target_heads` asks for a number. In every step the heads are then an exact
-subset of the size that the schedule gives: the highest scores `log_alpha` plus Gumbel noise, 0/1 in the forward pass,
-straight through in the backward pass (differentiable subset selection: Li, Cotterell, Sachan 2021, arXiv:2108.04657,
-with the number of heads annealed, and the noise with it). Such a count cannot overshoot, which a Lagrangian on the
-expected count does when its multiplier is late, and what is trained is what is kept: no gate is half open.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.config import is_number
-from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.heads.gates import Draw, threshold
-from collab_heads.heads.gating import gated_sites, learn_as
-from collab_heads.heads.subset import Target, check_scores, check_target, choose, members_of, on_the_way, roles_of
+from collab_heads.errors import ArgumentError
+from collab_heads.heads.alpha import mixed_sites
+from collab_heads.heads.alpha_penalty import AlphaPenalty
+from collab_heads.heads.disagreement import Disagreement
+from collab_heads.heads.gate_penalty import GatePenalty
+from collab_heads.heads.subset import Target
+from collab_heads.heads.terms import Weights
 from collab_heads.registry import AttentionAdapter, get_adapter
-
-DECIDED = 10.0  # log_alpha of a head that is kept for good; minus that for one that is gone
-SPREAD = 3.0  # a ranking starts at log_alpha from -SPREAD to SPREAD around its middle; Gumbel noise has deviation 1.3
-GAP = 1e-3  # least distance of log_alpha from the threshold, so that ties count
 
 
 class HeadPenalty:
-    """What training adds for the heads of a model with learned gates.
+    """What training adds for the heads of a model: with gates, with alphas, or to keep heads apart.
 
         penalty = HeadPenalty(model, target_heads=18, steps=200)
-        optimizer = HeadAdamW([{"params": penalty.others(model)}, penalty.group(lr=0.1)], lr=2e-5)
+        optimizer = HeadAdamW([{"params": penalty.others(model)}, *penalty.groups()], lr=2e-5)
         for batch in batches:
-            (model(**batch).loss + penalty.total()).backward()
-            optimizer.step(); optimizer.zero_grad()
+            (model(**batch).loss + penalty.total(batch)).backward()
+            penalty.before_step(); optimizer.step(); optimizer.zero_grad()
             penalty.step()
 
     Args:
-        model: a model after `swap_to_gated`; wrap it (DDP) afterwards.
-        gate_weight: lambda, per head.
+        model: a model after `swap_to_gated` or `swap_to_alpha`, or any for disagreement; wrap it (DDP) afterwards.
+        gate_weight: lambda, per head; 0 trains gates without a push.
         target_heads: how many heads to keep: a total (every role keeps at least one), or role -> number.
         steps: optimizer steps in which the number falls evenly to the target; from then on the heads are fixed.
         scores: path -> [H], from `head_importance`: the ranking to start from; without it all heads start alike.
         seed: of the noise; the same on all processes, which then close the same heads.
+        growth: gamma, the push on the nuclear norm of every alpha: a number, or role -> number.
+        growth_radius: how much a nuclear norm may grow in an optimizer step before the push ends.
+        alpha_start: optimizer steps in which alphas are not trained.
+        disagreement: weight of the mean cosine between the outputs of a layer's heads: a number, or role -> number.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Raises:
-        SwapError: if the model has no learned gates.
-        ArgumentError: on a target, weight or scores that cannot work.
+        SwapError: if the model has no learned gates, or no alphas, for what is asked.
+        ArgumentError: on a target, weight or scores that cannot work, or if there is nothing to do.
         NonFiniteError: if scores contain NaN or inf.
+
+    Sources: see `gate_penalty`, `alpha_penalty`, `disagreement`.
     """
 
     def __init__(
@@ -60,184 +56,87 @@ class HeadPenalty:
         steps: int | None = None,
         scores: Mapping[str, Tensor] | None = None,
         seed: int = 0,
+        growth: Weights | None = None,
+        growth_radius: float = 1e-4,
+        alpha_start: int = 0,
+        disagreement: Weights | None = None,
         adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     ):
         adapter = get_adapter(model, adapter)
-        found = gated_sites(model, adapter, learned=True)
-        if not found:
-            raise SwapError("the model has no learned gates: call swap_to_gated first")
-        self.gates = [projection.gates for _, projection in found]
-        self.roles = roles_of([site for site, _ in found])
-        if frozen := [site.path for site, p in found if not p.gates.log_alpha.requires_grad]:
+        self.parts: dict[str, GatePenalty | AlphaPenalty | Disagreement] = {}
+        if growth is not None or mixed_sites(model, adapter):
+            self.parts["alphas"] = AlphaPenalty(model, adapter, growth=growth, radius=growth_radius, start=alpha_start)
+        asks_gates = gate_weight is not None or target_heads is not None
+        if not (asks_gates or self.parts or disagreement is not None):
             raise ArgumentError(
-                f"the gates of {', '.join(frozen)} are frozen (PEFT freezes what is not its own): "
-                "set requires_grad of their log_alpha before"
+                "a HeadPenalty needs gate_weight or target_heads (gates), a model with alphas, or disagreement"
             )
-        if gate_weight is None and target_heads is None:
-            raise ArgumentError("a HeadPenalty needs gate_weight or target_heads")
-        gate_weight = 0.0 if gate_weight is None else gate_weight
-        if not is_number(gate_weight) or gate_weight < 0:
-            raise ArgumentError(f"gate_weight {gate_weight!r} must be a number, 0 or more")
-        if target_heads is not None:
-            check_target(target_heads, self.roles)
-            if gate_weight:
-                raise ArgumentError(
-                    "gate_weight and target_heads exclude each other: a target fixes the number of heads"
-                )
-            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-                raise ArgumentError(
-                    f"target_heads needs steps, a whole number from 1 in which to get there, not {steps!r}"
-                )
-        elif scores is not None:
-            raise ArgumentError("scores are where target_heads starts from: they have no meaning without it")
-        self.gate_weight, self.target, self.steps, self.seed = gate_weight, target_heads, steps, seed
-        self.done = 0
-        if scores is not None:
-            scores = check_scores(scores, [site for site, _ in found])
-        learn_as(model, adapter, "learned" if target_heads is None else "subset")
-        if scores is not None:
-            self.start_from([scores[site.path] for site, _ in found])
-        self.draw()
-
-    @torch.no_grad()
-    def start_from(self, scores: Sequence[Tensor]) -> None:
-        """Spread the gates evenly in the order of some scores: their scale does not matter."""
-        ranks = torch.cat([score.float().cpu() for score in scores]).argsort().argsort()
-        spread = SPREAD * (2 * ranks / max(1, len(ranks) - 1) - 1)
-        for gates, part in zip(self.gates, self.split(spread), strict=True):
-            # all heads are open at first; what counts is the order
-            gates.log_alpha.copy_(part + SPREAD + GAP + threshold(gates.state))
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """The gates' parameters."""
-        return [gates.log_alpha for gates in self.gates]
+        if asks_gates:
+            asked = {"gate_weight": gate_weight, "target_heads": target_heads, "steps": steps, "scores": scores}
+            self.parts["gates"] = GatePenalty(model, adapter, **asked, seed=seed)
+        if disagreement is not None:
+            self.parts["disagreement"] = Disagreement(model, adapter, weight=disagreement)
 
     @property
     def finished(self) -> bool:
-        """Whether the target is reached and the heads are fixed: prune now, or train on."""
-        return self.target is None or self.done >= self.steps
+        """Whether a target of heads is reached and they are fixed: prune now, or train on."""
+        return "gates" not in self.parts or self.parts["gates"].finished
 
-    def group(self, lr: float) -> dict:
-        """The parameter group of the gates: no weight decay and, where heads compete, one second moment for all."""
-        return {"params": self.parameters(), "lr": lr, "weight_decay": 0.0, "shared": self.target is not None}
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The gates and alphas."""
+        return [parameter for part in self.parts.values() for parameter in part.parameters()]
+
+    def groups(self, gate_lr: float = 0.1, alpha_lr: float | None = None) -> list[dict]:
+        """The parameter groups of gates and alphas, without weight decay; None for the optimizer's learning rate."""
+        rates = {"gates": gate_lr, "alphas": alpha_lr}
+        return [self.parts[name].group(rate) for name, rate in rates.items() if name in self.parts]
 
     def others(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """The trainable parameters of a model that are not gates."""
-        gates = {id(gate) for gate in self.parameters()}
-        return [p for p in model.parameters() if p.requires_grad and id(p) not in gates]
+        """The trainable parameters of a model that are neither gates nor alphas."""
+        own = {id(parameter) for parameter in self.parameters()}
+        return [p for p in model.parameters() if p.requires_grad and id(p) not in own]
 
-    def total(self) -> Tensor:
-        """What to add to the mean loss of a micro-batch: a scalar with a gradient."""
-        probabilities = [gates.open_probability().sum() for gates in self.gates]
-        return self.gate_weight * torch.stack(probabilities).sum()
+    def total(self, batch: Mapping | None = None) -> Tensor:
+        """What to add to the mean loss of a micro-batch: a scalar with a gradient.
 
-    @torch.no_grad()
+        Args:
+            batch: as the model was given it; disagreement then leaves padding out.
+        """
+        totals = [part.total(batch) for part in self.parts.values()]
+        return torch.stack([total.to(totals[0].device) for total in totals]).sum()
+
+    def before_step(self) -> None:
+        """Call it between the backward pass and the optimizer step: alphas stay as they are until they start."""
+        for part in self.parts.values():
+            part.before_step()
+
     def step(self) -> None:
-        """Go on after an optimizer step: move the scores around their threshold and draw the next subset."""
-        self.done += 1
-        if self.target is None:
-            return
-        scores, count = self.scores(), self.count(self.done)
-        chosen = choose(scores, self.roles, count)
-        if self.done >= self.steps:
-            scores = torch.where(chosen, DECIDED, -DECIDED)
-        else:
-            border = cut(scores, chosen, self.groups(count))
-            scores = scores - border.masked_fill(border.isinf(), 0.0)
-            scores = torch.where(chosen, scores.clamp(min=GAP), scores.clamp(max=-GAP))
-        for gates, part in zip(self.gates, self.split(scores), strict=True):
-            gates.log_alpha.copy_(part + threshold(gates.state))
-        self.draw()
+        """Go on after an optimizer step."""
+        for part in self.parts.values():
+            part.step()
 
-    @torch.no_grad()
-    def draw(self) -> None:
-        """Draw the subset of the next optimizer step: a function of the seed and the step, so every process has it."""
-        if self.target is None:
-            return
-        scores, count = self.scores(), self.count(self.done + 1)
-        noise = torch.zeros(len(scores))
-        if self.done < self.steps:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.done)
-            noise = -torch.empty(len(scores)).exponential_(generator=generator).log()
-            noise *= 1 - self.done / self.steps  # explore less as heads get few
-        noise = noise.to(scores.device)
-        chosen = choose(scores + noise, self.roles, count)
-        border = cut(scores + noise, chosen, self.groups(count))
-        parts = zip(self.gates, *map(self.split, (chosen.float(), noise, border)), strict=True)
-        for gates, opened, own_noise, own_border in parts:
-            gates.draw = Draw(opened, own_noise, own_border + threshold(gates.state))
-
-    def count(self, step: int) -> Target:
-        """How many heads are kept in an optimizer step, counted from 1."""
-        return on_the_way(self.target, self.roles, step / self.steps)
-
-    def groups(self, count: Target) -> list[Tensor]:
-        """Which heads compete with each other: all, or those of a role."""
-        device = self.gates[0].log_alpha.device
-        if isinstance(count, int):
-            return [torch.arange(len(self.roles), device=device)]
-        return list(members_of(self.roles, device).values())
-
-    def scores(self) -> Tensor:
-        """The distance of every log_alpha from the rule's threshold: [N], float32."""
-        return torch.cat([gates.log_alpha.detach().float() - threshold(gates.state) for gates in self.gates])
-
-    def split(self, values: Tensor) -> tuple[Tensor, ...]:
-        """[N] -> one piece per site."""
-        return values.split([gates.num_heads for gates in self.gates])
-
-    @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """What to watch: open heads by the rule, expected open heads, decided gates, share of closed heads."""
-        opened = sum(int(gates.is_open().sum()) for gates in self.gates)
-        expected = sum(float(gates.open_probability().sum()) for gates in self.gates)
-        return {
-            "heads_open": opened,
-            "heads_expected": expected if self.target is None else opened,
-            "heads_decided": sum(int(gates.is_decided().sum()) for gates in self.gates),
-            "heads_sparsity": 1 - opened / len(self.roles),
-        }
+        """What to watch: open, expected and decided heads and sparsity of gates; norm and growth of alphas."""
+        return {name: value for part in self.parts.values() for name, value in part.metrics().items()}
 
     def state_dict(self) -> dict:
-        """Where the schedule is, and the gates: numbers, lists and dicts, ready for JSON."""
-        asked = {"target": self.target, "steps": self.steps, "seed": self.seed, "gate_weight": self.gate_weight}
-        return asked | {"done": self.done, "log_alpha": [gates.log_alpha.tolist() for gates in self.gates]}
+        """Where the schedules are, and the gates: numbers, lists and dicts, ready for JSON."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
         """Go on from there.
 
         Raises:
-            ArgumentError: if the state is that of another target, schedule, seed, weight or model; the message says.
+            ArgumentError: if the state is that of other parts, settings or another model; the message says.
         """
-        own = self.state_dict()
-        sizes = [list(map(len, found["log_alpha"])) for found in (state, own)]
-        differing = [name for name in own.keys() - {"done", "log_alpha"} if state[name] != own[name]]
-        if differing or sizes[0] != sizes[1]:
-            names = ", ".join(f"{name} {state[name]!r}, not {own[name]!r}" for name in sorted(differing))
+        if state.keys() != self.parts.keys():
             raise ArgumentError(
-                f"this is not the state of this penalty: {names or f'gates {sizes[0]}, not {sizes[1]}'}"
+                f"this is not the state of this penalty: it is for {', '.join(state)}, not {', '.join(self.parts)}"
             )
-        for gates, values in zip(self.gates, state["log_alpha"], strict=True):
-            gates.log_alpha.copy_(torch.tensor(values))
-        self.done = state["done"]
-        self.draw()
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
 
-
-def cut(scores: Tensor, chosen: Tensor, groups: list[Tensor]) -> Tensor:
-    """The score between the chosen heads and the others of their group: [N]; minus infinity where all are chosen.
-
-    Heads that are chosen for their role's sake, below others that are not, do not count.
-    """
-    border = torch.empty_like(scores)
-    for indices in groups:
-        inside, own = chosen[indices], scores[indices]
-        if inside.all():
-            border[indices] = -torch.inf
-        elif not inside.any():
-            border[indices] = own.max() + 1.0
-        else:
-            best_outside = own[~inside].max()
-            above = own[inside & (own >= best_outside)]
-            border[indices] = (above.min() + best_outside) / 2 if len(above) else best_outside
-    return border
+    def close(self) -> None:
+        """Stop listening to the model (disagreement does)."""
+        if "disagreement" in self.parts:
+            self.parts["disagreement"].close()

@@ -118,7 +118,9 @@ def fine_tune(
         model.gradient_checkpointing_enable()
     set_seed(args.seed + phase, device_specific=True)  # dropout differs between processes
     penalty = None if hooks.penalty is None else hooks.penalty(total)
-    groups = parameter_groups(model, args.weight_decay, penalty, args.gate_learning_rate)
+    groups = parameter_groups(
+        model, args.weight_decay, penalty, gate_lr=args.gate_learning_rate, alpha_lr=args.alpha_learning_rate
+    )
     wrapped, optimizer, schedule = accelerator.prepare(
         model,
         *optimizer_and_schedule(
@@ -154,7 +156,7 @@ def fine_tune(
             seen += sum(len(indices) for indices in step)
             bar.update()
             if penalty is not None and done % args.logging_steps == 0:
-                bar.set_postfix_str(f"{penalty.metrics()['heads_open']} heads open")
+                bar.set_postfix_str(", ".join(f"{name} {value:.4g}" for name, value in penalty.metrics().items()))
             losses.add(loss, done, schedule.get_last_lr()[0], penalty)
             last = step is steps[-1]
             due = isinstance(args.checkpointing_steps, int) and done % args.checkpointing_steps == 0
@@ -170,6 +172,8 @@ def fine_tune(
         if args.checkpointing_steps == "epoch":
             save(accelerator, wrapped, args, hooks, f"epoch_{phase}_{epoch}", phase, done, penalty)
     bar.close()
+    if penalty is not None:
+        penalty.close()
     for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
         vars(model).pop(name, None)  # else the next phase would run without mixed precision
     model.eval()

@@ -15,20 +15,20 @@ Loss = Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], torch.Tensor]
 
 
 def parameter_groups(
-    model: PreTrainedModel, weight_decay: float, penalty: HeadPenalty | None = None, gate_rate: float = 0.0
+    model: PreTrainedModel, weight_decay: float, penalty: HeadPenalty | None = None, **rates: float | None
 ) -> list[dict]:
     """The trainable parameters; biases, norms and everything else of one dimension without weight decay.
 
-    Gates, without weight decay too, have a learning rate of their own.
+    Gates and alphas, without weight decay too, have learning rates of their own: `gate_lr`, `alpha_lr`.
     """
-    own = {id(gate) for gate in ([] if penalty is None else penalty.parameters())}
+    own = {id(p) for p in ([] if penalty is None else penalty.parameters())}
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in own]
     plain = {name for name, p in named if p.ndim < 2 or "bias" in name}  # content_bias is a matrix
     groups = [
         {"params": [p for name, p in named if name not in plain], "weight_decay": weight_decay},
         {"params": [p for name, p in named if name in plain], "weight_decay": 0.0},
     ]
-    groups += [] if penalty is None else [penalty.group(gate_rate)]
+    groups += [] if penalty is None else penalty.groups(**rates)
     found = [group for group in groups if group["params"]]
     if not found:
         raise ArgumentError("no parameter of the model is trainable")
@@ -73,11 +73,15 @@ def optimizer_step(
         last = index == len(batches) - 1
         with nullcontext() if last else accelerator.no_sync(model):
             loss = loss_of(model, batch)
-            extra = 0.0 if penalty is None else penalty.total()
+            extra = 0.0 if penalty is None else penalty.total(batch)
             accelerator.backward((loss + extra) * (weight / total * accelerator.num_processes))  # DDP takes the mean
         mean += loss.detach() * (weight / total)
+    if penalty is not None:
+        penalty.before_step()
     if max_grad_norm:
-        weights = model.parameters() if penalty is None else penalty.others(model)  # gates have a scale of their own
+        weights = (
+            model.parameters() if penalty is None else penalty.others(model)
+        )  # gates and alphas have scales of their own
         accelerator.clip_grad_norm_(weights, max_grad_norm)
     optimizer.step()
     optimizer.zero_grad()

@@ -19,7 +19,7 @@ from collab_heads import (
 )
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.gating import gated_sites
-from collab_heads.heads.penalty import cut
+from collab_heads.heads.gate_penalty import cut
 from families import FAMILIES, HEADS, batch
 
 

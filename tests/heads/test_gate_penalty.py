@@ -341,7 +341,7 @@ def test_nothing_is_drawn_from_the_global_generator():
         penalty = HeadPenalty(copy.deepcopy(model), target_heads=3, steps=8)
         penalty.step()
         assert torch.equal(torch.get_rng_state(), state)
-        found.append([gates.draw.open.tolist() for gates in penalty.gates])
+        found.append([gates.draw.open.tolist() for gates in penalty.parts["gates"].gates])
     assert found[0] == found[1]
 
 
@@ -406,7 +406,7 @@ def learn(model, loss, penalty, steps, lr=0.1):
     torch.manual_seed(0)
     for gates in modules(model):
         gates.train()
-    optimizer = HeadAdamW([penalty.group(lr)])
+    optimizer = HeadAdamW(penalty.groups(lr))
     for _ in range(steps):
         optimizer.zero_grad()
         (loss() + penalty.total()).backward()

@@ -1,0 +1,100 @@
+"""What training adds for alphas: a late start, and growth of their nuclear norms.
+
+The growth loss is gamma * sum over sites of (||alpha_{t-1}||_* + radius - ||alpha_t||_*), where alpha_{t-1} are the
+parameters of the optimizer step before. It pushes a norm up while its growth in the last step is below the radius, and
+not at all from there on: the radius limits the rate of growth.
+
+Source: Azov and Landau 2020 (MHR-NLP-Transformers), "growth loss".
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from collab_heads.config import is_number
+from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.heads.alpha import mixed_sites
+from collab_heads.heads.terms import Weights, check_state, check_trainable, role_weights
+from collab_heads.registry import AttentionAdapter
+
+
+class AlphaPenalty:
+    """The part of a `HeadPenalty` that is about alphas; its arguments are described there."""
+
+    def __init__(
+        self, model: PreTrainedModel, adapter: AttentionAdapter, *, growth: Weights | None, radius: float, start: int
+    ):
+        found = mixed_sites(model, adapter)
+        if not found:
+            raise SwapError("the model has no alphas: call swap_to_alpha first")
+        self.mixings = [mixing for _, mixing in found]
+        check_trainable("alphas", {site.path: mixing.alpha for site, mixing in found})
+        self.growth = role_weights("growth", growth, [site for site, _ in found])
+        self.weights = [self.growth[site.role] for site, _ in found]
+        if not is_number(radius) or radius <= 0:
+            raise ArgumentError(f"growth_radius {radius!r} must be a number above 0")
+        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+            raise ArgumentError(f"alpha_start {start!r} must be a number of optimizer steps, 0 or more")
+        self.radius, self.start, self.done = radius, start, 0
+        self.before = self.now = self.norms().detach()  # of the last step, and of this one
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The alphas."""
+        return [mixing.alpha for mixing in self.mixings]
+
+    def group(self, lr: float | None) -> dict:
+        """The parameter group of the alphas: no weight decay; None for the optimizer's learning rate."""
+        return {"params": self.parameters(), "weight_decay": 0.0} | ({} if lr is None else {"lr": lr})
+
+    @property
+    def started(self) -> bool:
+        """Whether the alphas are trained in this step."""
+        return self.done >= self.start
+
+    def norms(self) -> Tensor:
+        """The nuclear norm of every alpha: [sites], in float32 at least, differentiable."""
+        with torch.autocast(self.mixings[0].alpha.device.type, enabled=False):
+            alphas = [
+                mixing.alpha.to(torch.promote_types(mixing.alpha.dtype, torch.float32)) for mixing in self.mixings
+            ]
+            first = alphas[0].device
+            return torch.stack([torch.linalg.svdvals(alpha).sum().to(first) for alpha in alphas])
+
+    def total(self, batch: Mapping | None = None) -> Tensor:
+        """What to add to the mean loss: a scalar with a gradient; the batch does not matter."""
+        if not self.started or not any(self.weights):
+            return self.now.new_zeros(())
+        norms = self.norms()
+        return (norms.new_tensor(self.weights) * (self.before + self.radius - norms).relu()).sum()
+
+    def before_step(self) -> None:
+        """Take the gradients of the alphas away while they are frozen: no optimizer then touches them."""
+        if not self.started:
+            for alpha in self.parameters():
+                alpha.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Go on after an optimizer step."""
+        self.done += 1
+        self.before, self.now = self.now, self.norms()
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, float]:
+        """Mean nuclear norm, and its mean growth in the last step."""
+        growth = self.now - self.before
+        return {"alpha_nuclear_norm": float(self.now.mean()), "alpha_growth": float(growth.mean())}
+
+    def state_dict(self) -> dict:
+        """Where it is: numbers, lists and dicts, ready for JSON."""
+        asked = {"growth": self.growth, "radius": self.radius, "start": self.start, "sites": len(self.mixings)}
+        return asked | {"done": self.done, "before": self.before.tolist()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from there; the alphas themselves are in the model."""
+        check_state(state, self.state_dict(), {"done", "before"})
+        self.done, self.now = state["done"], self.norms()
+        self.before = self.now.new_tensor(state["before"])

@@ -1,0 +1,95 @@
+"""A loss that keeps the heads of a layer apart: the mean cosine similarity of their outputs.
+
+Source: Li, Tu, Yang, Lyu, Zhang 2018, arXiv:1810.10183, "disagreement on outputs".
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from collab_heads.collaborative.calibrate import MASKS, token_masks
+from collab_heads.errors import ArgumentError
+from collab_heads.heads.terms import Weights, check_state, role_weights
+from collab_heads.registry import AttentionAdapter
+
+
+class Disagreement:
+    """The part of a `HeadPenalty` that is about the likeness of heads; its arguments are described there.
+
+    It listens to what the output projections receive: the heads before gates and alphas.
+    """
+
+    def __init__(self, model: PreTrainedModel, adapter: AttentionAdapter, *, weight: Weights):
+        sites = [site for site in adapter.sites_with_heads(model) if site.num_heads > 1]
+        self.model, self.weight = model, role_weights("disagreement", weight, sites)
+        self.seen: list[tuple[str, Tensor]] = []  # of the forward pass under way
+        self.handles = [model.register_forward_pre_hook(lambda *_: self.seen.clear())]
+        for site in sites:
+            if self.weight[site.role]:
+                projection = adapter.output_projection(model, site)
+                self.handles.append(projection.register_forward_pre_hook(self.listen(site.role, site.num_heads)))
+
+    def listen(self, role: str, num_heads: int):
+        """A hook that keeps the heads of a site: [B, T, H, d_v]."""
+
+        def hook(module: nn.Module, inputs: tuple) -> None:
+            if torch.is_grad_enabled():
+                self.seen.append((role, inputs[0].unflatten(-1, (num_heads, -1))))
+
+        return hook
+
+    def parameters(self) -> list[nn.Parameter]:
+        """None of its own."""
+        return []
+
+    def total(self, batch: Mapping | None = None) -> Tensor:
+        """What to add to the mean loss of the batch that the model has just seen: a scalar with a gradient.
+
+        The mean over tokens and pairs of heads of their cosine, times the weight of the role, summed over layers.
+
+        Args:
+            batch: as the model was given it: padding then does not count.
+        """
+        masks = {} if batch is None else token_masks(self.model, batch)
+        total = torch.zeros((), device=self.model.device)
+        for role, heads in self.seen:
+            if not heads.requires_grad:
+                raise ArgumentError(
+                    "disagreement needs the heads' gradients: turn reentrant gradient checkpointing off "
+                    "(gradient_checkpointing_kwargs={'use_reentrant': False}), or frozen weights on"
+                )
+            heads = heads.flatten(1, -3)  # [B, T, H, d_v]
+            mask = masks.get(MASKS[role][0])
+            counted = heads.flatten(0, 1) if mask is None else heads[mask.to(heads.device)]
+            directions = F.normalize(counted.float(), dim=-1)
+            cosine = directions.sum(-2).square().sum(-1).mean() / heads.shape[-2] ** 2  # all pairs at once
+            total = total + self.weight[role] * cosine.to(total.device)
+        self.seen.clear()
+        return total
+
+    def before_step(self) -> None:
+        """Nothing to do."""
+
+    def step(self) -> None:
+        """Nothing to do."""
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing to watch."""
+        return {}
+
+    def state_dict(self) -> dict:
+        """The weights."""
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Check that the weights are the same."""
+        check_state(state, self.state_dict(), set())
+
+    def close(self) -> None:
+        """Stop listening."""
+        for handle in self.handles:
+            handle.remove()
+        self.seen.clear()

@@ -1,0 +1,192 @@
+"""Frozen alphas and the growth loss, against the paper's formula and single steps by hand."""
+
+import json
+
+import pytest
+import torch
+
+from closing import loss
+from collab_heads import HeadPenalty, swap_to_alpha, swap_to_gated
+from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.heads.alpha import mixed_sites
+from collab_heads.registry import get_adapter
+from families import FAMILIES, HEADS
+
+RADIUS, GAMMA, RATE = 1e-3, 40.0, 1e-2
+
+
+def mixed(name="bert", **options):
+    model = FAMILIES[name].build()
+    swap_to_alpha(model, **options)
+    return model
+
+
+def alphas(model) -> list[torch.nn.Parameter]:
+    return [mixing.alpha for _, mixing in mixed_sites(model, get_adapter(model))]
+
+
+def norms(model) -> list[float]:
+    return [torch.linalg.matrix_norm(alpha.detach(), "nuc").item() for alpha in alphas(model)]
+
+
+def growth_step(model, penalty, micro_batches=1) -> list[float]:
+    """One plain SGD step on the penalty alone; how much every nuclear norm rose."""
+    before = norms(model)
+    optimizer = torch.optim.SGD(penalty.parameters(), lr=RATE)
+    for _ in range(micro_batches):
+        if (total := penalty.total()).requires_grad:
+            (total / micro_batches).backward()
+    penalty.before_step()
+    optimizer.step()
+    penalty.step()
+    optimizer.zero_grad()
+    return [after - first for after, first in zip(norms(model), before, strict=True)]
+
+
+@pytest.mark.parametrize("micro_batches", (1, 3))
+@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+def test_a_step_raises_the_norm_and_the_next_does_not(name, micro_batches):
+    """From the identity by eta gamma H; by nothing when that was more than the radius; then again."""
+    model = mixed(name)
+    penalty = HeadPenalty(model, growth=GAMMA, growth_radius=RADIUS)
+    wanted = RATE * GAMMA * HEADS
+    assert wanted > RADIUS
+    for expected in (wanted, 0.0, wanted, 0.0):
+        rises = growth_step(model, penalty, micro_batches)
+        assert rises == pytest.approx([expected] * len(rises), abs=1e-5)
+
+
+def test_growth_below_the_radius_goes_on():
+    model = mixed()
+    penalty = HeadPenalty(model, growth=GAMMA, growth_radius=2 * RATE * GAMMA * HEADS)
+    for _ in range(3):
+        assert growth_step(model, penalty) == pytest.approx([RATE * GAMMA * HEADS] * len(alphas(model)), rel=1e-4)
+
+
+def test_value_is_the_hinge_of_the_paper():
+    """gamma (||a_before|| + radius - ||a_now||), never below zero, for every site on its own."""
+    model = mixed()
+    first, second = alphas(model)
+    penalty = HeadPenalty(model, growth=2.0, growth_radius=0.5)
+    assert penalty.total().item() == pytest.approx(2 * 2.0 * 0.5, abs=1e-5)
+    with torch.no_grad():
+        first *= 1.1  # grows by 0.4 of 4
+        second *= 2.0  # by more than the radius
+    penalty.step()
+    assert penalty.total().item() == pytest.approx(2.0 * (0.5 - 0.4), abs=1e-4)
+    penalty.total().backward()
+    assert first.grad.abs().sum() > 0
+    assert second.grad.abs().sum() == 0
+    metrics = penalty.metrics()
+    assert metrics["alpha_nuclear_norm"] == pytest.approx((4.4 + 8.0) / 2, rel=1e-5)
+    assert metrics["alpha_growth"] == pytest.approx((0.4 + 4.0) / 2, rel=1e-5)
+
+
+def test_weights_per_role():
+    model = mixed("marian")
+    penalty = HeadPenalty(model, growth={"enc-self": GAMMA, "dec-enc": GAMMA / 2}, growth_radius=RADIUS)
+    expected = {"enc-self": RATE * GAMMA * HEADS, "dec-enc": RATE * GAMMA * HEADS / 2, "dec-self": 0.0}
+    rises = growth_step(model, penalty)
+    for (site, _), rise in zip(mixed_sites(model, get_adapter(model)), rises, strict=True):
+        assert rise == pytest.approx(expected[site.role], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ("adamw", "sgd"))
+def test_frozen_until_their_start(kind):
+    """No gradient, so no optimizer moves them or keeps moments of them; from the start on they are trained."""
+    model = mixed().train()
+    inputs, start = FAMILIES["bert"].inputs(), 2
+    penalty = HeadPenalty(model, growth=GAMMA, growth_radius=1e3, alpha_start=start)
+    kinds = {"adamw": torch.optim.AdamW, "sgd": lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9, weight_decay=0.1)}
+    optimizer = kinds[kind]([{"params": penalty.others(model)}, *penalty.groups()])
+    assert all(alpha.requires_grad for alpha in alphas(model))
+    weight = model.base_model.encoder.layer[0].output.dense.weight
+    for step in range(4):
+        before, others = [alpha.detach().clone() for alpha in alphas(model)], weight.detach().clone()
+        extra = penalty.total()
+        assert (extra.item() > 0) == (step >= start)
+        (loss(model, inputs) + extra).backward()
+        penalty.before_step()
+        optimizer.step()
+        optimizer.zero_grad()
+        penalty.step()
+        assert not torch.equal(weight, others)
+        for alpha, old in zip(alphas(model), before, strict=True):
+            assert torch.equal(alpha, old) == (step < start)
+            assert bool(optimizer.state.get(alpha)) == (step >= start)
+
+
+def test_state_goes_on_exactly(tmp_path):
+    """Also in the step after one that grew, where the push is off."""
+    model = mixed("marian")
+    options = {"growth": GAMMA, "growth_radius": RADIUS, "alpha_start": 1}
+    penalty = HeadPenalty(model, **options)
+    for _ in range(2):
+        growth_step(model, penalty)
+    model.save_pretrained(tmp_path)
+    state = json.loads(json.dumps(penalty.state_dict()))
+    loaded = type(model).from_pretrained(tmp_path)
+    resumed = HeadPenalty(loaded, **options)
+    resumed.load_state_dict(state)
+    for expected in (0.0, RATE * GAMMA * HEADS):
+        assert resumed.total().item() == penalty.total().item()
+        ours, theirs = growth_step(model, penalty), growth_step(loaded, resumed)
+        assert ours == theirs == pytest.approx([expected] * len(ours), abs=1e-5)
+        assert resumed.state_dict() == penalty.state_dict()
+    fresh = HeadPenalty(loaded, **options | {"growth": 1.0})
+    with pytest.raises(ArgumentError, match="not the state of this penalty: growth"):
+        fresh.load_state_dict(state)
+
+
+def test_norms_are_taken_in_float32():
+    model = mixed().to(torch.bfloat16)
+    penalty = HeadPenalty(model, growth=1.0)
+    assert penalty.total().dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert penalty.total().dtype == torch.float32
+
+
+def test_gates_and_alphas_together():
+    """Both parts in one penalty: groups of their own, one total, both states."""
+    model = mixed("marian").train()
+    swap_to_gated(model)
+    penalty = HeadPenalty(model, gate_weight=0.5, growth=GAMMA, growth_radius=RADIUS)
+    gates, mixings = penalty.groups(gate_lr=0.3, alpha_lr=0.2)
+    assert (gates["lr"], mixings["lr"]) == (0.3, 0.2)
+    assert {id(p) for p in mixings["params"]} == {id(alpha) for alpha in alphas(model)}
+    assert "lr" not in penalty.groups()[1]
+    own = {id(p) for group in penalty.groups() for p in group["params"]}
+    assert not own & {id(p) for p in penalty.others(model)}
+    assert len(own) + len(penalty.others(model)) == sum(p.requires_grad for p in model.parameters())
+    alone = HeadPenalty(model, growth=GAMMA, growth_radius=RADIUS).total().item()
+    assert penalty.total().item() == pytest.approx(alone + 0.5 * penalty.metrics()["heads_expected"], rel=1e-5)
+    assert {"heads_open", "alpha_nuclear_norm"} <= penalty.metrics().keys()
+    with pytest.raises(ArgumentError, match="it is for alphas, not alphas, gates"):
+        penalty.load_state_dict({"alphas": penalty.state_dict()["alphas"]})
+
+
+REFUSED = (
+    ({"growth": -1.0}, "growth -1.0 must be a number, 0 or more"),
+    ({"growth": True}, "growth True must be a number"),
+    ({"growth": {"dec-self": 1.0}}, "unknown role in growth 'dec-self'.*enc-self"),
+    ({"growth": 1.0, "growth_radius": 0.0}, "growth_radius 0.0 must be a number above 0"),
+    ({"growth": 1.0, "alpha_start": -1}, "alpha_start -1 must be a number of optimizer steps"),
+    ({"growth": 1.0, "alpha_start": 0.5}, "alpha_start 0.5"),
+)
+
+
+@pytest.mark.parametrize("options, message", REFUSED)
+def test_refused(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        HeadPenalty(mixed(), **options)
+
+
+def test_needs_alphas():
+    model = FAMILIES["bert"].build()
+    with pytest.raises(SwapError, match="no alphas: call swap_to_alpha first"):
+        HeadPenalty(model, growth=1.0)
+    with pytest.raises(ArgumentError, match="needs gate_weight or target_heads"):
+        HeadPenalty(model)
+    frozen = mixed().requires_grad_(False)
+    with pytest.raises(ArgumentError, match="the alphas of .* are frozen"):
+        HeadPenalty(frozen, growth=1.0)
