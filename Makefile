@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # the CPU build of torch by default; another index or wheel folder: make PIP_ARGS="--index-url ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow lint bench bench-glue bench-heads clean
+.PHONY: demo test test-slow lint bench bench-glue bench-heads bench-nmt clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python run_glue.py --demo
@@ -28,6 +28,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/decomposition.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/nmt_speed.py
 	$(BIN)/python benchmarks/pruning.py
 
 # the GLUE table: about eight hours on two cores; runs that are complete are not repeated
@@ -39,6 +40,12 @@ bench-glue: $(VENV)/.bench
 bench-heads: $(VENV)/.bench
 	$(BIN)/python benchmarks/heads.py
 	$(BIN)/python benchmarks/heads.py --table
+
+# the tables of translation models: about six hours on two cores; runs that are complete are not repeated
+bench-nmt: $(VENV)/.bench
+	for part in heads widths scratch t5 mixing; do \
+		$(BIN)/python benchmarks/nmt.py $$part && $(BIN)/python benchmarks/nmt.py $$part --table || exit 1; \
+	done
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

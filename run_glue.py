@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.sites import check_choice
-from collab_heads.training import arguments, pruning
+from collab_heads.training import arguments, mixing, pruning, rotating
 from collab_heads.training.glue import TASKS, Data, from_files, from_folder, from_hub
 from collab_heads.training.glue_run import GlueRun
 from collab_heads.training.start import check_tracking, launch
@@ -40,6 +40,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.add_model_arguments(parser)
     arguments.add_collaborative_arguments(parser)
     pruning.add_head_arguments(parser)
+    mixing.add_mixing_arguments(parser)
+    rotating.add_rotation_arguments(parser)
     arguments.add_training_arguments(parser)
     arguments.add_output_arguments(parser)
     args = parser.parse_args(argv)
@@ -67,6 +69,8 @@ def check(args: argparse.Namespace) -> None:
     check_tracking(args)
     arguments.check_shared(args)
     pruning.check_heads(args)
+    mixing.check_mixing(args)
+    rotating.check_rotation(args)
 
 
 def load_data(args: argparse.Namespace) -> Data:

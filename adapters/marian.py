@@ -7,6 +7,7 @@ from transformers.models.mbart import modeling_mbart
 from transformers.models.pegasus import modeling_pegasus
 
 from collab_heads.collaborative.attention import attend, cached_key_value
+from collab_heads.fresh import FreshModel, Vocabulary
 from collab_heads.registry import AttentionAdapter, register
 
 
@@ -72,5 +73,24 @@ class MarianAdapter(AttentionAdapter):
         modeling_mbart.MBartAttention: CollaborativeMBartAttention,
         modeling_marian.MarianAttention: CollaborativeMarianAttention,
         modeling_pegasus.PegasusAttention: CollaborativePegasusAttention,
+    }
+    fresh = {
+        "marian": FreshModel(
+            sizes={
+                "d_model": ("d_model",),
+                "num_layers": ("encoder_layers", "decoder_layers"),
+                "num_heads": ("encoder_attention_heads", "decoder_attention_heads"),
+                "d_ff": ("encoder_ffn_dim", "decoder_ffn_dim"),
+                "dropout": ("dropout",),
+                "max_length": ("max_position_embeddings",),
+            },
+            usual={"scale_embedding": True, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+            vocabulary=Vocabulary(
+                "MarianTokenizer",
+                special={"eos_id": 0, "unk_id": 1, "pad_id": -1},
+                files=("source.spm", "target.spm"),
+                table=True,
+            ),
+        )
     }
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"

@@ -9,6 +9,7 @@ from transformers.models.mt5 import modeling_mt5
 from transformers.models.t5 import modeling_t5
 
 from collab_heads.collaborative.attention import attend, cached_key_value
+from collab_heads.fresh import FreshModel, Vocabulary
 from collab_heads.registry import AttentionAdapter, register
 
 
@@ -126,6 +127,21 @@ class T5Adapter(AttentionAdapter):
     shrunk = {
         modeling_mt5.MT5Attention: ShrunkMT5Attention,
         modeling_t5.T5Attention: ShrunkT5Attention,
+    }
+    fresh = {
+        "t5": FreshModel(
+            sizes={
+                "d_model": ("d_model",),
+                "num_layers": ("num_layers", "num_decoder_layers"),
+                "num_heads": ("num_heads",),
+                "d_head": ("d_kv",),
+                "d_ff": ("d_ff",),
+                "dropout": ("dropout_rate",),
+            },
+            vocabulary=Vocabulary(
+                "T5Tokenizer", special={"pad_id": 0, "eos_id": 1, "unk_id": 2}, files=("spiece.model",)
+            ),
+        )
     }
     query, key, value, output, heads, width = "q", "k", "v", "o", "n_heads", "inner_dim"
 

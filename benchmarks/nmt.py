@@ -6,6 +6,8 @@ heads    the Marian of the shared folder with some of its 72 heads: learned, by 
 widths   the same Marian with narrower shared keys, before and after fine-tuning
 scratch  small Marians trained from the start: collaborative against narrow concatenated heads
 t5       the T5 of the shared folder: a swap and a pruning
+mixing   the same Marian trained on, with alphas, with growth loss, with heads that rotate
+born     small Marians trained from the start in these ways
 
 Every run is one of run_translation.py and translates the test set at the end of its steps: nothing is selected on it.
 Runs found complete in DIR are not repeated, so parts and seeds can run side by side; --table only collects and draws.
@@ -22,23 +24,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from nmt_pictures import draw_alphas, draw_heads
 from sacrebleu.metrics import BLEU
+from transformers import AutoModelForSeq2SeqLM
 
-from common import PICTURES, ROOT, shared, table, write
+from common import ROOT, shared, table, write
 
 sys.path.insert(0, str(ROOT))
 import run_translation
+from collab_heads.heads.alpha_penalty import AlphaPenalty
 from collab_heads.training.arguments import fingerprint
 from collab_heads.training.translation_run import TranslationRun
 
 DATA, TEST = "data/multi30k", "test_2016_flickr"
 FILES = {"--train_file": "train", "--validation_file": TEST}
 EVERY = "--val_max_target_length 80 --per_device_eval_batch_size 50 --label_smoothing 0.1"
-TUNE = f"{EVERY} --max_tokens 1000 --learning_rate 6e-4 --warmup_ratio 0.05 --max_train_steps 400 --eval_steps 400"
+TUNE = f"{EVERY} --max_tokens 1000 --learning_rate 1e-3 --warmup_ratio 0.05 --max_train_steps 400 --eval_steps 400"
+LONG = TUNE.replace("400", "1200") + " --selection_share 0.05"
+NARROW = f"{EVERY} --max_tokens 1000 --learning_rate 3e-4 --warmup_ratio 0.05 --max_train_steps 300 --eval_steps 300"
 SCRATCH = (
     f"{EVERY} --model_type marian --d_model 256 --num_layers 2 --num_heads 4 --d_ff 512 --vocab_size 3000 "
     "--max_tokens 1200 --learning_rate 2e-3 --lr_scheduler_type inverse_sqrt --num_warmup_steps 300 "
     "--max_train_steps 1600 --eval_steps 1600"
+)
+MIX = (
+    f"{EVERY} --max_tokens 1000 --learning_rate 3e-4 --warmup_ratio 0.05 --max_train_samples 7000 "
+    "--num_train_epochs 4 --eval_steps 100000"
 )
 ENCODER = "--gated_sites enc-self --target_heads 5"
 ROLES = ("enc-self", "dec-self", "dec-enc")
@@ -80,10 +91,21 @@ def narrow(widths: tuple[int, ...], mixings: tuple[str, ...] = ("shared", "per_h
     }
 
 
+def mixed(layers: int, heads: int) -> dict[str, str]:
+    """Rows of alphas and rotation: heads change places before epoch 2, and back before epoch 3."""
+    swaps = [{"role": "dec-enc", "layers": [0, layers - 1], "heads": [head, head]} for head in range(heads)]
+    schedule = json.dumps({"2": swaps, "3": swaps}, separators=(",", ":"))
+    rows = {"plain": "", "alphas": "--alpha_mixing --alpha_start 0.31"}
+    rows["alphas, growth"] = f"{rows['alphas']} --alpha_growth_weight 40 --alpha_growth_radius 1e-4"
+    rows["manual rotation"] = f"--rotation_schedule {schedule}"
+    cycle = "--rotation_count 2 --rotation_start 2 --rotation_end 2"
+    return rows | {f"{policy} rotation": f"--rotate {policy} {cycle}" for policy in ("soft", "hard", "random")}
+
+
 MARIAN, T5 = "models/marian-multi30k-de-en", "models/t5-multi30k-de-en"
 PARTS = {
-    "heads": Part(TUNE, heads(), MARIAN),
-    "widths": Part(TUNE, {"original": ""} | narrow((128, 64, 32)), MARIAN, before=True),
+    "heads": Part(LONG, heads(), MARIAN),
+    "widths": Part(NARROW, {"original": ""} | narrow((128, 64, 32)), MARIAN, before=True),
     "scratch": Part(SCRATCH, {"plain": ""} | narrow((256,), ("shared",)) | narrow((64, 32, 16))),
     "t5": Part(
         TUNE,
@@ -91,8 +113,10 @@ PARTS = {
         T5,
         before=True,
     ),
+    "mixing": Part(MIX, mixed(layers=3, heads=8), MARIAN),
+    "born": Part(SCRATCH, mixed(layers=2, heads=4)),
 }
-evaluate = TranslationRun.evaluate
+evaluate, step = TranslationRun.evaluate, AlphaPenalty.step
 
 
 def run(part: str, name: str, seed: int, work: Path) -> None:
@@ -102,6 +126,10 @@ def run(part: str, name: str, seed: int, work: Path) -> None:
     for flag, split in FILES.items():
         flags += [flag, *(str(shared(f"{DATA}/{split}.{language}.gz")) for language in ("de", "en"))]
     flags += ["--model_name_or_path", str(shared(of.model))] if of.model else []
+    if "--rotation_schedule" in flags:  # the row has the schedule itself
+        schedule, place = work / f"{part}-schedule.json", flags.index("--rotation_schedule") + 1
+        schedule.write_text(flags[place])
+        flags[place] = str(schedule)
     asked = json.loads(json.dumps(fingerprint(run_translation.parse(flags))))
     if (folder / "all_results.json").exists():
         done = json.loads((folder / "all_results.json").read_text())["arguments"]
@@ -116,10 +144,27 @@ def run(part: str, name: str, seed: int, work: Path) -> None:
             evaluate(self, stage, *more)
 
     TranslationRun.learns = "--gate_weight" in flags or ("--target_heads" in flags and "learned" in name)
-    TranslationRun.learns |= part == "t5" and "--target_heads" in flags
     TranslationRun.evaluate = measured
+    norms = watch_alphas()
     run_translation.main(flags)
+    if norms:
+        (folder / "norms.json").write_text(json.dumps(norms))
+        found = AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
+        alphas = {name: value.tolist() for name, value in found.items() if name.endswith("mixing.alpha")}
+        (folder / "alphas.json").write_text(json.dumps(alphas))
     (folder / "model.safetensors").unlink()
+
+
+def watch_alphas() -> list[list[float]]:
+    """A list that fills with the nuclear norms of all alphas, after every optimizer step of the next training."""
+    norms: list[list[float]] = []
+
+    def watched(self):
+        step(self)
+        norms.append(self.now.tolist())
+
+    AlphaPenalty.step = watched
+    return norms
 
 
 def folder_of(work: Path, part: str, name: str, seed: int) -> Path:
@@ -200,35 +245,6 @@ def kept_of(results: dict) -> list[int]:
     return [24 - sum(s["heads_before"] - s["heads_after"] for s in sites if s["role"] == role) for role in ROLES]
 
 
-def draw(rows: list[dict]) -> None:
-    """BLEU against heads kept, a line per way to choose."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    styles = {"learned": ("#0072B2", "o-"), "importance": ("#E69F00", "s--"), "random": ("#999999", "^:")}
-    styles |= {"lambda": ("#009E73", "D"), "encoder": ("#CC79A7", "P")}  # colours of Okabe and Ito
-    figure, axes = plt.subplots(figsize=(6, 3.8), layout="constrained")
-    axes.axhline(rows[0]["bleu"], color="black", linewidth=1, label="all 72 heads, same steps")
-    for how, (colour, style) in styles.items():
-        chosen = [row for row in rows if row["heads"].startswith(how)]
-        x = [statistics.mean(sum(run["kept"]) for run in row["per seed"]) for row in chosen]
-        scores = [[run["bleu"] for run in row["per seed"]] for row in chosen]
-        means = [statistics.mean(s) for s in scores]
-        below, above = ([abs(pick(s) - m) for s, m in zip(scores, means, strict=True)] for pick in (min, max))
-        names = {"learned": "learned, exact", "encoder": "encoder heads only"}
-        axes.errorbar(x, means, [below, above], fmt=style, color=colour, capsize=3, label=names.get(how, how))
-    axes.set(xlabel="heads kept of 72", ylabel="BLEU, test_2016", xscale="log", xticks=(ticks := (9, 18, 36, 53, 72)))
-    axes.set_xticklabels(ticks)
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PICTURES / "nmt.svg")
-    figure.savefig(PICTURES / "nmt.png", dpi=110)
-
-
 def main() -> None:
     """Run what is missing, print, store, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -252,7 +268,10 @@ def main() -> None:
     if arguments.table:
         write(f"nmt_{part}", rows, seeds=arguments.seeds)
         if part == "heads":
-            draw(rows)
+            draw_heads(rows)
+        if part == "mixing":
+            names = ("alphas", "alphas, growth")
+            draw_alphas({name: folder_of(arguments.work, part, name, arguments.seeds[0]) for name in names})
 
 
 if __name__ == "__main__":

@@ -10,12 +10,15 @@ from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.alpha import alpha_report, swap_to_alpha
+from collab_heads.heads.dynamic import DynamicRotation
+from collab_heads.heads.exchange import swap_heads
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gate_report, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.penalty import HeadPenalty
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import AlphaReport, FoldReport, GateReport, PruneReport
+from collab_heads.heads.rotation import HeadRotation
 from collab_heads.persist import install_hooks
 from collab_heads.registry import AttentionAdapter, get_adapter, register, supported_model_types
 from collab_heads.sites import AttentionSite, AttentionWeights
@@ -28,10 +31,12 @@ __all__ = [
     "AttentionSite",
     "AttentionWeights",
     "CollabHeadsError",
+    "DynamicRotation",
     "FoldReport",
     "GateReport",
     "HeadAdamW",
     "HeadPenalty",
+    "HeadRotation",
     "PruneReport",
     "SiteReport",
     "SwapReport",
@@ -46,6 +51,7 @@ __all__ = [
     "prune_heads",
     "register",
     "supported_model_types",
+    "swap_heads",
     "swap_to_alpha",
     "swap_to_collaborative",
     "swap_to_gated",

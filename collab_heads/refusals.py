@@ -61,7 +61,9 @@ def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequ
     for site in sites:
         projection = adapter.output_projection(model, site)
         check_forward(site, projection)
-        if not isinstance(projection, HeadOutputProjection):
+        if isinstance(projection, HeadOutputProjection):
+            check_weight(site, projection)
+        else:
             check_projection(site, projection)
 
 
@@ -81,6 +83,11 @@ def check_projection(site: AttentionSite, projection: nn.Module) -> None:
             f"{site.path}: a projection is a {type(projection).__module__}.{type(projection).__name__}, not a plain "
             "nn.Linear (quantised, or with adapters): swap before quantising, or merge the adapters first"
         )
+    check_weight(site, projection)
+
+
+def check_weight(site: AttentionSite, projection: nn.Module) -> None:
+    """Raise SwapError unless a projection has real, floating point weights."""
     if projection.weight.is_meta:
         raise SwapError(f"{site.path}: its weights are on the meta device: load the checkpoint before swapping")
     if not projection.weight.is_floating_point():

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.fresh import FreshModel
 from collab_heads.heads.removal import NoHeads, NoValues, is_empty, keep_rows
 from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, did_you_mean
 
@@ -32,8 +33,10 @@ class AttentionAdapter:
         output: name of the output projection in the attention module; None where it is elsewhere.
         heads: name of the head count in the attention module.
         width: name of its width over all heads, where it has one that is not the model's.
+        weights_at: where the weights [B, H, T, S] are among what the attention module returns.
         roles: the roles that models of the family can have.
         capabilities: what the toolkit can do with this family.
+        fresh: model type -> how to make a new model and vocabulary of it; where the scripts can.
         transformers: the lowest version of transformers that loads changed models of this family.
     """
 
@@ -47,8 +50,10 @@ class AttentionAdapter:
     output: ClassVar[str | None] = None
     heads: ClassVar[str] = "num_attention_heads"
     width: ClassVar[str | None] = None
+    weights_at: ClassVar[int] = -1
     roles: ClassVar[tuple[str, ...]] = ROLES
     capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative", "gated", "alpha", "prune"})
+    fresh: ClassVar[Mapping[str, FreshModel]] = {}
     transformers: ClassVar[str] = "5.15"
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
@@ -179,6 +184,11 @@ def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
     return adapter
 
 
+def fresh_models() -> dict[str, FreshModel]:
+    """The model types that can be made from sizes."""
+    return {name: made for adapter in _ADAPTERS.values() for name, made in adapter.fresh.items()}
+
+
 def supported_model_types() -> list[str]:
     """The values of `config.model_type` that have an adapter."""
     return sorted(_ADAPTERS)
@@ -191,8 +201,7 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
         UnsupportedModelError: if there is none, or it needs a newer transformers; the message lists the supported types
             and says why, where known.
     """
-    model_type = config.model_type
-    if model_type in _ADAPTERS:
+    if (model_type := config.model_type) in _ADAPTERS:
         adapter = _ADAPTERS[model_type]
         if version.parse(transformers.__version__) < version.parse(adapter.transformers):
             raise UnsupportedModelError(
@@ -201,12 +210,8 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
             )
         return adapter
     known = supported_model_types()
-    why = ""
-    if model_type in _ROTARY:
-        why = (
-            ": rotary position embeddings sit between its query/key projections and the score, "
-            "so heads cannot share them"
-        )
+    rotary = ": rotary position embeddings sit between its projections and the score, so heads cannot share them"
+    why = rotary if model_type in _ROTARY else ""
     raise UnsupportedModelError(
         f"model type {model_type!r} is not supported{why}{did_you_mean(model_type, known)}. "
         f"Supported: {', '.join(known)}. Another family needs an adapter: see 'Add a family' in the README."

@@ -1,12 +1,13 @@
-"""Gates in a known state and heads removed from known places, for every test about heads.
+"""Gates and alphas in a known state and heads removed from known places, for every test about heads.
 
-Sites differ in the heads that they lose, the first site of every role loses all of them where it is asked for, and open
-gates are both whole and partial.
+Sites differ in the heads that they lose, the first site of every role loses all of them where it is asked for, open
+gates are both whole and partial, and alphas are far from an identity.
 """
 
 import torch
 
 import collab_heads
+from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites
 from families import HEADS, KINDS, cast, swap
 
@@ -48,6 +49,27 @@ def set_gates(projection, values) -> None:
     projection.gates.log_alpha.copy_(torch.tensor(values))
 
 
+@torch.no_grad()
+def mix(model) -> None:
+    """Mix the heads of all sites that have two, by another random matrix at every site."""
+    collab_heads.swap_to_alpha(model, sites=[site.path for site in adapter_sites(model) if site.num_heads > 1])
+    for index, (site, mixing) in enumerate(mixed_sites(model, collab_heads.get_adapter(model))):
+        mixing.alpha.copy_(random_alpha(site.num_heads, index))
+
+
+def random_alpha(num_heads, seed) -> torch.Tensor:
+    """Neither near an identity nor symmetric; float64, so that no dtype holds all of its digits but that one."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(num_heads, num_heads, dtype=torch.float64, generator=generator)
+    return torch.eye(num_heads, dtype=torch.float64) + noise / 2
+
+
+def mixings(model) -> dict[str, torch.nn.Module]:
+    """path of the site -> its alphas, where it has them: found by looking, not by the record."""
+    found = {path: getattr(projection, "mixing", None) for path, projection in output_projections(model).items()}
+    return {path: mixing for path, mixing in found.items() if mixing is not None}
+
+
 def removal(model, *, empty=True) -> dict[str, list[int]]:
     """path -> heads to remove from a whole model: another one at every site, all at the first of every role."""
     closed = emptied(model) if empty else set()
@@ -66,11 +88,14 @@ def change_heads(model, state, *, empty=True) -> None:
         collab_heads.prune_heads(model)
 
 
-def changed(family, origin=None, state="pruned", *, empty=True, dtype=torch.float64):
-    """A model of a family with its heads changed."""
+def changed(family, origin=None, state="pruned", *, empty=True, alphas=False, dtype=torch.float64):
+    """A model of a family with its heads changed, and then mixed if it is asked for; state None changes no heads."""
     model = family.build().to(dtype)
     change_queries(model, origin)
-    change_heads(model, state, empty=empty)
+    if state is not None:
+        change_heads(model, state, empty=empty)
+    if alphas:
+        mix(model)
     return model
 
 

@@ -1,12 +1,14 @@
 """The record in model.config.collab_heads: it round-trips, and what does not fit is a clear error."""
 
 import copy
+import dataclasses
 import json
 
 import pytest
 from closing import STATES, changed
 from transformers import BertConfig, BertForSequenceClassification
 
+from collab_heads import prune_heads, swap_to_alpha
 from collab_heads.config import FIELD, VERSION, CollabConfig, GateState, QueryKeyState, SiteState
 from collab_heads.errors import ConfigError
 from families import FAMILIES, LAYOUTS, bert_config, swap
@@ -24,6 +26,14 @@ def recorded() -> BertConfig:
 def with_heads_removed() -> BertConfig:
     """The config of a pruned and gated model."""
     return changed(FAMILIES["bert"], state="both").config
+
+
+def with_heads_mixed() -> BertConfig:
+    """The config of a model with three mixed heads at one site, and four at another."""
+    model = FAMILIES["bert"].build()
+    prune_heads(model, {PATH: [1]})
+    swap_to_alpha(model)
+    return model.config
 
 
 def test_round_trip(family, kind):
@@ -80,6 +90,14 @@ def renamed(path):
         record["sites"][path] = record["sites"].pop(PATH)
 
     tamper.__name__ = f"site {path!r}"
+    return tamper
+
+
+def replaced(**more):
+    def tamper(record):
+        record["sites"][PATH] = {"role": "enc-self", **more}
+
+    tamper.__name__ = f"site {more}"
     return tamper
 
 
@@ -144,6 +162,16 @@ OF_THE_HEADS = [  # of a record with kept heads and gates
         for value in ([0, 1.1], [-0.1, 1], [1.1, -0.1], [-0.1], [-0.1, 1.1, 2], [-0.1, True], ["-0.1", 1.1], 1.1, "ab")
     ),
 ]
+OF_THE_ALPHAS = [  # of a record with kept heads and alphas
+    *(
+        (set_in("sites", PATH, "alphas", to=value), (f"alphas is {value!r}", "true or false"))
+        for value in (1, 0, None, "true", [True], {}, 1.0)
+    ),
+    (set_in("sites", PATH, "kept", to=[2]), ("alphas is True", "1 heads cannot be mixed")),
+    (set_in("sites", PATH, "kept", to=[]), ("alphas is True", "0 heads cannot be mixed")),
+    (replaced(num_heads=1, alphas=True), ("alphas is True", "1 heads cannot be mixed")),
+    (replaced(num_heads=4, alphas=False), ("expected one with a query_key, kept, gates or alphas",)),
+]
 OF_THE_FIT = [  # well formed, and not for this model
     (set_in("sites", PATH, "num_heads", to=8), ("recorded {'heads': 8,", "model's {'heads': 4,", PATH)),
     (query_key("dim_head", 16), ("recorded", "'head width': 16", "'head width': 8", PATH)),
@@ -196,10 +224,16 @@ def test_heads_that_make_no_sense(tamper, fragments):
     assert_refused(tampered(tamper, with_heads_removed), (f"config.{FIELD}, site '{PATH}'", *fragments))
 
 
+@pytest.mark.parametrize("tamper, fragments", OF_THE_ALPHAS, ids=ids(OF_THE_ALPHAS))
+def test_alphas_that_make_no_sense(tamper, fragments):
+    assert_refused(tampered(tamper, with_heads_mixed), (f"config.{FIELD}, site '{PATH}'", *fragments))
+
+
 def test_a_head_count_that_does_not_fit_the_model():
-    """A site with removed heads or gates alone, without a query/key projection to compare."""
-    for name in ("kept", "gates"):
-        config = tampered(drop("sites", PATH, name), with_heads_removed)
+    """A site with removed heads, gates or alphas alone, without a query/key projection to compare."""
+    cases = (("kept", with_heads_removed), ("gates", with_heads_removed), ("kept", with_heads_mixed))
+    for name, made in cases:
+        config = tampered(drop("sites", PATH, name), made)
         BertForSequenceClassification(config)
         config = tampered(set_in("sites", PATH, "num_heads", to=8), lambda config=config: config)
         CollabConfig.of(config)
@@ -244,30 +278,44 @@ def test_a_site_without_heads_has_nothing_else(more):
         SiteState("enc-self", 4, kept=(), **more)
 
 
+@pytest.mark.parametrize("more", ({"num_heads": 1}, {"num_heads": 4, "kept": (2,)}, {"num_heads": 4, "kept": ()}))
+def test_alphas_need_two_heads(more):
+    state = SiteState("enc-self", **more)
+    with pytest.raises(ConfigError, match=rf"alphas is True, expected false: {state.heads} heads cannot be mixed"):
+        dataclasses.replace(state, alphas=True)
+    assert SiteState("enc-self", 2, alphas=True).heads == 2
+
+
 def test_stock_sites_are_left_out():
     assert SiteState("enc-self", 4).is_stock
     changed_states = {
         "a": SiteState("enc-self", 4, kept=(1,)),
         "b": SiteState("enc-self", 4, kept=()),
         "c": SiteState("enc-self", 4, gates=GateState()),
+        "d": SiteState("enc-self", 4, alphas=True),
     }
     assert not any(state.is_stock for state in changed_states.values())
     record = CollabConfig(changed_states)
-    assert record.with_sites({"b": SiteState("enc-self", 4)}).sites.keys() == {"a", "c"}
+    assert record.with_sites({"b": SiteState("enc-self", 4)}).sites.keys() == {"a", "c", "d"}
     assert record.with_sites({"a": SiteState("dec-self", 4, kept=(0,))}).sites["a"].role == "dec-self"
 
 
 def test_entries_that_a_site_does_not_have_are_left_out():
     assert SiteState("enc-self", 4, kept=()).to_dict() == {"role": "enc-self", "num_heads": 4, "kept": ()}
     assert "kept" not in SiteState("enc-self", 4, gates=GateState()).to_dict()
+    assert "alphas" not in SiteState("enc-self", 4, gates=GateState(), alphas=False).to_dict()
+    mixed = {"role": "enc-self", "num_heads": 4, "alphas": True}
+    assert SiteState("enc-self", 4, alphas=True).to_dict() == mixed
+    assert SiteState(**mixed) == SiteState("enc-self", 4, alphas=True) != SiteState("enc-self", 4)
     assert SiteState("enc-self", 4, kept=[1, 2]) == SiteState("enc-self", 4, kept=(1, 2))
     assert hash(SiteState("enc-self", 4, kept=[1, 2], gates=GateState(stretch=[-0.1, 1.1])))
 
 
 @pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("alphas", (False, True), ids=("plain", "mixed"))
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_round_trip_of_heads(name, state):
-    model = changed(FAMILIES[name], "per_head", state)
+def test_round_trip_of_heads(name, alphas, state):
+    model = changed(FAMILIES[name], "per_head", state, alphas=alphas)
     record = CollabConfig.of(model.config)
     stored = json.loads(json.dumps(model.config.collab_heads))
     assert stored == record.to_dict() == model.config.collab_heads
@@ -276,11 +324,15 @@ def test_round_trip_of_heads(name, state):
     assert CollabConfig.of(config) == record
     assert any(site.gates for site in record.sites.values()) == (state != "pruned")
     assert any(site.kept for site in record.sites.values()) == (state != "gated")
+    assert [site.alphas for site in record.sites.values()] == [
+        alphas and site.heads > 1 for site in record.sites.values()
+    ]
+    assert any(site.alphas for site in record.sites.values()) == alphas
 
 
 def test_every_inner_stack_has_the_record_or_none():
     """T5 gives each stack a config of its own."""
-    model = changed(FAMILIES["t5"], state="both")
+    model = changed(FAMILIES["t5"], state="both", alphas=True)
     configs = [module.config for module in (model, model.encoder, model.decoder)]
     assert len({id(config) for config in configs}) == 3
     assert all(config.collab_heads == model.config.collab_heads for config in configs)

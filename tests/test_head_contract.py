@@ -24,6 +24,7 @@ from closing import (
     emptied,
     gate,
     loss,
+    mix,
     output_projections,
     projected,
     removal,
@@ -87,12 +88,14 @@ def test_gates_start_open(name, origin):
         swap_to_gated(model)
 
 
-def assert_pruned_equals_gated(family, origin, empty):
+def assert_pruned_equals_gated(family, origin, empty, alphas=False):
     """Removing closed heads changes nothing, site by site and at the end, with every backend."""
     model, inputs = family.build().double(), family.inputs()
     change_queries(model, origin)
     stock = output(model, inputs)
     gate(model, empty=empty)
+    if alphas:
+        mix(model)
     before = {}
     for backend in BACKENDS:
         set_backend(model, backend)
@@ -105,6 +108,7 @@ def assert_pruned_equals_gated(family, origin, empty):
     for backend in BACKENDS:
         set_backend(model, backend)
         assert_same_outputs(model, family, backend, *before[backend])
+    return model
 
 
 def assert_same_outputs(model, family, backend, per_site, at_the_end):
@@ -131,9 +135,9 @@ def shape_of(model):
     return state, {name: type(module) for name, module in model.named_modules()}
 
 
-def assert_folded_equals(family, state, empty):
+def assert_folded_equals(family, state, empty, alphas=False):
     """Folding changes nothing and leaves a stock model."""
-    model, inputs = changed(family, None, state, empty=empty), family.inputs()
+    model, inputs = changed(family, None, state, empty=empty, alphas=alphas), family.inputs()
     per_site, before = projected(model, inputs), output(model, inputs)
     fold_heads(model)
     assert shape_of(model) == shape_of(family.build().double())
@@ -227,7 +231,7 @@ def assert_same_state(ours, theirs, subset=False):
     ours, theirs = ours.state_dict(), theirs.state_dict()
     if not subset:
         assert ours.keys() == theirs.keys()
-    own = {name for name in theirs if "gates" in name or "query_key" in name}
+    own = {name for name in theirs if "gates" in name or "mixing" in name or "query_key" in name}
     assert own <= ours.keys()
     assert {name: ours[name].shape for name in ours.keys() & theirs.keys()} == {
         name: theirs[name].shape for name in ours.keys() & theirs.keys()
@@ -567,7 +571,10 @@ def test_gradient_checkpointing(name, origin):
     family = FAMILIES[name]
     if not family.build().supports_gradient_checkpointing:
         pytest.skip("the stock model does not support it")
-    model = changed(family, origin, "both")
+    assert_checkpointing_changes_no_gradient(changed(family, origin, "both"), family.inputs())
+
+
+def assert_checkpointing_changes_no_gradient(model, inputs):
     without_dropout(model)
     parts, grads = [*sites(model).values(), *output_projections(model).values()], []
     for reentrant in (None, False, True):
@@ -575,7 +582,7 @@ def test_gradient_checkpointing(name, origin):
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.train().zero_grad()
         torch.manual_seed(0)
-        loss(model, family.inputs()).backward()
+        loss(model, inputs).backward()
         grads.append([p.grad for part in parts for p in part.parameters()])
     assert sum(grad is not None for grad in grads[0]) > len(grads[0]) / 2
     for plain, *checkpointed in zip(*grads, strict=True):
@@ -594,11 +601,11 @@ def test_deepcopy_and_pickle(name, origin):
 
 
 def test_hooks_survive(family):
-    """On the sites and on their output projections, from stock to gated to pruned to stock."""
+    """On the sites and on their output projections, from stock to gated to mixed to pruned to stock."""
     model, calls = family.build(), []
     for module in (*sites(model).values(), *output_projections(model).values()):
         module.register_forward_hook(lambda *_: calls.append(1))
-    for step in (gate, prune_heads, swap_to_gated, fold_heads):
+    for step in (gate, mix, prune_heads, swap_to_gated, fold_heads):
         step(model)
         calls.clear()
         output(model, family.inputs())

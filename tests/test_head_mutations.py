@@ -34,11 +34,11 @@ def partial_gates_lost(monkeypatch):
     """Removal and folding forget what open gates multiply with."""
 
     def remove_gates(projection):
-        del projection.gates
+        del projection.gates, projection.mixing
         projection.__class__ = torch.nn.Linear
 
     monkeypatch.setattr(prune, "remove_gates", remove_gates)
-    monkeypatch.setattr(fold, "remove_gates", remove_gates)
+    monkeypatch.setattr(fold, "fold_output", remove_gates)
 
 
 def wrong_columns_of_the_output(monkeypatch):

@@ -11,7 +11,7 @@ PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
 
 # From the bottom up: a module may import from lower layers and from its own.
 LAYERS = (
-    ("errors", "tables"),
+    ("errors", "fresh", "tables"),
     ("sites",),
     ("config",),
     ("heads.removal",),
@@ -29,9 +29,21 @@ LAYERS = (
         "refusals",
         "persist",
         "heads",  # all of it that is not below
+        "analysis",
         *(
             f"collaborative.{name}"
-            for name in ("allocate", "calibrate", "fit", "refine", "report", "scratch", "swap", "terms", "widths")
+            for name in (
+                "allocate",
+                "calibrate",
+                "fit",
+                "masks",
+                "refine",
+                "report",
+                "scratch",
+                "swap",
+                "terms",
+                "widths",
+            )
         ),
     ),
     ("",),  # the package itself: the public names
@@ -106,7 +118,7 @@ def family_imports(source: str) -> list[str]:
     return found
 
 
-EMPTY = ("collaborative", "heads")
+EMPTY = ("analysis", "collaborative", "heads")
 
 
 def is_package(name: str) -> bool:

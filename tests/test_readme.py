@@ -14,12 +14,13 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 def support_table() -> str:
     """One row per adapter: what the toolkit can do with it, and the roles it finds."""
-    lines = ["| adapter | model types | roles | collaborative | gated | removal |", "|---|---|---|---|---|---|"]
+    lines = ["| adapter | model types | roles | collaborative | gated | mixed | removal |"]
+    lines.append("|---|---|---|---|---|---|---|")
     adapters = {model_type: registry._ADAPTERS[model_type] for model_type in supported_model_types()}
     for adapter in dict.fromkeys(adapters.values()):
         types = ", ".join(f"`{t}`" for t in adapter.model_types)
         can = " | ".join(
-            "yes" if kind in adapter.capabilities else "no" for kind in ("collaborative", "gated", "prune")
+            "yes" if kind in adapter.capabilities else "no" for kind in ("collaborative", "gated", "alpha", "prune")
         )
         lines.append(f"| `{type(adapter).__name__}` | {types} | {', '.join(adapter.roles)} | {can} |")
     return "\n".join(lines)
@@ -46,4 +47,4 @@ def test_example_runs(index, tmp_path, monkeypatch):
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4

@@ -5,8 +5,9 @@ count. A module that serves several layers accumulates over all of them.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import contextmanager
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.decompose import float64
+from collab_heads.collaborative.masks import MASKS, token_masks
 from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError
 from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionSite
@@ -104,30 +106,50 @@ def collect_moments(
 
 def check_batches(calibration: Iterable[Mapping]) -> list[Mapping]:
     """Return the calibration batches as a list, or raise CalibrationError if there are none or they are no dicts."""
+    return list(each_batch(calibration))
+
+
+def each_batch(calibration: Iterable[Mapping]) -> Iterator[Mapping]:
+    """The calibration batches, one by one as they are asked for; the errors of `check_batches` come when they show."""
     if not isinstance(calibration, Iterable) or isinstance(calibration, Mapping | str):
         raise CalibrationError(
             f"calibration is a {type(calibration).__name__}, expected an iterable of input dicts, "
             "such as [tokenizer(texts, return_tensors='pt', padding=True), ...]"
         )
-    batches = list(calibration)
-    if not batches:
-        raise CalibrationError("calibration is empty: pass 32 to 512 sentences as batches of model inputs")
-    for index, batch in enumerate(batches):
+    index = -1
+    for index, batch in enumerate(calibration):
         if not isinstance(batch, Mapping):
             raise CalibrationError(
                 f"calibration batch {index} is a {type(batch).__name__}, expected a dict of model inputs"
             )
-    return batches
+        yield batch
+    if index < 0:
+        raise CalibrationError("calibration is empty: pass 32 to 512 sentences as batches of model inputs")
 
 
-def run_batches(model: PreTrainedModel, batches: Sequence[Mapping], masks: dict[str, Tensor | None], what: str) -> None:
-    """Run the model on every batch, without gradients; `masks` holds the token masks of the batch under way."""
+def run_batches(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping],
+    masks: dict[str, Tensor | None],
+    what: str,
+    masks_of: Callable[[PreTrainedModel, Mapping], Mapping[str, Tensor | None]] | None = None,
+) -> None:
+    """Run the model on every batch, without gradients; one batch is held at a time.
+
+    Args:
+        model: the model.
+        batches: checked as they come, see `each_batch`.
+        masks: holds the token masks of the batch under way.
+        what: said beside the progress bar.
+        masks_of: what `masks` holds; None for `token_masks`.
+    """
+    total, masks_of = operator.length_hint(batches) or None, masks_of or token_masks
     with evaluating(model):
-        for index, batch in enumerate(tqdm(batches, desc=what, leave=False)):
+        for index, batch in enumerate(tqdm(each_batch(batches), total=total, desc=what, leave=False)):
             inputs = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             masks.clear()
-            masks.update(token_masks(model, inputs))
             try:
+                masks.update(masks_of(model, inputs))
                 model(**inputs)
             except CollabHeadsError:
                 raise
@@ -174,8 +196,6 @@ def listening(model, adapter, sites, moments, masks):
 
 
 SIDES = ("query", "key")
-# role -> whose padding counts on the query side and on the key side
-MASKS = {"enc-self": ("encoder", "encoder"), "dec-self": ("decoder", "decoder"), "dec-enc": ("decoder", "encoder")}
 
 
 @contextmanager
@@ -191,41 +211,22 @@ def evaluating(model: PreTrainedModel):
             module.training = mode
 
 
-@contextmanager
-def plain_backend(model: PreTrainedModel):
+def plain_backend(model: PreTrainedModel) -> AbstractContextManager[None]:
     """A backend that takes plain masks and trains everywhere; that of the model and its stacks is restored."""
+    return attention_backend(model, "sdpa", accepted=("eager", "sdpa"))
+
+
+@contextmanager
+def attention_backend(model: PreTrainedModel, backend: str, accepted: Collection[str]):
+    """Use a backend where the model and its stacks have none of the accepted ones; what they had is restored."""
+    # one by one: transformers 5.17 does not reach T5's stacks from the model
     stacks = {m: m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)}
-    special = {stack: backend for stack, backend in stacks.items() if backend not in ("eager", "sdpa")}
-    for stack in special:
-        stack.set_attn_implementation("sdpa")
     try:
+        for stack, own in stacks.items():
+            if own not in accepted:
+                stack.set_attn_implementation(backend)
         yield
     finally:
-        for stack, backend in special.items():
-            stack.set_attn_implementation(backend)
-
-
-def token_masks(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | None]:
-    """Which tokens count, on the encoder side and on the decoder side: [B, T] bool, or None where all do."""
-    config = model.config
-    attention_mask = as_bool(inputs.get("attention_mask"))
-    if not config.is_encoder_decoder:
-        if getattr(config, "is_decoder", False):  # it cross-attends to what the caller passes in
-            return {"encoder": as_bool(inputs.get("encoder_attention_mask")), "decoder": attention_mask}
-        return {"encoder": attention_mask, "decoder": attention_mask}
-    decoder_mask = as_bool(inputs.get("decoder_attention_mask"))
-    if decoder_mask is None:
-        if inputs.get("decoder_input_ids") is not None:
-            decoder_mask = inputs["decoder_input_ids"] != config.pad_token_id
-            decoder_mask[:, 0] = True  # the start token is often the padding token
-        elif inputs.get("labels") is not None:
-            labels = inputs["labels"]
-            real = (labels != -100) & (labels != config.pad_token_id)
-            # labels shifted right: position t holds the label of t - 1
-            decoder_mask = torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1)
-    return {"encoder": attention_mask, "decoder": decoder_mask}
-
-
-def as_bool(mask: Tensor | None) -> Tensor | None:
-    """An attention mask as booleans of shape [B, T]; multiple-choice models flatten (B, choices, T) the same way."""
-    return None if mask is None else mask.bool().flatten(0, -2)
+        for stack, own in stacks.items():  # from the outside in: setting a model sets its stacks
+            if stack.config._attn_implementation != own:
+                stack.set_attn_implementation(own)

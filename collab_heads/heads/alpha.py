@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.config import CollabConfig
-from collab_heads.errors import SwapError
+from collab_heads.errors import NonFiniteError, SwapError
 from collab_heads.heads.mixing import HeadMixing
 from collab_heads.heads.output import install_mixing, mixing_of
 from collab_heads.heads.report import AlphaReport, MixedSite
@@ -46,9 +46,10 @@ def swap_to_alpha(
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "alpha")
-    chosen = select_sites(adapter.sites_with_heads(model), sites)
-    if not chosen:
+    available = adapter.sites_with_heads(model)
+    if not available:
         raise SwapError("no site of the model has heads left to mix: load the original checkpoint again")
+    chosen = select_sites(available, sites)
     check_outputs(model, adapter, chosen)
     for site in chosen:
         if mixing_of(adapter.output_projection(model, site)) is not None:
@@ -75,10 +76,16 @@ def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple
 def alpha_report(
     model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
 ) -> AlphaReport:
-    """What the alphas are now; a model without them has an empty report."""
+    """What the alphas are now; a model without them has an empty report.
+
+    Raises:
+        NonFiniteError: if an alpha contains NaN or inf; the site is named.
+    """
     sites = []
     for site, mixing in mixed_sites(model, get_adapter(model, adapter)):
         alpha = mixing.alpha.float().cpu()
+        if not torch.isfinite(alpha).all():
+            raise NonFiniteError(f"{site.path}: its alphas contain NaN or inf")
         distance = float((alpha - torch.eye(site.num_heads)).norm())
         norm = float(torch.linalg.matrix_norm(alpha, "nuc"))
         sites.append(MixedSite(site.path, site.role, site.num_heads, nuclear_norm=norm, distance=distance))

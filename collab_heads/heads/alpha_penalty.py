@@ -29,7 +29,7 @@ class AlphaPenalty:
         found = mixed_sites(model, adapter)
         if not found:
             raise SwapError("the model has no alphas: call swap_to_alpha first")
-        self.mixings = [mixing for _, mixing in found]
+        self.paths, self.mixings = [site.path for site, _ in found], [mixing for _, mixing in found]
         check_trainable("alphas", {site.path: mixing.alpha for site, mixing in found})
         self.growth = role_weights("growth", growth, [site for site, _ in found])
         self.weights = [self.growth[site.role] for site, _ in found]
@@ -83,9 +83,11 @@ class AlphaPenalty:
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """Mean nuclear norm, and its mean growth in the last step."""
+        """Mean nuclear norm, its mean growth in the last step, and the norm of every alpha."""
         growth = self.now - self.before
-        return {"alpha_nuclear_norm": float(self.now.mean()), "alpha_growth": float(growth.mean())}
+        means = {"alpha_nuclear_norm": float(self.now.mean()), "alpha_growth": float(growth.mean())}
+        own = zip(self.paths, self.now.tolist(), strict=True)
+        return means | {f"alpha_nuclear_norm/{path}": norm for path, norm in own}
 
     def state_dict(self) -> dict:
         """Where it is: numbers, lists and dicts, ready for JSON."""

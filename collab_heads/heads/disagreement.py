@@ -6,7 +6,6 @@ Source: Li, Tu, Yang, Lyu, Zhang 2018, arXiv:1810.10183, "disagreement on output
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -26,17 +25,28 @@ class Disagreement:
         sites = [site for site in adapter.sites_with_heads(model) if site.num_heads > 1]
         self.model, self.weight = model, role_weights("disagreement", weight, sites)
         self.seen: list[tuple[str, Tensor]] = []  # of the forward pass under way
-        self.handles = [model.register_forward_pre_hook(lambda *_: self.seen.clear())]
+        self.listening = False  # checkpointing runs layers once more in the backward pass, after the total
+        self.handles = [model.register_forward_pre_hook(lambda *_: self.begin())]
         for site in sites:
             if self.weight[site.role]:
                 projection = adapter.output_projection(model, site)
                 self.handles.append(projection.register_forward_pre_hook(self.listen(site.role, site.num_heads)))
 
+    def begin(self) -> None:
+        """Listen to a new forward pass."""
+        self.seen.clear()
+        self.listening = True
+
+    def end(self) -> None:
+        """Hear nothing until the next one."""
+        self.seen.clear()
+        self.listening = False
+
     def listen(self, role: str, num_heads: int):
         """A hook that keeps the heads of a site: [B, T, H, d_v]."""
 
         def hook(module: nn.Module, inputs: tuple) -> None:
-            if torch.is_grad_enabled():
+            if self.listening and torch.is_grad_enabled():
                 self.seen.append((role, inputs[0].unflatten(-1, (num_heads, -1))))
 
         return hook
@@ -52,22 +62,28 @@ class Disagreement:
 
         Args:
             batch: as the model was given it: padding then does not count.
+
+        Raises:
+            ArgumentError: if there is nothing to add though there should be: the model has not run with gradients, or
+                nothing below its heads is trained.
         """
+        listens = torch.is_grad_enabled() and len(self.handles) > 1  # to more than where a forward pass begins
+        if listens and not any(heads.requires_grad for _, heads in self.seen):
+            raise ArgumentError(
+                "disagreement saw no heads with a gradient: call total() once after every forward pass, turn reentrant "
+                "gradient checkpointing off (gradient_checkpointing_kwargs={'use_reentrant': False}), or train more "
+                "than what comes after the heads"
+            )
         masks = {} if batch is None else token_masks(self.model, batch)
         total = torch.zeros((), device=self.model.device)
         for role, heads in self.seen:
-            if not heads.requires_grad:
-                raise ArgumentError(
-                    "disagreement needs the heads' gradients: turn reentrant gradient checkpointing off "
-                    "(gradient_checkpointing_kwargs={'use_reentrant': False}), or frozen weights on"
-                )
             heads = heads.flatten(1, -3)  # [B, T, H, d_v]
             mask = masks.get(MASKS[role][0])
             counted = heads.flatten(0, 1) if mask is None else heads[mask.to(heads.device)]
-            directions = F.normalize(counted.float(), dim=-1)
+            directions = unit(counted.float())
             cosine = directions.sum(-2).square().sum(-1).mean() / heads.shape[-2] ** 2  # all pairs at once
             total = total + self.weight[role] * cosine.to(total.device)
-        self.seen.clear()
+        self.end()
         return total
 
     def before_step(self) -> None:
@@ -92,4 +108,10 @@ class Disagreement:
         """Stop listening."""
         for handle in self.handles:
             handle.remove()
-        self.seen.clear()
+        self.end()
+
+
+def unit(outputs: Tensor) -> Tensor:
+    """Directions, [..., d_v]; zero for a zero, which dropout makes: its gradient stays small, unlike normalize's."""
+    norms = outputs.norm(dim=-1, keepdim=True)
+    return outputs / norms.masked_fill(norms == 0, 1.0)

@@ -16,7 +16,7 @@ from collab_heads.registry import AttentionAdapter, get_adapter
 
 
 def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> FoldReport:
-    """Multiply gates and alphas into W_O and give removed heads back as zeros, in place: the model has its stock shape.
+    """Multiply gates and alphas into W_O and give removed heads back as zeros, in place: a model of stock shape.
 
     The folded model computes what the model computed in evaluation, saves nothing any more, and is saved as a
     checkpoint that plain transformers loads. On an error the model is left as it was.

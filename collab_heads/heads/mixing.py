@@ -7,6 +7,8 @@ width of a value head, D the width of the model.
 Source: Azov and Landau 2020 (MHR-NLP-Transformers), "alphas".
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -28,8 +30,10 @@ class HeadMixing(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """W_O -> W_O (alpha x I): [D, H * d_v], computed in float32 at least, in the dtype of `weight`."""
+        device = weight.device.type
         precise = torch.promote_types(weight.dtype, torch.float32)  # half precision would lose what alphas learn
-        with torch.autocast(weight.device.type, enabled=False):
+        # the meta device has no autocast to turn off
+        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
             heads = weight.to(precise).unflatten(-1, (self.num_heads, -1))
             return torch.einsum("oid,ij->ojd", heads, self.alpha.to(precise)).flatten(-2).to(weight.dtype)
 

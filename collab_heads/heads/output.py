@@ -44,10 +44,11 @@ class HeadOutputProjection(nn.Module):
 
     def extra_repr(self) -> str:
         """PEFT quotes this where it refuses to adapt the module."""
+        way_out = "prune_heads or fold_heads" if self.mixing is None else "fold_heads"  # alphas outlive removal
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, gated or mixed heads: an adapter "
-            "beside it would see them as they were before; call collab_heads.prune_heads or fold_heads first, or "
-            "leave this module out of target_modules"
+            f"beside it would see them as they were before; call collab_heads.{way_out} first, or leave this module "
+            "out of target_modules"
         )
 
 

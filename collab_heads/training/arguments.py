@@ -2,11 +2,12 @@
 
 import argparse
 import math
+from collections.abc import Callable
 
 from collab_heads.collaborative.solvers import METHODS
 from collab_heads.collaborative.swap import ALLOCATIONS
 from collab_heads.errors import ArgumentError
-from collab_heads.sites import check_choice
+from collab_heads.sites import ROLES, check_choice
 
 # the schedules that need nothing but a warm-up and a number of steps
 SCHEDULES = "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt".split()
@@ -198,6 +199,24 @@ def count_from_1(text: str) -> int:
     if count(text) == 0:
         raise argparse.ArgumentTypeError("0 is too small: 1 or more")
     return int(text)
+
+
+def per_role(number: Callable[[str], int | float]) -> Callable[[str], object]:
+    """A parser of "18" and of "enc-self=4,dec-self=4", whose numbers `number` parses."""
+
+    def parse(text: str) -> int | float | dict:
+        if "=" not in text:
+            return number(text)
+        found: dict = {}
+        for part in text.split(","):
+            role, _, value = part.partition("=")
+            if role.strip() not in ROLES or role.strip() in found:
+                raise argparse.ArgumentTypeError(f"{part!r} is not one role=number of {', '.join(ROLES)}")
+            found[role.strip()] = number(value)
+        return found
+
+    parse.__name__ = "number, or role=number,"  # argparse quotes it
+    return parse
 
 
 def not_negative(text: str) -> float:

@@ -78,6 +78,12 @@ class GlueRun(Run):
         drawn = draw(self.encoded["train"], count, self.args.seed)
         return calibration_batches(drawn, self.collate, labels=labels)
 
+    def validation(self, *, own=False):
+        """Batches of the first validation split."""
+        examples, size = self.encoded[self.data.named("validation")[0]], self.args.per_device_eval_batch_size
+        for first in range(0, len(examples), size):
+            yield self.collate([examples[i] for i in range(first, min(first + size, len(examples)))])
+
     def evaluate(self, stage, epoch=0, step=0, model=None):
         """Measure every validation split and note the result."""
         metrics = {}

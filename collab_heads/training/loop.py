@@ -7,7 +7,7 @@ micro-batches and processes.
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +38,9 @@ class Hooks:
         save_model: (model, folder) -> None.
         progress: () -> what a checkpoint should record beside its place in the run.
         penalty: number of optimizer steps -> what the training adds for the heads; None for nothing.
-        order: epoch, from 0 -> its optimizer steps; None for batches of `--per_device_train_batch_size` examples.
+        rates: learning rates of what the penalty trains, as `HeadPenalty.groups` takes them.
+        before_epoch: (model, epoch, optimizer) -> None, epochs from 1; called before an epoch's first step.
+        order: epoch, from 0 -> its optimizer steps.
         loss: (model, batch) -> the mean loss of the batch; the model's own.
     """
 
@@ -47,8 +49,10 @@ class Hooks:
     evaluate: Callable[[PreTrainedModel, int, int], None]
     save_model: Callable[[PreTrainedModel, Path], None]
     progress: Callable[[], dict]
+    order: Callable[[int], list[Step]]
     penalty: Callable[[int], HeadPenalty] | None = None
-    order: Callable[[int], list[Step]] | None = None
+    rates: Mapping[str, float | None] = field(default_factory=dict)
+    before_epoch: Callable[[PreTrainedModel, int, torch.optim.Optimizer], None] | None = None
     loss: Loss = own_loss
 
 
@@ -110,17 +114,14 @@ def fine_tune(
     Raises:
         NonFiniteError: when the loss is NaN or inf.
     """
-    share = accelerator.num_processes * args.gradient_accumulation_steps
-    order = hooks.order or order_of(args, examples, share, phase)
+    order = hooks.order
     total = num_steps(args, order)
     warmup = args.num_warmup_steps if args.warmup_ratio is None else math.ceil(args.warmup_ratio * total)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     set_seed(args.seed + phase, device_specific=True)  # dropout differs between processes
     penalty = None if hooks.penalty is None else hooks.penalty(total)
-    groups = parameter_groups(
-        model, args.weight_decay, penalty, gate_lr=args.gate_learning_rate, alpha_lr=args.alpha_learning_rate
-    )
+    groups = parameter_groups(model, args.weight_decay, penalty, **hooks.rates)
     wrapped, optimizer, schedule = accelerator.prepare(
         model,
         *optimizer_and_schedule(
@@ -138,6 +139,8 @@ def fine_tune(
     losses = Losses(accelerator, args.logging_steps, phase, total)
     epoch, first = place(order, done)
     while done < total:
+        if hooks.before_epoch is not None and not first:
+            hooks.before_epoch(model, epoch + 1, optimizer)
         steps = order(epoch)[first : first + total - done]
         epoch, first = epoch + 1, 0
         own = [own_share(step, accelerator.process_index, accelerator.num_processes) for step in steps]
@@ -156,7 +159,8 @@ def fine_tune(
             seen += sum(len(indices) for indices in step)
             bar.update()
             if penalty is not None and done % args.logging_steps == 0:
-                bar.set_postfix_str(", ".join(f"{name} {value:.4g}" for name, value in penalty.metrics().items()))
+                watched = {name: value for name, value in penalty.metrics().items() if "/" not in name}
+                bar.set_postfix_str(", ".join(f"{name} {value:.4g}" for name, value in watched.items()))
             losses.add(loss, done, schedule.get_last_lr()[0], penalty)
             last = step is steps[-1]
             due = isinstance(args.checkpointing_steps, int) and done % args.checkpointing_steps == 0

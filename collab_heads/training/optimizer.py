@@ -23,7 +23,8 @@ def parameter_groups(
     """
     own = {id(p) for p in ([] if penalty is None else penalty.parameters())}
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in own]
-    plain = {name for name, p in named if p.ndim < 2 or "bias" in name}  # content_bias is a matrix
+    # content_bias and alphas are matrices
+    plain = {name for name, p in named if p.ndim < 2 or "bias" in name or name.endswith(".mixing.alpha")}
     groups = [
         {"params": [p for name, p in named if name not in plain], "weight_decay": weight_decay},
         {"params": [p for name, p in named if name in plain], "weight_decay": 0.0},

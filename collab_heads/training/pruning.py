@@ -16,15 +16,15 @@ from collab_heads.errors import ArgumentError, DataError
 from collab_heads.heads.choices import alive_choice
 from collab_heads.heads.gating import gate_report, gated_sites, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
-from collab_heads.heads.penalty import HeadPenalty
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import PruneReport
-from collab_heads.heads.subset import Target, check_target, roles_of
+from collab_heads.heads.subset import check_target, roles_of
 from collab_heads.registry import get_adapter
-from collab_heads.sites import ROLES, AttentionSite, check_choice, select_sites
-from collab_heads.training.arguments import count, not_negative, positive, trains
+from collab_heads.sites import AttentionSite, check_choice, select_sites
+from collab_heads.training.arguments import count, not_negative, per_role, positive, trains
 
 SELECTIONS = ("learned", "importance", "random")
+target = per_role(count)
 FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each asks for gates, in its own way
 
 
@@ -59,19 +59,6 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--importance_samples", type=count, default=256, metavar="N", help="examples to rank heads on first (256)"
     )
-
-
-def target(text: str) -> Target:
-    """Parse "18" and "enc-self=4,dec-self=4"."""
-    if "=" not in text:
-        return count(text)
-    found: dict[str, int] = {}
-    for part in text.split(","):
-        role, _, number = part.partition("=")
-        if role.strip() not in ROLES or role.strip() in found:
-            raise argparse.ArgumentTypeError(f"{part!r} is not one role=number of {', '.join(ROLES)}")
-        found[role.strip()] = count(number)
-    return found
 
 
 def wants_gates(args: Namespace) -> bool:
@@ -206,12 +193,12 @@ def choose_alive(args, model, sites, samples) -> Mapping:
     return most_important(model, {path: scores[path] for path in sites}, args.target_heads)
 
 
-def penalty(args: Namespace, model: PreTrainedModel, total: int, scores: Mapping | None) -> HeadPenalty:
-    """What a training of `total` optimizer steps adds for the gates; `scores` from `ranking`, None in a resumed one."""
+def penalty_options(args: Namespace, total: int, scores: Mapping | None) -> dict[str, object]:
+    """What a `HeadPenalty` of a training of `total` optimizer steps is told; `scores` from `ranking`, or None."""
     if args.gate_weight is not None:
-        return HeadPenalty(model, gate_weight=args.gate_weight)
+        return {"gate_weight": args.gate_weight}
     steps = max(1, math.ceil(args.selection_share * total))
-    return HeadPenalty(model, target_heads=args.target_heads, steps=steps, scores=scores, seed=args.seed)
+    return {"target_heads": args.target_heads, "steps": steps, "scores": scores, "seed": args.seed}
 
 
 def finish(model: PreTrainedModel) -> tuple[dict, PruneReport]:

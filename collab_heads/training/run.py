@@ -1,18 +1,19 @@
 """One run of a script: fine-tune, swap, gate, evaluate, prune, save; in phases, each of which can be gone on with."""
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from collab_heads.collaborative.terms import restrict_scores
-from collab_heads.training import pruning, swapping
+from collab_heads.training import head_steps, swapping
 from collab_heads.training.arguments import fingerprint
+from collab_heads.training.batches import Step
 from collab_heads.training.checkpoint import go_on_from, write_json
 from collab_heads.training.loading import digest
-from collab_heads.training.loop import Hooks, fine_tune
+from collab_heads.training.loop import Hooks, fine_tune, num_steps, order_of, place
 from collab_heads.training.output import RESULTS, check_output, clear_output, provenance
 
 
@@ -47,14 +48,15 @@ class Run:
         self.checkpoint, self.progress = go_on_from(args, self.arguments, accelerator.num_processes)
         if self.output_dir:
             own = self.checkpoint is not None and self.checkpoint.resolve().parent == self.output_dir.resolve()
-            sources = [args.model_name_or_path, args.tokenizer_name, args.alive_heads]
+            sources = [args.model_name_or_path, args.tokenizer_name, args.alive_heads, args.rotation_schedule]
             check_output(self.output_dir, overwrite=args.overwrite_output_dir, resume=own, sources=sources)
         self.history: list[dict] = self.progress.get("history", [])
         self.swapped: dict | None = self.progress.get("swap")
         self.heads: dict = self.progress.get("heads", {})
-        self.scores: Mapping | None = None  # of the heads, where learning starts from a ranking
+        self.scores: Mapping | None = None  # of the heads, from which learning starts
         self.trained: list[dict] = self.progress.get("trained", [])
         self.load()
+        self.rotation = head_steps.new_rotation(self)
 
     def load(self) -> None:
         """Load config, tokenizer and model from the checkpoint or the flags, and encode the data."""
@@ -72,11 +74,15 @@ class Run:
         """Measure the validation splits and add the result to the history."""
         raise NotImplementedError
 
+    def validation(self, *, own: bool = False) -> Iterable[Mapping]:
+        """Batches of the validation examples, with labels; `own`: with what the model last made of them, if it can."""
+        raise NotImplementedError
+
     def check_model(self) -> None:
         """Check a loaded model against the flags, before hours of training."""
         if self.checkpoint is None:
             swapping.check_model(self.args, self.model)
-            pruning.check_model(self.args, self.model)
+            head_steps.check(self)
 
     def run(self) -> dict:
         """Go through the phases and write model, predictions and results.
@@ -96,8 +102,7 @@ class Run:
             self.accelerator.init_trackers(self.name, settings)
         self.model.to(self.accelerator.device)
         plan = self.plan()
-        gating = max(phase for phase, (_, trains) in enumerate(plan) if trains) if pruning.wants_gates(args) else None
-        start = self.progress.get("phase", 0)
+        last, start = self.last_training(), self.progress.get("phase", 0)
         if self.checkpoint is None and self.starts_trained:
             self.evaluate("loaded")
         elif self.checkpoint is not None:
@@ -108,15 +113,34 @@ class Run:
                 self.swap()
             if not (swaps or resumed) and phase == 0:
                 self.restrict()
-            if phase == gating and not resumed:
-                self.gate()
+            if phase == last and not resumed:
+                head_steps.start(self)
             if trains:
-                self.train(phase, resumed, learns=phase == gating and pruning.learns_gates(args))
+                self.train(phase, resumed)
+            if phase == last:
+                head_steps.end(self)
         return self.finish()
 
     def plan(self) -> Sequence[tuple[bool, bool]]:
         """Of each phase, whether it starts with the swap and whether it trains."""
         return swapping.phases(self.args)
+
+    def last_training(self) -> int:
+        """The phase of the last training, in which heads change."""
+        return max(phase for phase, (_, trains) in enumerate(self.plan()) if trains)
+
+    def share(self) -> int:
+        """Micro-batches per optimizer step, over all processes."""
+        return self.accelerator.num_processes * self.args.gradient_accumulation_steps
+
+    def order(self, phase: int) -> Callable[[int], list[Step]]:
+        """Epoch, from 0 -> its optimizer steps."""
+        return order_of(self.args, self.encoded["train"], self.share(), phase)
+
+    def epochs(self) -> int:
+        """How many epochs the last training begins."""
+        steps = num_steps(self.args, order := self.order(self.last_training()))
+        return place(order, steps - 1)[0] + 1 if steps else 0
 
     def restrict(self) -> None:
         """Ablate the score, if asked to."""
@@ -133,24 +157,6 @@ class Run:
         self.restrict()
         self.evaluate("swapped")
 
-    def gate(self) -> None:
-        """Put gates on the heads; or choose heads, remove them, and evaluate what is left."""
-        common = self.accelerator, self.args, self.model, lambda n: self.samples(n, labels=True)
-        report = pruning.start(*common)
-        if report is None:
-            self.scores = pruning.ranking(*common)
-        else:
-            self.accelerator.print(report)
-            self.heads = {"pruned": report.to_dict()}
-            self.evaluate("pruned")
-
-    def prune(self) -> None:
-        """Remove the heads that training closed, and evaluate what is left."""
-        gates, report = pruning.finish(self.model)
-        self.accelerator.print(report)
-        self.heads = {"gates": gates, "pruned": report.to_dict()}
-        self.evaluate("pruned")
-
     def record_of_run(self) -> dict:
         """What a checkpoint must know to go on."""
         return {
@@ -158,10 +164,11 @@ class Run:
             "history": self.history,
             "swap": self.swapped,
             "heads": self.heads,
+            "rotation": self.rotation and self.rotation.state_dict(),
             "trained": self.trained,
         }
 
-    def hooks(self, phase: int, stage: str, *, learns: bool) -> Hooks:
+    def hooks(self, phase: int, stage: str) -> Hooks:
         """What the training loop calls."""
         return Hooks(
             collate=self.collate,
@@ -169,13 +176,14 @@ class Run:
             evaluate=lambda model, epoch, step: self.evaluate(stage, epoch, step, model),
             save_model=self.save_model,
             progress=self.record_of_run,
-            penalty=(lambda total: pruning.penalty(self.args, self.model, total, self.scores)) if learns else None,
+            order=self.order(phase),
+            **(head_steps.hooks(self) if phase == self.last_training() else {}),
         )
 
-    def train(self, phase: int, resume: tuple[Path, int] | None, *, learns: bool) -> None:
-        """Fine-tune, with evaluations on the way; learn gates and act on them, where asked to."""
+    def train(self, phase: int, resume: tuple[Path, int] | None) -> None:
+        """Fine-tune, with evaluations on the way."""
         stage = "fine_tuned" if phase == 0 else "fine_tuned_again"
-        hooks = self.hooks(phase, stage, learns=learns)
+        hooks = self.hooks(phase, stage)
         trained = fine_tune(
             self.accelerator, self.model, self.encoded["train"], self.args, hooks, phase=phase, resume=resume
         )
@@ -189,8 +197,6 @@ class Run:
                 "samples_per_second": rate,
             }
         )
-        if learns:
-            self.prune()
 
     def record(self, stage: str, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """Note what was measured: in the history, on the terminal and for the trackers."""
@@ -228,6 +234,8 @@ class Run:
 
     def finish(self) -> dict:
         """Write the model first, then predictions of the test splits, and the results last; returns these."""
+        head_steps.save_statistics(self)
+        head_steps.fold(self)
         if self.output_dir and self.accelerator.is_main_process:
             self.save_model(self.model, self.output_dir)
         self.predict()

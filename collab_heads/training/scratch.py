@@ -15,31 +15,12 @@ from transformers import (
 
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.errors import ArgumentError
+from collab_heads.registry import fresh_models
 from collab_heads.training.loading import load_or_explain
 from collab_heads.training.parallel import Corpus
 from collab_heads.training.vocabulary import train_tokenizer
 
-# model type -> our flag -> names in its config
-SIZES = {
-    "marian": {
-        "d_model": ("d_model",),
-        "num_layers": ("encoder_layers", "decoder_layers"),
-        "num_heads": ("encoder_attention_heads", "decoder_attention_heads"),
-        "d_ff": ("encoder_ffn_dim", "decoder_ffn_dim"),
-        "dropout": ("dropout",),
-        "max_length": ("max_position_embeddings",),
-    },
-    "t5": {
-        "d_model": ("d_model",),
-        "num_layers": ("num_layers", "num_decoder_layers"),
-        "num_heads": ("num_heads",),
-        "d_ff": ("d_ff",),
-        "dropout": ("dropout_rate",),
-    },
-}
 DEFAULTS = {"d_model": 256, "num_layers": 3, "num_heads": 8, "d_ff": 1024, "dropout": 0.1}
-# model type -> what else its config should say
-USUAL = {"marian": {"scale_embedding": True, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}}
 
 
 def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -64,7 +45,7 @@ def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedMode
         tokenizer = train_tokenizer(
             model_type, pairs["source"] + pairs["target"], args.vocab_size, folder, max_length=longest, **languages
         )
-    config = config or AutoConfig.for_model(model_type, **sizes(args, longest), **USUAL.get(model_type, {}))
+    config = config or AutoConfig.for_model(model_type, **sizes(args, longest), **fresh_models()[model_type].usual)
     for name, value in tokens_of(tokenizer, config).items():
         setattr(config, name, value)
     if args.collaborative:
@@ -81,12 +62,12 @@ def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedMode
 
 def sizes(args: Namespace, longest: int) -> dict:
     """The sizes of a config, in its own names."""
-    wanted = {name: getattr(args, name) for name in DEFAULTS} | {"max_length": longest}
-    wanted = {name: DEFAULTS[name] if value is None else value for name, value in wanted.items()}
+    given = {name: getattr(args, name) for name in DEFAULTS}
+    wanted = DEFAULTS | {name: value for name, value in given.items() if value is not None}
     if wanted["d_model"] % wanted["num_heads"]:
         raise ArgumentError(f"--d_model {wanted['d_model']} is not a multiple of --num_heads {wanted['num_heads']}")
-    found = {own: wanted[name] for name, owns in SIZES[args.model_type].items() for own in owns}
-    return found | ({"d_kv": wanted["d_model"] // wanted["num_heads"]} if args.model_type == "t5" else {})
+    wanted |= {"max_length": longest, "d_head": wanted["d_model"] // wanted["num_heads"]}
+    return {own: wanted[name] for name, owns in fresh_models()[args.model_type].sizes.items() for own in owns}
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> dict:

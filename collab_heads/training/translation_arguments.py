@@ -4,10 +4,10 @@ import argparse
 
 from collab_heads.config import MIXING_INITS
 from collab_heads.errors import ArgumentError
+from collab_heads.registry import fresh_models
 from collab_heads.sites import check_choice
 from collab_heads.training import pruning
 from collab_heads.training.arguments import Parser, count, count_from_1, not_negative
-from collab_heads.training.scratch import SIZES
 
 SIZE_FLAGS = ("d_model", "num_layers", "num_heads", "d_ff", "dropout")
 
@@ -52,7 +52,7 @@ def add_scratch_arguments(parser: Parser) -> None:
     """A model from scratch."""
     group = parser.add_argument_group("from scratch, instead of --model_name_or_path")
     group.add_argument("--config_name", metavar="NAME", help="folder, or name on the Hub, of a config")
-    group.add_argument("--model_type", metavar="TYPE", help=", ".join(SIZES))
+    group.add_argument("--model_type", metavar="TYPE", help=", ".join(fresh_models()))
     group.add_argument("--d_model", type=count_from_1, metavar="N", help="width")
     group.add_argument("--num_layers", type=count_from_1, metavar="N", help="of encoder and decoder, each")
     group.add_argument("--num_heads", type=count_from_1, metavar="N", help="per layer")
@@ -116,7 +116,7 @@ def check_scratch(args: argparse.Namespace) -> None:
         raise ArgumentError(f"{', '.join(given)} describe a model from scratch: leave them or --model_name_or_path out")
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)
     if args.model_type is not None:
-        check_choice("--model_type", args.model_type, SIZES)
+        check_choice("--model_type", args.model_type, fresh_models())
     sizes = [flag for flag in given if flag not in ("--config_name", "--model_type")]
     if sizes and args.model_type is None:
         raise ArgumentError(f"{', '.join(sizes)} need --model_type")

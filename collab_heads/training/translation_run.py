@@ -12,13 +12,13 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from collab_heads.errors import ArgumentError, OutputError
-from collab_heads.training import pruning, swapping
+from collab_heads.training import head_steps, swapping
 from collab_heads.training.averaging import last_checkpoints, load_weights
 from collab_heads.training.batches import longest_first, token_steps
 from collab_heads.training.checkpoint import write_model
 from collab_heads.training.classification import draw
 from collab_heads.training.loading import load_or_explain
-from collab_heads.training.loop import num_steps, order_of, place
+from collab_heads.training.loop import num_steps, place
 from collab_heads.training.output import BEST, TRANSLATIONS
 from collab_heads.training.run import Run
 from collab_heads.training.scratch import fresh
@@ -37,6 +37,7 @@ class TranslationRun(Run):
         args = self.args
         self.task = self.data.name
         self.best: dict | None = self.progress.get("best")
+        self.last: list[str] | None = None  # translations of the validation pairs
         self.signatures: dict = self.progress.get("signatures", {})
         self.scratch = tempfile.TemporaryDirectory()  # a new vocabulary's files, until the model is saved
         self.starts_trained = not from_scratch(args)
@@ -69,7 +70,7 @@ class TranslationRun(Run):
         """A model from scratch is collaborative already, as asked for."""
         if self.checkpoint is None and from_scratch(self.args):
             swapping.check_model(Namespace(**vars(self.args) | {"collaborative": False}), self.model)
-            pruning.check_model(self.args, self.model)
+            head_steps.check(self)
         else:
             super().check_model()
         check_fits(self.args, self.model, self.tokenizer)
@@ -89,8 +90,8 @@ class TranslationRun(Run):
         for phase, (_, trains) in enumerate(self.plan()):
             if not (trains and args.average_checkpoints):
                 continue
-            order = self.order(phase) or order_of(args, self.encoded["train"], self.share, phase)
-            steps, every = num_steps(args, order), args.checkpointing_steps
+            order, every = self.order(phase), args.checkpointing_steps
+            steps = num_steps(args, order)
             count = (place(order, steps - 1)[0] + 1 if steps else 0) if every == "epoch" else steps // every
             if count < args.average_checkpoints:
                 raise ArgumentError(
@@ -102,26 +103,21 @@ class TranslationRun(Run):
         """A model from scratch is collaborative from the start: nothing is swapped."""
         return ((False, True),) if from_scratch(self.args) else super().plan()
 
-    def hooks(self, phase, stage, *, learns):
+    def hooks(self, phase, stage):
         """Batches by tokens, and a loss with label smoothing and word dropout."""
         args, tokenizer = self.args, self.tokenizer
         special = tuple(tokenizer.all_special_ids)
         loss = Objective(args.label_smoothing, args.word_dropout, tokenizer.unk_token_id, special)
-        return replace(super().hooks(phase, stage, learns=learns), loss=loss, order=self.order(phase))
-
-    @property
-    def share(self) -> int:
-        """Micro-batches per optimizer step."""
-        return self.accelerator.num_processes * self.args.gradient_accumulation_steps
+        return replace(super().hooks(phase, stage), loss=loss)
 
     def order(self, phase: int):
-        """Epoch -> optimizer steps of so many tokens; None without `--max_tokens`."""
+        """Epoch -> optimizer steps, of so many tokens with `--max_tokens`."""
         args, examples, multiple = self.args, self.encoded["train"], self.collate.multiple
         if not args.max_tokens:
-            return None
+            return super().order(phase)
         pairs = zip(examples["input_ids"], examples["labels"], strict=True)
         lengths = [math.ceil(max(map(len, pair)) / multiple) * multiple for pair in pairs]  # as they are padded
-        return partial(token_steps, lengths, args.max_tokens, self.share, args.seed + phase)
+        return partial(token_steps, lengths, args.max_tokens, self.share(), args.seed + phase)
 
     def record_of_run(self):
         """Also which evaluation was the best, and what is frozen."""
@@ -140,10 +136,20 @@ class TranslationRun(Run):
         ]
         return [{name: t for name, t in batch.items() if labels or name != "labels"} for batch in batches]
 
+    def validation(self, *, own=False):
+        """Batches of validation pairs of like length; `own`: with the translations of the last evaluation."""
+        args, pairs = self.args, self.encoded["validation"]
+        sources, targets = pairs["input_ids"], pairs["labels"]
+        if own and self.last is not None:
+            limit = {"truncation": True, "max_length": args.max_target_length}
+            targets = self.tokenizer(text_target=self.last, **limit)["input_ids"]
+        for batch in longest_first(list(map(len, sources)), args.per_device_eval_batch_size):
+            yield self.collate([{"input_ids": sources[i], "labels": targets[i]} for i in batch])
+
     def evaluate(self, stage, epoch=0, step=0, model=None):
         """Translate the validation pairs, score them, and keep the translations and the best weights."""
         model = model or self.model
-        translations = self.translations("validation", model)
+        translations = self.last = self.translations("validation", model)
         scores, self.signatures = corpus_scores(translations, self.data.splits["validation"]["target"])
         self.record(stage, epoch, step, scores)
         if self.output_dir and self.accelerator.is_main_process:
@@ -172,9 +178,9 @@ class TranslationRun(Run):
         lines = "".join(line.replace("\n", " ") + "\n" for line in translations)
         (folder / f"{name}.txt").write_text(lines, encoding="utf-8")
 
-    def train(self, phase, resume, *, learns):
+    def train(self, phase, resume):
         """Also take the best or the averaged weights at the end of a phase."""
-        super().train(phase, resume, learns=learns)
+        super().train(phase, resume)
         args = self.args
         if args.load_best_model_at_end and self.best and self.best["stage"] == self.trained[-1]["stage"]:
             load_weights(self.model, [self.output_dir / BEST])

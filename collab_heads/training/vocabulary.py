@@ -7,37 +7,14 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import sentencepiece
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from collab_heads.errors import DataError
+from collab_heads.registry import fresh_models
 from collab_heads.sites import check_choice
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a model type keeps a SentencePiece vocabulary.
-
-    Attributes:
-        tokenizer: class of the tokenizer.
-        special: ids of the special pieces; -1 for one that is not among the pieces.
-        files: names under which it looks for the SentencePiece model.
-        table: whether it wants a table of the pieces, padding last, beside the model.
-    """
-
-    tokenizer: str
-    special: Mapping[str, int]
-    files: tuple[str, ...]
-    table: bool = False
-
-
-LAYOUTS = {
-    "marian": Layout("MarianTokenizer", {"eos_id": 0, "unk_id": 1, "pad_id": -1}, ("source.spm", "target.spm"), True),
-    "t5": Layout("T5Tokenizer", {"pad_id": 0, "eos_id": 1, "unk_id": 2}, ("spiece.model",)),
-}
 
 
 def train_tokenizer(
@@ -68,8 +45,9 @@ def train_tokenizer(
         ArgumentError: if the model type has no such tokenizer.
         DataError: if the sentences do not allow so many pieces, or need more; the message says how many.
     """
-    check_choice("model type for a vocabulary from scratch", model_type, LAYOUTS)
-    layout = LAYOUTS[model_type]
+    known = fresh_models()
+    check_choice("model type for a vocabulary from scratch", model_type, known)
+    layout = known[model_type].vocabulary
     proto = train_pieces(sentences, size, outside=int(layout.table), special=layout.special)
     folder.mkdir(parents=True, exist_ok=True)
     for name in layout.files:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-
 from closing import loss
+
 from collab_heads import HeadPenalty, swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
@@ -188,5 +188,5 @@ def test_needs_alphas():
     with pytest.raises(ArgumentError, match="needs gate_weight or target_heads"):
         HeadPenalty(model)
     frozen = mixed().requires_grad_(False)
-    with pytest.raises(ArgumentError, match="the alphas of .* are frozen"):
+    with pytest.raises(ArgumentError, match=r"the alphas of .* are frozen"):
         HeadPenalty(frozen, growth=1.0)

@@ -1,4 +1,4 @@
-"""LoRA beside gates: refused where it would be wrong, exact where it is not."""
+"""LoRA beside gates and alphas: refused where it would be wrong, exact where it is not."""
 
 import pytest
 import torch
@@ -14,6 +14,10 @@ each_model = pytest.mark.parametrize("name", OUTPUTS)
 
 def gated(name):
     return changed(FAMILIES[name], state="gated", empty=False)
+
+
+def mixed(name):
+    return changed(FAMILIES[name], state=None, alphas=True)
 
 
 def adapted(model, targets):
@@ -38,8 +42,22 @@ def assert_merges_exactly(wrapped, before, inputs):
 
 
 @each_model
-def test_all_linear_passes_gated_projections_over(name):
-    model, inputs = gated(name), FAMILIES[name].inputs()
+@pytest.mark.parametrize("state", (None, "gated"))
+def test_mixed_projections_are_refused(name, state):
+    """Removal would leave alphas, so that it is no way out."""
+    model = changed(FAMILIES[name], state=state, empty=False, alphas=True)
+    with pytest.raises(ValueError, match="not supported") as caught:
+        adapted(model, OUTPUTS[name])
+    assert "call collab_heads.fold_heads first" in str(caught.value)
+    fold_heads(model)
+    before = output(model, FAMILIES[name].inputs())
+    assert_merges_exactly(adapted(model, OUTPUTS[name]), before, FAMILIES[name].inputs())
+
+
+@each_model
+@pytest.mark.parametrize("make", (gated, mixed))
+def test_all_linear_passes_changed_projections_over(name, make):
+    model, inputs = make(name), FAMILIES[name].inputs()
     before, projections = output(model, inputs), output_projections(model)
     wrapped = adapted(model, "all-linear")
     touched = [module for module in wrapped.modules() if isinstance(module, peft.tuners.lora.LoraLayer)]

@@ -18,8 +18,8 @@ from collab_heads import (
     swap_to_gated,
 )
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
-from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.gate_penalty import cut
+from collab_heads.heads.gating import gated_sites
 from families import FAMILIES, HEADS, batch
 
 

@@ -1,4 +1,4 @@
-"""What gates, removal and folding refuse to touch: wrapped, quantised, offloaded models; each stays as it was."""
+"""What gates, alphas, removal and folding refuse to touch: wrapped, quantised, offloaded models, left alone."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from closing import adapter_sites, changed, gate, output_projections
 from torch import nn
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import fold_heads, prune_heads, swap_to_gated
+from collab_heads import fold_heads, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.errors import SwapError, UnsupportedModelError
 from collab_heads.registry import AttentionAdapter
 from families import FAMILIES, sites
@@ -27,6 +27,7 @@ def gated():
 # Function -> a model that it would change.
 CALLS = {
     swap_to_gated: FAMILIES["bert"].build,
+    swap_to_alpha: FAMILIES["bert"].build,
     remove_one: FAMILIES["bert"].build,
     prune_heads: gated,
     fold_heads: lambda: changed(FAMILIES["bert"], state="both", empty=False, dtype=torch.float32),
@@ -118,6 +119,7 @@ def unknown_class(model):
 
 SPOILED = [
     *((swap_to_gated, spoil) for spoil in (quantised_output, on_meta, integers, own_output_forward)),
+    *((swap_to_alpha, spoil) for spoil in (quantised_output, on_meta, integers, own_output_forward)),
     *((remove_one, spoil) for spoil in (quantised_output, on_meta, integers, own_output_forward, own_forward)),
     *((remove_one, spoil) for spoil in (*map(quantised, ("query", "key", "value")), unknown_class)),
     *((prune_heads, spoil) for spoil in (own_output_forward, own_forward, quantised("value"), unknown_class)),
@@ -145,11 +147,12 @@ def test_only_the_sites_that_change_are_checked():
     model = FAMILIES["bert"].build()
     own_output_forward(model)
     swap_to_gated(model, sites="encoder.layer.0.attention.self")
+    swap_to_alpha(model, sites="encoder.layer.0.attention.self")
     prune_heads(model, {"encoder.layer.0.attention.self": [1]})
     assert [site.num_heads for site in adapter_sites(model)] == [3, 4]
 
 
-@pytest.mark.parametrize("call", (swap_to_gated, remove_one), ids=lambda call: call.__name__)
+@pytest.mark.parametrize("call", (swap_to_gated, swap_to_alpha, remove_one), ids=lambda call: call.__name__)
 def test_models_of_other_families(call):
     from transformers import GPT2Config, GPT2Model
 
@@ -164,5 +167,6 @@ def test_an_adapter_that_does_not_know_its_output_projection():
         replacements = {type(next(iter(sites(FAMILIES["bert"].build()).values()))): nn.Module}  # noqa: RUF012
 
     model = FAMILIES["bert"].build()
-    with pytest.raises(ValueError, match="Forgetful does not say where the output projection"):
-        swap_to_gated(model, Forgetful)
+    for call in (swap_to_gated, swap_to_alpha):
+        with pytest.raises(ValueError, match="Forgetful does not say where the output projection"):
+            call(model, Forgetful)

@@ -1,6 +1,7 @@
 """The step: its gradient, its clipping, its schedule; and what stops a run."""
 
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.training import loop, pruning
 from collab_heads.training.arguments import Parser, add_output_arguments, add_training_arguments
-from collab_heads.training.loop import Hooks, fine_tune, optimizer_step, parameter_groups
+from collab_heads.training.loop import Hooks, optimizer_step, order_of, parameter_groups
 from families import bert_config
 
 FP32_SUM = 1e-6  # float32 gradients summed in another order; seen: 2e-7
@@ -44,8 +45,13 @@ def collate(rows) -> dict:
     return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": torch.tensor([r["labels"] for r in rows])}
 
 
-def hooks(evaluate=lambda *_: None, penalty=None) -> Hooks:
-    return Hooks(collate, lambda batch: len(batch["labels"]), evaluate, lambda *_: None, dict, penalty)
+def hooks(evaluate=lambda *_: None, **more) -> Hooks:
+    return Hooks(collate, lambda batch: len(batch["labels"]), evaluate, lambda *_: None, dict, lambda epoch: [], **more)
+
+
+def fine_tune(accelerator, net, rows, args, hooks):
+    """With the order of the examples that the scripts take."""
+    return loop.fine_tune(accelerator, net, rows, args, replace(hooks, order=order_of(args, rows, 1, 0)))
 
 
 def accelerator() -> Accelerator:
@@ -164,16 +170,16 @@ def test_gates_are_a_group_of_their_own():
     net = gated_model()
     penalty = HeadPenalty(net, gate_weight=1.0)
     gates = penalty.parameters()
-    decayed, plain, own = parameter_groups(net, 0.1, penalty, 0.25)
+    decayed, plain, own = parameter_groups(net, 0.1, penalty, gate_lr=0.25)
     assert [id(p) for p in own["params"]] == [id(p) for p in gates] and len(gates) == 2
     assert (own["weight_decay"], own["lr"], own["shared"]) == (0.0, 0.25, False)
-    assert parameter_groups(net, 0.1, HeadPenalty(net, target_heads=3, steps=2), 0.25)[-1]["shared"]
+    assert parameter_groups(net, 0.1, HeadPenalty(net, target_heads=3, steps=2), gate_lr=0.25)[-1]["shared"]
     assert "lr" not in decayed and "lr" not in plain
     assert not {id(p) for p in gates} & {id(p) for p in decayed["params"] + plain["params"]}
     assert len(decayed["params"]) + len(plain["params"]) + 2 == len(list(net.parameters()))
     for parameter in net.parameters():
         parameter.requires_grad_(any(parameter is gate for gate in gates))
-    assert parameter_groups(net, 0.1, penalty, 0.25) == [own]
+    assert parameter_groups(net, 0.1, penalty, gate_lr=0.25) == [own]
 
 
 def test_the_penalty_counts_once_however_the_batch_is_cut():
@@ -186,7 +192,7 @@ def test_the_penalty_counts_once_however_the_batch_is_cut():
             batches = [collate([rows[i] for i in part] or rows[:1]) for part in torch.arange(10).split(cut)]
             optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
             loss = optimizer_step(accelerator(), net, optimizer, batches, cut, 0.0, penalty)
-            assert penalty.done == 1
+            assert penalty.parts["gates"].done == 1
             slopes[weight, len(cut), cut[-1]] = before - torch.cat([g.detach() for g in penalty.parameters()]), loss
     (plain, loss), *_ = slopes.values()
     share = torch.sigmoid(torch.tensor(0.5 - 0.33 * torch.tensor(0.1 / 1.1).log()))  # P(g != 0)
@@ -230,9 +236,9 @@ def test_the_penalty_goes_through_the_training(monkeypatch):
     ours = accelerator()
     monkeypatch.setattr(ours, "log", lambda values, step: logged.append((step, values)))
     args = arguments(*"--max_train_steps 8 --logging_steps 2 --weight_decay 0.3 --gate_learning_rate 0.2".split())
-    fine_tune(ours, net, examples(24), args, hooks(penalty=penalty))
+    fine_tune(ours, net, examples(24), args, hooks(penalty=penalty, rates={"gate_lr": args.gate_learning_rate}))
     ((total, found),) = made
-    assert (total, found.done) == (8, 8)
+    assert (total, found.parts["gates"].done) == (8, 8)
     assert [id(p) for p in groups[-1]["params"]] == [id(p) for p in found.parameters()]
     assert (groups[0]["weight_decay"], groups[-1]["weight_decay"], groups[-1]["initial_lr"]) == (0.3, 0.0, 0.2)
     assert [step for step, _ in logged] == [2, 4, 6, 8]

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import gate_report, get_adapter, prune_heads, swap_to_gated
+from collab_heads import HeadPenalty, gate_report, get_adapter, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.training import arguments, pruning
@@ -55,9 +55,9 @@ def test_other_targets_are_refused_with_the_reason(text, message):
 @pytest.mark.parametrize(
     "flags, message",
     (
-        ("--target_heads half", "argument --target_heads: invalid target value: 'half'"),
-        ("--target_heads 2.5", "argument --target_heads: invalid target value: '2.5'"),
-        ("--target_heads enc-self=x", "argument --target_heads: invalid target value: 'enc-self=x'"),
+        ("--target_heads half", "argument --target_heads: invalid number, or role=number, value: 'half'"),
+        ("--target_heads 2.5", "argument --target_heads: invalid number, or role=number, value: '2.5'"),
+        ("--target_heads enc-self=x", "argument --target_heads: invalid number, or role=number, value: 'enc-self=x'"),
         ("--target_heads -3", "argument --target_heads: -3 is below 0"),
         ("--gate_weight -1", "argument --gate_weight: -1 must be a finite number, 0 or more"),
         ("--gate_weight nan", "argument --gate_weight: nan"),
@@ -266,10 +266,10 @@ def test_the_schedule_ends_within_the_training(parse):
         model = FAMILIES["bert"].build()
         swap_to_gated(model)
         args = parse(f"--target_heads 3 --selection_share {share}")
-        found = pruning.penalty(args, model, total, None)
+        found = HeadPenalty(model, **pruning.penalty_options(args, total, None)).parts["gates"]
         assert (found.steps, found.target, found.gate_weight) == (steps, 3, 0.0)
         assert 1 <= found.steps <= total
-    weighted = pruning.penalty(parse("--gate_weight 0.5"), model, 10, None)
+    weighted = HeadPenalty(model, **pruning.penalty_options(parse("--gate_weight 0.5"), 10, None)).parts["gates"]
     assert (weighted.target, weighted.gate_weight) == (None, 0.5)
 
 

@@ -9,14 +9,15 @@ import run_translation
 from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.config import CollabConfig
 from collab_heads.errors import ArgumentError, CollabHeadsError
-from collab_heads.training.scratch import SIZES, fresh
+from collab_heads.registry import fresh_models
+from collab_heads.training.scratch import fresh
 from collab_heads.training.translation import Collate, Objective, encode
 from families import sites
 
 CORPUS = tiny.data(train=300, validation=5)
 SMALL = "--d_model 32 --num_layers 1 --num_heads 4 --d_ff 48 --vocab_size 90".split()
 FILES = "--train_file a b --validation_file a b".split()
-BOTH = pytest.mark.parametrize("model_type", SIZES)
+BOTH = pytest.mark.parametrize("model_type", fresh_models())
 
 
 def make(folder, *flags):
@@ -35,15 +36,12 @@ def test_sizes_land_in_the_config(model_type, tmp_path):
     assert (config.d_model, config.vocab_size, len(tokenizer)) == (48, 95, 95)
     assert (len(model.get_encoder().layers if model_type == "marian" else model.encoder.block)) == 2
     assert (len(model.get_decoder().layers if model_type == "marian" else model.decoder.block)) == 2
-    names = SIZES[model_type]
-    wanted = {"d_model": 48, "num_layers": 2, "num_heads": 3, "d_ff": 80, "dropout": 0.25, "max_length": 50}
+    names = fresh_models()[model_type].sizes
+    wanted = {"d_model": 48, "num_layers": 2, "num_heads": 3, "d_head": 16, "d_ff": 80, "dropout": 0.25}
+    wanted |= {"max_length": 50}
     assert {name: {getattr(config, own) for own in owns} for name, owns in names.items()} == {
         name: {wanted[name]} for name in names
     }
-    if model_type == "t5":
-        assert config.d_kv == 16
-    else:
-        assert config.max_position_embeddings == 50
     padding = tokenizer.pad_token_id
     assert (config.pad_token_id, config.decoder_start_token_id, config.eos_token_id) == (
         padding,

@@ -7,8 +7,9 @@ import sentencepiece
 from transformers import AutoTokenizer
 
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.registry import fresh_models
 from collab_heads.training.grammar import corpus
-from collab_heads.training.vocabulary import LAYOUTS, train_tokenizer
+from collab_heads.training.vocabulary import train_tokenizer
 
 SENTENCES = [line for side in corpus(300, 0) for line in side]
 SIZE = 90
@@ -18,7 +19,7 @@ SPECIAL = {  # model type -> end, unknown, padding
 }
 
 
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture(params=fresh_models())
 def model_type(request):
     return request.param
 
@@ -32,7 +33,7 @@ def trained(model_type, tmp_path):
 
 def test_size_special_pieces_and_settings(trained, model_type):
     assert len(trained) == SIZE
-    assert type(trained).__name__ == LAYOUTS[model_type].tokenizer
+    assert type(trained).__name__ == fresh_models()[model_type].vocabulary.tokenizer
     end, unknown, padding = SPECIAL[model_type]
     assert (trained.eos_token_id, trained.unk_token_id, trained.pad_token_id) == (end, unknown, padding)
     assert sorted(trained.all_special_ids) == sorted((end, unknown, padding))
@@ -58,7 +59,7 @@ def test_the_same_data_give_the_same_vocabulary(trained, model_type, tmp_path):
     other = train_tokenizer(model_type, [*corpus(300, 1)[0], *SENTENCES[300:]], SIZE, tmp_path / "other")
     assert again.get_vocab() == trained.get_vocab()
     assert other.get_vocab() != trained.get_vocab()
-    for name in LAYOUTS[model_type].files:
+    for name in fresh_models()[model_type].vocabulary.files:
         first, second, third = ((tmp_path / n / name).read_bytes() for n in ("new", "again", "other"))
         assert first == second != third
 

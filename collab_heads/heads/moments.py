@@ -1,0 +1,89 @@
+"""What an optimizer keeps about a parameter and that has to follow its rows: Adam's moments, SGD's momentum."""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from collab_heads.errors import ArgumentError, SwapError
+
+# Optimizers that keep a part, or flat copies, of the parameters. By name, so that no optional package is imported.
+_SHARDED = {
+    "ZeroRedundancyOptimizer": "it keeps the moments of other ranks' parameters elsewhere",
+    "OSS": "it keeps the moments of other ranks' parameters elsewhere",
+    "DeepSpeedOptimizerWrapper": "DeepSpeed keeps flat copies of the parameters",
+    "ZeROOptimizer": "DeepSpeed keeps flat copies of the parameters",
+    "DeepSpeedZeroOptimizer": "DeepSpeed keeps flat copies of the parameters",
+    "DeepSpeedZeroOptimizer_Stage3": "DeepSpeed keeps flat copies of the parameters",
+    "BF16_Optimizer": "it keeps flat copies of the parameters",
+    "FP16_Optimizer": "it keeps flat copies of the parameters",
+    "FP16_UnfusedOptimizer": "it keeps copies of the parameters",
+    "FSDPOptimizerWrapper": "FSDP keeps flat parts of the parameters",
+    "FullyShardedOptimizer": "FSDP keeps flat parts of the parameters",
+    "MegatronLMOptimizerWrapper": "Megatron-LM splits the parameters over ranks",
+}
+
+
+def inner_optimizer(optimizer: object, model: PreTrainedModel) -> torch.optim.Optimizer | None:
+    """The torch optimizer inside what the caller has (accelerate wraps it); None stays None.
+
+    Args:
+        optimizer: a torch optimizer, or a wrapper with the attribute `optimizer`.
+        model: the model that it trains.
+
+    Raises:
+        ArgumentError: if it is no optimizer, a sharded one, or one that holds no parameter of the model.
+    """
+    if optimizer is None:
+        return None
+    given = type(optimizer).__name__
+    while True:
+        for base in type(optimizer).__mro__:
+            if why := _SHARDED.get(base.__name__):
+                raise ArgumentError(
+                    f"the optimizer is a {base.__name__}, and its state cannot follow a head: {why}; train with a "
+                    "plain optimizer (DDP has one), or swap heads before making this one"
+                )
+        if getattr(optimizer, "optimizer", None) is None:
+            break
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(f"optimizer must be a torch.optim.Optimizer, or accelerate's around one, not a {given}")
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not any(id(parameter) in held for parameter in model.parameters()):
+        raise ArgumentError(
+            f"the optimizer, a {given}, holds no parameter of this model: pass the one that trains it, and the model "
+            "that it was made for"
+        )
+    return optimizer
+
+
+def moments(optimizer: torch.optim.Optimizer | None, parameter: Tensor, what: str) -> dict[str, Tensor]:
+    """The state of a parameter that has one element for each of its elements, without copying.
+
+    Numbers, such as the count of steps or a second moment that a whole group shares, are no head's own and left out.
+
+    Args:
+        optimizer: None for no state.
+        parameter: the parameter, or a buffer, which has none.
+        what: its name, for errors.
+
+    Returns:
+        name of the state -> tensor of the parameter's shape.
+
+    Raises:
+        SwapError: if a state has another shape or layout, so that the rows of a head cannot be found in it.
+    """
+    found = {}
+    for name, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
+        if not isinstance(value, Tensor):
+            continue
+        kind = "" if type(value) in (Tensor, nn.Parameter) else f"a {type(value).__name__} "
+        if value.shape == parameter.shape and not kind:
+            found[name] = value
+        elif value.numel() > 1:
+            raise SwapError(
+                f"the optimizer's {name} of {what} is {kind}of shape {tuple(value.shape)}, the parameter's is "
+                f"{tuple(parameter.shape)}: factored or quantised moments cannot follow a head; train with AdamW or "
+                "SGD, or swap without the optimizer"
+            )
+    return found

@@ -1,0 +1,118 @@
+"""What a run does to heads: before its last training, in it, and after it."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from collab_heads.analysis.statistics import head_statistics
+from collab_heads.config import CollabConfig
+from collab_heads.heads.alpha import alpha_report
+from collab_heads.heads.dynamic import DynamicRotation
+from collab_heads.heads.fold import fold_heads
+from collab_heads.heads.penalty import HeadPenalty
+from collab_heads.heads.rotation import HeadRotation
+from collab_heads.training import mixing, pruning, rotating
+from collab_heads.training.output import STATISTICS
+
+if TYPE_CHECKING:
+    from collab_heads.training.run import Run
+
+
+def check(run: "Run") -> None:
+    """Check early, before anything is written, that the loaded model has what the flags name."""
+    pruning.check_model(run.args, run.model)
+    mixing.check_model(run.args, run.model)
+
+
+def start(run: "Run") -> None:
+    """Put gates and alphas on the heads; or choose heads, remove them, and evaluate what is left."""
+    if pruning.wants_gates(run.args):
+        common = run.accelerator, run.args, run.model, lambda n: run.samples(n, labels=True)
+        report = pruning.start(*common)
+        if report is None:
+            run.scores = pruning.ranking(*common)
+        else:
+            run.accelerator.print(report)
+            run.heads["pruned"] = report.to_dict()
+            run.evaluate("pruned")
+    if run.args.alpha_mixing:
+        mixing.start(run.args, run.model)
+    if run.rotation is not None:  # again: heads may be gone, or have gates by now
+        run.rotation.check(run.model, run.epochs())
+
+
+def hooks(run: "Run") -> dict:
+    """The hooks of the last training: what it adds for the heads, and which of them change places."""
+    args, found = run.args, {}
+    if pruning.learns_gates(args) or mixing.acts_in_training(args):
+        found["penalty"] = lambda total: penalty(run, total)
+        found["rates"] = {"gate_lr": args.gate_learning_rate, "alpha_lr": args.alpha_learning_rate}
+    if run.rotation is not None:
+        found["before_epoch"] = lambda model, epoch, optimizer: rotate(run, model, epoch, optimizer)
+    return found
+
+
+def penalty(run: "Run", total: int) -> HeadPenalty | None:
+    """What a training of `total` optimizer steps adds; None if the heads that it was for are gone."""
+    options = mixing.penalty_options(run.args, run.model, total)
+    if pruning.learns_gates(run.args):
+        options |= pruning.penalty_options(run.args, total, run.scores)
+    return None if all(value is None for value in options.values()) else HeadPenalty(run.model, **options)
+
+
+def rotate(run: "Run", model: PreTrainedModel, epoch: int, optimizer: Optimizer) -> None:
+    """Let heads change places before an epoch; the first process chooses for all."""
+    pairs = pruning.on_first(run.accelerator, lambda: run.rotation.plan(model, epoch, run.validation()))
+    run.rotation.apply(model, epoch=epoch, optimizer=optimizer, pairs=pairs)
+    if pairs:
+        run.accelerator.print(f"epoch {epoch}: {len(pairs)} pairs of heads changed places")
+
+
+def end(run: "Run") -> None:
+    """Remove the heads that training closed, and evaluate what is left; note what else became of them."""
+    if run.args.alpha_mixing:
+        run.heads["alphas"] = alpha_report(run.model).to_dict()  # those of sites that lose heads start again
+    if pruning.learns_gates(run.args):
+        gates, report = pruning.finish(run.model)
+        run.accelerator.print(report)
+        run.heads |= {"gates": gates, "pruned": report.to_dict()}
+        run.evaluate("pruned")
+    if run.rotation is not None:
+        run.heads["rotation"] = run.rotation.history
+
+
+def save_statistics(run: "Run") -> None:
+    """Measure the heads on the validation examples, as the final model sees them, if asked to."""
+    if not run.args.save_head_statistics:
+        return
+    batches = run.validation(own=True)  # all processes make what there is to be made
+    if run.accelerator.is_main_process:
+        found = head_statistics(run.model, batches, exclude=ends(run))
+        run.accelerator.print(found)
+        found.save(run.output_dir / STATISTICS)
+
+
+def ends(run: "Run") -> list[int]:
+    """The tokens that end sentences, which do not count where heads are measured."""
+    own = run.tokenizer.eos_token_id, run.tokenizer.sep_token_id
+    return sorted({token for token in own if token is not None})
+
+
+def fold(run: "Run") -> None:
+    """Make a stock model of it, if asked to and it is none."""
+    if run.args.fold_heads and CollabConfig.of(run.model.config).sites:
+        report = fold_heads(run.model)
+        run.accelerator.print(report)
+        run.heads["folded"] = report.to_dict()
+        run.evaluate("folded")
+
+
+def new_rotation(run: "Run") -> HeadRotation | DynamicRotation | None:
+    """The rotation that the flags describe, checked against model and epochs; None without."""
+    rotation = rotating.rotation_of(run.args, ends(run))
+    if rotation is not None:
+        rotation.check(run.model, run.epochs())
+        if run.progress.get("rotation"):
+            rotation.load_state_dict(run.progress["rotation"])
+    return rotation
