@@ -8,6 +8,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.errors import ArgumentError
 
+CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")  # of a language and its script: deu_Latn
+
 
 def set_languages(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str | None, target: str | None
@@ -17,7 +19,7 @@ def set_languages(
     Raises:
         ArgumentError: if there are codes, and none for one of the languages.
     """
-    codes = getattr(tokenizer, "lang_code_to_id", None)
+    codes = language_codes(tokenizer)
     if not codes:
         return
     for flag, language in (("source_lang", source), ("target_lang", target)):
@@ -27,10 +29,19 @@ def set_languages(
                 f"{', '.join(list(codes)[:8])}"
             )
     tokenizer.src_lang, tokenizer.tgt_lang = source, target
-    # the labels begin with the code (mBART-50, M2M100), or end with it and the decoder starts from it (mBART)
+    # the labels begin with the code (mBART-50, M2M100, NLLB), or end with it and the decoder starts from it (mBART)
     begins = tokenizer(text_target="")["input_ids"][0] == codes[target]
     name = "forced_bos_token_id" if begins else "decoder_start_token_id"
     model.generation_config.update(**{name: codes[target]})
+
+
+def language_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Language -> id of its code; empty for tokenizers without codes. NLLB keeps them among its special tokens."""
+    codes = getattr(tokenizer, "lang_code_to_id", None)
+    if codes is None and hasattr(tokenizer, "src_lang"):
+        special = tokenizer.all_special_tokens
+        codes = {token: tokenizer.convert_tokens_to_ids(token) for token in special if CODE.fullmatch(token)}
+    return codes or {}
 
 
 def freeze_unsaved(model: PreTrainedModel) -> None:

@@ -6,7 +6,7 @@ from argparse import Namespace
 import pytest
 import torch
 import translation_models as tiny
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, NllbTokenizer
 
 from collab_heads import swap_to_collaborative
 from collab_heads.errors import ArgumentError
@@ -72,6 +72,19 @@ def test_an_unknown_or_missing_language_is_refused(side, language, kind, model_a
     number = len(tokenizer.lang_code_to_id)
     with pytest.raises(ArgumentError, match=f"--{flag} {language!r} is not one of the model's {number} languages"):
         set_languages(model, tokenizer, *languages)
+
+
+def test_languages_of_nllb():
+    """Its codes are special tokens, not a table."""
+    tokenizer, model = NllbTokenizer(), tiny.model("m2m_100", size=400)
+    with pytest.raises(
+        ArgumentError, match=r"--target_lang 'en' is not one of the model's 202 languages"
+    ):
+        set_languages(model, tokenizer, "deu_Latn", "en")
+    set_languages(model, tokenizer, "deu_Latn", "fra_Latn")
+    source, target = (tokenizer.convert_tokens_to_ids(name) for name in ("deu_Latn", "fra_Latn"))
+    assert tokenizer("")["input_ids"][0] == source != target == tokenizer(text_target="")["input_ids"][0]
+    assert model.generation_config.forced_bos_token_id == target
 
 
 def test_other_models_need_no_languages(tmp_path):
