@@ -178,9 +178,7 @@ _ROTARY = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "p
 
 def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
     """Class decorator: make `get_adapter` and `from_pretrained` find this adapter by its `model_types`."""
-    instance = adapter()
-    for model_type in adapter.model_types:
-        _ADAPTERS[model_type] = instance
+    _ADAPTERS.update(dict.fromkeys(adapter.model_types, adapter()))
     return adapter
 
 
@@ -201,15 +199,14 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
         UnsupportedModelError: if there is none, or it needs a newer transformers; the message lists the supported types
             and says why, where known.
     """
-    if (model_type := config.model_type) in _ADAPTERS:
-        adapter = _ADAPTERS[model_type]
+    model_type, known = config.model_type, supported_model_types()
+    if adapter := _ADAPTERS.get(model_type):
         if version.parse(transformers.__version__) < version.parse(adapter.transformers):
             raise UnsupportedModelError(
                 f"model type {model_type!r} needs transformers {adapter.transformers} or newer, this is "
                 f"{transformers.__version__}: older versions rename its new weights when they load them"
             )
         return adapter
-    known = supported_model_types()
     rotary = ": rotary position embeddings sit between its projections and the score, so heads cannot share them"
     why = rotary if model_type in _ROTARY else ""
     raise UnsupportedModelError(

@@ -4,7 +4,11 @@ import torch
 from closing import change_heads, output_projections
 
 import collab_heads
-from families import FAMILIES, HEADS, cast, set_backend, swap
+from collab_heads.analysis.report import MEASURES
+from collab_heads.analysis.statistics import head_statistics
+from families import EXACT64, FAMILIES, HEADS, cast, set_backend, swap
+
+FAR = 1e-3  # what differs on purpose differs by more
 
 MEASURED = (
     "bert",
@@ -137,7 +141,7 @@ def ended(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
 
 def by_hand(model, batches, counts) -> dict[str, dict[str, torch.Tensor]]:
     """measure -> path -> its mean over query tokens, one token at a time."""
-    sums = {name: {} for name in ("confidence", "cosine", "l2")}
+    sums = {name: {} for name in MEASURES}
     for inputs, masks in zip(batches, counts, strict=True):
         maps, outputs = maps_by_hand(model, inputs), outputs_by_hand(model, inputs)
         for site in sites_with_heads(model):
@@ -162,6 +166,24 @@ def single(inputs, row: int, length: int, steps: int) -> dict[str, torch.Tensor]
     """One sentence of a batch without its padding."""
     keep = {"input_ids": length, "attention_mask": length, "decoder_input_ids": steps, "labels": steps}
     return {name: value[row : row + 1, : keep[name]] for name, value in inputs.items()}
+
+
+def measure(model, batches, **options):
+    """Statistics of float64 batches, EOS excluded as the tests' sentences end in it."""
+    return head_statistics(model, [cast(each, model.dtype) for each in batches], **{"exclude": [EOS], **options})
+
+
+def assert_alike(found, expected, atol=EXACT64) -> None:
+    """All statistics agree."""
+    for name in MEASURES:
+        values = expected[name] if isinstance(expected, dict) else getattr(expected, name)
+        assert getattr(found, name).keys() == values.keys() and values
+        for path, value in values.items():
+            torch.testing.assert_close(getattr(found, name)[path], value, rtol=0, atol=atol, msg=f"{name} {path}")
+
+
+def far(one, other, path, name="confidence") -> bool:
+    return float((getattr(one, name)[path] - getattr(other, name)[path]).abs().max()) > FAR
 
 
 assert HEADS == 4  # what the changes above are made for

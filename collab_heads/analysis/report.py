@@ -56,7 +56,7 @@ class HeadStatistics:
             raise ArgumentError(f'distances need the measure "l2"; these are {", ".join(self.measures)}')
         if path not in self.l2:
             raise ArgumentError(f"no statistics of {path!r}{did_you_mean(path, self.l2)}")
-        return self.l2[path].sum(-1) / max(1, len(self.l2[path]) - 1)
+        return mean_distance(self.l2[path])
 
     def per_site(self, site: AttentionSite) -> dict[str, Tensor]:
         """Measure (or "alphas") -> tensor, of one site."""
@@ -160,3 +160,8 @@ def pair_mean(matrix: Tensor) -> str:
     """The mean over pairs of different heads, for a table."""
     heads = len(matrix)
     return f"{float((matrix.sum() - matrix.trace()) / (heads * (heads - 1))):.3f}" if heads > 1 else "-"
+
+
+def mean_distance(distances: Tensor) -> Tensor:
+    """The mean over the other heads, [H, H] -> [H]; 0 for a head that is alone."""
+    return (distances.sum(-1) - distances.diagonal()) / max(1, len(distances) - 1)

@@ -110,7 +110,7 @@ def check_batches(calibration: Iterable[Mapping]) -> list[Mapping]:
 
 
 def each_batch(calibration: Iterable[Mapping]) -> Iterator[Mapping]:
-    """The calibration batches, one by one as they are asked for; the errors of `check_batches` come when they show."""
+    """The calibration batches one by one, as they are asked for; raises what `check_batches` does, when it shows."""
     if not isinstance(calibration, Iterable) or isinstance(calibration, Mapping | str):
         raise CalibrationError(
             f"calibration is a {type(calibration).__name__}, expected an iterable of input dicts, "

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.analysis.report import mean_distance
 from collab_heads.analysis.statistics import head_statistics
 from collab_heads.config import CollabConfig
 from collab_heads.heads.exchange import Slot
@@ -50,8 +50,3 @@ def head_strengths(
         for site in sites
         for head, score in zip(present_heads(record, site), scores[site.path].tolist(), strict=True)
     }
-
-
-def mean_distance(distances: Tensor) -> Tensor:
-    """The mean over the other heads, [H, H] -> [H]; 0 for a head that is alone."""
-    return (distances.sum(-1) - distances.diagonal()) / max(1, len(distances) - 1)

@@ -137,14 +137,16 @@ class TranslationRun(Run):
         return [{name: t for name, t in batch.items() if labels or name != "labels"} for batch in batches]
 
     def validation(self, *, own=False):
-        """Batches of validation pairs of like length; `own`: with the translations of the last evaluation."""
+        """Batches of validation pairs of like length; `own`: with the model's last translations as targets."""
         args, pairs = self.args, self.encoded["validation"]
         sources, targets = pairs["input_ids"], pairs["labels"]
-        if own and self.last is not None:
+        if own:
+            if self.last is None:  # resumed from the last checkpoint: nothing was left to train and to evaluate
+                self.last = self.translations("validation")
             limit = {"truncation": True, "max_length": args.max_target_length}
             targets = self.tokenizer(text_target=self.last, **limit)["input_ids"]
-        for batch in longest_first(list(map(len, sources)), args.per_device_eval_batch_size):
-            yield self.collate([{"input_ids": sources[i], "labels": targets[i]} for i in batch])
+        batches = longest_first(list(map(len, sources)), args.per_device_eval_batch_size)
+        return (self.collate([{"input_ids": sources[i], "labels": targets[i]} for i in batch]) for batch in batches)
 
     def evaluate(self, stage, epoch=0, step=0, model=None):
         """Translate the validation pairs, score them, and keep the translations and the best weights."""

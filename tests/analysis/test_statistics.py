@@ -1,4 +1,4 @@
-"""Head statistics: what is measured, by hand; which tokens count; what is left as it was; what is refused."""
+"""Head statistics: what is measured, by hand; what is left as it was; what is refused."""
 
 import gc
 import weakref
@@ -8,46 +8,31 @@ import torch
 from closing import adapter_sites, emptied
 from measuring import (
     EOS,
+    FAR,
     LENGTHS,
     MEASURED,
     STEPS,
+    assert_alike,
     backends,
     by_hand,
     ended,
+    far,
     layers_of,
+    measure,
     model_in,
-    single,
     sites_with_heads,
 )
-from transformers import BartForSequenceClassification, BartModel
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
-from collab_heads.analysis.queries import end_tokens
 from collab_heads.analysis.report import MEASURES
 from collab_heads.analysis.statistics import head_statistics
-from collab_heads.collaborative.masks import decoder_ids
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
-from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, WIDTH, cast, make, marian_config, set_backend
+from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, WIDTH, set_backend
 
 CHANGED = ("bert", "albert", "marian", "t5")
 STATES = ("shared", "per_head", "gated", "mixed", "pruned", "pruned shared")
-FAR = 1e-3  # what differs on purpose differs by more
 BF16_NOISE = 5e-2  # of bfloat16 models against float32 ones; seen: 1.6e-2
-
-
-def measure(model, batches, **options):
-    """Statistics of float64 batches, EOS excluded as the tests' sentences end in it."""
-    return head_statistics(model, [cast(each, model.dtype) for each in batches], **{"exclude": [EOS], **options})
-
-
-def close(found, expected, atol=EXACT64):
-    """Whether all statistics agree."""
-    for name in MEASURES:
-        values = expected[name] if isinstance(expected, dict) else getattr(expected, name)
-        assert getattr(found, name).keys() == values.keys() and values
-        for path, value in values.items():
-            torch.testing.assert_close(getattr(found, name)[path], value, rtol=0, atol=atol, msg=f"{name} {path}")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +48,7 @@ def test_it_is_the_mean_over_query_tokens(name, change):
     set_backend(model, "eager")  # outputs too are compared on one backend
     expected = by_hand(model, batches, masks)
     found = measure(model, batches)
-    close(found, expected)
+    assert_alike(found, expected)
     sites = sites_with_heads(model)
     assert found.sites == tuple(sites) and found.measures == MEASURES and found.excluded == (EOS,)
     for site in sites:
@@ -91,142 +76,19 @@ def test_alphas_are_those_of_the_model():
         )
 
 
-def far(one, other, path, name="confidence"):
-    return float((getattr(one, name)[path] - getattr(other, name)[path]).abs().max()) > FAR
-
-
 @pytest.mark.parametrize("name", ("bert", "marian", "albert"))
 def test_tokens_weigh_alike_whatever_batch_they_are_in(name):
     """Batches of any size give what one batch gives, and not the mean of the batches' means."""
     model, (inputs, _) = model_in(name), ended(name)
     parts = [{key: value[i:j] for key, value in inputs.items()} for i, j in ((0, 1), (1, 3))]
     whole, split, apart = measure(model, [inputs]), measure(model, parts), [measure(model, [part]) for part in parts]
-    close(split, whole)
+    assert_alike(split, whole)
     path = whole.sites[0].path
     for measured in MEASURES:
         mean = sum(getattr(each, measured)[path] for each in apart) / 2
         assert float((mean - getattr(whole, measured)[path]).abs().max()) > FAR
         assert far(apart[0], whole, path, measured)  # nor that of the first batch, or the last
         assert far(apart[1], whole, path, measured)
-
-
-@pytest.mark.parametrize("exclude", ([EOS], []))
-@pytest.mark.parametrize("name", ("bert", "distilbert", "marian", "t5", "labels"))
-def test_a_padded_batch_is_its_sentences_one_by_one(name, exclude):
-    """With labels, the last step of a decoder is that with the last label, however long the others are."""
-    family, labels = ("marian", True) if name == "labels" else (name, False)
-    model, (inputs, _) = model_in(family), ended(family)
-    steps = STEPS
-    if labels:
-        ids = inputs.pop("decoder_input_ids")
-        inputs["labels"] = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], dim=1)
-        inputs["labels"][0, 5] = EOS
-        inputs["labels"][inputs["labels"] == model.config.pad_token_id] = -100
-    elif not exclude:
-        steps = [min(6, step + 1) for step in STEPS]  # the end of the sentence is read, too
-    singles = [single(inputs, row, LENGTHS[row], steps[row]) for row in range(3)]
-    padded, apart = measure(model, [inputs], exclude=exclude), measure(model, singles, exclude=exclude)
-    close(padded, apart, FP32_NOISE if family == "t5" else EXACT64)  # T5's norms are in float32
-    assert padded.tokens == apart.tokens
-    encoder = padded.sites[0].path
-    assert padded.tokens[encoder] == sum(LENGTHS) - 3 * bool(exclude)
-    if padded.sites[-1].role == "dec-enc":
-        assert padded.tokens[padded.sites[-1].path] == sum(steps)
-
-
-@pytest.mark.parametrize("name", ("bert", "marian", "t5", "bert-decoder"))
-def test_ends_and_padding_would_show(name):
-    """What does not count differs from what counts: else the tests above would pass without a mask."""
-    model, (inputs, _) = model_in(name), ended(name)
-    path = adapter_sites(model)[-1].path
-    found, with_ends = measure(model, [inputs]), measure(model, [inputs], exclude=[])
-    assert with_ends.tokens[path] > found.tokens[path] and far(found, with_ends, path)
-    without = {key: value for key, value in inputs.items() if key != "attention_mask"}
-    if name == "bert":
-        unmasked = measure(model, [without])
-        assert unmasked.tokens[path] > found.tokens[path] and far(found, unmasked, path)
-
-
-@pytest.mark.parametrize("name", ("marian", "bart", "mbart", "m2m_100", "pegasus", "t5", "mt5"))
-def test_labels_are_what_the_decoder_reads_shifted_right(name):
-    """As decoder inputs made of them by the model itself, and as both together (what collators give)."""
-    model, (inputs, _) = model_in(name), ended(name)
-    pad, ids = model.config.pad_token_id, inputs.pop("decoder_input_ids")
-    labels = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], pad)], dim=1)
-    labels[0, 5] = EOS
-    labelled = inputs | {"labels": labels.masked_fill(labels == pad, -100)}
-    read, decoder = [], model.get_decoder()
-    handle = decoder.register_forward_pre_hook(lambda m, a, kw: read.append(kw["input_ids"]), with_kwargs=True)
-    found = measure(model, [labelled])
-    handle.remove()
-    (read,) = read
-    assert torch.equal(decoder_ids(model, labelled)[:, 1:], read[:, 1:])
-    given = measure(model, [inputs | {"decoder_input_ids": read}])
-    both = measure(model, [labelled | {"decoder_input_ids": read}])
-    assert given == found == both
-    assert found.tokens[found.sites[-1].path] == sum(STEPS)  # the start token counts, M2M100's too, which is EOS
-
-
-@pytest.mark.parametrize("task", (BartModel, BartForSequenceClassification))
-def test_a_decoder_that_reads_the_source(task):
-    """BART's base model and its classifiers shift the source; labels of classes are no tokens."""
-    model = make(task, marian_config(FAMILIES["bart"].build().config_class)).double()
-    inputs, _ = ended("bert")
-    inputs["input_ids"][inputs["attention_mask"] == 0] = model.config.pad_token_id
-    if task is BartForSequenceClassification:
-        inputs["labels"] = torch.tensor([0, 1, 1])
-    read, decoder = [], model.base_model.decoder
-    handle = decoder.register_forward_pre_hook(lambda m, a, kw: read.append(kw["input_ids"]), with_kwargs=True)
-    found = measure(model, [inputs])
-    handle.remove()
-    assert torch.equal(decoder_ids(model, inputs)[:, 1:], read[0][:, 1:])
-    counts = (read[0] != EOS) & (read[0] != model.config.pad_token_id)
-    counts[:, 0] = True
-    assert found.tokens[found.sites[-1].path] == int(counts.sum()) == sum(LENGTHS)
-    assert found.tokens[found.sites[0].path] == sum(LENGTHS) - 3
-
-
-def test_decoder_masks_and_embeddings():
-    """A mask of the caller's counts; embeddings have no ids to leave out."""
-    model, (inputs, counts) = model_in("marian"), ended("marian")
-    expected = measure(model, [inputs])
-    mask = (inputs["decoder_input_ids"] != 1).long()
-    mask[:, 0] = 1
-    close(measure(model, [inputs | {"decoder_attention_mask": mask}]), expected)
-    shorter = mask.clone()
-    shorter[:, -1] = 0
-    found = measure(model, [inputs | {"decoder_attention_mask": shorter}])
-    assert found.tokens[found.sites[-1].path] == int((counts["decoder"] & shorter.bool()).sum()) == sum(STEPS) - 1
-    embedded = {key: value for key, value in inputs.items() if key != "decoder_input_ids"}
-    embedded["decoder_inputs_embeds"] = torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(4))
-    found = measure(model, [embedded])
-    assert found.tokens[found.sites[-1].path] == 18 and found.tokens[found.sites[0].path] == sum(LENGTHS) - 3
-
-
-def test_the_ids_that_end_a_sentence():
-    model = model_in("marian")
-    assert end_tokens(model) == (EOS,)
-    model.generation_config.eos_token_id = [7, EOS, 5]
-    assert end_tokens(model) == (EOS, 5, 7)
-    model.config.sep_token_id = 9
-    assert end_tokens(model) == (EOS, 5, 7, 9)
-    inputs, _ = ended("marian")
-    assert head_statistics(model, [inputs]).excluded == (EOS, 5, 7, 9)
-    assert end_tokens(model_in("bert")) == ()
-
-
-def test_a_config_that_names_no_end_is_said(warnings_logged):
-    model, (inputs, _) = model_in("bert"), ended("bert")
-    measure(model, [inputs])
-    measure(model, [inputs], exclude=[])
-    if "vit" in FAMILIES:
-        head_statistics(model_in("vit"), [cast(ended("vit")[0], torch.float64)])
-    head_statistics(model_in("marian"), [ended("marian")[0]])
-    assert "end-of-sentence" not in warnings_logged.text
-    for _ in range(2):
-        found = head_statistics(model, [inputs])
-    assert found == measure(model, [inputs], exclude=[])
-    assert warnings_logged.text.count("BertForSequenceClassification names no end-of-sentence token") == 1
 
 
 @pytest.mark.parametrize(
@@ -307,16 +169,12 @@ def test_one_forward_pass_per_batch_and_nothing_kept():
             yield batch
             del batch
 
-    found = measure_stream(model, stream())
+    found = head_statistics(model, stream(), exclude=[EOS])
     for handle in handles:
         handle.remove()
     assert len(passes) == 4 and len(seen) == 4 * 2 * 3
     assert alive == [(0, 0, 0), (1, 0, 1), (2, 0, 1), (3, 0, 1)]  # passes, tensors, batches: the last one
-    close(found, measure(model, [inputs] * 4))
-
-
-def measure_stream(model, stream):
-    return head_statistics(model, stream, exclude=[EOS])
+    assert_alike(found, measure(model, [inputs] * 4))
 
 
 @pytest.mark.parametrize("change", ("stock", "shared", "pruned"))
@@ -334,7 +192,7 @@ def test_half_precision_is_summed_in_double():
     model, (inputs, _) = model_in("bert", dtype=torch.bfloat16), ended("bert")
     expected = measure(model_in("bert", dtype=torch.float32), [inputs])
     found = measure(model, [inputs] * 3)
-    close(found, measure(model, [inputs]))
+    assert_alike(found, measure(model, [inputs]))
     for path, value in expected.confidence.items():
         torch.testing.assert_close(found.confidence[path], value, rtol=0, atol=BF16_NOISE)
 
@@ -409,7 +267,7 @@ def test_bad_batches_are_refused():
         with refused(model, CalibrationError, *fragments):
             head_statistics(model, batches, exclude=[EOS])
     empty = {"input_ids": torch.full((2, 3), EOS)}
-    close(measure(model, [inputs, empty]), measure(model, [inputs]))  # one such batch among others adds nothing
+    assert_alike(measure(model, [inputs, empty]), measure(model, [inputs]))  # one such batch among others adds nothing
 
 
 def test_bad_arguments_are_refused():
