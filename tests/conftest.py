@@ -36,6 +36,7 @@ def padded_family(request):
 @pytest.fixture
 def warnings_logged(caplog):
     logger = logging.getLogger("transformers")
+    type(logger).warning_once.cache_clear()  # what another test has heard is said again
     logger.addHandler(caplog.handler)
     yield caplog
     logger.removeHandler(caplog.handler)
