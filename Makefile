@@ -43,7 +43,7 @@ bench-heads: $(VENV)/.bench
 
 # the tables of translation models: about six hours on two cores; runs that are complete are not repeated
 bench-nmt: $(VENV)/.bench
-	for part in heads widths scratch t5 mixing; do \
+	for part in heads widths scratch t5 mixing born; do \
 		$(BIN)/python benchmarks/nmt.py $$part && $(BIN)/python benchmarks/nmt.py $$part --table || exit 1; \
 	done
 

@@ -63,11 +63,11 @@ class AlphaPenalty:
             return torch.stack([torch.linalg.svdvals(alpha).sum().to(first) for alpha in alphas])
 
     def total(self, batch: Mapping | None = None) -> Tensor:
-        """What to add to the mean loss: a scalar with a gradient; the batch does not matter."""
+        """What to add to the mean loss: a scalar, with a gradient once there is a push; the batch does not matter."""
         if not self.started or not any(self.weights):
-            return self.now.new_zeros(())
+            return torch.zeros((), device=self.mixings[0].alpha.device)
         norms = self.norms()
-        return (norms.new_tensor(self.weights) * (self.before + self.radius - norms).relu()).sum()
+        return (norms.new_tensor(self.weights) * (self.before.to(norms.device) + self.radius - norms).relu()).sum()
 
     def before_step(self) -> None:
         """Take the gradients of the alphas away while they are frozen: no optimizer then touches them."""
@@ -79,14 +79,17 @@ class AlphaPenalty:
     def step(self) -> None:
         """Go on after an optimizer step."""
         self.done += 1
-        self.before, self.now = self.now, self.norms()
+        if any(self.weights):
+            self.before, self.now = self.now, self.norms()
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """Mean nuclear norm, its mean growth in the last step, and the norm of every alpha."""
-        growth = self.now - self.before
-        means = {"alpha_nuclear_norm": float(self.now.mean()), "alpha_growth": float(growth.mean())}
-        own = zip(self.paths, self.now.tolist(), strict=True)
+        """Mean nuclear norm, its mean growth in the last step where it is pushed, and the norm of every alpha."""
+        norms = self.norms()
+        means = {"alpha_nuclear_norm": float(norms.mean())}
+        if any(self.weights):
+            means["alpha_growth"] = float((norms - self.before.to(norms.device)).mean())
+        own = zip(self.paths, norms.tolist(), strict=True)
         return means | {f"alpha_nuclear_norm/{path}": norm for path, norm in own}
 
     def state_dict(self) -> dict:
@@ -98,5 +101,7 @@ class AlphaPenalty:
     def load_state_dict(self, state: dict) -> None:
         """Go on from there; the alphas themselves are in the model."""
         check_state(state, self.state_dict(), {"done", "before"})
+        if len(state["before"]) != len(self.mixings):
+            raise ArgumentError(f"this is not the state of this penalty: {len(state['before'])} norms of alphas")
         self.done, self.now = state["done"], self.norms()
         self.before = self.now.new_tensor(state["before"])

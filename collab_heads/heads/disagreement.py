@@ -4,12 +4,14 @@ Source: Li, Tu, Yang, Lyu, Zhang 2018, arXiv:1810.10183, "disagreement on output
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from collab_heads.collaborative.calibrate import MASKS, token_masks
+from collab_heads.collaborative.masks import MASKS, token_masks
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.terms import Weights, check_state, role_weights
 from collab_heads.registry import AttentionAdapter
@@ -24,16 +26,21 @@ class Disagreement:
     def __init__(self, model: PreTrainedModel, adapter: AttentionAdapter, *, weight: Weights):
         sites = [site for site in adapter.sites_with_heads(model) if site.num_heads > 1]
         self.model, self.weight = model, role_weights("disagreement", weight, sites)
+        self.projections = [(site, adapter.output_projection(model, site)) for site in sites if self.weight[site.role]]
         self.seen: list[tuple[str, Tensor]] = []  # of the forward pass under way
         self.listening = False  # checkpointing runs layers once more in the backward pass, after the total
-        self.handles = [model.register_forward_pre_hook(lambda *_: self.begin())]
-        for site in sites:
-            if self.weight[site.role]:
-                projection = adapter.output_projection(model, site)
-                self.handles.append(projection.register_forward_pre_hook(self.listen(site.role, site.num_heads)))
+        self.handles: list[RemovableHandle] = []
 
-    def begin(self) -> None:
-        """Listen to a new forward pass."""
+    def listen(self) -> "Disagreement":
+        """Hear every forward pass of the model from now on."""
+        self.handles.append(self.model.register_forward_pre_hook(self.begin))
+        for site, projection in self.projections:
+            hook = partial(self.hear, site.role, site.num_heads)
+            self.handles.append(projection.register_forward_pre_hook(hook))
+        return self
+
+    def begin(self, model: nn.Module, inputs: tuple) -> None:
+        """A new forward pass starts."""
         self.seen.clear()
         self.listening = True
 
@@ -42,14 +49,10 @@ class Disagreement:
         self.seen.clear()
         self.listening = False
 
-    def listen(self, role: str, num_heads: int):
-        """A hook that keeps the heads of a site: [B, T, H, d_v]."""
-
-        def hook(module: nn.Module, inputs: tuple) -> None:
-            if self.listening and torch.is_grad_enabled():
-                self.seen.append((role, inputs[0].unflatten(-1, (num_heads, -1))))
-
-        return hook
+    def hear(self, role: str, num_heads: int, projection: nn.Module, inputs: tuple) -> None:
+        """Keep the heads of a site: [B, T, H, d_v]."""
+        if self.listening and torch.is_grad_enabled():
+            self.seen.append((role, inputs[0].unflatten(-1, (num_heads, -1))))
 
     def parameters(self) -> list[nn.Parameter]:
         """None of its own."""
@@ -58,7 +61,8 @@ class Disagreement:
     def total(self, batch: Mapping | None = None) -> Tensor:
         """What to add to the mean loss of the batch that the model has just seen: a scalar with a gradient.
 
-        The mean over tokens and pairs of heads of their cosine, times the weight of the role, summed over layers.
+        The mean over tokens and pairs of heads of their cosine, times the weight of the role, summed over layers. As
+        in the paper a head makes a pair with itself, too.
 
         Args:
             batch: as the model was given it: padding then does not count.

@@ -75,6 +75,11 @@ def moments(optimizer: torch.optim.Optimizer | None, parameter: Tensor, what: st
     """
     found = {}
     for name, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
+        if isinstance(value, list | tuple | dict) and any(isinstance(v, Tensor) for v in as_list(value)):
+            raise SwapError(
+                f"the optimizer's {name} of {what} is a {type(value).__name__} of tensors, in which the rows of a head "
+                "cannot be found; train with AdamW or SGD, or swap without the optimizer"
+            )
         if not isinstance(value, Tensor):
             continue
         kind = "" if type(value) in (Tensor, nn.Parameter) else f"a {type(value).__name__} "
@@ -87,3 +92,8 @@ def moments(optimizer: torch.optim.Optimizer | None, parameter: Tensor, what: st
                 "SGD, or swap without the optimizer"
             )
     return found
+
+
+def as_list(values: list | tuple | dict) -> list:
+    """The values of a container."""
+    return list(values.values()) if isinstance(values, dict) else list(values)

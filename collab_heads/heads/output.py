@@ -31,12 +31,20 @@ class HeadOutputProjection(nn.Module):
         if self.gates is not None:
             heads = concatenated.unflatten(-1, (self.gates.num_heads, -1))
             concatenated = (heads * self.gates().to(heads.dtype).unsqueeze(-1)).flatten(-2)
-        return F.linear(concatenated, self.weight if self.mixing is None else self.mixing(self.weight), self.bias)
+        weight = self.weight
+        if self.mixing is not None:
+            if concatenated.shape[:-1].numel() < self.out_features:  # the cheaper of the two
+                concatenated = self.mixing.heads(concatenated)
+            else:
+                weight = self.mixing(weight)
+        return F.linear(concatenated, weight, self.bias)
 
     @torch.no_grad()
     def folded_weight(self) -> Tensor:
         """W_O with the alphas and the gates of evaluation multiplied in: [D, H * d_v]."""
-        weight = self.weight.detach() if self.mixing is None else self.mixing(self.weight)
+        weight = self.weight.detach()
+        if self.mixing is not None:  # for good, so not in a GPU's TF32
+            weight = self.mixing(weight.cpu()).to(weight)
         if self.gates is None:
             return weight
         heads = weight.unflatten(-1, (self.gates.num_heads, -1))
@@ -122,7 +130,7 @@ def remove_gates(projection: HeadOutputProjection) -> None:
 @torch.no_grad()
 def fold_mixing(projection: HeadOutputProjection) -> None:
     """Multiply the alphas into W_O and start them again as an identity, in place."""
-    projection.weight.copy_(projection.mixing(projection.weight))
+    projection.weight.copy_(projection.mixing(projection.weight.cpu()))
     projection.mixing.reset()
 
 

@@ -15,6 +15,13 @@ from collab_heads.heads.subset import Target
 from collab_heads.heads.terms import Weights
 from collab_heads.registry import AttentionAdapter, get_adapter
 
+NEEDS = {
+    "steps": "without target_heads: they are how it is approached",
+    "scores": "without target_heads: they are where it starts from",
+    "growth_radius": "without growth",
+    "alpha_start": "without alphas: call swap_to_alpha first",
+}
+
 
 class HeadPenalty:
     """What training adds for the heads of a model: with gates, with alphas, or to keep heads apart.
@@ -34,8 +41,8 @@ class HeadPenalty:
         scores: path -> [H], from `head_importance`: the ranking to start from; without it all heads start alike.
         seed: of the noise; the same on all processes, which then close the same heads.
         growth: gamma, the push on the nuclear norm of every alpha: a number, or role -> number.
-        growth_radius: how much a nuclear norm may grow in an optimizer step before the push ends.
-        alpha_start: optimizer steps in which alphas are not trained.
+        growth_radius: how much a nuclear norm may grow in an optimizer step before the push ends; None: 1e-4.
+        alpha_start: optimizer steps in which alphas are not trained; None for none.
         disagreement: weight of the mean cosine between the outputs of a layer's heads: a number, or role -> number.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
 
@@ -57,25 +64,32 @@ class HeadPenalty:
         scores: Mapping[str, Tensor] | None = None,
         seed: int = 0,
         growth: Weights | None = None,
-        growth_radius: float = 1e-4,
-        alpha_start: int = 0,
+        growth_radius: float | None = None,
+        alpha_start: int | None = None,
         disagreement: Weights | None = None,
         adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     ):
         adapter = get_adapter(model, adapter)
         self.parts: dict[str, GatePenalty | AlphaPenalty | Disagreement] = {}
-        if growth is not None or mixed_sites(model, adapter):
-            self.parts["alphas"] = AlphaPenalty(model, adapter, growth=growth, radius=growth_radius, start=alpha_start)
-        asks_gates = gate_weight is not None or target_heads is not None
-        if not (asks_gates or self.parts or disagreement is not None):
+        has_alphas, asks_gates = bool(mixed_sites(model, adapter)), not (gate_weight is None and target_heads is None)
+        unused = {"steps": (steps, target_heads), "scores": (scores, target_heads)}
+        unused |= {"growth_radius": (growth_radius, growth), "alpha_start": (alpha_start, has_alphas or growth)}
+        for name, (value, needed) in unused.items():
+            if value is not None and (needed is None or needed is False):
+                raise ArgumentError(f"{name} {value!r:.80} has no meaning {NEEDS[name]}")
+        if not (asks_gates or has_alphas or growth is not None or disagreement is not None):
             raise ArgumentError(
                 "a HeadPenalty needs gate_weight or target_heads (gates), a model with alphas, or disagreement"
             )
+        apart = Disagreement(model, adapter, weight=disagreement) if disagreement is not None else None
+        if growth is not None or has_alphas:
+            radius, start = 1e-4 if growth_radius is None else growth_radius, alpha_start or 0
+            self.parts["alphas"] = AlphaPenalty(model, adapter, growth=growth, radius=radius, start=start)
         if asks_gates:
             asked = {"gate_weight": gate_weight, "target_heads": target_heads, "steps": steps, "scores": scores}
             self.parts["gates"] = GatePenalty(model, adapter, **asked, seed=seed)
-        if disagreement is not None:
-            self.parts["disagreement"] = Disagreement(model, adapter, weight=disagreement)
+        if apart is not None:
+            self.parts["disagreement"] = apart.listen()
 
     @property
     def finished(self) -> bool:
@@ -110,10 +124,15 @@ class HeadPenalty:
         for part in self.parts.values():
             part.before_step()
 
-    def step(self) -> None:
-        """Go on after an optimizer step."""
-        for part in self.parts.values():
-            part.step()
+    def step(self, *, skipped: bool = False) -> None:
+        """Go on after an optimizer step.
+
+        Args:
+            skipped: whether a gradient scaler (fp16) skipped it: alphas then wait, schedules of gates go on.
+        """
+        for name, part in self.parts.items():
+            if not (skipped and name == "alphas"):
+                part.step()
 
     def metrics(self) -> dict[str, float]:
         """What to watch: open, expected and decided heads and sparsity of gates; norm and growth of alphas."""

@@ -31,12 +31,15 @@ def role_weights(name: str, weights: Weights | None, sites: Iterable[AttentionSi
     for role, weight in given.items():
         check_choice(f"role in {name}", role, roles)
         if not is_number(weight) or weight < 0:
-            raise ArgumentError(f"{name} {weight!r} must be a number, 0 or more")
+            where = f" of {role}" if isinstance(weights, Mapping) else ""
+            raise ArgumentError(f"{name} {weight!r}{where} must be a number, 0 or more")
     return dict.fromkeys(roles, 0.0) | dict(given)
 
 
 def check_state(state: Mapping, own: Mapping, progress: set[str]) -> None:
     """Raise ArgumentError unless a stored state belongs to a part with the same settings; `progress` may differ."""
+    if missing := sorted(own.keys() - state.keys()):
+        raise ArgumentError(f"this is not the state of this penalty: it has no {', '.join(missing)}")
     if differing := sorted(name for name in own.keys() - progress if state.get(name) != own[name]):
         names = ", ".join(f"{name} {state.get(name)!r}, not {own[name]!r}" for name in differing)
         raise ArgumentError(f"this is not the state of this penalty: {names}")

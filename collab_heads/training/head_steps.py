@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.analysis.statistics import head_statistics
 from collab_heads.config import CollabConfig
+from collab_heads.errors import ArgumentError
 from collab_heads.heads.alpha import alpha_report
 from collab_heads.heads.dynamic import DynamicRotation
 from collab_heads.heads.fold import fold_heads
@@ -61,18 +62,32 @@ def penalty(run: "Run", total: int) -> HeadPenalty | None:
     return None if all(value is None for value in options.values()) else HeadPenalty(run.model, **options)
 
 
+def check_rotating(run: "Run", rotation: HeadRotation | DynamicRotation) -> None:
+    """Raise ArgumentError if heads are to rotate where there will be gates and alphas: gates travel, alphas do not."""
+    args = run.args
+    if run.checkpoint is None and args.alpha_mixing and pruning.learns_gates(args):
+        gated = {site.path for site in pruning.chosen_sites(args, run.model)}
+        mixed = {site.path for site in mixing.chosen_sites(args, run.model)}
+        if both := sorted(gated & mixed & rotating.rotating_paths(rotation, run.model)):
+            raise ArgumentError(
+                f"{both[0]} would have gates and alphas, so its heads cannot rotate: name other sites with "
+                "--gated_sites, --alpha_sites or --rotation_sites, or choose heads by --head_selection importance"
+            )
+
+
 def rotate(run: "Run", model: PreTrainedModel, epoch: int, optimizer: Optimizer) -> None:
     """Let heads change places before an epoch; the first process chooses for all."""
     pairs = pruning.on_first(run.accelerator, lambda: run.rotation.plan(model, epoch, run.validation()))
     run.rotation.apply(model, epoch=epoch, optimizer=optimizer, pairs=pairs)
     if pairs:
-        run.accelerator.print(f"epoch {epoch}: {len(pairs)} pairs of heads changed places")
+        named = ", ".join(f"{first} with {second}" for first, second in pairs)
+        run.accelerator.print(f"epoch {epoch}: {len(pairs)} pairs of heads changed places: {named}")
 
 
 def end(run: "Run") -> None:
     """Remove the heads that training closed, and evaluate what is left; note what else became of them."""
     if run.args.alpha_mixing:
-        run.heads["alphas"] = alpha_report(run.model).to_dict()  # those of sites that lose heads start again
+        run.heads["alphas"] = alpha_report(run.model).to_dict()  # gates that are removed take them into W_O
     if pruning.learns_gates(run.args):
         gates, report = pruning.finish(run.model)
         run.accelerator.print(report)
@@ -99,13 +114,15 @@ def ends(run: "Run") -> list[int]:
     return sorted({token for token in own if token is not None})
 
 
-def fold(run: "Run") -> None:
-    """Make a stock model of it, if asked to and it is none."""
-    if run.args.fold_heads and CollabConfig.of(run.model.config).sites:
+def fold(run: "Run") -> bool:
+    """Make a stock model of it, if asked to and it is none; whether it was done."""
+    due = run.args.fold_heads and bool(CollabConfig.of(run.model.config).sites)
+    if due:
         report = fold_heads(run.model)
         run.accelerator.print(report)
         run.heads["folded"] = report.to_dict()
         run.evaluate("folded")
+    return due
 
 
 def new_rotation(run: "Run") -> HeadRotation | DynamicRotation | None:
@@ -113,6 +130,7 @@ def new_rotation(run: "Run") -> HeadRotation | DynamicRotation | None:
     rotation = rotating.rotation_of(run.args, ends(run))
     if rotation is not None:
         rotation.check(run.model, run.epochs())
+        check_rotating(run, rotation)
         if run.progress.get("rotation"):
             rotation.load_state_dict(run.progress["rotation"])
     return rotation

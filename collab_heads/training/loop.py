@@ -118,7 +118,7 @@ def fine_tune(
     total = num_steps(args, order)
     warmup = args.num_warmup_steps if args.warmup_ratio is None else math.ceil(args.warmup_ratio * total)
     if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     set_seed(args.seed + phase, device_specific=True)  # dropout differs between processes
     penalty = None if hooks.penalty is None else hooks.penalty(total)
     groups = parameter_groups(model, args.weight_decay, penalty, **hooks.rates)

@@ -12,7 +12,7 @@ from collab_heads.heads.alpha import mixed_sites, swap_to_alpha
 from collab_heads.heads.report import AlphaReport
 from collab_heads.heads.terms import role_weights
 from collab_heads.registry import get_adapter
-from collab_heads.sites import ROLES, select_sites
+from collab_heads.sites import ROLES, AttentionSite, select_sites
 from collab_heads.training.arguments import not_negative, per_role, positive, trains
 from collab_heads.training.pruning import wants_gates
 
@@ -70,8 +70,6 @@ def check_mixing(args: Namespace) -> None:
     for flag in ("alpha_mixing", "disagreement_weight"):
         if getattr(args, flag) and not trains(args):
             raise ArgumentError(f"--{flag} acts in training: there are no training steps")
-    if args.disagreement_weight is not None and args.gradient_checkpointing:
-        raise ArgumentError("--disagreement_weight needs the heads that --gradient_checkpointing throws away")
     if args.save_head_statistics and args.output_dir is None:
         raise ArgumentError("--save_head_statistics needs --output_dir")
     if args.fold_heads and args.collaborative:
@@ -100,10 +98,15 @@ def check_model(args: Namespace, model: PreTrainedModel) -> None:
         return
     if mixed_sites(model, adapter):
         raise ArgumentError(f"{args.model_name_or_path} has alphas already: fold_heads them first")
-    sites = select_sites(adapter.sites_with_heads(model), args.alpha_sites)
+    sites = chosen_sites(args, model)
     if single := [site.path for site in sites if site.num_heads < 2]:
         raise ArgumentError(f"{', '.join(single)}: a single head cannot be mixed: name others with --alpha_sites")
     role_weights("--alpha_growth_weight", args.alpha_growth_weight, sites)
+
+
+def chosen_sites(args: Namespace, model: PreTrainedModel) -> list[AttentionSite]:
+    """The sites whose heads may be mixed."""
+    return select_sites(get_adapter(model).sites_with_heads(model), args.alpha_sites)
 
 
 def start(args: Namespace, model: PreTrainedModel) -> AlphaReport | None:

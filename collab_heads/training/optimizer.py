@@ -87,5 +87,5 @@ def optimizer_step(
     optimizer.step()
     optimizer.zero_grad()
     if penalty is not None:
-        penalty.step()
+        penalty.step(skipped=accelerator.optimizer_step_was_skipped)
     return mean

@@ -4,6 +4,8 @@ import argparse
 from argparse import Namespace
 from collections.abc import Iterable
 
+from transformers import PreTrainedModel
+
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.dynamic import DynamicRotation
 from collab_heads.heads.policies import POLICIES
@@ -30,7 +32,9 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rotation_start", type=per_role(count), metavar="N", help="epoch of the first swap, from 1 (1)"
     )
-    group.add_argument("--rotation_end", type=per_role(count), metavar="N", help="last epoch with swapped heads (none)")
+    group.add_argument(
+        "--rotation_end", type=per_role(count), metavar="N", help="last epoch with swapped heads (the last)"
+    )
     group.add_argument("--rotation_sites", nargs="+", metavar="ROLE", help="roles that rotate; all")
 
 
@@ -52,6 +56,8 @@ def check_rotation(args: Namespace) -> None:
         raise ArgumentError("heads rotate in training: there are no training steps")
     if wants_rotation(args) and args.collaborative:
         raise ArgumentError("--collaborative heads share one projection: they cannot rotate")
+    if wants_rotation(args) and getattr(args, "average_checkpoints", None):
+        raise ArgumentError("--average_checkpoints would average heads that changed places between checkpoints")
     everywhere = args.alpha_sites is None and args.gated_sites is None and not isinstance(args.target_heads, dict)
     if wants_rotation(args) and args.alpha_mixing and learns_gates(args) and everywhere:
         raise ArgumentError(
@@ -80,3 +86,10 @@ def rotation_of(args: Namespace, exclude: Iterable[int] | None = None) -> HeadRo
     return DynamicRotation(
         args.rotate, seed=args.seed, exclude=exclude, **{k: v for k, v in values.items() if v is not None}
     )
+
+
+def rotating_paths(rotation: HeadRotation | DynamicRotation, model: PreTrainedModel) -> set[str]:
+    """The sites whose heads may change places."""
+    if isinstance(rotation, HeadRotation):
+        return {slot.path for epoch in rotation.schedule for pair in rotation.pairs(model, epoch) for slot in pair}
+    return {slot.path for _, stack in rotation.stacks(model).values() for layer in stack for slot in layer}

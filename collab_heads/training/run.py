@@ -183,10 +183,8 @@ class Run:
     def train(self, phase: int, resume: tuple[Path, int] | None) -> None:
         """Fine-tune, with evaluations on the way."""
         stage = "fine_tuned" if phase == 0 else "fine_tuned_again"
-        hooks = self.hooks(phase, stage)
-        trained = fine_tune(
-            self.accelerator, self.model, self.encoded["train"], self.args, hooks, phase=phase, resume=resume
-        )
+        common = self.accelerator, self.model, self.encoded["train"], self.args, self.hooks(phase, stage)
+        trained = fine_tune(*common, phase=phase, resume=resume)
         rate = trained.examples / trained.seconds if trained.seconds else None
         self.trained.append(
             {
@@ -208,8 +206,7 @@ class Run:
 
     def results(self) -> dict:
         """What `all_results.json` holds: final metrics first."""
-        measured = [entry["metrics"] for entry in self.history if entry["stage"] != "test"]
-        final = measured[-1] if measured else {}
+        final = next((entry["metrics"] for entry in self.history[::-1] if entry["stage"] != "test"), {})
         return {
             **{f"eval_{name}": value for name, value in final.items()},
             "task": self.task,
@@ -234,13 +231,15 @@ class Run:
 
     def finish(self) -> dict:
         """Write the model first, then predictions of the test splits, and the results last; returns these."""
+        main = self.output_dir and self.accelerator.is_main_process
+        if main:
+            self.save_model(self.model, self.output_dir)
         head_steps.save_statistics(self)
-        head_steps.fold(self)
-        if self.output_dir and self.accelerator.is_main_process:
+        if head_steps.fold(self) and main:
             self.save_model(self.model, self.output_dir)
         self.predict()
         results = self.results()
-        if self.output_dir and self.accelerator.is_main_process:
+        if main:
             write_json(self.output_dir / RESULTS, results)
             if self.args.push_to_hub:
                 name = self.args.hub_model_id or self.output_dir.name

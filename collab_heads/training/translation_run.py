@@ -143,7 +143,7 @@ class TranslationRun(Run):
         if own:
             if self.last is None:  # resumed from the last checkpoint: nothing was left to train and to evaluate
                 self.last = self.translations("validation")
-            limit = {"truncation": True, "max_length": args.max_target_length}
+            limit = {"truncation": True, "max_length": args.val_max_target_length or args.max_target_length}
             targets = self.tokenizer(text_target=self.last, **limit)["input_ids"]
         batches = longest_first(list(map(len, sources)), args.per_device_eval_batch_size)
         return (self.collate([{"input_ids": sources[i], "labels": targets[i]} for i in batch]) for batch in batches)

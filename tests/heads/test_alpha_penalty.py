@@ -4,12 +4,15 @@ import json
 
 import pytest
 import torch
+from accelerate import Accelerator
 from closing import loss
+from unchanged import assert_unchanged, snapshot
 
 from collab_heads import HeadPenalty, swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.registry import get_adapter
+from collab_heads.training.optimizer import optimizer_step
 from families import FAMILIES, HEADS
 
 RADIUS, GAMMA, RATE = 1e-3, 40.0, 1e-2
@@ -138,6 +141,27 @@ def test_state_goes_on_exactly(tmp_path):
         fresh.load_state_dict(state)
 
 
+def test_a_damaged_state_is_refused():
+    penalty = HeadPenalty(mixed(), growth=1.0)
+    state = penalty.state_dict()
+    for broken, message in (({"done": 0}, "it has no before"), ({**state["alphas"], "before": [1.0]}, "1 norms")):
+        with pytest.raises(ArgumentError, match=f"not the state of this penalty: .*{message}"):
+            penalty.load_state_dict({"alphas": broken})
+
+
+def test_a_refused_penalty_changes_nothing():
+    """Whichever argument is wrong: gates stay of their kind, nothing listens."""
+    model = mixed()
+    swap_to_gated(model)
+    before = snapshot(model)
+    for wrong in ({"disagreement": -1.0}, {"growth": -1.0}, {"growth": 1.0, "growth_radius": -1.0}):
+        with pytest.raises(ArgumentError):
+            HeadPenalty(model, target_heads=4, steps=2, **wrong)
+    with pytest.raises(ArgumentError):
+        HeadPenalty(model, target_heads=400, steps=2, disagreement=1.0)
+    assert_unchanged(model, before)
+
+
 def test_norms_are_taken_in_float32():
     model = mixed().to(torch.bfloat16)
     penalty = HeadPenalty(model, growth=1.0)
@@ -165,6 +189,38 @@ def test_gates_and_alphas_together():
         penalty.load_state_dict({"alphas": penalty.state_dict()["alphas"]})
 
 
+def test_a_skipped_step_is_no_step():
+    """fp16 skips steps: growth is that of the last real one, and the start waits; gates' schedules go on."""
+    model = mixed()
+    swap_to_gated(model)
+    options = {"target_heads": 4, "steps": 9, "growth": GAMMA, "growth_radius": RADIUS, "alpha_start": 1}
+    penalty = HeadPenalty(model, **options)
+    alpha_part, gate_part = penalty.parts["alphas"], penalty.parts["gates"]
+    penalty.step(skipped=True)
+    assert (alpha_part.done, gate_part.done) == (0, 1)
+    penalty.step()
+    assert alpha_part.started
+    growth_step(model, penalty)
+    assert not alpha_part.total().any()  # the step before grew
+    penalty.step(skipped=True)
+    assert not alpha_part.total().any()
+    penalty.step()
+    assert alpha_part.total() > 0
+
+
+def test_the_loop_tells_of_skipped_steps(monkeypatch):
+    model, seen = mixed().train(), []
+    penalty = HeadPenalty(model, growth=GAMMA)
+    monkeypatch.setattr(penalty, "step", lambda *, skipped: seen.append(skipped))
+    batch = {**FAMILIES["bert"].inputs(), "labels": torch.tensor([0, 1, 1])}
+    accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
+    optimizer = torch.optim.SGD([{"params": penalty.others(model)}, *penalty.groups()], lr=RATE)
+    for skipped in (True, False):
+        monkeypatch.setattr(Accelerator, "optimizer_step_was_skipped", skipped)
+        optimizer_step(accelerator, model, optimizer, [batch], [3], 0.0, penalty)
+    assert seen == [True, False]
+
+
 REFUSED = (
     ({"growth": -1.0}, "growth -1.0 must be a number, 0 or more"),
     ({"growth": True}, "growth True must be a number"),
@@ -172,6 +228,10 @@ REFUSED = (
     ({"growth": 1.0, "growth_radius": 0.0}, "growth_radius 0.0 must be a number above 0"),
     ({"growth": 1.0, "alpha_start": -1}, "alpha_start -1 must be a number of optimizer steps"),
     ({"growth": 1.0, "alpha_start": 0.5}, "alpha_start 0.5"),
+    ({"growth": {"enc-self": -2.0}}, "growth -2.0 of enc-self must be"),
+    ({"growth_radius": 1e-3}, "growth_radius 0.001 has no meaning without growth"),
+    ({"growth": 1.0, "steps": 3}, "steps 3 has no meaning without target_heads"),
+    ({"growth": 1.0, "scores": {}}, "scores {} has no meaning without target_heads"),
 )
 
 
@@ -187,6 +247,8 @@ def test_needs_alphas():
         HeadPenalty(model, growth=1.0)
     with pytest.raises(ArgumentError, match="needs gate_weight or target_heads"):
         HeadPenalty(model)
+    with pytest.raises(ArgumentError, match="alpha_start 3 has no meaning without alphas: call swap_to_alpha"):
+        HeadPenalty(model, disagreement=1.0, alpha_start=3)
     frozen = mixed().requires_grad_(False)
     with pytest.raises(ArgumentError, match=r"the alphas of .* are frozen"):
         HeadPenalty(frozen, growth=1.0)

@@ -282,3 +282,13 @@ def test_moments_that_cannot_follow(spoil):
     assert len(before) == len(optimizer.state)  # looking for moments makes none
     for old, new in zip(before, optimizer.state.values(), strict=True):
         assert all(torch.equal(old[name], new[name]) for name in old)
+
+
+def test_moments_in_a_list_are_refused():
+    """Some optimizers keep a list of tensors per parameter: no head's rows can be found in it."""
+    model = build("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = next(model.base_model.get_submodule(BERT.format(1)).parameters())
+    optimizer.state[weight]["preconditioners"] = [torch.eye(4)]
+    with refused(model, SwapError, "preconditioners", "list of tensors", "AdamW or SGD"):
+        swap_heads(model, [GOOD], optimizer)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from closing import random_alpha
 
 from collab_heads.heads.mixing import HeadMixing
+from collab_heads.heads.output import install_mixing
 from families import EXACT64
 
 HEADS, HEAD_WIDTH, WIDTH = 3, 2, 5
@@ -111,3 +112,22 @@ def test_meta_device():
     made = HeadMixing(HEADS).to("meta")
     made.reset()
     assert made(output_weight().to("meta")).shape == (WIDTH, HEADS * HEAD_WIDTH)
+
+
+@pytest.mark.parametrize("tokens", (1, 40))
+def test_few_tokens_and_many(tokens):
+    """Few: the heads are mixed; many: the weight. The same function either way, and under autocast."""
+    torch.manual_seed(0)
+    projection = torch.nn.Linear(12, 10).double()
+    mixing = install_mixing(projection, 3)
+    mixing.alpha.data += torch.randn(3, 3)
+    inputs = torch.randn(1, tokens, 12, dtype=torch.float64)
+    called = []
+    weight, heads = mixing.forward, mixing.heads
+    mixing.forward = lambda each: called.append("weight") or weight(each)
+    mixing.heads = lambda each: called.append("heads") or heads(each)
+    found = projection(inputs)
+    assert called == ["heads" if tokens < 10 else "weight"]
+    expected = torch.einsum("ij,btjd->btid", mixing.alpha, inputs.unflatten(-1, (3, 4))).flatten(-2)
+    expected = expected @ projection.weight.T + projection.bias
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

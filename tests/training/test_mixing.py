@@ -61,7 +61,6 @@ def test_values_are_refused(parse, flags, message):
         ("--alpha_mixing --alpha_growth_radius 1e-3", "--alpha_growth_radius needs --alpha_growth_weight"),
         ("--alpha_mixing --max_train_steps 0", "--alpha_mixing acts in training"),
         ("--disagreement_weight 1 --num_train_epochs 0", "--disagreement_weight acts in training"),
-        ("--disagreement_weight 1 --gradient_checkpointing", "--gradient_checkpointing throws away"),
         ("--alpha_mixing --fold_heads --collaborative", "cannot be --collaborative"),
         ("--fold_heads", "--fold_heads needs --alpha_mixing, or"),
         ("--save_head_statistics", "--save_head_statistics needs --output_dir"),

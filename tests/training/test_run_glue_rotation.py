@@ -8,6 +8,7 @@ from scripts import run
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
+import tiny
 from collab_heads import DynamicRotation, swap_heads
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.exchange import Slot
@@ -112,7 +113,7 @@ def test_heads_that_a_policy_chooses(policy, metric, bert, files, tmp_path, batc
     assert len(done[0]["pairs"]) == (2 if policy == "local" else 1)
     for entry in (done[0], done[2]):
         model = AutoModelForSequenceClassification.from_pretrained(out / f"epoch_0_{entry['epoch'] - 1}")
-        rotation = DynamicRotation(policy, metric, start=2, seed=42)
+        rotation = DynamicRotation(policy, metric, start=2, seed=42, exclude=[tiny.SPECIAL.index("[SEP]")])
         planned = rotation.plan(model, entry["epoch"], batches or None)
         assert [[[end.path, end.head] for end in pair] for pair in planned] == entry["pairs"]
     assert sum(len(batch["labels"]) for batch in batches) == 41
@@ -151,7 +152,14 @@ def test_what_removal_makes_impossible_is_said_before_training(schedule, bert, f
     more = ("--gate_weight", 0.1, "--alpha_mixing", "--rotate", "hard", "--rotation_start", 4, *EPOCHS)
     with pytest.raises(CollabHeadsError, match="heads with gates and alphas cannot rotate"):
         run(bert, files, tmp_path / "third", *more)
+    more += ("--gated_sites", PATHS[0], "--alpha_sites", "enc-self")
+    with pytest.raises(CollabHeadsError, match=f"{PATHS[0]} would have gates and alphas"):
+        run(bert, files, tmp_path / "third", *more)
     assert not (tmp_path / "third").exists()
+    more = ("--gate_weight", 0.1, "--gated_sites", PATHS[0], "--alpha_mixing", "--alpha_sites", PATHS[1])
+    more += ("--rotation_schedule", schedule({"1": [{"paths": [PATHS[1]] * 2, "heads": [0, 1]}]}))
+    with pytest.raises(TypeError):  # this can be: the training begins
+        run(bert, files, None, *more)
 
 
 @pytest.mark.parametrize(
@@ -219,9 +227,10 @@ RUNS = {
     "gates": ("--rotate", "hard", "--target_heads", 4, *RANKED, "--selection_share", 0.8, "--checkpointing_steps", 4),
     "bf16": ("--rotate", "soft", "--mixed_precision", "bf16", "--checkpointing_steps", 5),
 }
+SLOW = ("random", "bf16")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
 def test_resuming_in_one_process(name, bert, files, tmp_path):
     """From every checkpoint of a run, in place: the same end; in an epoch, between two, swapped and not."""
     more, out = (*EPOCHS, *RUNS[name]), tmp_path / "out"

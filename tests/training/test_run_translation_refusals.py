@@ -57,6 +57,7 @@ def test_broken_files(kind, marian, bilingual, tmp_path):
         ("--num_beam 3", r"unknown flag '--num_beam' \(did you mean '--num_beams'\?\)"),
         ("--lr_scheduler_type invers_sqrt", r"did you mean 'inverse_sqrt'\?"),
         ("--average_checkpoints 2", "--average_checkpoints needs --checkpointing_steps"),
+        ("--average_checkpoints 2 --checkpointing_steps 1 --rotate random", "would average heads that changed places"),
         ("--average_checkpoints 3 --checkpointing_steps 1 --save_total_limit 2", "--save_total_limit 2 keeps fewer"),
         ("--average_checkpoints 3 --checkpointing_steps 1 --load_best_model_at_end", "exclude each other"),
         ("--load_best_model_at_end --gate_weight 1", "--load_best_model_at_end and heads that are learned"),

@@ -77,9 +77,7 @@ def test_an_unknown_or_missing_language_is_refused(side, language, kind, model_a
 def test_languages_of_nllb():
     """Its codes are special tokens, not a table."""
     tokenizer, model = NllbTokenizer(), tiny.model("m2m_100", size=400)
-    with pytest.raises(
-        ArgumentError, match=r"--target_lang 'en' is not one of the model's 202 languages"
-    ):
+    with pytest.raises(ArgumentError, match=r"--target_lang 'en' is not one of the model's 202 languages"):
         set_languages(model, tokenizer, "deu_Latn", "en")
     set_languages(model, tokenizer, "deu_Latn", "fra_Latn")
     source, target = (tokenizer.convert_tokens_to_ids(name) for name in ("deu_Latn", "fra_Latn"))
