@@ -153,11 +153,16 @@ def test_folded_equals_in_every_state(name):
         assert_folded_equals(FAMILIES[name], state, empty=False, alphas=True)
 
 
+def many_tokens(name) -> dict:
+    """Inputs of more tokens than the model is wide: below that the heads are mixed, not W_O."""
+    return {each: value.repeat_interleave(3, dim=0) for each, value in FAMILIES[name].inputs().items()}
+
+
 @of_layout
 def test_folding_alphas_alone_changes_no_bit(name):
-    """What is folded is what was applied."""
+    """What is folded is what was applied, where there are tokens enough to apply it to W_O."""
     for dtype in (torch.float32, torch.bfloat16):
-        model, inputs = changed(FAMILIES[name], None, None, alphas=True, dtype=dtype), FAMILIES[name].inputs()
+        model, inputs = changed(FAMILIES[name], None, None, alphas=True, dtype=dtype), many_tokens(name)
         before = output(model, inputs)
         fold_heads(model)
         assert torch.equal(output(model, inputs), before)
@@ -166,7 +171,7 @@ def test_folding_alphas_alone_changes_no_bit(name):
 
 def assert_autocast_keeps_alphas(name):
     """Under autocast, alphas are not rounded: W_O is, once they are in it, as in the folded model."""
-    model, inputs = changed(FAMILIES[name], None, None, alphas=True, dtype=torch.float32), FAMILIES[name].inputs()
+    model, inputs = changed(FAMILIES[name], None, None, alphas=True, dtype=torch.float32), many_tokens(name)
     plain, outputs = output(model, inputs), []
     for _ in range(2):
         with torch.autocast("cpu", AUTOCAST):

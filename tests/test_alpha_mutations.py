@@ -18,7 +18,8 @@ def mixed_weight(weight, alpha):
 
 
 def transposed_alpha(monkeypatch):
-    monkeypatch.setattr(mixing.HeadMixing, "forward", lambda self, weight: mixed_weight(weight, self.alpha.T))
+    stock = mixing.HeadMixing.combined
+    monkeypatch.setattr(mixing.HeadMixing, "combined", lambda self, matrix, each: stock(self, matrix.mT, each))
 
 
 def alphas_before_gates(monkeypatch):
@@ -30,7 +31,7 @@ def alphas_before_gates(monkeypatch):
 
 
 def alphas_ignored(monkeypatch):
-    monkeypatch.setattr(mixing.HeadMixing, "forward", lambda self, weight: weight)
+    monkeypatch.setattr(mixing.HeadMixing, "combined", lambda self, matrix, each: each)
 
 
 def rows_and_columns_dropped(monkeypatch):
@@ -135,6 +136,7 @@ def test_alphas_rounded_by_autocast_are_caught(monkeypatch):
 
 @pytest.mark.parametrize("name", SOME)
 def test_alphas_that_cannot_learn_are_caught(name, monkeypatch):
-    monkeypatch.setattr(mixing.HeadMixing, "forward", lambda self, weight: mixed_weight(weight, self.alpha.detach()))
+    stock = mixing.HeadMixing.combined
+    monkeypatch.setattr(mixing.HeadMixing, "combined", lambda self, matrix, each: stock(self, matrix.detach(), each))
     with pytest.raises(AssertionError, match=r"grad"):
         contract.test_gradients(FAMILIES[name])
