@@ -58,12 +58,8 @@ class QueryKeyState:
         valid_scale = isinstance(self.scale, int | float) and 0 < self.scale <= MAX_SCALE
         expect(valid_scale and not isinstance(self.scale, bool), "query_key.scale", self.scale, "a positive number")
         expect(isinstance(self.bias, bool), "query_key.bias", self.bias, "true or false")
-        expect(
-            self.mixing_init in MIXING_INITS,
-            "query_key.mixing_init",
-            self.mixing_init,
-            f"one of {', '.join(MIXING_INITS)}",
-        )
+        wanted = f"one of {', '.join(MIXING_INITS)}"
+        expect(self.mixing_init in MIXING_INITS, "query_key.mixing_init", self.mixing_init, wanted)
 
 
 @dataclass(frozen=True)
