@@ -191,22 +191,17 @@ def test_both_callbacks_hang_on_one_hook_per_site():
     assert hooks == inner == [1] * 6
 
 
-def test_the_switch_is_said_once(caplog):
+def test_the_switch_is_said_once(warnings_logged):
     model, inputs = model_in("t5"), FAMILIES["t5"].inputs()
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    try:
-        with caplog.at_level(logging.INFO, logger="transformers"):
-            for _ in range(2):
-                set_backend(model, "sdpa")
-                with torch.no_grad(), recording(model, weights=lambda *_: None):
-                    for _ in range(2):
-                        model(**cast(inputs, model.dtype))
-                set_backend(model, "eager")
-                record(model, inputs)
-    finally:
-        logger.removeHandler(caplog.handler)
-    said = [line for line in caplog.messages if "attention backend" in line]
+    with warnings_logged.at_level(logging.INFO, logger="transformers"):
+        for _ in range(2):
+            set_backend(model, "sdpa")
+            with torch.no_grad(), recording(model, weights=lambda *_: None):
+                for _ in range(2):
+                    model(**cast(inputs, model.dtype))
+            set_backend(model, "eager")
+            record(model, inputs)
+    said = [line for line in warnings_logged.messages if "attention backend" in line]
     assert said == [said[0]] * 2  # once per recording that switches
     assert "T5ForConditionalGeneration uses the eager attention backend instead of sdpa" in said[0]
 
