@@ -37,7 +37,7 @@ def padded_family(request):
 def warnings_logged(caplog):
     logger = logging.getLogger("transformers")
     type(logger).warning_once.cache_clear()  # what another test has heard is said again
-    before, logger.propagate = logger.propagate, False  # where CI is set, transformers passes its messages on: said twice
+    before, logger.propagate = logger.propagate, False  # else said twice where CI is set
     logger.addHandler(caplog.handler)
     yield caplog
     logger.removeHandler(caplog.handler)
