@@ -4,7 +4,7 @@ import torch
 from closing import change_heads, output_projections
 
 import collab_heads
-from collab_heads.analysis.report import MEASURES
+from collab_heads.analysis.results import MEASURES
 from collab_heads.analysis.statistics import head_statistics
 from families import EXACT64, FAMILIES, HEADS, cast, set_backend, swap
 

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from collab_heads.analysis.queries import check_exclude, end_tokens, query_masks
 from collab_heads.analysis.recording import recording
-from collab_heads.analysis.report import MEASURES, HeadStatistics
+from collab_heads.analysis.results import MEASURES, HeadStatistics
 from collab_heads.collaborative.calibrate import run_batches
 from collab_heads.collaborative.decompose import float64
 from collab_heads.collaborative.masks import MASKS

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from transformers import PreTrainedModel
 
-from collab_heads.analysis.report import mean_distance
+from collab_heads.analysis.results import mean_distance
 from collab_heads.analysis.statistics import head_statistics
 from collab_heads.config import CollabConfig
 from collab_heads.heads.exchange import Slot

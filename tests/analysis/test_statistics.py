@@ -25,7 +25,7 @@ from measuring import (
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
-from collab_heads.analysis.report import MEASURES
+from collab_heads.analysis.results import MEASURES
 from collab_heads.analysis.statistics import head_statistics
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
 from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, WIDTH, set_backend

@@ -15,7 +15,7 @@ from translation_script import as_json, differing, weights
 
 import tiny
 from collab_heads import get_adapter, prune_heads
-from collab_heads.analysis.report import HeadStatistics
+from collab_heads.analysis.results import HeadStatistics
 from collab_heads.analysis.statistics import head_statistics
 from collab_heads.config import CollabConfig
 from collab_heads.errors import CollabHeadsError

@@ -21,7 +21,7 @@ from translation_script import (
 )
 
 from collab_heads import swap_heads
-from collab_heads.analysis.report import HeadStatistics
+from collab_heads.analysis.results import HeadStatistics
 from collab_heads.analysis.statistics import head_statistics
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.exchange import Slot

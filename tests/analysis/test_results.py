@@ -8,7 +8,7 @@ from measuring import EOS, ended, model_in
 from safetensors.torch import load_file, save_file
 
 from collab_heads.analysis import storage
-from collab_heads.analysis.report import HeadStatistics
+from collab_heads.analysis.results import HeadStatistics
 from collab_heads.analysis.statistics import head_statistics
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.sites import AttentionSite
