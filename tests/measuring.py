@@ -1,5 +1,7 @@
 """Models whose heads are measured, in every state, and what their heads do by other means than the package's."""
 
+import math
+
 import torch
 from closing import change_heads, output_projections
 
@@ -150,7 +152,19 @@ def by_hand(model, batches, counts) -> dict[str, dict[str, torch.Tensor]]:
                 for row, token in mask.nonzero().tolist():
                     each = heads[row, token]
                     pairs = [[(a, b) for b in each] for a in each]
+                    query, starts = (
+                        token - first_token(inputs, row, site.role, 0),
+                        first_token(inputs, row, site.role, 1),
+                    )
+                    looks = [weights[row, h, token].tolist() for h in range(site.num_heads)]
                     values = {
+                        "entropy": torch.tensor(
+                            [-sum(w * math.log(w) for w in look if w > 0) for look in looks], dtype=torch.float64
+                        ),
+                        "attention_distance": torch.tensor(
+                            [sum(w * abs(query - (key - starts)) for key, w in enumerate(look)) for look in looks],
+                            dtype=torch.float64,
+                        ),
                         "confidence": torch.stack([weights[row, h, token].max() for h in range(site.num_heads)]),
                         "cosine": torch.tensor(
                             [[a @ b / (a.norm() * b.norm()) for a, b in line] for line in pairs], dtype=torch.float64
@@ -160,6 +174,15 @@ def by_hand(model, batches, counts) -> dict[str, dict[str, torch.Tensor]]:
                     for name, value in values.items():
                         sums[name].setdefault(site.path, []).append(value.double())
     return {name: {path: torch.stack(each).mean(0) for path, each in paths.items()} for name, paths in sums.items()}
+
+
+def first_token(inputs, row: int, role: str, side: int) -> int:
+    """Where a sentence begins after padding on the left; side 0: queries, 1: keys."""
+    lone = "encoder_hidden_states" in inputs
+    name = "encoder_attention_mask" if lone and role == "dec-enc" and side else "attention_mask"
+    if name not in inputs or (not lone and role != "enc-self" and (side == 0 or role == "dec-self")):
+        return 0  # tests pad decoders of encoder-decoders on the right
+    return inputs[name][row].tolist().index(1)
 
 
 def single(inputs, row: int, length: int, steps: int) -> dict[str, torch.Tensor]:

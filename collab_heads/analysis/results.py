@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from collab_heads.analysis.storage import read_statistics, write_statistics
@@ -13,7 +12,9 @@ from collab_heads.errors import ArgumentError, DataError
 from collab_heads.sites import AttentionSite, did_you_mean
 from collab_heads.tables import text_table
 
-MEASURES = ("confidence", "cosine", "l2")
+OF_HEADS = ("confidence", "entropy", "attention_distance")  # a number per head
+OF_PAIRS = ("cosine", "l2")  # a number per pair of heads
+MEASURES = OF_HEADS + OF_PAIRS
 # role -> stack and name of the attention, as Azov and Landau key their statistics
 PLACES = {
     "enc-self": ("encoder", "self_attn"),
@@ -32,6 +33,8 @@ class HeadStatistics:
         excluded: ids of the tokens that did not count as queries.
         tokens: path -> number of query tokens; of all its layers where a module serves several.
         confidence: path -> [H], mean over query tokens of the head's largest attention weight.
+        entropy: path -> [H], mean entropy of the head's attention weights, in nats.
+        attention_distance: path -> [H], mean distance in tokens from a query to what it attends to.
         cosine: path -> [H, H], mean over query tokens of the cosine between the outputs of two heads.
         l2: path -> [H, H], the same of their Euclidean distance.
         alphas: path -> [H, H], of the sites that have alphas.
@@ -42,6 +45,8 @@ class HeadStatistics:
     excluded: tuple[int, ...]
     tokens: Mapping[str, int]
     confidence: Mapping[str, Tensor] = field(default_factory=dict)
+    entropy: Mapping[str, Tensor] = field(default_factory=dict)
+    attention_distance: Mapping[str, Tensor] = field(default_factory=dict)
     cosine: Mapping[str, Tensor] = field(default_factory=dict)
     l2: Mapping[str, Tensor] = field(default_factory=dict)
     alphas: Mapping[str, Tensor] = field(default_factory=dict)
@@ -77,18 +82,20 @@ class HeadStatistics:
         return self.to_dict() == other.to_dict() if isinstance(other, HeadStatistics) else NotImplemented
 
     def __str__(self) -> str:
+        heads = [name for name in OF_HEADS if name in self.measures]
+        pairs = [name for name in OF_PAIRS if name in self.measures]
         rows = []
         for site in self.sites:
             row = [site.path, site.role, str(site.num_heads), str(self.tokens[site.path])]
-            if "confidence" in self.measures:
-                row += [f"{each(self.confidence[site.path]):.3f}" for each in (torch.mean, torch.min, torch.max)]
-            row += [pair_mean(getattr(self, name)[site.path]) for name in ("cosine", "l2") if name in self.measures]
-            rows.append(row)
-        header = ["site", "role", "heads", "tokens"]
-        header += ["confidence", "lowest", "highest"] if "confidence" in self.measures else []
-        header += [name for name in ("cosine", "l2") if name in self.measures]
+            for name in heads:
+                values = getattr(self, name)[site.path]
+                row.append(f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})")
+            rows.append(row + [pair_mean(getattr(self, name)[site.path]) for name in pairs])
+        header = ["site", "role", "heads", "tokens", *(name.replace("_", " ") for name in heads), *pairs]
         ends = f"without the token ids {', '.join(map(str, self.excluded))}" if self.excluded else "of any kind"
-        return text_table(header, rows, f"means over query tokens {ends}; cosine and l2 over pairs of heads")
+        return text_table(
+            header, rows, f"means over query tokens {ends}, and the range over heads; cosine and l2 over pairs"
+        )
 
     def save(self, folder: str | Path) -> None:
         """Write `head_statistics.safetensors` and `head_statistics.json` into a folder, which may hold other files.
@@ -151,7 +158,7 @@ def pick(tensors: Mapping[str, Tensor], name: str, sites: Sequence[AttentionSite
     """The tensors of one measure, path -> tensor; ValueError if one has not one row per head."""
     found = {site.path: tensors[f"{prefix(site)}.{name}"] for site in sites}
     for site in sites:
-        if found[site.path].shape != ((site.num_heads,) if name == "confidence" else (site.num_heads, site.num_heads)):
+        if found[site.path].shape != (site.num_heads,) * (1 if name in OF_HEADS else 2):
             raise ValueError(f"{prefix(site)}.{name} is {tuple(found[site.path].shape)}, of {site.num_heads} heads")
     return found
 

@@ -1,27 +1,44 @@
-"""Measure heads on data: how sure they are, how alike their outputs are."""
+"""Measure heads on data: how sure they are, how far and how widely they look, how alike their outputs are."""
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
-from collab_heads.analysis.queries import check_exclude, end_tokens, query_masks
-from collab_heads.analysis.recording import recording
+from collab_heads.analysis.passes import Attention, Batch, Observer, excluded_tokens, observe
 from collab_heads.analysis.results import MEASURES, HeadStatistics
-from collab_heads.collaborative.calibrate import run_batches
 from collab_heads.collaborative.decompose import float64
-from collab_heads.collaborative.masks import MASKS
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, check_choice
 
-logger = logging.get_logger("transformers.collab_heads")
+
+def confidence(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
+    """The largest weight of every query token: [B, H, T]."""
+    return attention.largest[0]
+
+
+def entropy(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
+    """The entropy of the weights of every query token, in nats: [B, H, T]."""
+    return torch.special.entr(attention.weights).sum(-1)
+
+
+def attention_distance(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
+    """How many tokens away a query token looks, on average by its weights: [B, H, T]."""
+    weights = attention.weights
+    queries, keys = (
+        torch.arange(length, device=weights.device)[None] for length in weights.shape[-2:]
+    )  # (1, T), (1, S)
+    if (mask := batch.present(site)) is not None:
+        queries = mask.cumsum(1) - 1  # padding on the left has no position
+    if (mask := batch.keys(site)) is not None:
+        keys = mask.cumsum(1) - 1
+    apart = (queries[:, :, None] - keys[:, None]).abs()  # (B or 1, T, S)
+    return (weights * apart.to(weights.dtype)[:, None]).sum(-1)
 
 
 def cosine(outputs: Tensor) -> Tensor:
@@ -35,6 +52,7 @@ def l2(outputs: Tensor) -> Tensor:
     return torch.cdist(outputs, outputs, compute_mode="donot_use_mm_for_euclid_dist")
 
 
+OF_WEIGHTS = {"confidence": confidence, "entropy": entropy, "attention_distance": attention_distance}
 OF_OUTPUTS = {"cosine": cosine, "l2": l2}
 
 
@@ -59,6 +77,54 @@ class RunningMean:
         return (self.total / self.count).cpu()
 
 
+class Statistics(Observer):
+    """Means over query tokens of some measures.
+
+    Args:
+        measures: their names.
+
+    Raises:
+        ArgumentError: on an unknown measure, or none at all.
+    """
+
+    def __init__(self, measures: Iterable[str] = MEASURES):
+        self.measures = check_measures(measures)
+        self.of_weights = [name for name in self.measures if name in OF_WEIGHTS]
+        self.of_outputs = [name for name in self.measures if name in OF_OUTPUTS]
+        self.weights, self.outputs = bool(self.of_weights), bool(self.of_outputs)
+
+    def start(self, sites: Sequence[AttentionSite]) -> None:
+        """Begin at zero."""
+        self.sites = tuple(sites)
+        self.means = {(site.path, measure): RunningMean() for site in sites for measure in self.measures}
+
+    def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
+        """Add a batch."""
+        for measure in self.of_weights:
+            values = OF_WEIGHTS[measure](site, attention, batch).mT  # (B, H, T) -> (B, T, H)
+            self.means[site.path, measure].add(float64(batch.counted(site, values)))
+
+    def see_outputs(self, site: AttentionSite, outputs: Tensor, batch: Batch) -> None:
+        """Add a batch."""
+        counted = float64(batch.counted(site, outputs))  # (N, H, d_v)
+        for measure in self.of_outputs:
+            self.means[site.path, measure].add(OF_OUTPUTS[measure](counted))
+
+    def results(self, model: PreTrainedModel, adapter: AttentionAdapter, excluded: tuple[int, ...]) -> HeadStatistics:
+        """What was measured.
+
+        Raises:
+            CalibrationError: if no token counted at a site.
+            NonFiniteError: if a statistic is NaN or inf; the first such site is named.
+        """
+        check_means(self.means, excluded)
+        sites, first = self.sites, self.measures[0]
+        found = {name: {site.path: self.means[site.path, name].mean() for site in sites} for name in self.measures}
+        alphas = {s.path: mixing.alpha.detach().to("cpu", torch.float64) for s, mixing in mixed_sites(model, adapter)}
+        tokens = {site.path: self.means[site.path, first].count for site in sites}
+        return HeadStatistics(sites, self.measures, excluded, tokens, alphas=alphas, **found)
+
+
 def head_statistics(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
@@ -71,15 +137,18 @@ def head_statistics(
 
     Every query token counts alike, in whatever batch it is, unless it is padding or ends a sentence. Decoders are
     measured as they train: on their inputs or, shifted right, their labels. A module that serves several layers
-    (ALBERT) is measured over all of them together. Confidence needs the eager attention backend, see `recording`.
+    (ALBERT) is measured over all of them together. Measures of attention weights need the eager attention backend, see
+    `recording`.
 
     Args:
         model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
         batches: input dicts as the model takes them; any iterable, read once. Encoder-decoders need labels or decoder
             inputs.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
-        measures: "confidence": the mean of the largest attention weight of a query token. "cosine", "l2": the mean
-            cosine and Euclidean distance between the outputs of two heads of a site, before gates and alphas.
+        measures: "confidence": the mean of the largest attention weight of a query token. "entropy": of its weights, in
+            nats. "attention_distance": how many tokens away it looks, positions in both sentences compared where they
+            are two. "cosine", "l2": the mean cosine and Euclidean distance between the outputs of two heads of a site,
+            before gates and alphas.
         exclude: ids of tokens that do not count as queries, instead of `eos_token_id` and `sep_token_id` of the config
             and the generation config. BERT's config names none: give `[tokenizer.sep_token_id]`. The first token of a
             decoder always counts.
@@ -98,54 +167,10 @@ def head_statistics(
         (MHR-NLP-Transformers).
     """
     check_wrapper(model)
-    adapter, measures = get_adapter(model, adapter), check_measures(measures)
-    excluded = end_tokens(model) if exclude is None else check_exclude(exclude)
-    if not excluded and exclude is None and model.main_input_name == "input_ids":
-        logger.warning_once(
-            f"the config of this {type(model).__name__} names no end-of-sentence token, so ends of sentences count in "
-            "head statistics: pass exclude=[tokenizer.sep_token_id], or exclude=[] if that is right"
-        )
-    sites = adapter.sites_with_heads(model)
-    means = {(site.path, measure): RunningMean() for site in sites for measure in measures}
-    masks: dict[str, Tensor | None] = {}
-
-    def see_weights(site: AttentionSite, weights: Tensor) -> None:
-        largest = weights.amax(-1).mT  # (B, H, T, S) -> (B, T, H): over the keys, for every query token
-        means[site.path, "confidence"].add(float64(counted_tokens(site, largest, masks)))
-
-    def see_outputs(site: AttentionSite, outputs: Tensor) -> None:
-        counted = float64(counted_tokens(site, outputs, masks))  # (N, H, d_v)
-        for measure in of_outputs:
-            means[site.path, measure].add(OF_OUTPUTS[measure](counted))
-
-    of_outputs = [measure for measure in measures if measure in OF_OUTPUTS]
-    if sites:
-        with recording(
-            model,
-            adapter,
-            weights=see_weights if "confidence" in measures else None,
-            outputs=see_outputs if of_outputs else None,
-        ):
-            run_batches(model, batches, masks, "measuring heads", partial(query_masks, exclude=excluded))
-    check_means(means, excluded)
-    found = {measure: {site.path: means[site.path, measure].mean() for site in sites} for measure in measures}
-    alphas = {site.path: mixing.alpha.detach().to("cpu", torch.float64) for site, mixing in mixed_sites(model, adapter)}
-    tokens = {site.path: means[site.path, measures[0]].count for site in sites}
-    return HeadStatistics(tuple(sites), measures, excluded, tokens, alphas=alphas, **found)
-
-
-def counted_tokens(site: AttentionSite, tensor: Tensor, masks: Mapping[str, Tensor | None]) -> Tensor:
-    """What a site computes for the query tokens that count: [B, T, ...] -> [N, ...]."""
-    side = MASKS[site.role][0]
-    mask = masks.get(side)
-    if mask is None:
-        return tensor.flatten(0, 1)
-    if mask.shape != tensor.shape[:2]:
-        raise CalibrationError(
-            f"{site.path}: the {side} mask {tuple(mask.shape)} does not fit its query tokens {tuple(tensor.shape[:2])};"
-            " give attention masks of shape (batch, tokens)"
-        )
-    return tensor[mask.to(tensor.device)]
+    adapter, statistics = get_adapter(model, adapter), Statistics(measures)
+    excluded = excluded_tokens(model, exclude)
+    observe(model, batches, [statistics], adapter, exclude=excluded)
+    return statistics.results(model, adapter, excluded)
 
 
 def check_means(means: Mapping[tuple[str, str], RunningMean], excluded: tuple[int, ...]) -> None:

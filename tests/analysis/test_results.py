@@ -8,7 +8,7 @@ from measuring import EOS, ended, model_in
 from safetensors.torch import load_file, save_file
 
 from collab_heads.analysis import storage
-from collab_heads.analysis.results import HeadStatistics
+from collab_heads.analysis.results import MEASURES, HeadStatistics
 from collab_heads.analysis.statistics import head_statistics
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.sites import AttentionSite
@@ -42,7 +42,7 @@ def test_saved_and_loaded_is_equal(name, change, tmp_path):
     found.save(tmp_path / "new" / "folder")
     again = HeadStatistics.load(tmp_path / "new" / "folder")
     assert again == found and again.sites == found.sites and again.tokens == found.tokens
-    for each in ("confidence", "cosine", "l2", "alphas"):
+    for each in (*MEASURES, "alphas"):
         ours, theirs = getattr(again, each), getattr(found, each)
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[path], theirs[path]) for path in theirs)
         assert all(tensor.dtype == torch.float64 for tensor in ours.values())
@@ -73,15 +73,17 @@ def test_names_and_nesting(marian, tmp_path):
     expected = {}
     for site in marian.sites:
         stack, attention = places[site.role]
-        for name in ("confidence", "cosine", "l2", "alphas"):
+        for name in (*MEASURES, "alphas"):
             tensor = getattr(marian, name)[site.path]
             expected[f"{stack}.{site.layer}.{attention}.{name}"] = tensor
             assert described[stack][site.layer][attention][name] == tensor.tolist()
-    assert tensors.keys() == expected.keys() and len(expected) == 6 * 4
+    assert tensors.keys() == expected.keys() and len(expected) == 6 * 6
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     assert [set(layer) for layer in described["encoder"]] == [{"self_attn"}] * LAYERS
     assert [set(layer) for layer in described["decoder"]] == [{"self_attn", "enc_attn"}] * LAYERS
-    assert described["measures"] == ["confidence", "cosine", "l2"] and described["excluded"] == [EOS]
+    assert described["measures"] == ["confidence", "entropy", "attention_distance", "cosine", "l2"] and described[
+        "excluded"
+    ] == [EOS]
     assert described["sites"][-1] == {
         "path": "decoder.layers.1.encoder_attn",
         "role": "dec-enc",

@@ -56,7 +56,7 @@ def test_it_is_the_mean_over_query_tokens(name, change):
         assert found.tokens[site.path] == int(counts[side].sum()) * len(layers_of(model, site))
         heads = site.num_heads
         shapes = [tuple(getattr(found, measure)[site.path].shape) for measure in MEASURES]
-        assert shapes == [(heads,), (heads, heads), (heads, heads)]
+        assert shapes == [(heads,)] * 3 + [(heads, heads)] * 2
         for measure_name in MEASURES:
             tensor = getattr(found, measure_name)[site.path]
             assert tensor.dtype == torch.float64 and tensor.device.type == "cpu" and not tensor.requires_grad
@@ -92,10 +92,10 @@ def test_tokens_weigh_alike_whatever_batch_they_are_in(name):
 
 
 @pytest.mark.parametrize(
-    "measures", (("l2",), ("cosine",), ("l2", "cosine"), "l2", ("confidence",), ("l2", "confidence"))
+    "measures", (("l2",), ("cosine",), ("l2", "cosine"), "l2", ("confidence",), ("l2", "entropy"), "attention_distance")
 )
 def test_only_what_is_asked_for_is_computed(measures):
-    """Without confidence the model keeps its backend."""
+    """Without measures of attention weights the model keeps its backend."""
     model, (inputs, _) = model_in("t5"), ended("t5")
     whole, used = measure(model, [inputs]), []
     decoder = model.get_decoder()
@@ -103,7 +103,7 @@ def test_only_what_is_asked_for_is_computed(measures):
     found = measure(model, [inputs], measures=measures)
     handle.remove()
     asked = {measures} if isinstance(measures, str) else set(measures)
-    assert used == [{"eager" if "confidence" in asked else "sdpa"}]
+    assert used == [{"eager" if asked - {"l2", "cosine"} else "sdpa"}]
     assert set(found.measures) == asked and found.tokens == whole.tokens
     for name in MEASURES:
         assert getattr(found, name).keys() == (whole.tokens.keys() if name in asked else set())
@@ -274,7 +274,7 @@ def test_bad_arguments_are_refused():
     model, (inputs, _) = model_in("bert"), ended("bert")
     for options, *fragments in (
         ({"measures": ("confidense",)}, "'confidense'", "did you mean 'confidence'"),
-        ({"measures": ()}, "measures is empty", "confidence, cosine, l2"),
+        ({"measures": ()}, "measures is empty", "confidence, entropy, attention_distance, cosine, l2"),
         ({"exclude": [None]}, "[None]", "sep_token_id"),
         ({"exclude": "[SEP]"}, "[SEP]", "token ids"),
         ({"exclude": [True]}, "[True]"),
@@ -299,18 +299,22 @@ def test_the_table_and_the_numbers():
     model, (inputs, _) = model_in("bert"), ended("bert")
     found = measure(model, [inputs])
     lines = str(found).split("\n")
-    assert lines[0].split() == ["site", "role", "heads", "tokens", "confidence", "lowest", "highest", "cosine", "l2"]
+    assert lines[0].split() == [
+        "site",
+        "role",
+        "heads",
+        "tokens",
+        *"confidence entropy attention distance cosine l2".split(),
+    ]
     path = found.sites[0].path
     apart = ~torch.eye(HEADS, dtype=torch.bool)
     values = found.confidence[path]
-    numbers = [
-        values.mean(),
-        values.min(),
-        values.max(),
-        found.cosine[path][apart].mean(),
-        found.l2[path][apart].mean(),
-    ]
-    assert lines[2].split() == [path, "enc-self", "4", "18", *(f"{float(number):.3f}" for number in numbers)]
+    cells = []
+    for each in (values, found.entropy[path], found.attention_distance[path]):
+        mean, least, most = (f"{float(number):.3f}" for number in (each.mean(), each.min(), each.max()))
+        cells += [mean, f"({least}", "to", f"{most})"]
+    cells += [f"{float(each[path][apart].mean()):.3f}" for each in (found.cosine, found.l2)]
+    assert lines[2].split() == [path, "enc-self", "4", "18", *cells]
     assert "without the token ids 2" in lines[-1]
     numbers = found.to_dict()
     assert numbers["confidence"][path] == values.tolist() and numbers["l2"][path] == found.l2[path].tolist()
