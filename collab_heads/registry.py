@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 import transformers
 from packaging import version
-from torch import Tensor, nn
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.fresh import FreshModel
 from collab_heads.heads.removal import NoHeads, NoValues, is_empty, keep_rows
-from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, did_you_mean
+from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, did_you_mean, per_head
 
 
 class AttentionAdapter:
@@ -34,6 +34,8 @@ class AttentionAdapter:
         heads: name of the head count in the attention module.
         width: name of its width over all heads, where it has one that is not the model's.
         weights_at: where the weights [B, H, T, S] are among what the attention module returns.
+        rms_norms: the norms that only scale, without a mean and a bias.
+        gated: class of a gated feed-forward -> name of the activation whose output multiplies its other branch.
         roles: the roles that models of the family can have.
         capabilities: what the toolkit can do with this family.
         fresh: model type -> how to make a new model and vocabulary of it; where the scripts can.
@@ -51,6 +53,8 @@ class AttentionAdapter:
     heads: ClassVar[str] = "num_attention_heads"
     width: ClassVar[str | None] = None
     weights_at: ClassVar[int] = -1
+    rms_norms: ClassVar[tuple[type[nn.Module], ...]] = ()
+    gated: ClassVar[Mapping[type[nn.Module], str]] = {}
     roles: ClassVar[tuple[str, ...]] = ROLES
     capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative", "gated", "alpha", "prune"})
     fresh: ClassVar[Mapping[str, FreshModel]] = {}
@@ -163,11 +167,6 @@ class AttentionAdapter:
         for name in filter(None, (self.heads, self.width)):
             setattr(module, name, getattr(stock, name))
         module.__class__ = type(stock)
-
-
-def per_head(tensor: Tensor | None, heads: int) -> Tensor | None:
-    """[H * d, ...] -> [H, d, ...], a view; None stays None."""
-    return None if tensor is None else tensor.unflatten(0, (heads, -1))
 
 
 _ADAPTERS: dict[str, AttentionAdapter] = {}

@@ -71,6 +71,11 @@ class AttentionWeights:
         return self.query.shape[1]
 
 
+def per_head(tensor: Tensor | None, heads: int) -> Tensor | None:
+    """[H * d, ...] -> [H, d, ...], a view; None stays None."""
+    return None if tensor is None else tensor.unflatten(0, (heads, -1))
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(str(name), list(known), n=1)
