@@ -8,6 +8,6 @@ from collab_heads.registry import AttentionAdapter
 
 
 def head_numbers(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, tuple[int, ...]]:
-    """path -> the numbers that its heads had before any was removed, for all sites."""
+    """Per path, the numbers that its heads had before any was removed, for all sites."""
     states = CollabConfig.of(model.config).sites
     return {site.path: tuple(present_heads(states, site)) for site in adapter.sites(model)}
