@@ -47,7 +47,7 @@ LAYERS = (
         ),
     ),
     ("",),  # the package itself: the public names
-    ("training",),
+    ("training", "analysis.__main__"),
 )
 # Within the layer above the registry: only the public names may import the families.
 USES_ADAPTERS = {"", "training", "adapters"}
@@ -67,10 +67,14 @@ MODULES = modules()
 
 def layer(name: str) -> int:
     """Index of the layer of a module, by its longest listed prefix."""
-    for index, names in enumerate(LAYERS):
-        if any(name == listed or (listed and name.startswith(listed + ".")) for listed in names):
-            return index
-    raise AssertionError(f"collab_heads.{name} is in no layer: add it to LAYERS")
+    found = {
+        listed: index
+        for index, names in enumerate(LAYERS)
+        for listed in names
+        if name == listed or (listed and name.startswith(listed + "."))
+    }
+    assert found, f"collab_heads.{name} is in no layer: add it to LAYERS"
+    return found[max(found, key=len)]
 
 
 def imports(source: str) -> list[tuple[str, str]]:

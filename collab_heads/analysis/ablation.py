@@ -34,6 +34,7 @@ class Ablation:
         metric: what the numbers are.
         original: the metric of the whole model.
         without: path -> [H], the metric without each head.
+        higher_is_better: of the metric; not of a loss.
     """
 
     sites: tuple[AttentionSite, ...]
@@ -41,15 +42,18 @@ class Ablation:
     metric: str
     original: float
     without: Mapping[str, Tensor]
+    higher_is_better: bool = False
 
-    def change(self) -> dict[str, Tensor]:
-        """Per path, [H]: the metric without a head minus that of the whole model."""
-        return {path: values - self.original for path, values in self.without.items()}
+    def harm(self) -> dict[str, Tensor]:
+        """Per path, [H]: how much worse the metric is without a head."""
+        sign = -1.0 if self.higher_is_better else 1.0
+        return {path: sign * (values - self.original) for path, values in self.without.items()}
 
     def to_dict(self) -> dict:
         """All numbers, ready for JSON."""
         return {
             "metric": self.metric,
+            "higher_is_better": self.higher_is_better,
             "original": self.original,
             "sites": [asdict(site) for site in self.sites],
             "heads": {path: list(numbers) for path, numbers in self.heads.items()},
@@ -135,6 +139,7 @@ def leave_one_out(
     *,
     sites: str | Iterable[str] | None = None,
     metric: str = "loss",
+    higher_is_better: bool = False,
 ) -> Ablation:
     """Measure the model without each of its heads in turn: one evaluation per head, and one of the whole model.
 
@@ -144,6 +149,7 @@ def leave_one_out(
         adapter: the family's adapter, as class or instance; None looks it up by model type.
         sites: roles or paths; None for all.
         metric: what the number is called.
+        higher_is_better: of the number; not of a loss.
 
     Raises:
         ArgumentError: on a role or path that the model does not have.
@@ -161,7 +167,8 @@ def leave_one_out(
     for site, place, head in tqdm(steps, desc="leaving heads out", leave=False):
         with without_heads(model, {site.path: [head]}, adapter):
             without[site.path][place] = checked(evaluate(model), metric, f"without head {head} of {site.path}")
-    return Ablation(tuple(chosen), {s.path: numbers[s.path] for s in chosen}, metric, original, without)
+    heads = {site.path: numbers[site.path] for site in chosen}
+    return Ablation(tuple(chosen), heads, metric, original, without, higher_is_better)
 
 
 def ablation_curve(

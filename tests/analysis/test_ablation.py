@@ -83,9 +83,11 @@ def test_leaving_one_out_by_hand(name):
             removed = copy.deepcopy(model)
             collab_heads.prune_heads(removed, {site.path: [head]})
             assert float(found.without[site.path][head]) == pytest.approx(mean_loss(removed, batches), abs=EXACT64)
-    changes = torch.cat([*found.change().values()])
+    changes = torch.cat([*found.harm().values()])
     assert changes.abs().max() > FAR and changes.unique().numel() == heads
-    assert torch.equal(found.change()[site.path], found.without[site.path] - found.original)
+    assert torch.equal(found.harm()[site.path], found.without[site.path] - found.original)
+    better = leave_one_out(model, lambda m: -mean_loss(m, batches), sites=site.path, higher_is_better=True)
+    assert torch.equal(better.harm()[site.path], found.harm()[site.path]) and better.to_dict()["higher_is_better"]
     assert found.to_dict()["without"][site.path] == found.without[site.path].tolist()
     assert f"{found.original:.4f} with all" in str(found) and site.path in str(found)
 
