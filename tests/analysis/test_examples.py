@@ -61,7 +61,9 @@ def test_tokens_are_those_that_the_stacks_read():
         f"w{i}" for i in source
     )
     assert words.tokens["decoder"][0] == f"w{start}"
-    labels = {k: v for k, v in inputs.items() if k != "decoder_input_ids"} | {"labels": inputs["decoder_input_ids"] + 9}
+    labels = {k: v for k, v in inputs.items() if k != "decoder_input_ids"} | {
+        "labels": inputs["decoder_input_ids"].roll(-1, 1)
+    }
     (shifted,) = examples_of(model, [labels], 1, None, start)  # of labels, the decoder reads the start token first
     assert shifted.tokens["decoder"][:2] == (str(start), str(int(labels["labels"][0, 0])))
     read = inputs["decoder_input_ids"][0, 1 : STEPS[0]].tolist()
