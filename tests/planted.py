@@ -1,17 +1,19 @@
 """Heads with known roles: attention weights made by hand, a tiny treebank, and a tokenizer that knows its words."""
 
 import torch
+from measuring import ended
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from collab_heads.analysis.passes import Attention, Batch
 from collab_heads.sites import AttentionSite
-from families import FAMILIES
+from families import FAMILIES, VOCABULARY
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PIECES = ("old", "dog", "##s", "chase", "young", "cat", ".", "she", "does", "##n", "'", "t", "often", "sing")
 PIECES = (*SPECIAL, *PIECES, "were", "seen", "can", "##not", "cannot", "du")
 CLS, SEP = 2, 3
+COUNTS = torch.arange(VOCABULARY, 0, -1) // 2  # pairs of tokens are equally rare, the last ones rarest
 
 
 def site(path: str = "one", role: str = "enc-self", layer: int = 0, heads: int = 2) -> AttentionSite:
@@ -84,3 +86,10 @@ def text(ids: list[list[int]], lengths: list[int] | None = None, left: bool = Fa
     places = torch.arange(ids.shape[1])
     mask = places >= ids.shape[1] - lengths if left else places < lengths
     return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def batches_of(name):
+    """Two batches of unequal size, and which query tokens count, as the tests of statistics have them."""
+    inputs, counts = ended(name)
+    parts = slice(0, 2), slice(2, 3)
+    return [[{key: value[part] for key, value in each.items()} for part in parts] for each in (inputs, counts)]
