@@ -95,6 +95,13 @@ def test_sentences_count_alike_in_whatever_batch(name):
         assert whole.positions == sum(STEPS)
 
 
+def test_sentences_without_a_position_do_not_count():
+    model, inputs = model_in("marian"), labelled("marian")
+    expected = relevance(model, [{key: value[:2] for key, value in inputs.items()}])
+    inputs["labels"][2] = -100
+    assert_alike(relevance(model, [inputs]), expected)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ("bert", "marian", "t5"))
 def test_lossless_changes_do_not_matter(name, kind):
