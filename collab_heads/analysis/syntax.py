@@ -39,14 +39,12 @@ class Pool:
     """How the words of a batch lie on its tokens, and what is asked.
 
     Attributes:
-        keys: [B, T, U], 1 where a token is part of a word: sums over the sub-words that are attended to.
-        queries: [B, U, T], means over the sub-words that attend.
+        parts: [B, T, U], 1 where a token is part of a word.
         asked: [4, P], the row, querying word, sought word and kind of every pair.
         kinds: [K], the number of queries of every kind.
     """
 
-    keys: Tensor
-    queries: Tensor
+    parts: Tensor
     asked: Tensor
     kinds: Tensor
 
@@ -98,7 +96,9 @@ class Syntax(Observer):
         if self._pool is None or self._pool[0] is not batch:
             self._pool = (batch, self.pool(batch.index, weights))
         pool = self._pool[1]
-        words = pool.queries[:, None] @ (weights @ pool.keys[:, None])  # (B, H, U, U)
+        parts = pool.parts[:, None]
+        # sums over the sub-words that attend have their largest where the means have it
+        words = parts.mT @ (weights @ parts)  # (B, H, U, U)
         row, query, sought, kind = pool.asked
         hits = words.argmax(-1)[row, :, query] == sought[:, None]  # (P, H): a query seeks no word twice
         found = torch.zeros(len(self.kinds), hits.shape[1], dtype=torch.int64, device=hits.device)
@@ -111,18 +111,17 @@ class Syntax(Observer):
         if len(batch) != rows or max(len(aligned.ids) for _, aligned in batch) != length:
             raise CalibrationError(f"batch {index} is not that of the treebank: pass the treebank itself as batches")
         most = max(aligned.num_units for _, aligned in batch)
-        keys, asked, kinds = torch.zeros(rows, length, most), [], torch.zeros(len(self.kinds), dtype=torch.int64)
+        parts, asked, kinds = torch.zeros(rows, length, most), [], torch.zeros(len(self.kinds), dtype=torch.int64)
         for row, (sentence, aligned) in enumerate(batch):
             units = torch.tensor(aligned.token_units)
             tokens = (units != NOTHING).nonzero().flatten()
-            keys[row, tokens, units[tokens]] = 1.0
+            parts[row, tokens, units[tokens]] = 1.0
             pairs = list(self.pairs(sentence, aligned))
             asked += [(row, *pair) for pair in pairs]
             for kind in {(query, kind) for query, _, kind in pairs}:
                 kinds[kind[1]] += 1
-        queries = keys.mT / keys.sum(1)[..., None].clamp(min=1)  # (B, U, T)
         asked = torch.tensor(asked, dtype=torch.int64).view(-1, 4).T.contiguous()
-        return Pool(keys.to(weights), queries.to(weights), asked.to(weights.device), kinds)
+        return Pool(parts.to(weights), asked.to(weights.device), kinds)
 
     def pairs(self, sentence: Sentence, aligned: Aligned) -> Iterator[tuple[int, int, int]]:
         """The querying word, the sought word and the kind of every dependency asked for, each once."""

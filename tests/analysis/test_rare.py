@@ -46,6 +46,14 @@ def test_sentences_with_one_candidate_and_without_any():
     assert numbers.rarest.tolist() == numbers.two_rarest.tolist() == [3 / 8] and numbers.chance == (1 / 8, 1 / 8)
 
 
+def test_padding_is_never_the_rarest():
+    """Whatever stands there, and were a head to look at it."""
+    numbers = seen([[[3] * 4, [1] * 4]], ids=[[2, 4, 3, 7]], lengths=[3]).results()["one"]
+    assert (
+        numbers.tokens == 3 and numbers.two_rarest.tolist() == [0.0, 1.0] and numbers.chance[0] == pytest.approx(1 / 3)
+    )
+
+
 def test_batches_of_any_length_give_the_same():
     positions = [[[2] * 6, [3, 4] * 3], [[1, 2, 1, 2, 0, 0], [2, 2, 0, 1, 0, 0]]]
     whole, observer = seen(positions), RareTokens(COUNTS, ENDS)
@@ -93,6 +101,8 @@ def test_token_counts():
     counts = count_tokens(model, batches)
     assert counts.shape == (VOCABULARY,) and counts.dtype == torch.int64
     assert counts[:9].tolist() == [0, 0, 2, 2, 2, 1, 1, 3, 3] and int(counts.sum()) == 14
+    choices = {"input_ids": torch.tensor([IDS]), "attention_mask": batches[0]["attention_mask"][None]}
+    assert torch.equal(count_tokens(model, [choices]), count_tokens(model, batches[:1]))
     assert count_tokens(model, [{"inputs_embeds": torch.zeros(1, 2, 32)}]) is None
 
 
