@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.sites import check_choice
-from collab_heads.training import arguments, mixing, pruning, rotating
+from collab_heads.training import analyzing, arguments, mixing, pruning, rotating
 from collab_heads.training.glue import TASKS, Data, from_files, from_folder, from_hub
 from collab_heads.training.glue_run import GlueRun
 from collab_heads.training.start import check_tracking, launch
@@ -42,6 +42,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     pruning.add_head_arguments(parser)
     mixing.add_mixing_arguments(parser)
     rotating.add_rotation_arguments(parser)
+    analyzing.add_analysis_arguments(parser)
     arguments.add_training_arguments(parser)
     arguments.add_output_arguments(parser)
     args = parser.parse_args(argv)
@@ -71,6 +72,7 @@ def check(args: argparse.Namespace) -> None:
     pruning.check_heads(args)
     mixing.check_mixing(args)
     rotating.check_rotation(args)
+    analyzing.check_analysis(args)
 
 
 def load_data(args: argparse.Namespace) -> Data:

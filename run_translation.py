@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from collab_heads.errors import CollabHeadsError
-from collab_heads.training import arguments, mixing, pruning, rotating
+from collab_heads.training import analyzing, arguments, mixing, pruning, rotating
 from collab_heads.training.parallel import Corpus, from_files, from_hub
 from collab_heads.training.start import check_tracking, launch
 from collab_heads.training.translation_arguments import (
@@ -38,6 +38,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     pruning.add_head_arguments(parser)
     mixing.add_mixing_arguments(parser)
     rotating.add_rotation_arguments(parser)
+    analyzing.add_analysis_arguments(parser)
     arguments.add_training_arguments(parser)
     add_translation_training(parser)
     arguments.add_output_arguments(parser)
@@ -49,6 +50,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         pruning.check_heads(args)
         mixing.check_mixing(args)
         rotating.check_rotation(args)
+        analyzing.check_analysis(args)
     return args
 
 

@@ -4,6 +4,14 @@ Importing the package lets `from_pretrained` load what it saved.
 """
 
 from collab_heads import adapters
+from collab_heads.analysis.ablation import ablation_curve, leave_one_out, mean_loss, without_heads
+from collab_heads.analysis.analyze import analyze_heads
+from collab_heads.analysis.contributions import token_contributions
+from collab_heads.analysis.relevance import head_relevance
+from collab_heads.analysis.report import HeadReport
+from collab_heads.analysis.results import HeadStatistics
+from collab_heads.analysis.roles import head_roles
+from collab_heads.analysis.statistics import head_statistics
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.swap import swap_to_collaborative
@@ -36,17 +44,26 @@ __all__ = [
     "GateReport",
     "HeadAdamW",
     "HeadPenalty",
+    "HeadReport",
     "HeadRotation",
+    "HeadStatistics",
     "PruneReport",
     "SiteReport",
     "SwapReport",
+    "ablation_curve",
     "adapters",
     "alpha_report",
+    "analyze_heads",
     "collaborative_config",
     "fold_heads",
     "gate_report",
     "get_adapter",
     "head_importance",
+    "head_relevance",
+    "head_roles",
+    "head_statistics",
+    "leave_one_out",
+    "mean_loss",
     "most_important",
     "prune_heads",
     "register",
@@ -55,5 +72,7 @@ __all__ = [
     "swap_to_alpha",
     "swap_to_collaborative",
     "swap_to_gated",
+    "token_contributions",
+    "without_heads",
 ]
 __version__ = "0.1.0"

@@ -11,9 +11,13 @@ from collab_heads.errors import ArgumentError
 from collab_heads.heads.alpha import alpha_report
 from collab_heads.heads.dynamic import DynamicRotation
 from collab_heads.heads.fold import fold_heads
+from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty import HeadPenalty
 from collab_heads.heads.rotation import HeadRotation
-from collab_heads.training import mixing, pruning, rotating
+from collab_heads.registry import get_adapter
+from collab_heads.training import analyzing, mixing, pruning, rotating
+from collab_heads.training.analyzing import GateRecorder
+from collab_heads.training.loop import num_steps
 from collab_heads.training.output import STATISTICS
 
 if TYPE_CHECKING:
@@ -43,14 +47,24 @@ def start(run: "Run") -> None:
         run.rotation.check(run.model, run.epochs())
 
 
+def record_gates(run: "Run") -> None:
+    """Note from here on how open the gates are, for the report."""
+    if run.args.analyze and pruning.learns_gates(run.args) and gated_sites(run.model, get_adapter(run.model)):
+        steps = num_steps(run.args, run.order(run.last_training()))
+        run.recorder = GateRecorder(run.model, steps, run.progress.get("gates_over_training"))
+
+
 def hooks(run: "Run") -> dict:
     """The hooks of the last training: what it adds for the heads, and which of them change places."""
     args, found = run.args, {}
+    record_gates(run)
     if pruning.learns_gates(args) or mixing.acts_in_training(args):
         found["penalty"] = lambda total: penalty(run, total)
         found["rates"] = {"gate_lr": args.gate_learning_rate, "alpha_lr": args.alpha_learning_rate}
     if run.rotation is not None:
         found["before_epoch"] = lambda model, epoch, optimizer: rotate(run, model, epoch, optimizer)
+    if run.recorder is not None:
+        found["after_step"] = run.recorder
     return found
 
 
@@ -95,6 +109,21 @@ def end(run: "Run") -> None:
         run.evaluate("pruned")
     if run.rotation is not None:
         run.heads["rotation"] = run.rotation.history
+
+
+def progress(run: "Run") -> dict:
+    """What a checkpoint must know of the heads to go on."""
+    return {
+        "heads": run.heads,
+        "rotation": run.rotation and run.rotation.state_dict(),
+        "gates_over_training": run.recorder and run.recorder.state(),
+    }
+
+
+def show(run: "Run") -> None:
+    """Measure the heads of the final model on the validation examples, as far as asked to."""
+    save_statistics(run)
+    analyzing.save_report(run, ends(run))
 
 
 def save_statistics(run: "Run") -> None:

@@ -40,6 +40,7 @@ class Hooks:
         penalty: number of optimizer steps -> what the training adds for the heads; None for nothing.
         rates: learning rates of what the penalty trains, as `HeadPenalty.groups` takes them.
         before_epoch: (model, epoch, optimizer) -> None, epochs from 1; called before an epoch's first step.
+        after_step: (number of the optimizer step) -> None.
         order: epoch, from 0 -> its optimizer steps.
         loss: (model, batch) -> the mean loss of the batch; the model's own.
     """
@@ -53,6 +54,7 @@ class Hooks:
     penalty: Callable[[int], HeadPenalty] | None = None
     rates: Mapping[str, float | None] = field(default_factory=dict)
     before_epoch: Callable[[PreTrainedModel, int, torch.optim.Optimizer], None] | None = None
+    after_step: Callable[[int], None] | None = None
     loss: Loss = own_loss
 
 
@@ -156,6 +158,8 @@ def fine_tune(
             if not accelerator.optimizer_step_was_skipped:
                 schedule.step()
             done += 1
+            if hooks.after_step is not None:
+                hooks.after_step(done)
             seen += sum(len(indices) for indices in step)
             bar.update()
             if penalty is not None and done % args.logging_steps == 0:

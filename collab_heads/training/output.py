@@ -12,11 +12,11 @@ from collab_heads.errors import OutputError
 from collab_heads.training.checkpoint import NAME, PARTIAL, PROGRESS
 
 RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"
-BEST, TRANSLATIONS, STATISTICS = "best", "translations", "head_statistics"
+BEST, TRANSLATIONS, STATISTICS, REPORT = "best", "translations", "head_statistics", "head_report"
 MODEL = {"config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "spiece.model"}
 TOKENIZER |= {"source.spm", "target.spm", "vocab.json"}
-OWN = {RESULTS, PREDICTIONS, LOGS, BEST, TRANSLATIONS, STATISTICS} | MODEL | TOKENIZER
+OWN = {RESULTS, PREDICTIONS, LOGS, BEST, TRANSLATIONS, STATISTICS, REPORT} | MODEL | TOKENIZER
 SECRET = re.compile(r"^(--hub_token=).*")
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "collab-heads")
 

@@ -54,6 +54,7 @@ class Run:
         self.swapped: dict | None = self.progress.get("swap")
         self.heads: dict = self.progress.get("heads", {})
         self.scores: Mapping | None = None  # of the heads, from which learning starts
+        self.recorder = None  # of gates over training, for the report
         self.trained: list[dict] = self.progress.get("trained", [])
         self.load()
         self.rotation = head_steps.new_rotation(self)
@@ -163,8 +164,7 @@ class Run:
             "arguments": self.arguments,
             "history": self.history,
             "swap": self.swapped,
-            "heads": self.heads,
-            "rotation": self.rotation and self.rotation.state_dict(),
+            **head_steps.progress(self),
             "trained": self.trained,
         }
 
@@ -234,7 +234,7 @@ class Run:
         main = self.output_dir and self.accelerator.is_main_process
         if main:
             self.save_model(self.model, self.output_dir)
-        head_steps.save_statistics(self)
+        head_steps.show(self)
         if head_steps.fold(self) and main:
             self.save_model(self.model, self.output_dir)
         self.predict()

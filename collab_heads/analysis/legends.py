@@ -1,0 +1,49 @@
+"""What every measure of a report is, in a sentence or two."""
+
+TITLES = {
+    "heads": "All heads",
+    "roles": "What heads do",
+    "confidence": "Confidence",
+    "entropy": "Entropy",
+    "attention_distance": "Attention distance",
+    "similarity": "Similarity",
+    "l2_distance": "Distance to the other heads",
+    "relevance": "Relevance",
+    "gradient": "Gradient importance",
+    "ablation": "Without each head",
+    "contributions": "Source and target",
+    "alphas": "Alphas",
+    "gate": "Gates",
+    "examples": "Attention maps",
+}
+LEGENDS = {
+    "heads": "Every head that the model has now, by the numbers of the original model.",
+    "roles": "By default, positional: the largest weight falls on one relative position for at least 90 "
+    "% of the tokens. Rare tokens: in the first layer, it falls on the rarest token of the "
+    "sentence for at least half of them. Syntactic: it finds the other end of a dependency at "
+    "least 10 points more often than the best fixed offset does, from dependent to head or back "
+    "(Voita et al. 2019).",
+    "confidence": "The mean over query tokens of the largest attention weight; ends of sentences and padding "
+    "do not count (Voita et al. 2019). 1 is a head that always looks at a single token.",
+    "entropy": "The mean entropy of the attention weights of a query token, in nats: 0 where it looks at "
+    "one token, the logarithm of the sentence's length where it looks at all alike.",
+    "attention_distance": "How many tokens away a query token looks, averaged by its weights; between the two "
+    "sentences of a translation, positions are compared as they are.",
+    "similarity": "The mean cosine and Euclidean distance between the outputs of two heads of a layer, for "
+    "the same token. Heads that do the same have a cosine near 1.",
+    "l2_distance": "The mean Euclidean distance of a head's outputs to those of the layer's other heads.",
+    "relevance": "What the head contributes to the top-1 logit by layer-wise relevance propagation, "
+    "attention weights and scales of norms held constant (Ali et al. 2022): absolute values, as "
+    "shares of the layer's heads. The balance is 1 where all heads matter alike and 0 where one "
+    "head has everything.",
+    "gradient": "The mean absolute gradient of the loss by a gate on the head (Michel et al. 2019): an "
+    "estimate, in one backward pass, of how much the loss depends on it.",
+    "ablation": "How much worse the metric is without the head, all else as it is (Michel et al. 2019); and "
+    "the metric with only the most important heads, by each measure.",
+    "contributions": "How much of each generated token's top-1 logit comes from the source, the rest from the "
+    "target prefix: shares of absolute relevance (after Voita, Sennrich, Titov 2021).",
+    "alphas": "Mixed heads: row i makes the new head i. Shown is the difference from the identity, where "
+    "each head is itself.",
+    "gate": "The probability that a head's gate is open (Voita et al. 2019): below one half it is more likely closed.",
+    "examples": "Where the first sentences of the data look: rows attend, columns are attended to, one map per head.",
+}

@@ -1,0 +1,28 @@
+"""Pictures of heads, from plain numbers; they need matplotlib, `pip install 'collab-heads[plots]'`.
+
+Every function returns a matplotlib Figure, drawn without pyplot: nothing global changes, and no display is needed.
+"""
+
+from collab_heads.analysis.plots.attention_maps import attention_map
+from collab_heads.analysis.plots.canvas import check_matplotlib
+from collab_heads.analysis.plots.curves import quality_curves, source_share
+from collab_heads.analysis.plots.distributions import importance_distributions
+from collab_heads.analysis.plots.files import save_figure
+from collab_heads.analysis.plots.gates import gate_animation, gate_strip
+from collab_heads.analysis.plots.head_maps import head_map, role_map
+from collab_heads.analysis.plots.matrices import alpha_maps, matrix_maps
+
+__all__ = [
+    "alpha_maps",
+    "attention_map",
+    "check_matplotlib",
+    "gate_animation",
+    "gate_strip",
+    "head_map",
+    "importance_distributions",
+    "matrix_maps",
+    "quality_curves",
+    "role_map",
+    "save_figure",
+    "source_share",
+]

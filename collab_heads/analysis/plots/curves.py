@@ -1,0 +1,140 @@
+"""Quality against heads kept, and how much of a translation comes from the source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from collab_heads.analysis.plots.canvas import drawn, new_figure
+from collab_heads.analysis.plots.colours import LINES, MARKERS, OKABE_ITO
+from collab_heads.analysis.plots.text import label_tokens
+from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_TOKENS = 60
+
+
+@drawn
+def quality_curves(
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    *,
+    original: float | None = None,
+    metric: str,
+    total: int,
+    title: str | None = None,
+) -> Figure:
+    """Quality against heads kept: a line per way to choose them, told apart by marker and line style too.
+
+    Args:
+        curves: name, such as of a measure of importance -> (heads kept, quality) in any order.
+        original: quality of the model with all heads, a horizontal line.
+        metric: what quality is, such as "BLEU".
+        total: number of heads before any was removed.
+        title: above.
+
+    Raises:
+        ArgumentError: if there is no curve, a curve is empty, or a number of heads is not between 0 and `total`.
+        NonFiniteError: if a quality is NaN or infinite.
+        MissingMatplotlibError: if matplotlib is not installed.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    if not curves:
+        raise ArgumentError("there are no curves to show: pass at least one")
+    check_points(curves, original, total)
+    figure = new_figure(6.2, 3.8, title)
+    axes = figure.add_subplot()
+    if original is not None:
+        axes.axhline(original, color="black", linewidth=1, label=f"all {total} heads")
+    for i, (name, points) in enumerate(curves.items()):
+        kept, quality = zip(*sorted(points), strict=True)
+        style = {"color": OKABE_ITO[i % len(OKABE_ITO)], "marker": MARKERS[i % len(MARKERS)]}
+        # lines are the second wheel: they differ between two curves of the same colour and marker
+        line = LINES[(i + i // len(OKABE_ITO)) % len(LINES)]
+        axes.plot(kept, quality, linestyle=line, markersize=5, linewidth=1.4, label=name, **style)
+    axes.set(xlabel=f"heads kept of {total}", ylabel=metric)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    beside = len(curves) > 4 or max(map(len, curves)) > 30
+    axes.legend(**({"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {}), frameon=not beside)
+    return figure
+
+
+def check_points(curves: Mapping[str, Sequence[tuple[int, float]]], original: float | None, total: int) -> None:
+    """Raise unless every point is a number of heads and a finite quality."""
+    if original is not None and not math.isfinite(original):
+        raise NonFiniteError(f"the quality of all heads is {original}: pass None if it is not known")
+    for name, points in curves.items():
+        if not points:
+            raise ArgumentError(f"the curve {name!r} has no points")
+        for kept, quality in points:
+            if not 0 <= kept <= total:
+                raise ArgumentError(f"the curve {name!r} has a point at {kept} heads, of {total} in all")
+            if not math.isfinite(quality):
+                raise NonFiniteError(f"the curve {name!r} is {quality} at {kept} heads: leave the point out")
+
+
+@drawn
+def source_share(
+    shares: Tensor | Sequence[float],
+    counts: Sequence[int] | None = None,
+    *,
+    tokens: Sequence[str] | None = None,
+    title: str | None = None,
+    label: str = "share of the source",
+) -> Figure:
+    """How much of every generated token comes from the source sentence; the rest comes from the target so far.
+
+    Args:
+        shares: [T], between 0 and 1, by position of the generated token; a mean where there are several sentences.
+        counts: [T], how many sentences have a token at the position, drawn below; None for one sentence.
+        tokens: [T], the generated tokens, for one sentence.
+        title: above.
+        label: of the axis.
+
+    Raises:
+        ArgumentError: if there are no positions, more than 60 tokens, or a share is not between 0 and 1.
+        ShapeError: if the lengths differ.
+        NonFiniteError: if a share is NaN or infinite.
+        MissingMatplotlibError: if matplotlib is not installed.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    found = torch.as_tensor(shares).detach().to("cpu", torch.float64)
+    if found.ndim != 1 or any(each is not None and len(each) != len(found) for each in (counts, tokens)):
+        sizes = [None if each is None else len(each) for each in (counts, tokens)]
+        raise ShapeError(f"shares {tuple(found.shape)}, {sizes[0]} counts and {sizes[1]} tokens do not fit each other")
+    if not found.isfinite().all():
+        where = int((~found.isfinite()).nonzero()[0])
+        raise NonFiniteError(f"the share of position {where + 1} is {float(found[where])}: cut the positions there")
+    if not len(found) or found.min() < 0 or found.max() > 1:
+        raise ArgumentError(f"shares must be between 0 and 1, of one position at least, not {found.tolist()!s:.80}")
+    if tokens is not None and len(tokens) > MOST_TOKENS:
+        raise ArgumentError(f"{len(tokens)} tokens cannot be read beside each other: pass {MOST_TOKENS} at most")
+    figure = new_figure(max(4.5, 0.2 * len(found) + 1) if tokens else 6.2, 3.6, title)
+    rows = figure.subplots(1 + (counts is not None), 1, sharex=True, height_ratios=[3, 1][: 1 + (counts is not None)])
+    upper, lower = (rows[0], rows[1]) if counts is not None else (rows, rows)
+    places = np.arange(len(found)) + (0 if tokens else 1)
+    upper.plot(places, found, color=OKABE_ITO[0], marker="o", markersize=3.5, linewidth=1.4)
+    upper.set(ylim=(0, 1), ylabel=label)
+    upper.grid(alpha=0.3)
+    if counts is not None:
+        lower.bar(places, counts, color="#808080", width=0.8)
+        lower.set(ylabel="sentences")
+        lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    if tokens:
+        label_tokens(lower, "x", tokens, 8)
+    else:
+        lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    lower.set(xlabel="generated token" if tokens else "position of the generated token")
+    for axes in {upper, lower}:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -1,0 +1,115 @@
+"""Whether importance is more balanced in one model than in another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from collab_heads.analysis.balance import balance
+from collab_heads.analysis.plots.canvas import drawn, new_figure
+from collab_heads.analysis.plots.panels import checked_values
+from collab_heads.errors import ArgumentError
+from collab_heads.sites import ROLES, AttentionSite
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@drawn
+def importance_distributions(
+    models: Mapping[str, Mapping[str, Tensor | Sequence[float]]],
+    sites: Sequence[AttentionSite] | Mapping[str, Sequence[AttentionSite]],
+    label: str = "importance",
+    *,
+    title: str | None = None,
+) -> Figure:
+    """The importance of heads, sorted: a column per model, a row per role.
+
+    Every bar is a head, coloured by its layer, in units of the mean of its model and role: a model whose heads are
+    equally important fills the height of the dashed line, and steep bars are an unbalanced model, whatever the unit of
+    importance. The number above is `balance`. The black steps in the other columns repeat the first model, its ranks
+    stretched to the number of heads of the other where they differ.
+
+    Where a value is negative, no mean can be the unit and no balance can be given: then bars are values as they are.
+
+    Args:
+        models: name of the model -> path -> [H].
+        sites: sites of the models; name of the model -> sites if they differ.
+        label: what importance is.
+        title: above all.
+
+    Raises:
+        ArgumentError: if there is no model, a path is unknown, or no site is left.
+        ShapeError: if there is not one value per head.
+        NonFiniteError: if a value is NaN or infinite.
+        MissingMatplotlibError: if matplotlib is not installed.
+    """
+    import matplotlib
+    from matplotlib.colors import Normalize
+
+    if not models:
+        raise ArgumentError("there are no models to compare: pass at least one")
+    of = {name: sites[name] if isinstance(sites, Mapping) else sites for name in models}
+    found = {name: checked_values(of[name], own, f"{label} in {name}") for name, own in models.items()}
+    ranked = {name: {role: ranking(of[name], found[name], role) for role in ROLES} for name in models}
+    roles = [role for role in ROLES if any(len(ranked[name][role][0]) for name in models)]
+    if not roles:
+        raise ArgumentError("there is no importance to show: pass the values of at least one site")
+    relative = all(bool((each >= 0).all()) for own in found.values() for each in own.values())
+    layers = [int(layer) for own in ranked.values() for _, each in own.values() for layer in each]
+    cmap, norm = matplotlib.colormaps["viridis"], Normalize(min(layers), max(max(layers), min(layers) + 1))
+    figure = new_figure(max(3.4, 2.9 * len(models) + 0.5), 2.1 * len(roles) + 0.3, title)
+    grid = figure.subplots(len(roles), len(models), sharey="row", squeeze=False)
+    for row, role in zip(grid, roles, strict=True):
+        first = None
+        for axes, name in zip(row, models, strict=True):
+            values, own = ranked[name][role]
+            axes.spines[["top", "right"]].set_visible(False)
+            if not len(values):
+                axes.set_title(f"{name}, {role}\nno heads")
+                continue
+            number = f"balance {balance(values):.2f}" if relative else "no balance: negative values"
+            axes.set_title(f"{name}, {role}\n{number}")
+            heights = values / (float(values.mean()) or 1.0) if relative else values
+            axes.bar(np.arange(len(values)) + 0.5, heights, width=1.0, color=cmap(norm(own)), linewidth=0)
+            axes.axhline(1.0 if relative else float(values.mean()), color="#606060", linestyle="--", linewidth=0.9)
+            if first is not None:
+                edges = np.linspace(0, len(values), len(first) + 1)
+                axes.stairs(first, edges, color="black", linewidth=1.1, baseline=None)
+            first = heights if first is None else first
+            axes.set_xlim(0, len(values))
+        row[0].set_ylabel("times the mean" if relative else label)
+    for axes in grid[-1]:
+        axes.set_xlabel("heads, most important first")
+    colours = matplotlib.cm.ScalarMappable(norm, cmap)
+    bar = figure.colorbar(colours, ax=grid.ravel().tolist(), label=f"layer of the head ({label})", aspect=25, pad=0.02)
+    bar.set_ticks(sorted(set(layers)) if len(set(layers)) <= 12 else np.unique(layers)[:: len(set(layers)) // 8])
+    bar.minorticks_off()
+    figure.legend(handles=legend_of(list(models), relative), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def legend_of(names: Sequence[str], relative: bool) -> list:
+    """What the lines are."""
+    from matplotlib.lines import Line2D
+
+    text = "all heads alike" if relative else "mean"
+    handles = [Line2D([], [], color="#606060", linestyle="--", linewidth=0.9, label=text)]
+    if len(names) > 1:
+        handles.append(Line2D([], [], color="black", linewidth=1.1, label=f"{names[0]}, for comparison"))
+    return handles
+
+
+def ranking(sites: Sequence[AttentionSite], values: Mapping[str, Tensor], role: str) -> tuple[np.ndarray, np.ndarray]:
+    """Importance of the heads of a role, most important first, and their layers; [n] each."""
+    own = [site for site in sites if site.role == role and site.path in values]
+    if not own:
+        return np.zeros(0), np.zeros(0)
+    joined = torch.cat([values[site.path] for site in own])
+    layers = torch.cat([torch.full((site.num_heads,), site.layer) for site in own])
+    order = joined.argsort(descending=True, stable=True)
+    return joined[order].numpy(), layers[order].numpy()

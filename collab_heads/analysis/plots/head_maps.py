@@ -1,0 +1,206 @@
+"""Heat maps layer x head: a number per head, or what a head does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from collab_heads.analysis.plots.canvas import GREY, bare, drawn, in_rows, new_figure, panel_grid, thinned
+from collab_heads.analysis.plots.colours import OKABE_ITO, beyond, colour_scale, ink, short_numbers
+from collab_heads.analysis.plots.panels import Heads, Panel, Totals, checked_values, panels_of
+from collab_heads.errors import ShapeError
+from collab_heads.sites import AttentionSite
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+FEW = 12  # columns: with more, cells are too small for text
+NONE = "none"
+# What analysis/roles.py calls heads: (colour, letter). A head without a role is as pale as the page.
+KINDS = {
+    "positional": (OKABE_ITO[0], "P"),
+    "rare tokens": (OKABE_ITO[1], "R"),
+    "syntactic": (OKABE_ITO[2], "S"),
+    NONE: ("#f2f2f2", ""),
+}
+
+
+@drawn
+def head_map(
+    sites: Sequence[AttentionSite],
+    values: Mapping[str, Tensor | Sequence[float]],
+    *,
+    heads: Heads | None = None,
+    totals: Totals | None = None,
+    label: str,
+    title: str | None = None,
+    lowest: float | None = None,
+    highest: float | None = None,
+    marks: Mapping[str, Sequence[str]] | None = None,
+) -> Figure:
+    """A number per head as colours: one panel per role, a row per layer, a column per head, one scale for all.
+
+    Heads keep their original numbers; those that were removed are hatched. The scale diverges about zero if the values
+    have both signs. Numbers are written where no panel has more than 12 columns.
+
+    Args:
+        sites: sites of the model; those without values are left out.
+        values: path -> [H], one number per head that the site has now.
+        heads: path -> original numbers of these heads; None if none was removed.
+        totals: how many heads the sites had, in all or per path; only needed where no site of a role has its last head.
+        label: what the numbers are, for the colour bar.
+        title: above all.
+        lowest: the end of the scale, to compare figures.
+        highest: the other end.
+        marks: path -> [H] short texts to write in place of the numbers.
+
+    Raises:
+        ArgumentError: if a path is unknown, there is nothing to show, or ends of the scale are in the wrong order.
+        ShapeError: if there is not one value, mark or number per head.
+        NonFiniteError: if a value is NaN or infinite.
+        MissingMatplotlibError: if matplotlib is not installed.
+    """
+    found = checked_values(sites, values, label)
+    check_marks(found, marks or {}, "marks")
+    panels = panels_of(sites, list(found), heads, totals)
+    grids = [panel.grid(found) for panel in panels]
+    cmap, norm = colour_scale(grids, lowest=lowest, highest=highest)
+    figure, every = head_panels(panels, title, texts=[t for own in (marks or {}).values() for t in own])
+    form = short_numbers(grids)
+    written = marks is not None or all(panel.columns <= FEW for panel in panels)
+    for axes, panel, grid in zip(every, panels, grids, strict=True):
+        mesh = draw_cells(axes, grid, cmap, norm)
+        for row, column, path, k in panel.cells() if written else ():
+            text = (marks[path][k] if path in marks else "") if marks is not None else form.format(found[path][k])
+            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=ink(cmap(norm(grid[row, column]))))
+    figure.colorbar(mesh, ax=every, label=label, extend=beyond(grids, norm), aspect=25, pad=0.02)
+    removed_legend(figure, panels)
+    return figure
+
+
+@drawn
+def role_map(
+    sites: Sequence[AttentionSite],
+    kinds: Mapping[str, Sequence[str | Sequence[str]]],
+    *,
+    heads: Heads | None = None,
+    totals: Totals | None = None,
+    title: str | None = None,
+) -> Figure:
+    """What every head does, as colours and letters: positional, rare tokens, syntactic, none, removed.
+
+    A head that does several things has a stripe of each.
+
+    Args:
+        sites: sites of the model; those without kinds are left out.
+        kinds: path -> [H], the name of what a head does, several names, or "none" (or no name). Names that are not
+            among those above get colours of their own.
+        heads: as in `head_map`.
+        totals: as in `head_map`.
+        title: above all.
+
+    Raises:
+        ArgumentError, ShapeError, MissingMatplotlibError: as in `head_map`.
+    """
+    from matplotlib.patches import Patch, Rectangle
+
+    found = {path: [names_of(kind) for kind in own] for path, own in kinds.items()}
+    panels = panels_of(sites, list(found), heads, totals)
+    check_marks({row.site.path: row.numbers for panel in panels for row in panel.rows}, found, "kinds")
+    styles = kind_styles([name for own in found.values() for names in own for name in names])
+    figure, every = head_panels(panels, title)
+    for axes, panel in zip(every, panels, strict=True):
+        axes.set(xlim=(-0.5, panel.columns - 0.5), ylim=(len(panel.rows) - 0.5, -0.5))
+        for row, column, path, k in panel.cells():
+            names = found[path][k]
+            for i, name in enumerate(names):
+                colour, letter = styles[name]
+                left, width = column - 0.5 + i / len(names), 1 / len(names)
+                axes.add_patch(Rectangle((left, row - 0.5), width, 1, facecolor=colour, edgecolor="none"))
+                middle = left + width / 2
+                axes.text(middle, row, letter, ha="center", va="center", fontsize=7, color=ink(colour))
+            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="white"))
+    seen = [name for name in styles if any(name in names for own in found.values() for names in own)]
+    keys = [(styles[name][0], f"{name} ({styles[name][1]})" if styles[name][1] else name) for name in seen]
+    handles = [Patch(facecolor=colour, edgecolor="#808080", linewidth=0.5, label=text) for colour, text in keys]
+    removed_legend(figure, panels, handles)
+    return figure
+
+
+def head_panels(panels: Sequence[Panel], title: str | None, texts: Sequence[str] = ()) -> tuple[Figure, list[Axes]]:
+    """A figure with an empty panel per role: labelled axes, hatched cells for removed heads."""
+    from matplotlib.patches import Rectangle
+
+    most = max(panel.columns for panel in panels)
+    side = 0.27 if most <= FEW else 0.22 if most <= 24 else 0.16
+    cell = max([0.38 if most <= FEW else side, *(0.08 * len(text) + 0.08 for text in texts)])
+    widths = [panel.columns * cell + 0.55 for panel in panels]
+    heights = [len(panel.rows) * side + 0.65 for panel in panels]
+    per_row = in_rows(widths)
+    lines = [range(start, min(start + per_row, len(panels))) for start in range(0, len(panels), per_row)]
+    width = max(sum(widths[i] for i in line) for line in lines) + 0.9  # the colour bar
+    height = sum(max(heights[i] for i in line) for line in lines) + 0.3
+    figure = new_figure(max(3.2, width), max(1.6, height), title)
+    every = panel_grid(figure, widths, heights, per_row)
+    for axes, panel in zip(every, panels, strict=True):
+        bare(axes)
+        columns = thinned(range(panel.columns), 16)
+        axes.set_xticks(columns, [str(column) for column in columns])
+        rows = thinned(range(len(panel.rows)), 32)
+        axes.set_yticks(rows, [str(panel.rows[row].site.layer) for row in rows])
+        axes.set(title=panel.role, xlabel="head", ylabel="layer")
+        for row, column in panel.removed():
+            cell_of = {"facecolor": GREY, "edgecolor": "white", "hatch": "////", "gid": f"removed-{row}-{column}"}
+            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **cell_of))
+    return figure, every
+
+
+def draw_cells(axes: Axes, grid: np.ndarray, cmap, norm):
+    """Colour the cells, the first row on top; cells without a value stay empty."""
+    edges = [np.arange(size + 1) - 0.5 for size in grid.shape]
+    lines = {"edgecolors": "white", "linewidth": 0.5} if grid.size <= 2000 else {"rasterized": True}
+    mesh = axes.pcolormesh(edges[1], edges[0], np.ma.masked_invalid(grid), cmap=cmap, norm=norm, **lines)
+    axes.set_ylim(len(grid) - 0.5, -0.5)
+    return mesh
+
+
+def removed_legend(figure: Figure, panels: Sequence[Panel], handles: Sequence[Patch] = ()) -> None:
+    """A legend below the panels, with an entry for removed heads if there are any."""
+    from matplotlib.patches import Patch
+
+    handles = list(handles)
+    if any(panel.removed() for panel in panels):
+        handles.append(Patch(facecolor=GREY, edgecolor="#808080", hatch="////", linewidth=0.5, label="removed"))
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+
+
+def names_of(kind: str | Sequence[str]) -> tuple[str, ...]:
+    """What a head does: at least one name."""
+    names = (kind,) if isinstance(kind, str) else tuple(kind)
+    return tuple(name for name in names if name) or (NONE,)
+
+
+def kind_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Name -> colour and letter, of the known names and of others in the order in which they come."""
+    styles = dict(KINDS)
+    for name in dict.fromkeys(names):
+        if name not in styles:
+            taken = {colour for colour, _ in styles.values()}
+            free = [colour for colour in OKABE_ITO if colour not in taken] or [OKABE_ITO[-1]]
+            letters = {letter for _, letter in styles.values()}
+            styles[name] = (free[0], next((c.upper() for c in name if c.isalnum() and c.upper() not in letters), "?"))
+    return styles
+
+
+def check_marks(values: Mapping[str, Sequence], marks: Mapping[str, Sequence], what: str) -> None:
+    """Raise ShapeError unless there is one mark per head."""
+    for path, own in marks.items():
+        if path not in values or len(own) != len(values[path]):
+            count = len(values.get(path, ()))
+            raise ShapeError(f"{path}: {len(own)} {what}, and {count} heads that are shown")

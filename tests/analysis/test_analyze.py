@@ -1,0 +1,151 @@
+"""analyze_heads: its parts are what the functions beside it measure; what it leaves out is said; what is refused."""
+
+import json
+
+import pytest
+import torch
+from closing import change_heads
+from measuring import CHANGES, EOS, STEPS, ended, model_in
+from unchanged import assert_unchanged, refused, snapshot
+
+import collab_heads
+from collab_heads import analyze_heads
+from collab_heads.analysis.ablation import ablation_curve, leave_one_out, mean_loss
+from collab_heads.analysis.correlation import rank_correlation
+from collab_heads.errors import ArgumentError, CalibrationError, SwapError
+from families import HEADS, cast
+
+
+def labelled(name, model):
+    inputs, _ = ended(name)
+    if "decoder_input_ids" in inputs:
+        labels = inputs["decoder_input_ids"].roll(-1, 1)
+        for row, length in enumerate(STEPS):
+            labels[row, length:] = -100
+        inputs["labels"] = labels
+    else:
+        inputs["labels"] = torch.tensor([0, 1, 1])
+    return cast(inputs, model.dtype)
+
+
+def split(inputs):
+    return [{key: value[part] for key, value in inputs.items()} for part in (slice(0, 2), slice(2, 3))]
+
+
+@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+def test_every_part_is_what_its_function_measures(name):
+    model = model_in(name)
+    batches = split(labelled(name, model))
+    mean_loss(model, batches)  # transformers sets config.problem_type
+    before = snapshot(model)
+    report = analyze_heads(model, batches, exclude=[EOS])
+    assert_unchanged(model, before)
+    assert report.statistics == collab_heads.head_statistics(model, batches, exclude=[EOS])
+    assert report.relevance == collab_heads.head_relevance(model, batches, exclude=[EOS])
+    roles = collab_heads.head_roles(model, batches, exclude=[EOS])
+    assert report.roles.to_dict() == roles.to_dict()
+    gradient = collab_heads.head_importance(model, batches, normalize=False)
+    assert all(torch.equal(report.gradient[path], values.double()) for path, values in gradient.items())
+    if name == "bert":
+        assert report.contributions is None
+    else:
+        assert report.contributions == collab_heads.token_contributions(model, batches, exclude=[EOS])
+    assert report.ablation is None and report.correlations() == {}
+    assert any("heads were not left out" in note for note in report.notes)
+    assert any("eager backend; the model itself uses sdpa" in note for note in report.notes)
+    assert report.data["sentences"] == 3 and len(report.examples) == 1
+    assert report.data["query_tokens"]["enc-self"] == report.statistics.tokens[report.sites[0].path]
+
+
+def test_scores_and_the_table_of_heads():
+    model = model_in("marian")
+    report = analyze_heads(model, split(labelled("marian", model)), exclude=[EOS])
+    scores = report.scores()
+    assert list(scores) == ["confidence", "entropy", "attention_distance", "l2_distance", "relevance", "gradient"]
+    header, rows = report.rows()
+    assert len(rows) == 6 * HEADS and header[:3] == ["role", "layer", "head"] and header[-1] == "what it does"
+    site = report.sites[-1]
+    row = rows[-1]
+    assert row[:3] == [site.role, str(site.layer), str(HEADS - 1)]
+    assert row[3] == f"{float(report.statistics.confidence[site.path][-1]):.3f}"
+    assert row[7] == f"{float(report.relevance.relevance[site.path][-1]):.3f}"
+    assert len(row) == len(header) and all(len(each) == len(header) for each in rows)
+    assert "MarianMTModel (marian): 24 heads" in str(report) and "3 sentences" in str(report)
+
+
+def test_the_ablation_its_curves_and_correlations():
+    model = model_in("marian")
+    batches = split(labelled("marian", model))
+    report = analyze_heads(model, batches, parts=("relevance", "ablation"), data="pairs")
+    found = leave_one_out(model, lambda m: mean_loss(m, batches))
+    harm = torch.cat([*found.harm().values()])
+    assert torch.allclose(torch.cat([*report.ablation.harm().values()]), harm, rtol=0, atol=1e-12)
+    relevance = torch.cat([*report.relevance.relevance.values()])
+    assert report.correlations() == {"relevance": pytest.approx(rank_correlation(relevance, harm))}
+    assert set(report.curves) == {"relevance", "leave_one_out"}
+    curve = ablation_curve(model, lambda m: mean_loss(m, batches), report.relevance.relevance)
+    assert report.curves["relevance"] == curve
+    assert report.statistics is report.roles is report.gradient is None and report.examples == ()
+    assert "Rank correlation of relevance" in str(report) and "pairs" in str(report)
+    higher = analyze_heads(
+        model, batches, parts="ablation", evaluate=lambda m: -mean_loss(m, batches), metric="x", higher_is_better=True
+    )
+    assert torch.allclose(torch.cat([*higher.ablation.harm().values()]), harm, rtol=0, atol=1e-12)
+    assert higher.ablation.metric == "x"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ("bert", "marian"))
+def test_changed_models_and_json(name, change):
+    model = model_in(name, change)
+    report = analyze_heads(model, split(labelled(name, model)), exclude=[EOS])
+    found = json.loads(report.to_json())
+    assert found["model_type"] == name and len(found["sites"]) == len(report.sites)
+    assert found["statistics"]["confidence"] == report.statistics.to_dict()["confidence"]
+    assert found["relevance"]["relevance"] == {p: v.tolist() for p, v in report.relevance.relevance.items()}
+    heads = sum(site.num_heads for site in report.sites)
+    assert len(report.rows()[1]) == heads
+    total = 24 if name == "marian" else 8
+    assert sum(report.totals.values()) == total
+    if change.startswith("pruned"):
+        assert heads < total and f"{heads} heads of {total}" in str(report)
+        assert any(numbers != tuple(range(len(numbers))) for numbers in report.heads.values())
+    else:
+        assert f"{heads} heads\n" in str(report)
+    gated = change in ("gated", "pruned shared")
+    assert bool(report.gates) == gated == ("gate" in report.scores())
+    assert bool(report.statistics.alphas) == (change == "mixed")
+
+
+def test_without_labels_the_loss_is_left_out_and_that_is_said():
+    model = model_in("marian")
+    inputs, _ = ended("marian")
+    report = analyze_heads(model, [inputs], exclude=[EOS])
+    assert report.gradient is None and report.relevance is not None and report.contributions is not None
+    assert any("gradient importance was not measured: the batches have no labels" in note for note in report.notes)
+    with refused(model, CalibrationError, "gives no loss"):
+        analyze_heads(model, [inputs], parts=("gradient",))
+
+
+def test_what_is_refused():
+    model = model_in("bert")
+    batches = [labelled("bert", model)]
+    with refused(model, ArgumentError, "'relevanc'", "did you mean 'relevance'"):
+        analyze_heads(model, batches, parts=("relevanc",))
+    with refused(model, ArgumentError, "parts is empty"):
+        analyze_heads(model, batches, parts=())
+    with refused(model, ArgumentError, "only encoder-decoders have a source"):
+        analyze_heads(model, batches, parts=("contributions",))
+    with refused(model, ArgumentError, "read only once"):
+        analyze_heads(model, iter(batches))
+    with refused(model, CalibrationError, "empty"):
+        analyze_heads(model, [])
+    with refused(model, ArgumentError, "a treebank needs the model's tokenizer"):
+        analyze_heads(model, batches, treebank="missing.conllu")
+    empty = model_in("bert")
+    change_heads(empty, "pruned")
+    paths = [site.path for site in collab_heads.get_adapter(empty).sites_with_heads(empty)]
+    numbers = analyze_heads(empty, batches, parts="statistics", exclude=[EOS]).heads
+    collab_heads.prune_heads(empty, {path: list(numbers[path]) for path in paths})
+    with refused(empty, SwapError, "no heads left"):
+        analyze_heads(empty, batches)
