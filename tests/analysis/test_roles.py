@@ -12,6 +12,7 @@ from unchanged import refused
 
 from collab_heads.analysis.conllu import read_conllu
 from collab_heads.analysis.labels import RoleThresholds, kind_of
+from collab_heads.analysis.queries import end_tokens
 from collab_heads.analysis.rare import count_tokens
 from collab_heads.analysis.roles import head_roles
 from collab_heads.analysis.treebank import Treebank
@@ -68,6 +69,12 @@ def test_ends_of_sentences_of_the_tokenizer(path, warnings_logged):
     assert {each.tokens for each in found.positional.values()} == {tokens - 3} and not warnings_logged.records
     found = head_roles(model, treebank=path, tokenizer=word_pieces(), exclude=[CLS, SEP])
     assert {each.tokens for each in found.positional.values()} == {tokens - 6}
+    model = model_in("marian")  # its own config names one
+    found, given, other = (
+        head_roles(model, treebank=path, tokenizer=word_pieces(), exclude=each).to_dict()["positional"]
+        for each in (None, end_tokens(model), [SEP])
+    )
+    assert found == given != other
 
 
 def test_special_tokens_are_never_rare(path):
@@ -81,6 +88,8 @@ def test_special_tokens_are_never_rare(path):
         for each in (None, word_pieces())
     ]
     assert chances == [(3 / 5, 3 / 5), (1 / 5, 3 / 5)]
+    found = head_roles(model, batches, exclude=[CLS, SEP], token_counts=counts).rare  # what is excluded is none either
+    assert found.popitem()[1].chance == pytest.approx((1 / 5, 3 / 5))
 
 
 def test_images_have_positions_and_no_rare_tokens():

@@ -119,21 +119,22 @@ def test_relations_that_are_none(tmp_path, relations):
 
 
 def test_labels_from_the_threshold_on(tmp_path):
-    """Heads that are right in 13 and 12 of 30; always one to the right is right in 10."""
+    """Heads that are right in 7 and 6 of 20; any fixed offset is right in 5."""
     near = rows("1 She 2 nsubj", "2 sing 0 root", "3 often 2 advmod")
     far = [rows("1 She 3 nsubj", "2 often 3 x", "3 sing 0 root"), rows("1 sing 0 root", "2 . 1 x", "3 she 1 nsubj")]
-    treebank = bank(tmp_path, "\n".join([near] * 10 + far * 10), batch_size=30)
+    after = rows("1 sing 0 root", "2 she 1 nsubj")
+    treebank = bank(tmp_path, "\n".join([near, *far, after] * 5))
 
     def head(right):
         verbs = [s.heads.index(0) + 1 for s, _ in treebank.sentences]
         subjects = [s.relations.index("nsubj") + 1 for s, _ in treebank.sentences]
         return [{a: b if i < right else a} for i, (a, b) in enumerate(zip(subjects, verbs, strict=True))]
 
-    observer = show(Syntax(treebank, ("nsubj",)), [site()], planted(treebank, head(13), head(12)))
+    observer = show(Syntax(treebank, ("nsubj",)), [site()], planted(treebank, head(7), head(6)))
     roles = roles_of([site()], {"one": (0, 1)}, syntax=observer)
-    assert roles.baselines["nsubj", DEPENDENT] == Baseline(1, 10 / 30, 30)
-    assert roles.syntax["one"]["nsubj", DEPENDENT].tolist() == [13 / 30, 12 / 30]
-    assert roles.labels == {"one": ((f"nsubj {DEPENDENT}",), ())}  # 13/30 - 10/30 is 0.1 and a rounding error less
+    assert roles.baselines["nsubj", DEPENDENT] == Baseline(-1, 5 / 20, 20)
+    assert roles.syntax["one"]["nsubj", DEPENDENT].tolist() == [7 / 20, 6 / 20]
+    assert roles.labels == {"one": ((f"nsubj {DEPENDENT}",), ())}  # 0.35 - 0.25 is a rounding error less than 0.1
 
 
 def test_the_encoder_only_and_a_module_of_several_layers(tmp_path):
