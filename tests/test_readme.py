@@ -47,4 +47,4 @@ def test_example_runs(index, tmp_path, monkeypatch):
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
