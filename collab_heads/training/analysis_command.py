@@ -21,7 +21,7 @@ from collab_heads.analysis.conllu import read_conllu
 from collab_heads.analysis.plots import check_matplotlib
 from collab_heads.analysis.report import HeadReport
 from collab_heads.collaborative.calibrate import evaluating
-from collab_heads.errors import ArgumentError, DataError, OutputError
+from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.registry import get_adapter
 from collab_heads.training.arguments import Parser, count, count_from_1
 from collab_heads.training.batches import longest_first
@@ -85,8 +85,6 @@ def read_data(args: Namespace) -> dict[str, list[str]]:
     else:
         lines = read_lines(Path(args.data[0]))
         texts = {"source": [line for line in lines if line.strip()]}
-        if not texts["source"]:
-            raise DataError(f"{args.data[0]} has no text")
         if missing := len(lines) - len(texts["source"]):
             print(f"{args.data[0]}: left out {missing} of {len(lines):,} lines, which are empty")
     return {side: lines[: args.samples] for side, lines in texts.items()}

@@ -1,0 +1,114 @@
+"""python -m collab_heads.analysis: what it takes, what it measures on, what it refuses before the model runs."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import translation_models
+from translation_script import write_lines
+
+from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
+from collab_heads.training import analysis_command
+from collab_heads.training.analysis_command import batches_of, load, main, parse, read_data, translations
+
+PARTS = ("--parts", "statistics", "--examples", "0")
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """Drawing has tests of its own."""
+    saved = []
+    monkeypatch.setattr(analysis_command.HeadReport, "save", lambda report, folder: saved.append(folder) or folder)
+    return saved
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    found = translation_models.pairs(7, 5)
+    return [write_lines(tmp_path / f"dev.{end}", found[side]) for end, side in (("xx", "source"), ("en", "target"))]
+
+
+def loaded(*argv):
+    args = parse([str(word) for word in argv])
+    return args, *load(args)
+
+
+def test_pairs_are_batched_with_their_labels(marian, pairs):
+    args, model, tokenizer = loaded(marian, "--data", *pairs, "--batch_size", 4)
+    assert type(model).__name__ == "MarianMTModel" and model.dtype == torch.float32
+    texts = read_data(args)
+    batches = batches_of(args, model, tokenizer, texts)
+    assert [len(batch["labels"]) for batch in batches] == [4, 3]
+    seen = {}
+    for batch in batches:
+        for source, target in zip(batch["input_ids"], batch["labels"], strict=True):
+            kept = target[target != -100]
+            seen[tokenizer.decode(source, skip_special_tokens=True)] = tokenizer.decode(kept, skip_special_tokens=True)
+    assert seen == dict(zip(texts["source"], texts["target"], strict=True))
+
+
+def test_one_file_is_translated(marian, pairs, tmp_path):
+    packed = tmp_path / "dev.xx.gz"
+    with gzip.open(packed, "wt", encoding="utf-8") as file, open(pairs[0], encoding="utf-8") as plain:
+        file.write(plain.read())
+    args, model, tokenizer = loaded(marian, "--data", packed, "--max_length", 12, "--samples", 3)
+    texts = read_data(args)
+    assert len(texts["source"]) == 3 and "target" not in texts
+    own = translations(args, model, tokenizer, texts["source"])
+    batches = batches_of(args, model, tokenizer, texts)
+    rows = [row[row != -100] for batch in batches for row in batch["labels"]]
+    assert sorted(tokenizer.batch_decode(rows, skip_special_tokens=True)) == sorted(own)
+
+
+def test_an_encoder_reads_text(bert, tmp_path, capsys, no_pictures):
+    lines = ["the dog runs", "", "a cat", "the old man sees it", " "]
+    report = main([str(bert), "--data", write_lines(tmp_path / "text.txt", lines), *PARTS, "--output_dir", "there"])
+    printed = capsys.readouterr().out
+    assert "left out 2 of 5 lines, which are empty" in printed and str(report) in printed
+    assert report.data["sentences"] == 3 and report.data["name"].endswith("text.txt") and report.roles is None
+    assert [str(folder) for folder in no_pictures] == ["there"]
+    tokens = report.statistics.tokens[report.sites[0].path]
+    _, _, tokenizer = loaded(bert, "--data", tmp_path / "text.txt")
+    ids = [tokenizer(line)["input_ids"] for line in lines if line.strip()]
+    assert tokens == sum(len(row) - 1 for row in ids)  # [SEP] does not count, [CLS] does
+
+
+def test_what_is_refused(bert, marian, pairs, tmp_path):
+    short = write_lines(tmp_path / "short", ["one line"])
+    empty = write_lines(tmp_path / "empty", [])
+    blank = write_lines(tmp_path / "blank", [" ", "  "])
+    gpt = tmp_path / "gpt"
+    gpt.mkdir()
+    (gpt / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}))
+    for argv, error, said in (
+        ([marian, "--data", pairs[0], short], DataError, "7 lines and .* 1"),
+        ([marian, "--data", *pairs, short], ArgumentError, "--data has 3 files"),
+        ([bert, "--data", *pairs], ArgumentError, "BertModel takes one: it does not translate"),
+        ([bert, "--data", empty], DataError, "empty is empty"),
+        ([bert, "--data", blank], DataError, "blank is empty"),
+        ([bert, "--data", tmp_path / "missing"], DataError, "missing"),
+        ([bert, "--data", short, "--treebank", tmp_path / "no.conllu"], DataError, "no.conllu"),
+        ([bert, "--data", short, "--output_dir", short], OutputError, "is a file"),
+        ([tmp_path / "nothing", "--data", short], ArgumentError, "cannot load AutoConfig"),
+        ([bert, "--data", short, "--parts", "lrp"], ArgumentError, "unknown part 'lrp'"),
+        ([bert, "--data", short, "--device", "nonsense"], ArgumentError, "--device nonsense"),
+    ):
+        with pytest.raises(error, match=said):
+            main([str(word) for word in argv])
+    with pytest.raises((UnsupportedModelError, ArgumentError), match=r"gpt2|cannot load"):
+        main([str(gpt), "--data", short])
+
+
+@pytest.mark.slow
+def test_as_a_command(bert, tmp_path):
+    text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "collab_heads.analysis", str(bert), "--data", text, "--output_dir", str(out)]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert (out / "report.html").stat().st_size > 10_000
+    wrong = subprocess.run([*command, "--parts", "lrp"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1 and "Traceback" not in wrong.stderr
+    assert wrong.stderr.endswith("contributions, ablation\n")
