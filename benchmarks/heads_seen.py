@@ -3,7 +3,8 @@
 python benchmarks/heads_seen.py PART [--work DIR]
 
 marian   the Marian of the shared folder on 1,000 pairs of Multi30k; every head left out on 200 of them (the loss)
-minilm   all-MiniLM-L6-v2 on the sentences of a treebank; every head left out on 200 pairs of STS-B (Spearman x 100)
+minilm   all-MiniLM-L6-v2 on the sentences of a treebank; every head left out on 200 pairs of STS-B: how far the
+         sentence embeddings move (1 - cosine to the whole model's), and Spearman x 100
 balance  the Marian trained on for 300 steps plain, with alphas, with gates: is importance more balanced?
 speed    time against an evaluation pass with attention outputs, interleaved, and peak memory by number of sentences
 
@@ -23,7 +24,7 @@ from stsb import pairs
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from translation import read
 
-from collab_heads import analyze_heads, get_adapter, head_importance
+from collab_heads import analyze_heads, get_adapter, head_importance, leave_one_out
 from collab_heads.analysis import plots
 from collab_heads.analysis.balance import balance
 from collab_heads.analysis.conllu import read_conllu
@@ -90,13 +91,14 @@ def head_rows(report) -> list[dict]:
     return rows
 
 
-def correlation_rows(report) -> list[dict]:
+def correlation_rows(report, ablation=None) -> list[dict]:
     """Rank correlation of every measure with the harm of leaving heads out: in all, and per role."""
-    harm, rows = report.ablation.harm(), []
+    ablation, rows = ablation or report.ablation, []
+    harm = ablation.harm()
     for name, scores in report.scores().items():
         if name == "leave_one_out":
             continue
-        row: dict = {"measure": name}
+        row: dict = {"measure": name, "harm to": ablation.metric}
         for role in ("all", *dict.fromkeys(site.role for site in report.sites)):
             paths = [site.path for site in report.sites if role in ("all", site.role)]
             row[role] = float(spearmanr(*(torch.cat([each[path] for path in paths]) for each in (scores, harm)))[0])
@@ -104,16 +106,16 @@ def correlation_rows(report) -> list[dict]:
     return rows
 
 
-def finish(name: str, report, work: Path, pictures: dict[str, str]) -> None:
+def finish(name: str, report, work: Path, pictures: dict[str, str], more: list[dict] | None = None) -> None:
     """Print and store the tables, the report and the pictures that the README shows."""
-    rows, correlations = head_rows(report), correlation_rows(report)
+    rows, correlations = head_rows(report), correlation_rows(report) + (more or [])
     print(
         report.roles,
         table(rows, dict.fromkeys(rows[0], "")),
         table(correlations, dict.fromkeys(correlations[0], "")),
         sep="\n\n",
     )
-    write(f"heads_{name}", rows, correlations=correlations, report=report.to_dict())
+    write(f"seen_{name}", rows, correlations=correlations, report=report.to_dict())
     report.save(work / name)
     for picture, as_name in pictures.items():
         for suffix in (".png", ".svg"):
@@ -154,21 +156,19 @@ def minilm_part(work: Path) -> None:
         for side in (0, 1)
     ]
 
+    whole = [embed(model, side) for side in sides]
+
     def spearman(model) -> float:
         first, second = (embed(model, side) for side in sides)
         return 100 * float(spearmanr((first * second).sum(-1), [row[2] for row in rows])[0])
 
-    report = analyze_heads(
-        model,
-        batches,
-        tokenizer=tokenizer,
-        treebank=sentences,
-        evaluate=spearman,
-        metric="Spearman x 100",
-        higher_is_better=True,
-        data="UD English EWT dev",
-    )
-    finish("minilm", report, work, {"roles": "minilm_roles"})
+    def drift(model) -> float:
+        return float(1 - torch.cat([(embed(model, s) * e).sum(-1) for s, e in zip(sides, whole, strict=True)]).mean())
+
+    given = {"tokenizer": tokenizer, "treebank": sentences, "evaluate": drift, "metric": "1 - cosine to the original"}
+    report = analyze_heads(model, batches, **given, data="UD English EWT dev")
+    scored = leave_one_out(model, spearman, metric="Spearman x 100", higher_is_better=True)
+    finish("minilm", report, work, {"roles": "minilm_roles"}, correlation_rows(report, scored))
 
 
 def balance_part(work: Path) -> None:
@@ -199,7 +199,7 @@ def balance_part(work: Path) -> None:
     print(
         table(rows, {"model": "", "measure": "", "heads": "", "enc-self": ".3f", "dec-self": ".3f", "dec-enc": ".3f"})
     )
-    write("heads_balance", rows, flags={name: f"{TRAIN} {flags}" for name, flags in TRAINED.items()})
+    write("seen_balance", rows, flags={name: f"{TRAIN} {flags}" for name, flags in TRAINED.items()})
     figure = plots.importance_distributions(spread, sites, "relevance")
     plots.save_figure(figure, PICTURES / "relevance_balance")
 
@@ -237,7 +237,7 @@ def speed(rounds: int = 5, count: int = 200) -> None:
         table(peaks, {"sentences": "", "peak MB": ".0f"}),
         sep="\n\n",
     )
-    write("heads_speed", rows, memory=peaks, rounds=rounds, sentences=count)
+    write("seen_speed", rows, memory=peaks, rounds=rounds, sentences=count)
 
 
 class Streamed:

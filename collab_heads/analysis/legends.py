@@ -34,8 +34,9 @@ LEGENDS = {
     "l2_distance": "The mean Euclidean distance of a head's outputs to those of the layer's other heads.",
     "relevance": "What the head contributes to the top-1 logit by layer-wise relevance propagation, "
     "attention weights and scales of norms held constant (Ali et al. 2022): absolute values, as "
-    "shares of the layer's heads. The balance is 1 where all heads matter alike and 0 where one "
-    "head has everything.",
+    "shares of the layer's heads. Absolute relevance is the size of the mean itself, which layers "
+    "can be compared by. The balance is 1 where all heads matter alike and 0 where one head has "
+    "everything.",
     "gradient": "The mean absolute gradient of the loss by a gate on the head (Michel et al. 2019): an "
     "estimate, in one backward pass, of how much the loss depends on it.",
     "ablation": "How much worse the metric is without the head, all else as it is (Michel et al. 2019); and "

@@ -14,17 +14,8 @@ from collab_heads.sites import ROLES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMED = (
-    "confidence",
-    "entropy",
-    "attention_distance",
-    "l2_distance",
-    "relevance",
-    "gradient",
-    "leave_one_out",
-    "gate",
-)
 SPREAD = ("relevance", "gradient")  # whose distribution over heads is shown
+PLACES = {"leave_one_out": "ablation", "absolute_relevance": "relevance"}  # sections that have another name
 
 
 @dataclass(frozen=True)
@@ -77,7 +68,7 @@ def maps_of(report: HeadReport) -> list[Picture]:
         def draw(name=name, scores=scores) -> "Figure":
             return plots.head_map(report.sites, scores, label=name.replace("_", " "), **common)
 
-        found.append(Picture(name, "ablation" if name == "leave_one_out" else name, draw))
+        found.append(Picture(name, PLACES.get(name, name), draw))
         if name in SPREAD:
 
             def spread(name=name, scores=scores) -> "Figure":
@@ -154,12 +145,10 @@ def summary(report: HeadReport) -> tuple[list[str], list[list[str]]]:
             continue
         count = sum(site.num_heads for site in sites)
         row = [role, str(len(sites)), str(count)]
-        for name in SUMMED:
-            if name in scores:
-                values = [float(scores[name][s.path].sum()) for s in sites if s.path in scores[name]]
-                row.append(f"{sum(values) / count:.3f}")
+        for values in scores.values():
+            row.append(f"{sum(float(values[s.path].sum()) for s in sites if s.path in values) / count:.3f}")
         rows.append(row)
-    return ["role", "layers", "heads", *(name.replace("_", " ") for name in SUMMED if name in scores)], rows
+    return ["role", "layers", "heads", *(name.replace("_", " ") for name in scores)], rows
 
 
 def side_tables(report: HeadReport) -> dict[str, tuple[list[str], list[list[str]]]]:

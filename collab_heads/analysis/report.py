@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Scores = Mapping[str, Tensor]
 # what says how much a head matters: the measures that are compared with leaving heads out, and that order a curve
-IMPORTANCE = ("confidence", "relevance", "gradient")
+IMPORTANCE = ("confidence", "relevance", "absolute_relevance", "gradient")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +83,7 @@ class HeadReport:
                 found["l2_distance"] = {site.path: statistics.distance(site.path) for site in self.sites}
         if self.relevance is not None:
             found["relevance"] = self.relevance.relevance
+            found["absolute_relevance"] = {path: signed.abs() for path, signed in self.relevance.signed.items()}
         if self.gradient is not None:
             found["gradient"] = self.gradient
         if self.ablation is not None:

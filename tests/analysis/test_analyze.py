@@ -61,7 +61,15 @@ def test_scores_and_the_table_of_heads():
     model = model_in("marian")
     report = analyze_heads(model, split(labelled("marian", model)), exclude=[EOS])
     scores = report.scores()
-    assert list(scores) == ["confidence", "entropy", "attention_distance", "l2_distance", "relevance", "gradient"]
+    assert list(scores) == [
+        "confidence",
+        "entropy",
+        "attention_distance",
+        "l2_distance",
+        "relevance",
+        "absolute_relevance",
+        "gradient",
+    ]
     header, rows = report.rows()
     assert len(rows) == 6 * HEADS and header[:3] == ["role", "layer", "head"] and header[-1] == "what it does"
     site = report.sites[-1]
@@ -69,6 +77,7 @@ def test_scores_and_the_table_of_heads():
     assert row[:3] == [site.role, str(site.layer), str(HEADS - 1)]
     assert row[3] == f"{float(report.statistics.confidence[site.path][-1]):.3f}"
     assert row[7] == f"{float(report.relevance.relevance[site.path][-1]):.3f}"
+    assert row[8] == f"{abs(float(report.relevance.signed[site.path][-1])):.3f}"
     assert len(row) == len(header) and all(len(each) == len(header) for each in rows)
     assert "MarianMTModel (marian): 24 heads" in str(report) and "3 sentences" in str(report)
 
@@ -81,8 +90,12 @@ def test_the_ablation_its_curves_and_correlations():
     harm = torch.cat([*found.harm().values()])
     assert torch.allclose(torch.cat([*report.ablation.harm().values()]), harm, rtol=0, atol=1e-12)
     relevance = torch.cat([*report.relevance.relevance.values()])
-    assert report.correlations() == {"relevance": pytest.approx(rank_correlation(relevance, harm))}
-    assert set(report.curves) == {"relevance", "leave_one_out"}
+    absolute = torch.cat([*report.relevance.signed.values()]).abs()
+    assert report.correlations() == {
+        "relevance": pytest.approx(rank_correlation(relevance, harm)),
+        "absolute_relevance": pytest.approx(rank_correlation(absolute, harm)),
+    }
+    assert set(report.curves) == {"relevance", "absolute_relevance", "leave_one_out"}
     curve = ablation_curve(model, lambda m: mean_loss(m, batches), report.relevance.relevance)
     assert report.curves["relevance"] == curve
     assert report.statistics is report.roles is report.gradient is None and report.examples == ()
