@@ -20,6 +20,7 @@ from collab_heads.analysis.analyze import PARTS, analyze_heads
 from collab_heads.analysis.conllu import read_conllu
 from collab_heads.analysis.plots import check_matplotlib
 from collab_heads.analysis.report import HeadReport
+from collab_heads.analysis.treebank import longest_input
 from collab_heads.collaborative.calibrate import evaluating
 from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.registry import get_adapter
@@ -45,7 +46,9 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
     parser.add_argument("--samples", type=count_from_1, metavar="N", help="the first sentences only; all")
     parser.add_argument("--examples", type=count, default=1, metavar="N", help="sentences shown as attention maps (1)")
     parser.add_argument("--batch_size", type=count_from_1, default=32, metavar="N", help="sentences of a batch (32)")
-    parser.add_argument("--max_length", type=count_from_1, default=128, metavar="N", help="in pieces (128)")
+    parser.add_argument(
+        "--max_length", type=count_from_1, default=128, metavar="N", help="in pieces; longer ones are left out (128)"
+    )
     parser.add_argument("--source_prefix", default="", metavar="TEXT", help="put before every input (T5)")
     parser.add_argument("--device", default="cpu", metavar="DEVICE", help="such as cuda (cpu)")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
@@ -62,9 +65,10 @@ def main(argv: Sequence[str] | None = None) -> HeadReport:
     sentences = read_conllu(args.treebank) if args.treebank else None
     texts = read_data(args)
     model, tokenizer = load(args)
+    args.max_length = min(args.max_length, longest_input(model, tokenizer) or args.max_length)
     report = analyze_heads(
         model,
-        batches_of(args, model, tokenizer, texts),
+        batches_of(args, model, tokenizer, fitting(args, tokenizer, texts)),
         parts=args.parts,
         tokenizer=tokenizer,
         treebank=sentences,
@@ -105,12 +109,25 @@ def load(args: Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         raise ArgumentError(f"--device {args.device}: {str(error).splitlines()[0]}") from error
 
 
+def fitting(args: Namespace, tokenizer: PreTrainedTokenizerBase, texts: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The sentences, or pairs, that are not longer than `--max_length`; how many are left out is said."""
+    lengths = [list(map(len, tokenizer([args.source_prefix + line for line in texts["source"]])["input_ids"]))]
+    if "target" in texts:
+        lengths.append(list(map(len, tokenizer(text_target=texts["target"])["input_ids"])))
+    fits = [i for i, sides in enumerate(zip(*lengths, strict=True)) if max(sides) <= args.max_length]
+    if not fits:
+        raise ArgumentError(f"--max_length {args.max_length}: every sentence of {args.data[0]} is longer")
+    if missing := len(texts["source"]) - len(fits):
+        print(f"left out {missing} of {len(texts['source']):,} sentences of more than {args.max_length} pieces")
+    return {side: [lines[i] for i in fits] for side, lines in texts.items()}
+
+
 def batches_of(
     args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Mapping[str, list[str]]
 ) -> list[dict]:
     """Batches of sentences of like length; a translation model's with labels: the target, or what it makes itself."""
     if not model.config.is_encoder_decoder:
-        encoded = tokenizer(texts["source"], truncation=True, max_length=args.max_length)
+        encoded = tokenizer(texts["source"])
         groups = longest_first(list(map(len, encoded["input_ids"])), args.batch_size)
         rows = [{name: values[i] for name, values in encoded.items()} for i in range(len(texts["source"]))]
         return [dict(tokenizer.pad([rows[i] for i in group], return_tensors="pt")) for group in groups]
@@ -131,7 +148,7 @@ def translations(
     with evaluating(model):
         for start in range(0, len(source), args.batch_size):
             texts = [args.source_prefix + line for line in source[start : start + args.batch_size]]
-            inputs = tokenizer(texts, truncation=True, max_length=args.max_length, padding=True, return_tensors="pt")
+            inputs = tokenizer(texts, padding=True, return_tensors="pt")
             ids = model.generate(**inputs.to(model.device), num_beams=1, do_sample=False, max_length=args.max_length)
             found += tokenizer.batch_decode(ids, skip_special_tokens=True)
     return found

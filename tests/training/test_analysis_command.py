@@ -76,6 +76,28 @@ def test_an_encoder_reads_text(bert, tmp_path, capsys, no_pictures):
     assert tokens == sum(len(row) - 1 for row in ids)  # [SEP] does not count, [CLS] does
 
 
+def test_sentences_that_are_too_long_are_left_out_and_counted(bert, marian, pairs, tmp_path, capsys):
+    text = write_lines(tmp_path / "text.txt", ["a dog", "the old man sees it", "a cat"])
+    report = main([str(bert), "--data", text, *PARTS, "--max_length", "4"])
+    assert report.data["sentences"] == 2
+    assert "left out 1 of 3 sentences of more than 4 pieces" in capsys.readouterr().out
+    report = main(
+        [str(bert), "--data", write_lines(tmp_path / "long", ["a dog", "a " * 300]), *PARTS, "--max_length", "999"]
+    )
+    assert report.data["sentences"] == 1  # the model's own limit counts
+    with pytest.raises(ArgumentError, match="--max_length 2: every sentence of"):
+        main([str(bert), "--data", text, *PARTS, "--max_length", "2"])
+    args, _, tokenizer = loaded(marian, "--data", *pairs, "--max_length", 1000)
+    texts = read_data(args)
+    args.max_length = max(len(row) for row in tokenizer(text_target=texts["target"])["input_ids"]) - 1
+    kept = analysis_command.fitting(args, tokenizer, texts)
+    assert 0 < len(kept["source"]) == len(kept["target"]) < len(texts["source"])
+    assert (
+        dict(zip(texts["source"], texts["target"], strict=True)).items()
+        >= dict(zip(*kept.values(), strict=True)).items()
+    )
+
+
 def test_what_is_refused(bert, marian, pairs, tmp_path):
     short = write_lines(tmp_path / "short", ["one line"])
     empty = write_lines(tmp_path / "empty", [])
