@@ -161,7 +161,7 @@ def watch_alphas() -> list[list[float]]:
 
     def watched(self):
         step(self)
-        norms.append(self.now.tolist())
+        norms.append(self.norms().tolist())  # `now` stands still where no norm is pushed
 
     AlphaPenalty.step = watched
     return norms
