@@ -198,7 +198,7 @@ class Analysis:
             model=f"{type(model).__name__}{f' of {source}' if source else ''}",
             model_type=model.config.model_type,
             sites=tuple(self.sites),
-            heads=self.numbers,
+            heads={site.path: self.numbers[site.path] for site in self.sites},
             totals={
                 site.path: states[site.path].num_heads if site.path in states else site.num_heads
                 for site in self.adapter.sites(model)

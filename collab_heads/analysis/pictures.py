@@ -55,7 +55,7 @@ def pictures_of(report: HeadReport) -> list[Picture]:
 
 def maps_of(report: HeadReport) -> list[Picture]:
     """Layer by head: a map of every measure, one of what heads do, and how evenly importance is spread."""
-    found, common = [], {"heads": report.heads, "totals": report.totals}
+    found, common = [], {"heads": report.heads, "totals": {s.path: report.totals[s.path] for s in report.sites}}
     if report.roles is not None:
         kinds = {
             path: [[kind_of(label) for label in labels] or "none" for labels in every]

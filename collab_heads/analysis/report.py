@@ -38,8 +38,8 @@ class HeadReport:
         model: its class and, where it was loaded from somewhere, that.
         model_type: as its config says.
         sites: the sites that have heads, in model order.
-        heads: path -> the original numbers of their heads, also for sites that lost all.
-        totals: path -> how many heads the site had.
+        heads: path -> the original numbers of their heads.
+        totals: path -> how many heads the site had, also of sites that lost all.
         data: what was measured on: a description, sentences, query tokens of every role.
         statistics: confidence, entropy, attention distance, similarity, alphas.
         roles: positional, rare-token and syntactic heads.
