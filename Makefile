@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # the CPU build of torch by default; another index or wheel folder: make PIP_ARGS="--index-url ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow lint bench bench-glue bench-heads bench-nmt clean
+.PHONY: demo test test-slow lint bench bench-glue bench-heads bench-nmt bench-seen clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python run_glue.py --demo
@@ -46,6 +46,10 @@ bench-nmt: $(VENV)/.bench
 	for part in heads widths scratch t5 mixing born; do \
 		$(BIN)/python benchmarks/nmt.py $$part && $(BIN)/python benchmarks/nmt.py $$part --table || exit 1; \
 	done
+
+# what heads do: about forty minutes on two cores
+bench-seen: $(VENV)/.bench
+	for part in marian minilm balance speed; do $(BIN)/python benchmarks/heads_seen.py $$part || exit 1; done
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
