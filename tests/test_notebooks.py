@@ -96,7 +96,10 @@ def run(settings, tmp_path):
             )
             client = NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
             own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "IPYTHONDIR": sockets, "MPLBACKEND": "agg"}
-            client.execute(env={**os.environ, **own, **settings})
+            try:
+                client.execute(env={**os.environ, **own, **settings})
+            finally:
+                manager.shutdown_kernel(now=True)  # the client leaves a manager that it was given alone
         return notebook
 
     return execute
@@ -138,7 +141,6 @@ def test_translate(run, tmp_path):
     assert (tmp_path / "collaborative-model" / "model.safetensors").exists()
 
 
-@pytest.mark.slow
 def test_attention_maps(run, tmp_path):
     notebook = run("attention_maps")
     assert pictures(notebook) == 7 and "what it does" in printed(notebook)
@@ -154,7 +156,6 @@ def test_dead_heads(run, tmp_path):
     assert pictures(notebook) == 1 and (tmp_path / "model-without-dead-heads" / "config.json").exists()
 
 
-@pytest.mark.slow
 def test_compress(run, tmp_path):
     notebook = run("compress")
     text = printed(notebook)
