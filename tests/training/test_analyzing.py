@@ -12,6 +12,7 @@ from translation_script import SCRATCH, write_lines
 import run_translation
 import tiny
 from collab_heads.analysis.gate_history import GateHistory
+from collab_heads.analysis.report import HeadReport
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.training import analyzing
 
@@ -63,6 +64,7 @@ def test_gates_over_training_are_the_same_after_a_resumed_run(marian, bilingual,
         return stock(model, batches, **options)
 
     monkeypatch.setattr(analyzing, "analyze_heads", spy)
+    monkeypatch.setattr(HeadReport, "save", lambda report, folder: folder)  # pictures take longer than all else
     more = (*GATES, "--max_train_steps", 6, "--checkpointing_steps", 3, "--analyze")
     out = tmp_path / "out"
     translation_script.run(marian, bilingual, out, *more)
