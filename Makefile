@@ -29,6 +29,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/nmt_speed.py
+	$(BIN)/python benchmarks/nmt_speed.py --inference
 	$(BIN)/python benchmarks/pruning.py
 
 # the GLUE table: about eight hours on two cores; runs that are complete are not repeated

@@ -1,10 +1,11 @@
 """Training speed of run_translation.py's steps, as ratios to the original in the same run: target pieces per second.
 
-python benchmarks/nmt_speed.py [--rounds N] [--tokens N]
+python benchmarks/nmt_speed.py [--rounds N] [--tokens N] [--inference]
 
 The Marian of the shared folder on Multi30k de-en, batches of --tokens padded pieces, label smoothing, AdamW, one
 thread. All variants take a step on the same pairs, collated by themselves, in turns, in an order that is shuffled every
-round. "plain loop" is the stock model in ten lines of torch, without Accelerate and without our loss and batches.
+round. "plain loop" is the stock model in ten lines of torch, without Accelerate and without our loss and batches. With
+--inference, greedy translation of batches of 16 sentences is timed instead.
 """
 
 import argparse
@@ -22,12 +23,13 @@ from transformers.utils import logging
 from collab_heads import HeadPenalty, fold_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.training.batches import token_steps
 from collab_heads.training.optimizer import optimizer_and_schedule, optimizer_step, parameter_groups
-from collab_heads.training.parallel import from_files
+from collab_heads.training.parallel import from_files, read_lines
 from collab_heads.training.translation import Collate, Objective, encode, num_targets
 from common import shared, table, write
 
 MODEL, SMOOTHING = "models/marian-multi30k-de-en", 0.1
 VARIANTS = ("plain loop", "original", "alphas", "alphas, growth", "folded", "gates", "18 heads", "shared", "per_head")
+TRANSLATING = ("original", "alphas", "folded")
 COLUMNS = {"variant": "", "ratio": ".3f", "quartiles": "", "targets_per_second": ".0f", "parameters": ","}
 
 
@@ -81,17 +83,45 @@ def stepper(variant: str, accelerator: Accelerator, tokenizer):
     return ours, model
 
 
+def inference(tokenizer, sentences: list[str], rounds: int) -> list[dict]:
+    """Time of greedy translation against the original's, batch by batch, variants in a shuffled order."""
+    models = {name: changed(name)[0].eval() for name in TRANSLATING}
+    ratios: dict[str, list[float]] = {name: [] for name in models}
+    chance = random.Random(0)
+    for index in range(rounds + 1):
+        batch = tokenizer(sentences[16 * index : 16 * index + 16], padding=True, return_tensors="pt")
+        seconds = {}
+        for name in chance.sample(TRANSLATING, len(TRANSLATING)):
+            started = time.perf_counter()
+            models[name].generate(**batch, num_beams=1, do_sample=False, min_length=20, max_length=20)
+            seconds[name] = time.perf_counter() - started
+        for name in models if index else ():  # the first is a warm-up
+            ratios[name].append(seconds[name] / seconds["original"])
+    rows = []
+    for name, found in ratios.items():
+        low, ratio, high = statistics.quantiles(found, n=4)
+        rows.append({"variant": name, "time": ratio, "quartiles": f"{low:.3f} to {high:.3f}"})
+    return rows
+
+
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_argument("--inference", action="store_true")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
     tokenizer = AutoTokenizer.from_pretrained(shared(MODEL))
+    if arguments.inference:
+        sentences = read_lines(shared("data/multi30k/train.de.gz"))
+        found = inference(tokenizer, sentences, arguments.rounds)
+        print(table(found, {"variant": "", "time": ".3f", "quartiles": ""}))
+        write("nmt_speed_inference", found, rounds=arguments.rounds)
+        return
     files = {"train": [str(shared(f"data/multi30k/train.{language}.gz")) for language in ("de", "en")]}
     pairs = encode(from_files(files, None, None).first({"train": 5000}), tokenizer, "", 128, 128)["train"]
     lengths = [max(map(len, pair)) for pair in zip(pairs["input_ids"], pairs["labels"], strict=True)]
