@@ -3,7 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
 import transformers
 
 ROOT = Path(__file__).parents[1]
@@ -122,27 +121,22 @@ def family_imports(source: str) -> list[str]:
     return found
 
 
-EMPTY = ("analysis", "collaborative", "heads")
+EMPTY = ("analysis", "collaborative", "heads")  # their __init__ is in no layer
+IN_LAYERS = MODULES.keys() - set(EMPTY)
 
 
-def is_package(name: str) -> bool:
-    """An __init__ without code is in no layer."""
-    return name in EMPTY
+def test_imports_point_one_way():
+    wrong = {name: wrong_imports(name, MODULES[name].read_text()) for name in sorted(IN_LAYERS)}
+    assert {name: targets for name, targets in wrong.items() if targets} == {}
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not is_package(name)])
-def test_imports_point_one_way(name):
-    assert wrong_imports(name, MODULES[name].read_text()) == []
+def test_the_empty_packages_are_empty():
+    assert [name for name in EMPTY if imports(MODULES[name].read_text())] == []
 
 
-@pytest.mark.parametrize("name", EMPTY)
-def test_the_empty_packages_are_empty(name):
-    assert imports(MODULES[name].read_text()) == []
-
-
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("adapters.")])
-def test_families_are_known_to_adapters_only(name):
-    assert family_imports(MODULES[name].read_text()) == []
+def test_families_are_known_to_adapters_only():
+    known = {name: family_imports(MODULES[name].read_text()) for name in MODULES if not name.startswith("adapters.")}
+    assert {name: families for name, families in known.items() if families} == {}
 
 
 def test_all_files_are_seen():
@@ -159,31 +153,27 @@ def test_all_files_are_seen():
     assert "collaborative.attention" in targets(MODULES["adapters.bert"].read_text())
 
 
-@pytest.mark.parametrize(
-    "name, source",
-    (
-        ("errors", "from collab_heads.sites import ROLES"),
-        ("collaborative.decompose", "def f():\n    from collab_heads.collaborative import attention"),
-        ("collaborative.attention", "import collab_heads.registry"),
-        ("registry", "from collab_heads import adapters"),
-        ("collaborative.swap", "from collab_heads.adapters.bert import BertAdapter"),
-        ("collaborative.swap", "from collab_heads import swap_to_collaborative"),
-        ("persist", "from collab_heads.training.demo import main"),
-        ("heads.output", "from collab_heads.registry import get_adapter"),
-        ("heads.removal", "from collab_heads.heads.gates import HeadGates"),
-        ("heads.gates", "from collab_heads.heads import output"),
-        ("heads.prune", "from collab_heads import adapters"),
-        ("collaborative.query_key", "from collab_heads.heads.gating import swap_to_gated"),
-        ("registry", "from collab_heads.refusals import check_wrapper"),
-    ),
+WRONG = (
+    ("errors", "from collab_heads.sites import ROLES"),
+    ("collaborative.decompose", "def f():\n    from collab_heads.collaborative import attention"),
+    ("collaborative.attention", "import collab_heads.registry"),
+    ("registry", "from collab_heads import adapters"),
+    ("collaborative.swap", "from collab_heads.adapters.bert import BertAdapter"),
+    ("collaborative.swap", "from collab_heads import swap_to_collaborative"),
+    ("persist", "from collab_heads.training.demo import main"),
+    ("heads.output", "from collab_heads.registry import get_adapter"),
+    ("heads.removal", "from collab_heads.heads.gates import HeadGates"),
+    ("heads.gates", "from collab_heads.heads import output"),
+    ("heads.prune", "from collab_heads import adapters"),
+    ("collaborative.query_key", "from collab_heads.heads.gating import swap_to_gated"),
+    ("registry", "from collab_heads.refusals import check_wrapper"),
 )
-def test_a_wrong_import_is_seen(name, source):
-    assert len(wrong_imports(name, source)) == 1
+FAMILY = ("from transformers import BertModel", "import transformers.models.t5", "from transformers import T5Config")
 
 
-@pytest.mark.parametrize(
-    "source",
-    ("from transformers import BertModel", "import transformers.models.t5", "from transformers import T5Config"),
-)
-def test_a_family_import_is_seen(source):
-    assert len(family_imports(source)) == 1
+def test_a_wrong_import_is_seen():
+    assert [(name, source) for name, source in WRONG if len(wrong_imports(name, source)) != 1] == []
+
+
+def test_a_family_import_is_seen():
+    assert [source for source in FAMILY if len(family_imports(source)) != 1] == []
