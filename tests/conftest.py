@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from families import FAMILIES, KINDS
+from families import FAMILIES, KINDS, each
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -13,24 +13,24 @@ def quiet():
     transformers.utils.logging.disable_progress_bar()
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=each(FAMILIES))
 def family(request):
     return FAMILIES[request.param]
 
 
-@pytest.fixture(params=[name for name, family in FAMILIES.items() if family.generates])
+@pytest.fixture(params=each(name for name, family in FAMILIES.items() if family.generates))
 def generator_family(request):
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=each(name for name, family in FAMILIES.items() if family.padded))
+def padded_family(request):
     return FAMILIES[request.param]
 
 
 @pytest.fixture(params=KINDS)
 def kind(request):
     return request.param
-
-
-@pytest.fixture(params=[name for name, family in FAMILIES.items() if family.padded])
-def padded_family(request):
-    return FAMILIES[request.param]
 
 
 @pytest.fixture

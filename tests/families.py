@@ -3,9 +3,10 @@
 Models are tiny, random and initialised large, so that attention is far from uniform and mistakes show.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
+import pytest
 import torch
 import transformers
 from packaging import version
@@ -94,6 +95,7 @@ class Family:
     biased: bool = True  # whether the query has a bias
     maps: int | None = None  # attention maps of one forward pass, where that is not one per site
     eager64: float = EXACT64  # tolerance of the eager backend in float64
+    like: str | None = None  # the family whose attention has the same forward, where it is not this one's own
 
     @property
     def num_sites(self) -> int:
@@ -291,6 +293,11 @@ def bert_decoder(name: str, config: type[PreTrainedConfig], task: type[PreTraine
     )
 
 
+def like(name: str, *siblings: Family) -> tuple[Family, ...]:
+    """Families whose attention is a copy of another family's: they run by default where a test runs for all."""
+    return tuple(replace(family, like=name) for family in siblings)
+
+
 def albert(name: str, num_sites: int, maps: int, **more) -> Family:
     return Family(
         name,
@@ -354,35 +361,45 @@ FAMILIES = {
     family.name: family
     for family in (
         bert_encoder("bert", BertConfig, BertForSequenceClassification, BertModel),
+        *like(
+            "bert",
+            bert_encoder("roberta", RobertaConfig, RobertaForSequenceClassification, RobertaModel),
+            bert_encoder("xlm-roberta", XLMRobertaConfig, XLMRobertaForSequenceClassification, XLMRobertaModel),
+            bert_encoder("camembert", CamembertConfig, CamembertForSequenceClassification, CamembertModel),
+            bert_encoder("electra", ElectraConfig, ElectraForSequenceClassification, ElectraModel),
+        ),
         bert_decoder("bert-decoder", BertConfig, BertLMHeadModel, BertModel),
-        bert_encoder("roberta", RobertaConfig, RobertaForSequenceClassification, RobertaModel),
-        bert_decoder("roberta-decoder", RobertaConfig, RobertaForCausalLM, RobertaModel),
-        bert_encoder("xlm-roberta", XLMRobertaConfig, XLMRobertaForSequenceClassification, XLMRobertaModel),
-        bert_decoder("xlm-roberta-decoder", XLMRobertaConfig, XLMRobertaForCausalLM, XLMRobertaModel),
-        bert_encoder("camembert", CamembertConfig, CamembertForSequenceClassification, CamembertModel),
-        bert_decoder("camembert-decoder", CamembertConfig, CamembertForCausalLM, CamembertModel),
-        bert_encoder("electra", ElectraConfig, ElectraForSequenceClassification, ElectraModel),
-        bert_decoder("electra-decoder", ElectraConfig, ElectraForCausalLM, ElectraModel),
+        *like(
+            "bert-decoder",
+            bert_decoder("roberta-decoder", RobertaConfig, RobertaForCausalLM, RobertaModel),
+            bert_decoder("xlm-roberta-decoder", XLMRobertaConfig, XLMRobertaForCausalLM, XLMRobertaModel),
+            bert_decoder("camembert-decoder", CamembertConfig, CamembertForCausalLM, CamembertModel),
+            bert_decoder("electra-decoder", ElectraConfig, ElectraForCausalLM, ElectraModel),
+        ),
         Family(
             "distilbert",
             lambda: make(DistilBertForSequenceClassification, distilbert_config()),
             {"enc-self": LAYERS},
             DistilBertModel,
         ),
-        albert("albert", 1, 3, num_hidden_layers=3),
         albert("albert-groups", 4, 6, num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2),
+        *like("albert-groups", albert("albert", 1, 3, num_hidden_layers=3)),
         translator("marian", MarianConfig, MarianMTModel, MarianModel),
+        *like(
+            "marian",
+            translator("bart", BartConfig, BartForConditionalGeneration, BartModel),
+            translator("mbart", MBartConfig, MBartForConditionalGeneration, MBartModel),
+            translator("pegasus", PegasusConfig, PegasusForConditionalGeneration, PegasusModel, scale_embedding=True),
+            translator("m2m_100", M2M100Config, M2M100ForConditionalGeneration, M2M100Model),
+        ),
         lone_decoder("marian-decoder", MarianConfig, MarianForCausalLM),
-        translator("bart", BartConfig, BartForConditionalGeneration, BartModel),
-        lone_decoder("bart-decoder", BartConfig, BartForCausalLM),
-        translator("mbart", MBartConfig, MBartForConditionalGeneration, MBartModel),
-        translator("pegasus", PegasusConfig, PegasusForConditionalGeneration, PegasusModel, scale_embedding=True),
-        translator("m2m_100", M2M100Config, M2M100ForConditionalGeneration, M2M100Model),
+        *like("marian-decoder", lone_decoder("bart-decoder", BartConfig, BartForCausalLM)),
         t5("t5", T5Config, T5ForConditionalGeneration, T5Model),
+        *like("t5", t5("mt5", MT5Config, MT5ForConditionalGeneration, MT5Model)),
         t5_encoder("t5-encoder", T5Config, T5EncoderModel),
-        t5("mt5", MT5Config, MT5ForConditionalGeneration, MT5Model),
-        t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel),
+        *like("t5-encoder", t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel)),
         vit("vit", ViTConfig, ViTForImageClassification, ViTModel, biased=True, masked=False),
+        # ViT's forward, but the only images with a mask
         vit("deit", DeiTConfig, DeiTForImageClassification, DeiTModel, biased=False, masked=True),
     )
 }
@@ -395,6 +412,20 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
 # One family of each layout, for what depends on the layout alone.
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "t5", "t5-encoder", "vit")
 LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
+
+
+def each(cases: Iterable) -> list:
+    """Parameters of a test, a name of a family or a tuple that holds one: by default those with a forward of their own.
+
+    The siblings of each (`Family.like`) join in `make test-slow`.
+    """
+    cases = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=[pytest.mark.slow] * any(map(is_sibling, case))) for case in cases]
+
+
+def is_sibling(value: object) -> bool:
+    """Whether a parameter names a family whose forward is another's."""
+    return isinstance(value, str) and value in FAMILIES and FAMILIES[value].like is not None
 
 
 def swap(model: PreTrainedModel, kind: str, dim=None, **more):

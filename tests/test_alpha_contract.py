@@ -45,12 +45,13 @@ from unchanged import refused
 from collab_heads import alpha_report, fold_heads, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.errors import SwapError
 from collab_heads.heads.output import ConstantOutput, HeadOutputProjection
-from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, KINDS, LAYOUTS, output, set_backend, sites, swap
-from test_contract import GENERATION, assert_decoder_steps, assert_stepwise, decoder, real
+from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, KINDS, LAYOUTS, each, output, set_backend, sites, swap
+from test_contract import GENERATION, assert_decoder_steps, assert_stepwise, decoder, of_every_family, real
 
 of_layout = pytest.mark.parametrize("name", LAYOUTS)
 CASES = [(name, None) for name in FAMILIES] + list(zip(LAYOUTS, itertools.cycle(KINDS)))
-of_case = pytest.mark.parametrize("name, origin", CASES)
+of_case = pytest.mark.parametrize("name, origin", each(CASES))
+of_every_case = pytest.mark.parametrize("name, origin", CASES)  # the core: siblings join by default
 AUTOCAST = torch.bfloat16
 
 
@@ -106,6 +107,7 @@ def assert_mixed_equals_by_hand(family):
     assert (real(output(ours, inputs), inputs) - real(stock, inputs)).abs().max() > 1e-3
 
 
+@of_every_family
 def test_mixed_equals_by_hand(family):
     assert_mixed_equals_by_hand(family)
 
@@ -196,7 +198,7 @@ def test_plain_transformers_loads_a_folded_model(name, tmp_path):
     assert torch.equal(found, output(model, FAMILIES[name].inputs()))
 
 
-@of_case
+@of_every_case
 def test_save_and_load(name, origin, tmp_path):
     """Bit-equal, base and task model, from the same files."""
     family = FAMILIES[name]
@@ -390,6 +392,7 @@ def test_attention_maps(family):
     assert [[m.shape for m in maps] for maps in after.values()] == [[m.shape for m in maps] for maps in before.values()]
 
 
+@of_every_family
 def test_gradients(family):
     """Every number of every alpha learns, beside gates or not; but for them, the model is what it was."""
     model, before = family.build(), family.build().state_dict()

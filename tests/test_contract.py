@@ -1,6 +1,7 @@
 """What every family must pass with every kind of query/key projection (design, section 8).
 
-Parametrised over `families.FAMILIES` and `families.KINDS`: a new family or kind joins by being listed there.
+Parametrised over `families.FAMILIES` and `families.KINDS`: a new family or kind joins by being listed there. Tests
+`of_every_family` are the core: siblings (`Family.like`) run them by default, and all the others in `make test-slow`.
 """
 
 import copy
@@ -26,6 +27,7 @@ from families import (
     HEADS,
     cast,
     cross_batch,
+    each,
     make,
     output,
     repadded,
@@ -36,6 +38,7 @@ from families import (
 
 TESTS = Path(__file__).parent
 NARROW = {"shared": 20, "per_head": 16}  # of EXACT = 32
+of_every_family = pytest.mark.parametrize("family", FAMILIES, indirect=True)  # the core: siblings join by default
 
 
 def site_outputs(model, inputs):
@@ -68,6 +71,7 @@ def assert_lossless(family, kind, backend):
     torch.testing.assert_close(real(output(model, inputs), inputs), real(before, inputs), rtol=0, atol=tolerance)
 
 
+@of_every_family
 @pytest.mark.parametrize("backend", ("eager", "sdpa"))
 def test_lossless(family, kind, backend):
     assert_lossless(family, kind, backend)
@@ -194,7 +198,7 @@ def assert_stepwise(model, inputs, expected):
 
 @torch.no_grad()
 @pytest.mark.parametrize("cross", (False, True))
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name.endswith("-decoder")])
+@pytest.mark.parametrize("name", each(name for name in FAMILIES if name.endswith("-decoder")))
 def test_decoder_cache(name, kind, cross):
     """A lone decoder, with cross-attention or without, steps through its cache as it runs in one pass."""
     model = decoder(name, cross)
@@ -270,6 +274,7 @@ def test_cache_elements(generator_family, kind, dim):
             assert elements == promised[path] == key + HEADS * HEAD_WIDTH
 
 
+@of_every_family
 def test_save_and_load(family, kind, tmp_path):
     """Bit-equal, base and task model, from the same files."""
     model = family.build()
@@ -295,12 +300,14 @@ def assert_same_state(ours, theirs, subset=False):
 
 
 RELATIVES = {
+    "bert": ("BertForMaskedLM",),
     "roberta": ("RobertaForMaskedLM", "RobertaForTokenClassification"),
     "xlm-roberta-decoder": ("XLMRobertaForSequenceClassification",),
     "camembert": ("CamembertForQuestionAnswering",),
     "electra": ("ElectraForPreTraining", "ElectraForMaskedLM"),
     "distilbert": ("DistilBertForMaskedLM",),
     "albert-groups": ("AlbertForPreTraining", "AlbertForMaskedLM"),
+    "marian": ("MarianForCausalLM",),
     "bart": ("BartForSequenceClassification", "BartForQuestionAnswering", "BartForCausalLM"),
     "bart-decoder": ("BartForConditionalGeneration",),
     "mbart": ("MBartForSequenceClassification", "MBartForCausalLM"),
@@ -314,7 +321,7 @@ RELATIVES = {
 
 
 @pytest.mark.parametrize(
-    "name, relative", [(name, cls) for name, many in RELATIVES.items() if name in FAMILIES for cls in many]
+    "name, relative", each((name, cls) for name, many in RELATIVES.items() if name in FAMILIES for cls in many)
 )
 def test_relatives_load_the_same_files(name, relative, kind, tmp_path):
     """Another class of the family loads what it has of the changed sites, and gives it back, bit by bit."""
@@ -373,6 +380,7 @@ def test_bfloat16_sharded(family, kind, tmp_path):
     assert torch.isfinite(output(loaded, family.inputs())).all()
 
 
+@of_every_family
 def test_from_config(family, kind, tmp_path):
     """A fresh model of the same shape: finite, differently initialised, nothing left uninitialised."""
     model = family.build()
@@ -387,6 +395,7 @@ def test_from_config(family, kind, tmp_path):
     assert torch.isfinite(output(fresh, family.inputs())).all()
 
 
+@of_every_family
 def test_gradients(family, kind):
     """New parameters receive gradients and nothing else changes."""
     model, before = family.build(), family.build().state_dict()

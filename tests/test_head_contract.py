@@ -46,6 +46,7 @@ from families import (
     HEADS,
     KINDS,
     LAYOUTS,
+    each,
     output,
     repadded,
     set_backend,
@@ -68,7 +69,8 @@ BACKENDS = ("eager", "sdpa")
 GENERATORS = ("m2m_100", "t5")  # others repeat one token after their first layers lost all heads
 of_origin = pytest.mark.parametrize("origin", ORIGINS)
 CASES = [(name, origin) for origin in ORIGINS for name in (FAMILIES if origin is None else LAYOUTS)]
-of_case = pytest.mark.parametrize("name, origin", CASES)
+of_case = pytest.mark.parametrize("name, origin", each(CASES))
+of_every_case = pytest.mark.parametrize("name, origin", CASES)  # the core: siblings join by default
 of_layout = pytest.mark.parametrize("name", LAYOUTS)
 with_empty_sites = pytest.mark.parametrize("empty", (False, True), ids=("some-left", "none-left"))
 
@@ -124,7 +126,7 @@ def assert_same_outputs(model, family, backend, per_site, at_the_end):
 
 
 @with_empty_sites
-@of_case
+@of_every_case
 def test_pruned_equals_gated(name, origin, empty):
     assert_pruned_equals_gated(FAMILIES[name], origin, empty)
 
@@ -198,7 +200,7 @@ def test_load_in_a_fresh_process(name, origin, tmp_path):
     assert torch.equal(run_apart(LOAD_IN_A_FRESH_PROCESS, model, inputs, tmp_path), output(model, inputs))
 
 
-@pytest.mark.parametrize("name, origin", [(name, origin) for name, origin in CASES if FAMILIES[name].padded])
+@pytest.mark.parametrize("name, origin", each((name, origin) for name, origin in CASES if FAMILIES[name].padded))
 def test_padding_is_ignored(name, origin):
     model, inputs = changed(FAMILIES[name], origin, "both"), FAMILIES[name].inputs()
     before, after = output(model, inputs), output(model, repadded(inputs))
@@ -209,7 +211,7 @@ SAVED = [(name, None, state) for name in LAYOUTS for state in ("gated", "pruned"
 SAVED += [(name, origin, "both") for name, origin in CASES]
 
 
-@pytest.mark.parametrize("name, origin, state", SAVED)
+@pytest.mark.parametrize("name, origin, state", SAVED)  # of every family, too
 def test_save_and_load(name, origin, state, tmp_path):
     """Bit-equal, base and task model, from the same files."""
     family = FAMILIES[name]
@@ -241,12 +243,7 @@ def assert_same_state(ours, theirs, subset=False):
 
 @pytest.mark.parametrize(
     "name, relative",
-    [
-        (name, cls)
-        for name, many in {**RELATIVES, "marian": ("MarianForCausalLM",), "bert": ("BertForMaskedLM",)}.items()
-        if name in FAMILIES
-        for cls in many
-    ],
+    each((name, cls) for name, many in RELATIVES.items() if name in FAMILIES for cls in many),
 )
 def test_relatives_load_the_same_files(name, relative, tmp_path):
     """Another class of the family loads what it has of the changed sites, and gives it back, bit by bit."""
@@ -287,7 +284,7 @@ def test_bfloat16_sharded(name, origin, tmp_path):
     assert torch.equal(output(loaded, family.inputs()), output(model, family.inputs()))
 
 
-@of_case
+@of_every_case
 def test_from_config(name, origin, tmp_path):
     """A fresh model of the same shape: finite, gates open, nothing left uninitialised."""
     family = FAMILIES[name]
@@ -317,7 +314,7 @@ def test_stepwise_logits(generator_family, origin, empty):
 
 
 @pytest.mark.parametrize("cross", (False, True))
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name.endswith("-decoder")])
+@pytest.mark.parametrize("name", each(name for name in FAMILIES if name.endswith("-decoder")))
 def test_decoder_cache(name, cross):
     """A lone decoder whose first layer has no heads steps through its cache as it runs in one pass."""
     for origin in ORIGINS if name in LAYOUTS else (None,):
@@ -493,7 +490,7 @@ def test_attention_maps(name, origin):
             torch.testing.assert_close(ours, theirs[:, kept[path]], rtol=0, atol=FP32_NOISE, msg=path)
 
 
-@of_case
+@of_every_case
 def test_gradients(name, origin):
     """Gates and all that is left of the sites learn; nothing else has changed."""
     family = FAMILIES[name]
