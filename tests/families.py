@@ -440,6 +440,16 @@ def output(model: PreTrainedModel, inputs: dict) -> torch.Tensor:
     return result.logits if "logits" in result else result.last_hidden_state
 
 
+def aligned(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with its tensors where torch would put them, so that two with the same bits compute the same bits.
+
+    Loaded tensors lie in the file's memory, at any address; there, some processors sum in another order.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
+
+
 def set_backend(model: PreTrainedModel, backend: str) -> None:
     """Choose the attention backend, in inner stacks too (transformers 5.17 does not reach T5's)."""
     for module in model.modules():

@@ -45,7 +45,20 @@ from unchanged import refused
 from collab_heads import alpha_report, fold_heads, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.errors import SwapError
 from collab_heads.heads.output import ConstantOutput, HeadOutputProjection
-from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, KINDS, LAYOUTS, each, output, set_backend, sites, swap
+from families import (
+    EXACT64,
+    FAMILIES,
+    FP32_NOISE,
+    HEADS,
+    KINDS,
+    LAYOUTS,
+    aligned,
+    each,
+    output,
+    set_backend,
+    sites,
+    swap,
+)
 from test_contract import GENERATION, assert_decoder_steps, assert_stepwise, decoder, of_every_family, real
 
 of_layout = pytest.mark.parametrize("name", LAYOUTS)
@@ -205,7 +218,7 @@ def test_save_and_load(name, origin, tmp_path):
     model, inputs = changed(family, origin, "both", alphas=True, dtype=torch.float32), family.inputs()
     assert mixings(model)
     model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path).eval()
+    loaded = aligned(type(model).from_pretrained(tmp_path).eval())
     assert_same_state(loaded, model)
     assert shape_of(loaded) == shape_of(model)
     assert torch.equal(output(loaded, inputs), output(model, inputs))
@@ -241,7 +254,7 @@ def test_bfloat16_sharded(name, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="8KB")
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1
-    loaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    loaded = aligned(type(model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval())
     assert_same_state(loaded, model)
     assert torch.equal(output(loaded, family.inputs()), output(model, family.inputs()))
 

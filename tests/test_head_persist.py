@@ -10,7 +10,7 @@ from collab_heads import prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.collaborative.query_key import block_mixing
 from collab_heads.heads.output import HeadOutputProjection
 from collab_heads.persist import rebuild
-from families import FAMILIES, LAYOUTS, bert_config, cast, make, output, sites, swap
+from families import FAMILIES, LAYOUTS, aligned, bert_config, cast, make, output, sites, swap
 
 SOME = ("bert", "marian", "t5")
 
@@ -130,7 +130,7 @@ PATHS = {
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float64))
 def test_dtype_on_loading(dtype, tmp_path):
     model = saved("marian", tmp_path)
-    loaded = type(model).from_pretrained(tmp_path, dtype=dtype).eval()
+    loaded = aligned(type(model).from_pretrained(tmp_path, dtype=dtype).eval())
     assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
     result = output(loaded, cast(FAMILIES["marian"].inputs(), dtype))
     assert result.dtype == dtype and torch.isfinite(result).all()
@@ -142,7 +142,7 @@ def test_fixed_gates_are_saved(tmp_path):
     model = FAMILIES["t5"].build()
     swap_to_gated(model, alive_heads={"dec-enc": [[1, 0, 0, 1], [0, 1, 1, 1]]})
     model.save_pretrained(tmp_path)
-    loaded = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    loaded = aligned(T5ForConditionalGeneration.from_pretrained(tmp_path).eval())
     gates = [p.gates for p in output_projections(loaded).values() if isinstance(p, HeadOutputProjection)]
     assert [gate.alive.tolist() for gate in gates] == [[1, 0, 0, 1], [0, 1, 1, 1]]
     assert torch.equal(output(loaded, FAMILIES["t5"].inputs()), output(model, FAMILIES["t5"].inputs()))

@@ -20,7 +20,7 @@ from collab_heads import collaborative_config, install_hooks
 from collab_heads.collaborative.query_key import block_mixing, is_swapped
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.persist import rebuild
-from families import FAMILIES, bert_config, cast, output, sites, swap
+from families import FAMILIES, aligned, bert_config, cast, output, sites, swap
 
 NARROW = {"shared": 20, "per_head": 16}
 
@@ -41,7 +41,7 @@ def assert_same(ours, theirs):
 
 def test_t5_encoder_from_the_whole_model_and_back(kind, tmp_path):
     whole = saved("t5", kind, tmp_path)
-    encoder = T5EncoderModel.from_pretrained(tmp_path).eval()
+    encoder = aligned(T5EncoderModel.from_pretrained(tmp_path).eval())
     assert_same(encoder.encoder, whole.encoder)
     assert all(is_swapped(module) for module in sites(encoder).values())
     assert set(encoder.config.collab_heads["sites"]) == set(whole.config.collab_heads["sites"])

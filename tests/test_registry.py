@@ -30,6 +30,7 @@ from families import (
     VOCABULARY,
     WIDTH,
     albert_config,
+    aligned,
     batch,
     make,
     output,
@@ -93,7 +94,7 @@ def test_own_adapter(adapter, mixing, registered, tmp_path):
     model = splinter()
     swap_to_collaborative(model, adapter, 16, mixing=mixing, calibration=[batch()], refine_steps=3)
     model.save_pretrained(tmp_path)
-    loaded = SplinterModel.from_pretrained(tmp_path).eval()
+    loaded = aligned(SplinterModel.from_pretrained(tmp_path).eval())
     assert loaded.state_dict().keys() == model.state_dict().keys()
     assert all(is_swapped(module) for module in sites(loaded).values())
     assert torch.equal(output(loaded, batch()), output(model, batch()))
@@ -111,7 +112,8 @@ def test_own_adapter_without_registration(adapter, tmp_path):
         SplinterModel.from_pretrained(tmp_path)
     register(SplinterAdapter)
     try:
-        assert torch.equal(output(SplinterModel.from_pretrained(tmp_path).eval(), batch()), output(model, batch()))
+        loaded = aligned(SplinterModel.from_pretrained(tmp_path).eval())
+        assert torch.equal(output(loaded, batch()), output(model, batch()))
     finally:
         del registry._ADAPTERS["splinter"]
 
@@ -128,7 +130,7 @@ def test_heads_with_an_own_adapter(adapter, registered, tmp_path):
     assert [site.kept for site in report.sites] == [(0, 3), ()]
     torch.testing.assert_close(output(model, batch()), gated, rtol=0, atol=FP32_NOISE)  # its softmax is in float32
     model.save_pretrained(tmp_path)
-    loaded = SplinterModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    loaded = aligned(SplinterModel.from_pretrained(tmp_path, dtype=torch.float64).eval())
     assert torch.equal(output(loaded, batch()), output(model, batch()))
     fold_heads(model, adapter)
     assert model.state_dict().keys() == splinter().state_dict().keys()

@@ -65,7 +65,9 @@ def test_labels_are_what_the_decoder_reads_shifted_right(name):
     assert torch.equal(decoder_ids(model, labelled)[:, 1:], read[:, 1:])
     given = measure(model, [inputs | {"decoder_input_ids": read}])
     both = measure(model, [labelled | {"decoder_input_ids": read}])
-    assert given == found == both
+    for same in (given, both):  # masks of their own: attention may take another path
+        assert same.tokens == found.tokens
+        assert_alike(same, found)
     assert found.tokens[found.sites[-1].path] == sum(STEPS)  # the start token counts, M2M100's too, which is EOS
 
 

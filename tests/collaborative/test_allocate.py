@@ -5,7 +5,7 @@ from unchanged import refused
 import collab_heads
 from collab_heads.collaborative.allocate import Curve, balance, measure_curve
 from collab_heads.errors import ArgumentError
-from families import EXACT, FAMILIES, HEADS, output, sites, swap
+from families import EXACT, FAMILIES, HEADS, aligned, output, sites, swap
 
 BALANCED = {"allocation": "balanced", "refine_steps": 0}
 BROAD = Curve(8, 64, 10, [(16, 0.6), (32, 0.3), (48, 0.1)])
@@ -97,7 +97,7 @@ def test_a_balanced_model_loads_again(tmp_path):
     model, inputs = lopsided("bert"), FAMILIES["bert"].inputs()
     swap(model, "shared", 16, calibration=[inputs], allocation="balanced")
     model.save_pretrained(tmp_path)
-    assert torch.equal(output(type(model).from_pretrained(tmp_path).eval(), inputs), output(model, inputs))
+    assert torch.equal(output(aligned(type(model).from_pretrained(tmp_path).eval()), inputs), output(model, inputs))
 
 
 @pytest.mark.parametrize("name", ("bert", "marian"))

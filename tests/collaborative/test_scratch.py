@@ -19,7 +19,19 @@ from unchanged import assert_unchanged, snapshot
 from collab_heads import collaborative_config, get_adapter, swap_to_collaborative
 from collab_heads.collaborative.query_key import MIXING_STD, block_mixing, is_swapped
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
-from families import EXACT, FP32_NOISE, HEADS, KINDS, batch, bert_config, marian_config, output, sites, t5_config
+from families import (
+    EXACT,
+    FP32_NOISE,
+    HEADS,
+    KINDS,
+    aligned,
+    batch,
+    bert_config,
+    marian_config,
+    output,
+    sites,
+    t5_config,
+)
 
 CONFIGS = {"bert": bert_config, "marian": marian_config, "t5": t5_config}
 TASKS = {"bert": AutoModelForSequenceClassification, "marian": AutoModelForSeq2SeqLM, "t5": AutoModelForSeq2SeqLM}
@@ -192,7 +204,7 @@ def test_saved_and_loaded(name, mixing, tmp_path):
     start = "normal" if mixing == "shared" else "concatenate"
     model = build(TASKS[name], collaborative_config(CONFIGS[name](), None, 16, mixing=mixing, mixing_init=start))
     model.save_pretrained(tmp_path)
-    loaded = TASKS[name].from_pretrained(tmp_path).eval()
+    loaded = aligned(TASKS[name].from_pretrained(tmp_path).eval())
     assert loaded.config.collab_heads == model.config.collab_heads
     for key, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[key], tensor), key

@@ -13,7 +13,7 @@ from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.registry import get_adapter
 from collab_heads.training.optimizer import optimizer_step
-from families import FAMILIES, HEADS
+from families import FAMILIES, HEADS, aligned
 
 RADIUS, GAMMA, RATE = 1e-3, 40.0, 1e-2
 
@@ -128,7 +128,7 @@ def test_state_goes_on_exactly(tmp_path):
         growth_step(model, penalty)
     model.save_pretrained(tmp_path)
     state = json.loads(json.dumps(penalty.state_dict()))
-    loaded = type(model).from_pretrained(tmp_path)
+    loaded = aligned(type(model).from_pretrained(tmp_path))
     resumed = HeadPenalty(loaded, **options)
     resumed.load_state_dict(state)
     for expected in (0.0, RATE * GAMMA * HEADS):

@@ -13,7 +13,7 @@ from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.gates import threshold
 from collab_heads.heads.gating import gated_sites
-from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, output
+from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, aligned, output
 
 FP32 = 1e-6  # sums and sigmoids of a few float32 numbers; seen: 2e-7
 SAMPLES, FOUR_SIGMA = 4000, 0.032  # of a share of 4000 samples
@@ -351,7 +351,7 @@ def test_a_training_goes_on_from_its_state(broken_at, tmp_path):
     unbroken, expected, _ = run(3, 12, without_dropout(gated("bert")))
     subsets, _, (model, penalty, optimizer) = run(3, broken_at, without_dropout(gated("bert")))
     model.save_pretrained(tmp_path)
-    model = without_dropout(type(model).from_pretrained(tmp_path))
+    model = without_dropout(aligned(type(model).from_pretrained(tmp_path)))
     again = HeadPenalty(model, target_heads=3, steps=8, seed=3)
     state = optimizer.state_dict()
     optimizer = optimizer_for(model, again)

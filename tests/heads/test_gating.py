@@ -14,7 +14,7 @@ from collab_heads.config import CollabConfig, GateState
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.output import HeadOutputProjection
-from families import FAMILIES, HEADS, batch, output, swap
+from families import FAMILIES, HEADS, aligned, batch, output, swap
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 
@@ -114,7 +114,7 @@ def test_a_subset_is_stored_as_one(tmp_path):
     values = torch.cat([projection.gates.values() for _, projection in gated_sites(model, BertAdapter())])
     assert sorted(values.tolist()) == [0.0] * 2 + [1.0] * 6
     model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path).eval()
+    loaded = aligned(type(model).from_pretrained(tmp_path).eval())
     assert {site["gates"]["kind"] for site in loaded.config.collab_heads["sites"].values()} == {"subset"}
     assert torch.equal(output(loaded, batch()), expected)
     HeadPenalty(loaded, gate_weight=1.0)
