@@ -1,9 +1,16 @@
 """How tests run the scripts: in this process, in another one, and in several."""
 
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from accelerate.state import AcceleratorState, GradientState, PartialState
 
 import run_glue
 
@@ -23,6 +30,54 @@ def flags(bert, files, out=None, *more) -> list[str]:
 
 def run(*args) -> dict:
     return run_glue.main(flags(*args))
+
+
+def forget_accelerate() -> None:
+    """Accelerate keeps its settings for the life of a process."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+FORK = multiprocessing.get_context("fork")  # a copy of this process, which has imported everything
+
+
+def fork(main: Callable, arguments: list[str], **environment: str) -> BaseProcess:
+    """Run a script's `main` in a process of its own, which can be killed."""
+
+    def child():
+        os.environ.update(environment)
+        forget_accelerate()
+        main(arguments)
+
+    process = FORK.Process(target=child)
+    process.start()
+    return process
+
+
+def kill_at(checkpoint: Path, process: BaseProcess) -> None:
+    """SIGKILL, right after a checkpoint appears."""
+    deadline = time.monotonic() + 240
+    while not checkpoint.exists():
+        assert process.is_alive() and time.monotonic() < deadline, f"{checkpoint} did not appear"
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    assert process.exitcode < 0
+
+
+def run_on_two(main: Callable, arguments: list[str]) -> None:
+    """Run a script's `main` on two processes, as a launcher would."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [fork(main, arguments, RANK=str(i), LOCAL_RANK=str(i), **shared) for i in range(2)]
+    for process in processes:
+        process.join(240)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0, 0]
 
 
 def start(arguments, **more) -> subprocess.Popen:

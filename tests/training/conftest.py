@@ -1,16 +1,15 @@
 import pytest
 import translation_script
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from scripts import forget_accelerate
 
 import tiny
 
 
 @pytest.fixture(autouse=True)
 def fresh_accelerate():
-    """Accelerate keeps its settings for the life of a process: forget those of the last test."""
+    """What the last test has set is forgotten."""
     yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+    forget_accelerate()
 
 
 @pytest.fixture(scope="session")

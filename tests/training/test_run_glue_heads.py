@@ -1,16 +1,15 @@
 """Gates and pruning in the script, from end to end: what is kept, what is written, resuming, and processes."""
 
 import json
-import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from scripts import ADAM32, LAUNCH, SWAP, finish, flags, run, start
+from scripts import ADAM32, LAUNCH, SWAP, finish, flags, fork, kill_at, run, run_on_two, start
 from transformers import AutoModelForSequenceClassification
 
+import run_glue
 import tiny
 from collab_heads import get_adapter, prune_heads
 from collab_heads.config import CollabConfig
@@ -180,12 +179,7 @@ def test_a_run_killed_in_the_selection_ends_as_an_unbroken_one(bert, files, tmp_
     more = (*LEARNED, "--checkpointing_steps", 5)
     unbroken = run(bert, files, tmp_path / "unbroken", *more)
     out = tmp_path / "killed"
-    process = start(["run_glue.py", *flags(bert, files, out, *more)])
-    while not (out / "step_0_10").exists():
-        assert process.poll() is None, process.stderr.read().decode()[-2000:]
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_at(out / "step_0_10", fork(run_glue.main, flags(bert, files, out, *more)))
     assert not (out / "all_results.json").exists()
     resumed = run(bert, files, out, *more, "--resume_from_checkpoint")
     assert as_json(resumed, "history", "heads") == as_json(unbroken, "history", "heads")
@@ -231,7 +225,7 @@ def test_two_processes_keep_the_heads_of_one(files, tmp_path):
     learned = (*LEARNED, "--max_train_steps", 12)
     one = run(bert, files, tmp_path / "one", *learned)
     more = (*learned, "--per_device_train_batch_size", 4)
-    finish(start([*LAUNCH, *flags(bert, files, tmp_path / "two", *more)]))
+    run_on_two(run_glue.main, flags(bert, files, tmp_path / "two", *more))
     two = json.loads((tmp_path / "two" / "all_results.json").read_text())
     assert (one["processes"], two["processes"]) == (1, 2)
     assert two["stages"] == one["stages"]

@@ -1,18 +1,17 @@
 """Alphas, disagreement, folding and head statistics in run_glue.py, from end to end."""
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from scripts import ADAM32, LAUNCH, SWAP, finish, flags, run, start
+from scripts import ADAM32, LAUNCH, SWAP, finish, flags, fork, kill_at, run, start
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
+import run_glue
 import tiny
 from collab_heads import get_adapter, prune_heads
 from collab_heads.analysis.results import HeadStatistics
@@ -368,12 +367,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
     unbroken = run(bert, files, tmp_path / "unbroken", *more)
     assert [(e["epoch"], e["kind"]) for e in unbroken["heads"]["rotation"]] == [(1, "swap"), (3, "back"), (4, "swap")]
     out = tmp_path / "killed"
-    process = start(["run_glue.py", *flags(bert, files, out, *more)])
-    while not (out / "step_0_4").exists():
-        assert process.poll() is None, process.stderr.read().decode()[-2000:]
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_at(out / "step_0_4", fork(run_glue.main, flags(bert, files, out, *more)))
     assert not (out / "all_results.json").exists()
     resumed = run(bert, files, out, *more, "--resume_from_checkpoint")
     assert as_json(resumed, "history", "heads") == as_json(unbroken, "history", "heads")

@@ -1,12 +1,10 @@
 """Alphas, disagreement, rotation, folding and head statistics in run_translation.py, from end to end."""
 
 import json
-import signal
-import time
 
 import pytest
 import torch
-from scripts import ADAM32, finish, start
+from scripts import ADAM32, finish, fork, kill_at, start
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translation_script import (
     PROCESSES,
@@ -20,6 +18,7 @@ from translation_script import (
     weights,
 )
 
+import run_translation
 from collab_heads import swap_heads
 from collab_heads.analysis.results import HeadStatistics
 from collab_heads.analysis.statistics import head_statistics
@@ -279,12 +278,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(marian, bilingual, tmp_path):
     unbroken = run(marian, bilingual, tmp_path / "unbroken", *more)
     assert len(unbroken["heads"]["rotation"]) > 2
     out = tmp_path / "killed"
-    process = start(["run_translation.py", *flags(marian, bilingual, out, *more)])
-    while not (out / "step_0_6").exists():
-        assert process.poll() is None, process.stderr.read().decode()[-2000:]
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_at(out / "step_0_6", fork(run_translation.main, flags(marian, bilingual, out, *more)))
     assert not (out / "all_results.json").exists()
     resumed = run(marian, bilingual, out, *more, "--resume_from_checkpoint")
     assert as_json(resumed, "history", "heads") == as_json(unbroken, "history", "heads")

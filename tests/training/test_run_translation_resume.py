@@ -1,14 +1,13 @@
 """A run of run_translation.py that was stopped ends as an unbroken one; two processes do what one does."""
 
 import json
-import signal
-import time
 
 import pytest
 import torch
-from scripts import ADAM32, finish, start
+from scripts import ADAM32, finish, fork, kill_at, start
 from translation_script import PROCESSES, SCRATCH, SWAP, as_json, differing, flags, run, translations, weights
 
+import run_translation
 from collab_heads.errors import CollabHeadsError
 
 NOISY = "--dropout 0.2 --word_dropout 0.1 --label_smoothing 0.1".split()
@@ -74,12 +73,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(bilingual, tmp_path):
     )
     unbroken = run(SCRATCH, bilingual, tmp_path / "unbroken", *more)
     out = tmp_path / "killed"
-    process = start(["run_translation.py", *flags(SCRATCH, bilingual, out, *more)])
-    while not (out / "step_0_8").exists():
-        assert process.poll() is None, process.stderr.read().decode()[-2000:]
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_at(out / "step_0_8", fork(run_translation.main, flags(SCRATCH, bilingual, out, *more)))
     assert not (out / "all_results.json").exists()
     resumed = run(SCRATCH, bilingual, out, *more, "--resume_from_checkpoint")
     same(resumed, unbroken)
