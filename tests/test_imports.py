@@ -121,6 +121,7 @@ def family_imports(source: str) -> list[str]:
     return found
 
 
+DRAWS = {"matplotlib", "PIL"}
 EMPTY = ("analysis", "collaborative", "heads")  # their __init__ is in no layer
 IN_LAYERS = MODULES.keys() - set(EMPTY)
 
@@ -137,6 +138,33 @@ def test_the_empty_packages_are_empty():
 def test_families_are_known_to_adapters_only():
     known = {name: family_imports(MODULES[name].read_text()) for name in MODULES if not name.startswith("adapters.")}
     assert {name: families for name, families in known.items() if families} == {}
+
+
+def test_the_package_draws_nothing_until_it_is_asked():
+    """What draws may be missing: importing the package imports none of it."""
+    seen, waiting = set(), [""]
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        first = at_once(MODULES[name].read_text())
+        assert not {module.split(".")[0] for module, _ in imports(first)} & DRAWS, name
+        waiting += targets(first) - seen
+    assert {"registry", "analysis.report"} < seen
+    assert at_once("def f():\n    import matplotlib") == ""
+    assert at_once("if True:\n    import matplotlib.pyplot\n") == "import matplotlib.pyplot"
+
+
+def at_once(source: str) -> str:
+    """The imports that run with the module."""
+    tree = ast.parse(source)
+    later = {id(node) for each in ast.walk(tree) if runs_later(each) for node in ast.walk(each)}
+    first = [each for each in ast.walk(tree) if isinstance(each, ast.Import | ast.ImportFrom) and id(each) not in later]
+    return "\n".join(map(ast.unparse, first))
+
+
+def runs_later(node: ast.AST) -> bool:
+    """A function, or what only type checkers read."""
+    return isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
 
 
 def test_all_files_are_seen():

@@ -206,6 +206,7 @@ def test_without_matplotlib(monkeypatch):
         plots.check_matplotlib()
 
 
+@pytest.mark.slow
 def test_the_package_does_not_import_it():
     code = "import collab_heads, sys; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

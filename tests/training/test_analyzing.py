@@ -27,6 +27,19 @@ def report_of(out):
     return json.loads((out / "head_report" / "report.json").read_text())
 
 
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """They take longer than all else; `test_html` draws them."""
+
+    def save(report, folder):
+        folder.mkdir(exist_ok=True)
+        write_lines(folder / "report.json", [report.to_json()])
+        return folder
+
+    monkeypatch.setattr(HeadReport, "save", save)
+
+
+@pytest.mark.slow
 def test_a_translation_run_that_learns_gates(marian, bilingual, tmp_path):
     out = tmp_path / "out"
     more = (*GATES, "--max_train_steps", 6, "--analyze", "--analyze_samples", 5)
@@ -43,6 +56,7 @@ def test_a_translation_run_that_learns_gates(marian, bilingual, tmp_path):
     assert "8 heads of 12" in page and "validation examples" in page
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_glue_run_with_an_ablation_and_a_treebank(bert, files, tmp_path):
     out = tmp_path / "out"
     tree = tmp_path / "tree.conllu"
@@ -56,7 +70,9 @@ def test_a_glue_run_with_an_ablation_and_a_treebank(bert, files, tmp_path):
     assert found["statistics"]["excluded"] == [tiny.SPECIAL.index("[SEP]")]
 
 
-def test_gates_over_training_are_the_same_after_a_resumed_run(marian, bilingual, tmp_path, monkeypatch):
+def test_gates_over_training_are_the_same_after_a_resumed_run(
+    marian, bilingual, tmp_path, monkeypatch, without_pictures
+):
     histories, stock = [], analyzing.analyze_heads
 
     def spy(model, batches, **options):
@@ -64,7 +80,6 @@ def test_gates_over_training_are_the_same_after_a_resumed_run(marian, bilingual,
         return stock(model, batches, **options)
 
     monkeypatch.setattr(analyzing, "analyze_heads", spy)
-    monkeypatch.setattr(HeadReport, "save", lambda report, folder: folder)  # pictures take longer than all else
     more = (*GATES, "--max_train_steps", 6, "--checkpointing_steps", 3, "--analyze")
     out = tmp_path / "out"
     translation_script.run(marian, bilingual, out, *more)
