@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # the CPU build of torch by default; another index or wheel folder: make PIP_ARGS="--index-url ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow lint bench bench-glue bench-heads bench-nmt bench-seen clean
+.PHONY: demo test test-slow test-portable lint bench bench-glue bench-heads bench-nmt bench-seen clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python run_glue.py --demo
@@ -16,6 +16,18 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m slow tests
+
+# processors round sums in ways of their own: the numeric tests with other instructions and products, and one thread
+SETTINGS := "ATEN_CPU_CAPABILITY=default" \
+            "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41" \
+            "OMP_NUM_THREADS=1"
+NUMERIC  := tests/test_*contract.py tests/test_*mutations.py tests/test_*persist.py tests/test_registry.py \
+            tests/collaborative tests/heads tests/analysis
+
+test-portable: $(VENV)/.test
+	for setting in $(SETTINGS); do \
+		env $$setting $(BIN)/python -m pytest -n 2 $(NUMERIC) || exit 1; \
+	done
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
