@@ -10,6 +10,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 import run_glue
@@ -78,6 +79,18 @@ def run_on_two(main: Callable, arguments: list[str]) -> None:
     for process in processes:
         process.kill()
     assert codes == [0, 0]
+
+
+ONCE, EVERY = "once", pytest.param("every", marks=pytest.mark.slow)
+from_checkpoints = pytest.mark.parametrize("resumed", (ONCE, EVERY))
+
+
+def checkpoints(out: Path, resumed: str, *, count: int | None = None) -> list[Path]:
+    """The finished checkpoints of a run, or the one in the middle, if the run is resumed once."""
+    folders = sorted(path for path in out.iterdir() if (path / "progress.json").exists())
+    assert count is None or len(folders) == count
+    assert len(folders) > 1
+    return folders if resumed == "every" else folders[(len(folders) - 1) // 2 :][:1]
 
 
 def start(arguments, **more) -> subprocess.Popen:

@@ -8,7 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from scripts import ADAM32, LAUNCH, LEARNS, ROOT, SWAP, finish, flags, fork, kill_at, run, run_on_two, start
+from scripts import (
+    ADAM32,
+    LAUNCH,
+    LEARNS,
+    ROOT,
+    SWAP,
+    checkpoints,
+    finish,
+    flags,
+    fork,
+    from_checkpoints,
+    kill_at,
+    run,
+    run_on_two,
+    start,
+)
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import run_glue
@@ -133,14 +148,13 @@ def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
         f"--checkpointing_steps 3 --max_train_steps 4 --mixed_precision bf16 --swap between {' '.join(SWAP)}",
     ),
 )
-def test_resuming_in_one_process(more, bert, files, tmp_path):
-    """From every checkpoint of a run, in place, in either phase: the same end."""
+@from_checkpoints
+def test_resuming_in_one_process(more, resumed, bert, files, tmp_path):
+    """From checkpoints of a run, in place, in either phase: the same end."""
     more, out = more.split(), tmp_path / "out"
     whole = run(bert, files, out, *more)
     expected = load_file(out / "model.safetensors")
-    folders = [path for path in out.iterdir() if (path / "progress.json").exists()]
-    assert len(folders) == 2
-    for folder in folders:
+    for folder in checkpoints(out, resumed, count=2):
         found = run(bert, files, out, *more, "--resume_from_checkpoint", folder)
         assert found["history"] == whole["history"]
         weights = load_file(out / "model.safetensors")

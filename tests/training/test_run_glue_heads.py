@@ -6,7 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from scripts import ADAM32, LAUNCH, SWAP, finish, flags, fork, kill_at, run, run_on_two, start
+from scripts import (
+    ADAM32,
+    LAUNCH,
+    SWAP,
+    checkpoints,
+    finish,
+    flags,
+    fork,
+    from_checkpoints,
+    kill_at,
+    run,
+    run_on_two,
+    start,
+)
 from transformers import AutoModelForSequenceClassification
 
 import run_glue
@@ -196,15 +209,14 @@ def test_a_run_killed_in_the_selection_ends_as_an_unbroken_one(bert, files, tmp_
     ),
     ids=("learned", "learned-between", "weight", "importance-between"),
 )
-def test_resuming_in_one_process(more, bert, files, tmp_path):
-    """From every checkpoint of a run, in place: the same end; before heads go, while they go and afterwards."""
+@from_checkpoints
+def test_resuming_in_one_process(more, resumed, bert, files, tmp_path):
+    """From checkpoints of a run, in place: the same end; before heads go, while they go and afterwards."""
     out, copy = tmp_path / "out", tmp_path / "copy"
     whole = run(bert, files, out, *more)
     copy.mkdir()
     (copy / "model.safetensors").write_bytes((out / "model.safetensors").read_bytes())
-    folders = sorted(path for path in out.iterdir() if (path / "progress.json").exists())
-    assert len(folders) in (2, 3)
-    for folder in folders:
+    for folder in checkpoints(out, resumed):
         found = run(bert, files, out, *more, "--resume_from_checkpoint", folder)
         assert as_json(found, "history", "heads") == as_json(whole, "history", "heads")
         assert differing(out, copy) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import ADAM32, LAUNCH, SWAP, finish, flags, fork, kill_at, run, start
+from scripts import ADAM32, LAUNCH, SWAP, checkpoints, finish, flags, fork, from_checkpoints, kill_at, run, start
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
@@ -345,15 +345,14 @@ SLOW = ("chosen", "between")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
-def test_resuming_in_one_process(name, bert, files, tmp_path):
-    """From every checkpoint of a run, in place: the same end."""
+@from_checkpoints
+def test_resuming_in_one_process(name, resumed, bert, files, tmp_path):
+    """From checkpoints of a run, in place: the same end."""
     more, out = ("--max_train_steps", 6, "--checkpointing_steps", 2, *RUNS[name]), tmp_path / "out"
     whole = run(bert, files, out, *more)
     expected, statistics = weights(out), out / "head_statistics"
     measured = HeadStatistics.load(statistics) if statistics.exists() else None
-    folders = sorted(path for path in out.iterdir() if (path / "progress.json").exists())
-    assert len(folders) == (2 if name == "between" else 3)
-    for folder in folders:
+    for folder in checkpoints(out, resumed, count=2 if name == "between" else 3):
         found = run(bert, files, out, *more, "--resume_from_checkpoint", folder)
         assert as_json(found, "history", "heads") == as_json(whole, "history", "heads")
         assert differing(weights(out), expected) == []

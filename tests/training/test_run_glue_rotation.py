@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from scripts import run
+from scripts import checkpoints, from_checkpoints, run
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
@@ -231,14 +231,13 @@ SLOW = ("random", "bf16")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
-def test_resuming_in_one_process(name, bert, files, tmp_path):
-    """From every checkpoint of a run, in place: the same end; in an epoch, between two, swapped and not."""
+@from_checkpoints
+def test_resuming_in_one_process(name, resumed, bert, files, tmp_path):
+    """From checkpoints of a run, in place: the same end; in an epoch, between two, swapped and not."""
     more, out = (*EPOCHS, *RUNS[name]), tmp_path / "out"
     whole = run(bert, files, out, *more)
     expected = weights(out)
-    folders = sorted(path for path in out.iterdir() if (path / "progress.json").exists())
-    assert len(folders) == {"cycle": 3, "epochs": 3, "random": 2, "gates": 3, "bf16": 2}[name]
-    for folder in folders:
+    for folder in checkpoints(out, resumed, count={"random": 2, "bf16": 2}.get(name, 3)):
         found = run(bert, files, out, *more, "--resume_from_checkpoint", folder)
         assert as_json(found, "history", "heads") == as_json(whole, "history", "heads")
         assert differing(weights(out), expected) == []

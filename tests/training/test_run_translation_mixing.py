@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from scripts import ADAM32, finish, fork, kill_at, start
+from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at, start
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translation_script import (
     PROCESSES,
@@ -255,14 +255,13 @@ SLOW = ("gates", "epochs")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
-def test_resuming_in_one_process(name, marian, bilingual, tmp_path):
-    """From every checkpoint of a run, in place: the same end; alphas are trained also where all else is frozen."""
+@from_checkpoints
+def test_resuming_in_one_process(name, resumed, marian, bilingual, tmp_path):
+    """From checkpoints of a run, in place: the same end; alphas are trained also where all else is frozen."""
     more, out = ("--max_train_steps", 6, "--checkpointing_steps", 2, *RUNS[name]), tmp_path / "out"
     whole = run(marian, bilingual, out, *more)
     expected = weights(out)
-    folders = sorted(path for path in out.iterdir() if (path / "progress.json").exists())
-    assert len(folders) >= 2
-    for folder in folders:
+    for folder in checkpoints(out, resumed):
         found = run(marian, bilingual, out, *more, "--resume_from_checkpoint", folder)
         assert as_json(found, "history", "heads") == as_json(whole, "history", "heads")
         assert differing(weights(out), expected) == []

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from scripts import ADAM32, finish, fork, kill_at, start
+from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at, start
 from translation_script import PROCESSES, SCRATCH, SWAP, as_json, differing, flags, run, translations, weights
 
 import run_translation
@@ -34,15 +34,14 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_resuming_in_one_process(name, marian, bilingual, tmp_path):
-    """From every checkpoint of a run, in place: the same end."""
+@from_checkpoints
+def test_resuming_in_one_process(name, resumed, marian, bilingual, tmp_path):
+    """From checkpoints of a run, in place: the same end."""
     more, out = ("--checkpointing_steps", 2, "--max_train_steps", 4, *RUNS[name]), tmp_path / "out"
     model = [] if name == "scratch" else marian
     whole = run(model, bilingual, out, *more)
     expected = weights(out)
-    folders = sorted(path for path in out.iterdir() if (path / "progress.json").exists())
-    assert len(folders) == 2
-    for folder in folders:
+    for folder in checkpoints(out, resumed, count=2):
         found = run(model, bilingual, out, *more, "--resume_from_checkpoint", folder)
         same(found, whole)
         assert differing(weights(out), expected) == []
