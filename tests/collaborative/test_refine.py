@@ -1,5 +1,7 @@
 """The refinement lowers a site's own output error, touches nothing else, and repeats."""
 
+import itertools
+
 import pytest
 import torch
 from unchanged import assert_unchanged, snapshot
@@ -7,10 +9,11 @@ from unchanged import assert_unchanged, snapshot
 import collab_heads
 from collab_heads.collaborative.calibrate import token_masks
 from collab_heads.collaborative.refine import record_calls
-from families import FAMILIES, KINDS, VOCABULARY, cast, output, sites, swap
+from families import FAMILIES, KINDS, LAYOUTS, VOCABULARY, cast, output, sites, swap
 
 NARROW = {"shared": 12, "per_head": 16}  # of 32
 STEPS = 25
+OF_EITHER = pytest.mark.parametrize("family, kind", list(zip(LAYOUTS, itertools.cycle(KINDS))), indirect=["family"])
 SMALL = ("bert", "marian-decoder", "t5-encoder")  # one per family, where the stack does not matter
 FP32 = 1e-4  # relative error of an error measured in float32; seen: 7e-7 between backends
 
@@ -102,6 +105,7 @@ def test_reported_error_is_what_the_site_computes(family, kind):
         assert plain.sites[0].output_error is plain.sites[0].output_error_before is None
 
 
+@OF_EITHER
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64))
 def test_other_precisions(family, kind, dtype):
     """Fitted in float32 or better, stored in the dtype of the model."""
@@ -120,12 +124,14 @@ def test_bfloat16_stays_refined_after_rounding(name):
     assert ours < plain
 
 
+@OF_EITHER
 def test_gradients_of_the_model_are_left_alone(family, kind):
     for dtype in (torch.float32, torch.float64):
         model, _ = refined(family, kind, 2, dtype=dtype)
         assert [name for name, parameter in model.named_parameters() if parameter.grad is not None] == []
 
 
+@OF_EITHER
 def test_only_the_new_parameters_change(family, kind):
     stock = build(family).state_dict()
     model, _ = refined(family, kind)
