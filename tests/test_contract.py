@@ -1,7 +1,8 @@
 """What every family must pass with every kind of query/key projection (design, section 8).
 
 Parametrised over `families.FAMILIES` and `families.KINDS`: a new family or kind joins by being listed there. Tests
-`of_every_family` are the core: siblings (`Family.like`) run them by default, and all the others in `make test-slow`.
+`of_every_family` or `of_every_pair` are the core: siblings (`Family.like`) run them by default, and all the others in
+`make test-slow`.
 """
 
 import copy
@@ -25,10 +26,12 @@ from families import (
     FP32_NOISE,
     HEAD_WIDTH,
     HEADS,
+    KINDS,
     aligned,
     cast,
     cross_batch,
     each,
+    is_sibling,
     make,
     output,
     repadded,
@@ -39,7 +42,17 @@ from families import (
 
 TESTS = Path(__file__).parent
 NARROW = {"shared": 20, "per_head": 16}  # of EXACT = 32
-of_every_family = pytest.mark.parametrize("family", FAMILIES, indirect=True)  # the core: siblings join by default
+# The core: siblings join by default; where a case is dear, each with one of the kinds.
+of_every_family = pytest.mark.parametrize("family", FAMILIES, indirect=True)
+of_every_pair = pytest.mark.parametrize(
+    "family, kind",
+    [
+        pytest.param(name, kind, marks=[pytest.mark.slow] * (is_sibling(name) and (number + order) % len(KINDS) > 0))
+        for number, name in enumerate(FAMILIES)
+        for order, kind in enumerate(KINDS)
+    ],
+    indirect=["family"],
+)
 
 
 def site_outputs(model, inputs):
@@ -275,7 +288,7 @@ def test_cache_elements(generator_family, kind, dim):
             assert elements == promised[path] == key + HEADS * HEAD_WIDTH
 
 
-@of_every_family
+@of_every_pair
 def test_save_and_load(family, kind, tmp_path):
     """Bit-equal, base and task model, from the same files."""
     model = family.build()
@@ -383,7 +396,7 @@ def test_bfloat16_sharded(family, kind, tmp_path):
     assert torch.isfinite(output(loaded, family.inputs())).all()
 
 
-@of_every_family
+@of_every_pair
 def test_from_config(family, kind, tmp_path):
     """A fresh model of the same shape: finite, differently initialised, nothing left uninitialised."""
     model = family.build()
@@ -398,7 +411,7 @@ def test_from_config(family, kind, tmp_path):
     assert torch.isfinite(output(fresh, family.inputs())).all()
 
 
-@of_every_family
+@of_every_pair
 def test_gradients(family, kind):
     """New parameters receive gradients and nothing else changes."""
     model, before = family.build(), family.build().state_dict()
