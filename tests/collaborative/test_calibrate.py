@@ -12,6 +12,7 @@ from collab_heads.errors import CalibrationError, NonFiniteError
 from families import FAMILIES, LAYOUTS, VOCABULARY, WIDTH, batch, cast, swap
 
 EXACT64 = 1e-11  # float64 sums in another order; differences seen: 7e-15
+FP32_NORMS = 2e-5  # relative: T5's norms compute in float32 whatever the model's dtype, so other sums round otherwise
 
 
 def measure(model, batches):
@@ -40,7 +41,7 @@ def naive(model, sentences):
     return seen
 
 
-def assert_moments(moments: Moments, sequences):
+def assert_moments(moments: Moments, sequences, exact=EXACT64):
     tokens = torch.cat(sequences)
     centred = torch.cat([sequence - sequence.mean(0) for sequence in sequences])
     mean = tokens.mean(0)
@@ -53,14 +54,15 @@ def assert_moments(moments: Moments, sequences):
         (moments.augmented()[-1, :-1], mean),
         (moments.augmented()[-1, -1], torch.tensor(1.0).double()),
     ):
-        torch.testing.assert_close(ours, expected, rtol=0, atol=EXACT64)
+        limit = exact * max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(ours, expected, rtol=0, atol=limit)
 
 
 def assert_measured(model, batches, sentences):
     expected = naive(model, sentences)
     for path, sides in measure(model, batches).items():
         for moments, sequences in zip(sides, expected.pop(path), strict=True):
-            assert_moments(moments, sequences)
+            assert_moments(moments, sequences, FP32_NORMS if model.config.model_type in ("t5", "mt5") else EXACT64)
     assert not expected
 
 
@@ -156,7 +158,7 @@ def test_half_precision_is_summed_in_float64():
     model = FAMILIES["bert"].build().to(torch.bfloat16)
     moments = next(iter(measure(model, [batch()]).values()))[0]
     assert moments.second().dtype == torch.float64
-    assert torch.equal(moments.second(), moments.second().mT)
+    torch.testing.assert_close(moments.second(), moments.second().mT, rtol=EXACT64, atol=EXACT64)
 
 
 def mixed_modes(model):
