@@ -11,7 +11,7 @@ PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
 
 # From the bottom up: a module may import from lower layers and from its own.
 LAYERS = (
-    ("errors", "fresh", "tables"),
+    ("errors", "fresh", "naming", "tables"),
     ("sites", "reading", "extras"),
     ("config",),
     ("heads.removal",),

@@ -28,6 +28,7 @@ from collab_heads.config import CollabConfig
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.importance import head_importance
+from collab_heads.naming import portable
 from collab_heads.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import check_choice
@@ -193,7 +194,7 @@ class Analysis:
         tokens = {} if statistics is None else {s.role: statistics.tokens[s.path] for s in self.sites}
         measured_on = {"name": data, "sentences": self.batches.count, "query_tokens": tokens}
         measured_on["contribution_sentences"] = 0 if contributions is None else int(contributions.counts.max())
-        source = getattr(model.config, "_name_or_path", "")
+        source = portable(getattr(model.config, "_name_or_path", None) or "")
         return HeadReport(
             model=f"{type(model).__name__}{f' of {source}' if source else ''}",
             model_type=model.config.model_type,

@@ -23,6 +23,7 @@ from collab_heads.analysis.report import HeadReport
 from collab_heads.analysis.treebank import longest_input
 from collab_heads.collaborative.calibrate import evaluating
 from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.naming import portable
 from collab_heads.registry import get_adapter
 from collab_heads.training.arguments import Parser, count, count_from_1
 from collab_heads.training.batches import longest_first
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> HeadReport:
         tokenizer=tokenizer,
         treebank=sentences,
         num_examples=args.examples,
-        data=", ".join(args.data),
+        data=", ".join(map(portable, args.data)),
     )
     print(report)
     print(f"report: {report.save(folder)}")

@@ -16,6 +16,7 @@ from collab_heads.analysis.present import head_numbers
 from collab_heads.analysis.sentences import Sentences
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.gating import gated_sites
+from collab_heads.naming import portable
 from collab_heads.registry import get_adapter
 from collab_heads.training.arguments import count_from_1
 from collab_heads.training.output import REPORT
@@ -123,7 +124,7 @@ def save_report(run: "Run", exclude: list[int]) -> None:
         treebank=treebank(args),
         exclude=exclude,
         gate_history=None if run.recorder is None else run.recorder.history,
-        data=f"validation examples of {run.task}",
+        data=f"validation examples of {portable(str(run.task))}",
     )
     run.accelerator.print(report)
     run.accelerator.print(f"report on the heads: {report.save(run.output_dir / REPORT)}")
