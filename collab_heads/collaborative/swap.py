@@ -17,7 +17,7 @@ from collab_heads.collaborative.fit import Seen, Target, new_query_key
 from collab_heads.collaborative.query_key import ALIGNMENT
 from collab_heads.collaborative.refine import Refinement, Twin, record_calls, refine
 from collab_heads.collaborative.report import SiteReport, SwapReport
-from collab_heads.collaborative.solvers import METHODS
+from collab_heads.collaborative.solvers import check_method
 from collab_heads.collaborative.widths import PER_HEAD_MULTIPLE, Width, per_head_width, plan_widths, resolve_width
 from collab_heads.config import KINDS, CollabConfig, QueryKeyState
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
@@ -93,8 +93,8 @@ def swap_to_collaborative(
     """
     started = time.perf_counter()
     check_choice("mixing", mixing, KINDS)
-    check_choice("method", method, METHODS)
     check_choice("allocation", allocation, ALLOCATIONS)
+    check_method(method)
     if allocation == "balanced" and calibration is None:
         raise ArgumentError("allocation='balanced' measures output errors: pass calibration batches")
     if mixing == "per_head" and method != "als":

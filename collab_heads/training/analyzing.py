@@ -49,7 +49,7 @@ def check_analysis(args: Namespace) -> None:
     Raises:
         ArgumentError: on flags without effect.
         DataError: if the treebank is missing or broken.
-        MissingMatplotlibError: if there is no matplotlib to draw with.
+        MissingPackageError: if there is no matplotlib to draw with.
     """
     for flag in ("analyze_samples", "analyze_treebank", "analyze_ablation"):
         if getattr(args, flag) and not args.analyze:

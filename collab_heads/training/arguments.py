@@ -4,7 +4,7 @@ import argparse
 import math
 from collections.abc import Callable
 
-from collab_heads.collaborative.solvers import METHODS
+from collab_heads.collaborative.solvers import METHODS, check_method
 from collab_heads.collaborative.swap import ALLOCATIONS
 from collab_heads.errors import ArgumentError
 from collab_heads.sites import ROLES, check_choice
@@ -143,6 +143,7 @@ def check_shared(args: argparse.Namespace) -> None:
     if args.allocation == "balanced" and not args.calibration_samples:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
     check_choice("--decomposition_method", args.decomposition_method, METHODS)
+    check_method(args.decomposition_method)
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
     check_choice("--mixed_precision", args.mixed_precision or "no", ("no", "bf16", "fp16"))
     check_choice("--lr_scheduler_type", args.lr_scheduler_type, SCHEDULES)
