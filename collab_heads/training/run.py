@@ -193,6 +193,7 @@ class Run:
             {
                 "stage": stage,
                 "steps": trained.steps,
+                "train_loss": trained.loss,  # the mean over all these steps, resumed or not
                 "examples": trained.examples,  # these and the seconds are of the last leg of a resumed run
                 "seconds": trained.seconds,
                 "samples_per_second": rate,
@@ -212,6 +213,7 @@ class Run:
         final = next((entry["metrics"] for entry in self.history[::-1] if entry["stage"] != "test"), {})
         return {
             **{f"eval_{name}": value for name, value in final.items()},
+            "train_loss": self.trained[-1]["train_loss"] if self.trained else None,
             "task": self.task,
             "stages": {entry["stage"]: entry["metrics"] for entry in self.history},
             "history": self.history,
