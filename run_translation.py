@@ -12,6 +12,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from collab_heads.extras import exit_without
+
+if __name__ == "__main__":
+    exit_without("train", "run_translation.py")  # said before the imports below fail
+
 from collab_heads.errors import CollabHeadsError
 from collab_heads.training import analyzing, arguments, mixing, pruning, rotating
 from collab_heads.training.parallel import Corpus, from_files, from_hub

@@ -5,6 +5,7 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import torch
 
+from collab_heads.naming import portable
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+WORK = Path(tempfile.gettempdir())  # models and runs under way
 PICTURES = ROOT / "docs" / "pictures"
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", ROOT.parent / "shared"))
 
@@ -35,7 +39,7 @@ def write(name: str, rows: list[Mapping], **more) -> None:
     """Store the rows of a table with the command, versions and machine that made them."""
     versions = {p: metadata.version(p) for p in ("torch", "transformers", "tensorly", "numpy")}
     record = {
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable, sys.argv[1:])]),
         "versions": {"python": platform.python_version(), **versions},
         "machine": {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()},
         **more,

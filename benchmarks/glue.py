@@ -17,7 +17,7 @@ import math
 import sys
 from pathlib import Path
 
-from common import ROOT, minilm, shared, table, write
+from common import ROOT, WORK, minilm, shared, table, write
 
 sys.path.insert(0, str(ROOT))
 import run_glue
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[42])
-    parser.add_argument("--work", type=Path, default=Path("/tmp/collab-heads-glue"))
+    parser.add_argument("--work", type=Path, default=WORK / "collab-heads-glue")
     parser.add_argument("--table", action="store_true", help="collect only")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)

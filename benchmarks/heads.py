@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import glue
-from common import PICTURES, ROOT, minilm, shared, table, write
+from common import PICTURES, ROOT, WORK, minilm, shared, table, write
 
 sys.path.insert(0, str(ROOT))
 import run_glue
@@ -148,10 +148,8 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--work", type=Path, default=Path("/tmp/collab-heads-pruning"))
-    parser.add_argument(
-        "--start", type=Path, default=Path("/tmp/collab-heads-glue"), help="--work of benchmarks/glue.py"
-    )
+    parser.add_argument("--work", type=Path, default=WORK / "collab-heads-pruning")
+    parser.add_argument("--start", type=Path, default=WORK / "collab-heads-glue", help="--work of benchmarks/glue.py")
     parser.add_argument("--table", action="store_true", help="collect and draw only")
     arguments = parser.parse_args()
     for folder in (arguments.work, arguments.start):

@@ -29,7 +29,7 @@ from collab_heads.analysis import plots
 from collab_heads.analysis.balance import balance
 from collab_heads.analysis.conllu import read_conllu
 from collab_heads.training.embeddings import embed
-from common import PICTURES, ROOT, interleaved, minilm, shared, table, write
+from common import PICTURES, ROOT, WORK, interleaved, minilm, shared, table, write
 
 MARIAN, TEST = "models/marian-multi30k-de-en", "test_2016_flickr"
 LEFT_OUT = 200  # examples, for every head
@@ -263,7 +263,7 @@ def main() -> None:
     """One part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("marian", "minilm", "balance", "speed", "memory"))
-    parser.add_argument("--work", type=Path, default=Path("/tmp/collab-heads-seen"))
+    parser.add_argument("--work", type=Path, default=WORK / "collab-heads-seen")
     parser.add_argument("--count", type=int, default=1000, help="sentences, for memory")
     arguments = parser.parse_args()
     PICTURES.mkdir(parents=True, exist_ok=True)

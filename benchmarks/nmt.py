@@ -28,7 +28,7 @@ from nmt_pictures import draw_alphas, draw_heads
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM
 
-from common import ROOT, shared, table, write
+from common import ROOT, WORK, shared, table, write
 
 sys.path.insert(0, str(ROOT))
 import run_translation
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="some of the table; all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--work", type=Path, default=Path("/tmp/collab-heads-nmt"))
+    parser.add_argument("--work", type=Path, default=WORK / "collab-heads-nmt")
     parser.add_argument("--table", action="store_true", help="collect and draw only")
     arguments = parser.parse_args()
     part = arguments.part

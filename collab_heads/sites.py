@@ -89,6 +89,14 @@ def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
         raise ArgumentError(f"unknown {what} {value!r}{did_you_mean(str(value), choices)}; known: {', '.join(choices)}")
 
 
+def check_count(what: str, value: object, least: int = 0, most: int | None = None) -> None:
+    """Raise ArgumentError unless `value` is a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ArgumentError(f"{what} {value!r} must be a whole number, {least} or more")
+    if most is not None and value > most:
+        raise ArgumentError(f"{what} {value!r:.40} is too large: {most:,} at most")
+
+
 def select_sites(available: Sequence[AttentionSite], names: str | Iterable[str] | None) -> list[AttentionSite]:
     """Pick sites by role or path, in model order.
 

@@ -1,6 +1,7 @@
 """Imports point one way, and model families are known in adapters/ only."""
 
 import ast
+import sys
 from pathlib import Path
 
 import transformers
@@ -10,8 +11,8 @@ PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
 
 # From the bottom up: a module may import from lower layers and from its own.
 LAYERS = (
-    ("errors", "fresh", "tables"),
-    ("sites",),
+    ("errors", "fresh", "naming", "tables"),
+    ("sites", "reading", "extras"),
     ("config",),
     ("heads.removal",),
     ("heads.gates",),
@@ -165,6 +166,41 @@ def at_once(source: str) -> str:
 def runs_later(node: ast.AST) -> bool:
     """A function, or what only type checkers read."""
     return isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+
+
+def at_import(source: str) -> str:
+    """The imports that happen when the module is imported: at top level, under no condition."""
+    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return ast.unparse(ast.Module(nodes, []))
+
+
+def packages(name: str) -> dict[str, str]:
+    """Third-party package -> a module that imports it, of all that importing a module brings in."""
+    seen, todo, found = set(), [name, ""], {}
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        source = at_import(MODULES[name].read_text())
+        todo += [target for target in targets(source) if target in MODULES]
+        roots = {module.split(".")[0] for module, _ in imports(source)} - sys.stdlib_module_names
+        found |= {root: name for root in roots}
+    return found
+
+
+# the last three come with transformers
+BASE = {"collab_heads", "torch", "transformers", "safetensors", "tqdm"} | {"huggingface_hub", "numpy", "packaging"}
+
+
+@pytest.mark.parametrize("name", ("", "analysis.__main__", "training.analysis_command", "training.demo"))
+def test_what_needs_no_extra_imports_none(name):
+    others = {package: where for package, where in packages(name).items() if package not in BASE}
+    assert others == {}
+
+
+def test_what_needs_an_extra_is_seen():
+    assert {"accelerate", "sacrebleu", "sentencepiece", "datasets"} <= packages("training.translation_run").keys()
 
 
 def test_all_files_are_seen():

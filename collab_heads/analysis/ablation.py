@@ -11,10 +11,11 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.analysis.present import head_numbers
+from collab_heads.analysis.sentences import rows
 from collab_heads.collaborative.calibrate import each_batch, evaluating
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.choices import removal_choice
-from collab_heads.heads.importance import loss_of, most_important
+from collab_heads.heads.importance import loss_of, most_important, not_finite
 from collab_heads.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, select_sites
@@ -119,15 +120,19 @@ def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
         batches: input dicts with labels.
 
     Raises:
-        CalibrationError: if there are no batches, or the model gives no loss for one.
+        CalibrationError: if there are no batches, or the model cannot take one or gives no loss for it (its index is
+            named).
+        NonFiniteError: if the loss of one is NaN or inf.
     """
     total, count = 0.0, 0
     with evaluating(model):
-        for batch in each_batch(batches):
-            loss = float(loss_of(model, batch))
+        for index, batch in enumerate(each_batch(batches)):
+            loss = float(loss_of(model, batch, index))
             labels = batch.get("labels")
             tokens = labels is not None and labels.ndim == 2 and not labels.is_floating_point()
-            number = int((labels != IGNORED).sum()) if tokens else len(next(iter(batch.values())))
+            number = int((labels != IGNORED).sum()) if tokens else rows(batch)
+            if not math.isfinite(loss):
+                raise NonFiniteError(not_finite(loss, index))
             total, count = total + number * loss, count + number
     return total / max(1, count)
 

@@ -28,9 +28,10 @@ from collab_heads.config import CollabConfig
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.importance import head_importance
+from collab_heads.naming import portable
 from collab_heads.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.sites import check_choice
+from collab_heads.sites import check_choice, check_count
 
 PARTS = ("statistics", "roles", "relevance", "gradient", "contributions", "ablation")
 NO_SOURCE = "only encoder-decoders have a source and a target to tell apart"
@@ -86,7 +87,8 @@ def analyze_heads(
         The report; `print` it, or `.save_html("report.html")`.
 
     Raises:
-        ArgumentError: on an unknown part, on batches that can be read only once, on a treebank without a tokenizer.
+        ArgumentError: on an unknown part, a count that cannot be, batches that can be read only once, a treebank
+            without a tokenizer.
         CalibrationError: if there are no batches, the model cannot take one, or no token counted at a site.
         DataError: if the treebank is missing or broken.
         NonFiniteError: if a number is NaN or inf; the site is named.
@@ -94,6 +96,8 @@ def analyze_heads(
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it gives no attention weights.
     """
     check_wrapper(model)
+    check_count("num_examples", num_examples)
+    check_count("contribution_sentences", contribution_sentences, least=1)
     adapter = get_adapter(model, adapter)
     if not adapter.sites_with_heads(model):
         raise SwapError(f"this {type(model).__name__} has no heads left to analyze")
@@ -193,7 +197,7 @@ class Analysis:
         tokens = {} if statistics is None else {s.role: statistics.tokens[s.path] for s in self.sites}
         measured_on = {"name": data, "sentences": self.batches.count, "query_tokens": tokens}
         measured_on["contribution_sentences"] = 0 if contributions is None else int(contributions.counts.max())
-        source = getattr(model.config, "_name_or_path", "")
+        source = portable(getattr(model.config, "_name_or_path", None) or "")
         return HeadReport(
             model=f"{type(model).__name__}{f' of {source}' if source else ''}",
             model_type=model.config.model_type,

@@ -1,16 +1,17 @@
 """Read sentences with dependencies from CoNLL-U. Errors name the file and the line."""
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from collab_heads.errors import DataError
+from collab_heads.reading import check_field, read_text
 
 COLUMNS = 10  # id, form, lemma, upos, xpos, feats, head, deprel, deps, misc
-WORD, RANGE, EMPTY_NODE = r"[1-9]\d*", r"([1-9]\d*)-([1-9]\d*)", r"\d+\.[1-9]\d*"
+# ids of at most nine digits: `int` refuses thousands of them
+WORD, RANGE, EMPTY_NODE = r"[1-9]\d{0,8}", r"([1-9]\d{0,8})-([1-9]\d{0,8})", r"\d+\.[1-9]\d*"
+HEAD = r"\d{1,9}"
 
 Span = tuple[int, int]
 
@@ -117,19 +118,10 @@ def read_conllu(path: str | Path) -> list[Sentence]:
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """The lines with their numbers, and an empty one at the end."""
-    try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}, line {line}: not UTF-8 (byte 0x{error.object[error.start]:02x})") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is no gzip file, or damaged: {error}") from error
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
     # not splitlines: forms may hold other characters that it takes for line ends
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
+    for number, line in enumerate(lines, 1):
+        check_field(f"{path}, line {number}", None, line)
     return enumerate([*lines, ""], 1)
 
 
@@ -156,8 +148,8 @@ def add_line(draft: Draft, line: str, number: int) -> None:
         raise BrokenLine(
             number, f"id {cells[0]!r}, expected {following} (is there no empty line between two sentences?)"
         )
-    if not cells[6].isdecimal():
-        raise BrokenLine(number, f"head {cells[6]!r} of word {following} is no number: is the file parsed?")
+    if not re.fullmatch(HEAD, cells[6]):
+        raise BrokenLine(number, f"head {shorten(cells[6])} of word {following} is no number: is the file parsed?")
     if cells[7] in ("", "_"):
         raise BrokenLine(number, f"word {following} has a head and no relation")
     draft.words.append((cells[1], int(cells[6]), cells[7], number))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from collab_heads.analysis.aside import write_aside
 from collab_heads.errors import ArgumentError, DataError, NonFiniteError, ShapeError
+from collab_heads.reading import parse_json
 from collab_heads.sites import AttentionSite, did_you_mean
 
 VERSION = 1
@@ -89,7 +90,7 @@ class GateHistory:
             DataError: if the file is missing, damaged or of another version.
         """
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = parse_json(Path(path).read_text(encoding="utf-8"))
             if found["version"] != VERSION:
                 raise DataError(f"{path} is of version {found['version']!r}; this package reads version {VERSION}")
             sites = tuple(AttentionSite(**site) for site in found["sites"])

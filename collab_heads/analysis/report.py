@@ -158,7 +158,7 @@ class HeadReport:
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def plot(self) -> "dict[str, Figure]":
-        """Every picture, by name; needs matplotlib (`pip install collab-heads[plots]`)."""
+        """Every picture, by name; needs matplotlib (`pip install matplotlib`)."""
         from collab_heads.analysis.pictures import pictures_of
 
         pictures = pictures_of(self)

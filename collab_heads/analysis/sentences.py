@@ -7,6 +7,7 @@ from torch import Tensor
 
 from collab_heads.collaborative.calibrate import each_batch
 from collab_heads.errors import ArgumentError
+from collab_heads.sites import check_count
 
 
 class Sentences:
@@ -41,7 +42,8 @@ class Sentences:
         return operator.length_hint(self.batches)
 
     def first(self, number: int) -> Iterator[Mapping]:
-        """The first sentences only, in batches as they are, the last one cut."""
+        """The first sentences only, in batches as they are, the last one cut; an ArgumentError below one."""
+        check_count("the number of sentences", number, least=1)
         for batch in each_batch(self.batches):
             size = rows(batch)
             cut = size > number

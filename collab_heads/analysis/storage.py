@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from collab_heads.errors import DataError
+from collab_heads.reading import parse_json
 
 TENSORS, DESCRIPTION = "head_statistics.safetensors", "head_statistics.json"
 PARTIAL = ".partial"
@@ -44,7 +45,7 @@ def read_statistics(folder: Path) -> tuple[dict[str, Tensor], dict]:
     """
     path = folder / DESCRIPTION
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = parse_json(path.read_text(encoding="utf-8"))
         if description["version"] != VERSION:
             raise DataError(f"{path} is of version {description['version']!r}; this package reads version {VERSION}")
         path = folder / TENSORS

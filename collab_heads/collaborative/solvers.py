@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from collab_heads.errors import ArgumentError
+from collab_heads.extras import check_extra
+from collab_heads.sites import check_choice
 
 MAX_SWEEPS = 100
 # Weight of the pull towards the last iterate, relative to the mean diagonal of the normal matrix. It keeps the solves
@@ -72,11 +73,10 @@ def als(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps
 
 def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps: int):
     """The reference: tensorly's CP decomposition of the dense tensor from a seeded random start."""
-    try:
-        import tensorly
-        from tensorly.decomposition import parafac as tensorly_parafac
-    except ImportError as error:
-        raise ArgumentError("method 'parafac' needs tensorly: pip install 'collab-heads[parafac]'") from error
+    check_method("parafac")
+    import tensorly
+    from tensorly.decomposition import parafac as tensorly_parafac
+
     dense = torch.einsum("hdi,hdj->ihj", query, key)
     with tensorly.backend_context("pytorch"):
         (_, (left, mixing, right)), errors = tensorly_parafac(
@@ -88,6 +88,18 @@ def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sw
 
 
 METHODS: dict[str, Callable] = {"als": als, "parafac": parafac}
+
+
+def check_method(method: str) -> None:
+    """Check, before long work, that a method is known and its package installed.
+
+    Raises:
+        ArgumentError: on a method that is not known.
+        MissingPackageError: if tensorly is needed and not installed.
+    """
+    check_choice("method", method, METHODS)
+    if method == "parafac":
+        check_extra("parafac", "swaps with the method 'parafac'")
 
 
 def squared_norm(query: Tensor, key: Tensor) -> Tensor:

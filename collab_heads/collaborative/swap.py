@@ -17,13 +17,13 @@ from collab_heads.collaborative.fit import Seen, Target, new_query_key
 from collab_heads.collaborative.query_key import ALIGNMENT
 from collab_heads.collaborative.refine import Refinement, Twin, record_calls, refine
 from collab_heads.collaborative.report import SiteReport, SwapReport
-from collab_heads.collaborative.solvers import METHODS
+from collab_heads.collaborative.solvers import check_method
 from collab_heads.collaborative.widths import PER_HEAD_MULTIPLE, Width, per_head_width, plan_widths, resolve_width
 from collab_heads.config import KINDS, CollabConfig, QueryKeyState
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
 from collab_heads.refusals import check_swappable, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.sites import AttentionSite, AttentionWeights, check_choice, select_sites
+from collab_heads.sites import AttentionSite, AttentionWeights, check_choice, check_count, select_sites
 
 ALLOCATIONS = ("uniform", "balanced")
 MEASURED_CALLS, MEASURED_TOL = 4, 1e-2  # of the quick decompositions behind "balanced"
@@ -93,8 +93,8 @@ def swap_to_collaborative(
     """
     started = time.perf_counter()
     check_choice("mixing", mixing, KINDS)
-    check_choice("method", method, METHODS)
     check_choice("allocation", allocation, ALLOCATIONS)
+    check_method(method)
     if allocation == "balanced" and calibration is None:
         raise ArgumentError("allocation='balanced' measures output errors: pass calibration batches")
     if mixing == "per_head" and method != "als":
@@ -103,7 +103,7 @@ def swap_to_collaborative(
         raise ArgumentError(f"tol {tol!r} must be a number from 0 to 1")
     check_wrapper(model)
     check_count("refine_steps", refine_steps)
-    check_count("seed", seed)
+    check_count("seed", seed, most=2**32 - 1)  # numpy's limit, which parafac draws with
     adapter = get_adapter(model, adapter, "collaborative")
     available = adapter.sites_with_heads(model)
     if not available:
@@ -233,9 +233,3 @@ def fit_site(model, adapter, site, weights, state, asked, seen, *, method, tol, 
         seconds=time.perf_counter() - started,
     )
     return Replacement(site, module, query_key, report)
-
-
-def check_count(name: str, value: object) -> None:
-    """Raise ArgumentError unless `value` is a whole number from 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ArgumentError(f"{name} {value!r} must be a whole number, 0 or more")

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.calibrate import check_batches, evaluating
-from collab_heads.errors import CalibrationError, NonFiniteError
+from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError
 from collab_heads.heads.subset import Target, check_scores, check_target, choose, roles_of
 from collab_heads.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
@@ -39,8 +39,10 @@ def head_importance(
         path -> [H], float32, for every site that has heads.
 
     Raises:
-        CalibrationError: if there are no batches, or the model gives no loss for them.
-        NonFiniteError: if a gradient is NaN or inf; the site whose weights are to blame is named.
+        CalibrationError: if there are no batches, or the model cannot take one or gives no loss for it (its index is
+            named).
+        NonFiniteError: if a loss or a gradient is NaN or inf; the batch, or the site whose weights are to blame, is
+            named.
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
@@ -69,9 +71,11 @@ def head_importance(
     ]
     try:
         with evaluating(model), torch.enable_grad():
-            for batch in tqdm(batches, desc="measuring heads", leave=False):
+            for index, batch in enumerate(tqdm(batches, desc="measuring heads", leave=False)):
                 gates.clear()
-                loss = loss_of(model, batch)
+                loss = loss_of(model, batch, index)
+                if not torch.isfinite(loss) and broken_site(model, adapter, sites) is None:
+                    raise NonFiniteError(not_finite(loss, index))
                 paths = list(gates)
                 examples += len(gates[paths[0]])
                 # every example has gates of its own, and 1 / B of the mean loss
@@ -98,15 +102,27 @@ def broken_site(model: PreTrainedModel, adapter: AttentionAdapter, sites: list[A
     return None
 
 
-def loss_of(model: PreTrainedModel, batch: Mapping) -> Tensor:
-    """The model's loss on a batch."""
+def loss_of(model: PreTrainedModel, batch: Mapping, index: int) -> Tensor:
+    """The model's loss on a batch; a CalibrationError names the batch that it cannot take, by its index from 0."""
     inputs = {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
-    loss = getattr(model(**inputs), "loss", None)
+    try:
+        loss = getattr(model(**inputs), "loss", None)
+    except CollabHeadsError:
+        raise
+    except Exception as error:  # whatever the model raises about its inputs, with the batch named
+        raise CalibrationError(
+            f"{type(model).__name__} cannot take batch {index} with {sorted(map(str, inputs))}: {error}"
+        ) from error
     if loss is None:
         raise CalibrationError(
-            f"{type(model).__name__} gives no loss for the batches: they need labels, the model a head"
+            f"{type(model).__name__} gives no loss for batch {index}: it needs labels, the model a head"
         )
     return loss
+
+
+def not_finite(loss: Tensor | float, index: int) -> str:
+    """What to say of a batch whose loss is NaN or inf."""
+    return f"the loss of batch {index} is {float(loss)}: does it have a label that counts (not -100)?"
 
 
 def most_important(

@@ -1,7 +1,6 @@
 """HeadRotation: heads change places before the epochs that a schedule names."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
 from collab_heads.heads.exchange import Pairs, Slot, plan_swaps, slot_pairs, swap_heads, unwrapped_adapter
 from collab_heads.heads.history import History, check_epoch, check_settings, plain_json
 from collab_heads.heads.schedule import Schedule, distinct, read_schedule
+from collab_heads.reading import parse_json
 from collab_heads.registry import AttentionAdapter
 
 
@@ -54,7 +54,7 @@ class HeadRotation:
             DataError: if the file cannot be read or is no schedule; it is named.
         """
         try:
-            return cls(json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=distinct), adapter)
+            return cls(parse_json(Path(path).read_text(encoding="utf-8"), object_pairs_hook=distinct), adapter)
         except (OSError, ValueError) as error:  # an ArgumentError is a ValueError, and so is JSON's
             raise DataError(f"{path}: {error}") from error
 

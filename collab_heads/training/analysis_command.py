@@ -23,12 +23,13 @@ from collab_heads.analysis.report import HeadReport
 from collab_heads.analysis.treebank import longest_input
 from collab_heads.collaborative.calibrate import evaluating
 from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.naming import portable
 from collab_heads.registry import get_adapter
 from collab_heads.training.arguments import Parser, count, count_from_1
 from collab_heads.training.batches import longest_first
+from collab_heads.training.collate import Collate, tokenize
 from collab_heads.training.loading import load_or_explain
-from collab_heads.training.parallel import Corpus, read_lines, read_two, without_empty
-from collab_heads.training.translation import Collate, encode
+from collab_heads.training.parallel import read_lines, read_two, without_empty
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> HeadReport:
         tokenizer=tokenizer,
         treebank=sentences,
         num_examples=args.examples,
-        data=", ".join(args.data),
+        data=", ".join(map(portable, args.data)),
     )
     print(report)
     print(f"report: {report.save(folder)}")
@@ -133,11 +134,10 @@ def batches_of(
         return [dict(tokenizer.pad([rows[i] for i in group], return_tensors="pt")) for group in groups]
     if "target" not in texts:
         texts = {**texts, "target": translations(args, model, tokenizer, texts["source"])}
-    corpus = Corpus("data", {"data": texts}, {})
-    pairs = encode(corpus, tokenizer, args.source_prefix, args.max_length, args.max_length)["data"]
+    pairs = tokenize(texts, tokenizer, args.source_prefix, args.max_length, args.max_length)
     collate = Collate(model, tokenizer.pad_token_id)
     groups = longest_first(list(map(len, pairs["input_ids"])), args.batch_size)
-    return [collate([pairs[i] for i in group]) for group in groups]
+    return [collate([{name: rows[i] for name, rows in pairs.items()} for i in group]) for group in groups]
 
 
 def translations(

@@ -16,6 +16,7 @@ from collab_heads.analysis.present import head_numbers
 from collab_heads.analysis.sentences import Sentences
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.gating import gated_sites
+from collab_heads.naming import portable
 from collab_heads.registry import get_adapter
 from collab_heads.training.arguments import count_from_1
 from collab_heads.training.output import REPORT
@@ -48,7 +49,7 @@ def check_analysis(args: Namespace) -> None:
     Raises:
         ArgumentError: on flags without effect.
         DataError: if the treebank is missing or broken.
-        MissingMatplotlibError: if there is no matplotlib to draw with.
+        MissingPackageError: if there is no matplotlib to draw with.
     """
     for flag in ("analyze_samples", "analyze_treebank", "analyze_ablation"):
         if getattr(args, flag) and not args.analyze:
@@ -123,7 +124,7 @@ def save_report(run: "Run", exclude: list[int]) -> None:
         treebank=treebank(args),
         exclude=exclude,
         gate_history=None if run.recorder is None else run.recorder.history,
-        data=f"validation examples of {run.task}",
+        data=f"validation examples of {portable(str(run.task))}",
     )
     run.accelerator.print(report)
     run.accelerator.print(f"report on the heads: {report.save(run.output_dir / REPORT)}")

@@ -4,14 +4,17 @@ import argparse
 import math
 from collections.abc import Callable
 
-from collab_heads.collaborative.solvers import METHODS
+from collab_heads.collaborative.solvers import METHODS, check_method
 from collab_heads.collaborative.swap import ALLOCATIONS
 from collab_heads.errors import ArgumentError
 from collab_heads.sites import ROLES, check_choice
+from collab_heads.training.hub import check_hub
+from collab_heads.training.old_flags import check_old_flag
 
 # the schedules that need nothing but a warm-up and a number of steps
 SCHEDULES = "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt".split()
 SWAPS = ("before", "after", "between")
+MAX_COUNT, MAX_SEED, MAX_EPOCHS = 2**31 - 1, 2**32 - 2**16, 10_000
 # What may differ between a run and its continuation; everything else must be as it was.
 FREE_ON_RESUME = frozenset(
     "output_dir overwrite_output_dir resume_from_checkpoint checkpointing_steps save_total_limit logging_steps "
@@ -30,6 +33,7 @@ class Parser(argparse.ArgumentParser):
         found, unknown = self.parse_known_args(args, namespace)
         for flag in unknown:
             if flag.startswith("-"):
+                check_old_flag(flag.split("=")[0])
                 check_choice("flag", flag.split("=")[0], self._option_string_actions)
             raise ArgumentError(f"unexpected argument {flag!r}")
         return found
@@ -91,7 +95,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--learning_rate", type=positive, default=5e-5, metavar="LR", help="peak (5e-5)")
     group.add_argument("--weight_decay", type=not_negative, default=0.0, metavar="W", help="not on biases, norms (0)")
     group.add_argument("--max_grad_norm", type=not_negative, default=1.0, metavar="X", help="0: no clipping (1.0)")
-    group.add_argument("--num_train_epochs", type=not_negative, default=3, metavar="N", help="0: evaluate only (3)")
+    group.add_argument("--num_train_epochs", type=epochs, default=3, metavar="N", help="0: evaluate only (3)")
     group.add_argument("--max_train_steps", type=count, metavar="N", help="optimizer steps, instead of epochs")
     group.add_argument("--eval_steps", type=count_from_1, metavar="N", help="evaluate every N steps, not every epoch")
     group.add_argument("--lr_scheduler_type", default="linear", metavar="NAME", help="(linear)")
@@ -102,7 +106,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gradient_checkpointing", action="store_true", help="less memory, more time")
     group.add_argument("--dataloader_num_workers", type=count, default=0, metavar="N", help="(0)")
     group.add_argument("--cpu", action="store_true", help="leave GPUs alone")
-    group.add_argument("--seed", type=count, default=42, metavar="N", help="of everything random (42)")
+    group.add_argument("--seed", type=seed, default=42, metavar="N", help="of everything random (42)")
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,6 +143,7 @@ def check_shared(args: argparse.Namespace) -> None:
     if args.allocation == "balanced" and not args.calibration_samples:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
     check_choice("--decomposition_method", args.decomposition_method, METHODS)
+    check_method(args.decomposition_method)
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
     check_choice("--mixed_precision", args.mixed_precision or "no", ("no", "bf16", "fp16"))
     check_choice("--lr_scheduler_type", args.lr_scheduler_type, SCHEDULES)
@@ -159,6 +164,7 @@ def check_shared(args: argparse.Namespace) -> None:
         for flag in ("checkpointing_steps", "resume_from_checkpoint", "with_tracking", "push_to_hub"):
             if getattr(args, flag):
                 raise ArgumentError(f"--{flag} needs --output_dir")
+    check_hub(args)
     if args.warmup_ratio is not None and (args.num_warmup_steps or args.warmup_ratio > 1):
         raise ArgumentError("--warmup_ratio is a share from 0 to 1, and stands in for --num_warmup_steps")
 
@@ -186,19 +192,33 @@ def interval(text: str) -> int | str:
     return text if text == "epoch" else count_from_1(text)
 
 
-def count(text: str) -> int:
+def count(text: str, least: int = 0, most: int = MAX_COUNT) -> int:
     """Parse a whole number from 0."""
     value = int(text)
-    if value < 0:
+    if value < 0 <= least:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text} is too small: {least} or more")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"{text} is too large: {most:,} at most")
     return value
 
 
 def count_from_1(text: str) -> int:
     """Parse a whole number from 1."""
-    if count(text) == 0:
-        raise argparse.ArgumentTypeError("0 is too small: 1 or more")
-    return int(text)
+    return count(text, least=1)
+
+
+def seed(text: str) -> int:
+    """Parse a seed that every generator takes: numpy's end at 2**32, and processes and phases add their numbers."""
+    return count(text, most=MAX_SEED)
+
+
+def epochs(text: str) -> float:
+    """Parse a number of epochs, whole or not."""
+    if not_negative(text) > MAX_EPOCHS:
+        raise argparse.ArgumentTypeError(f"{text} is too large: {MAX_EPOCHS:,} at most; --max_train_steps takes more")
+    return float(text)
 
 
 def per_role(number: Callable[[str], int | float]) -> Callable[[str], object]:

@@ -120,9 +120,11 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
         return Path(resume_from)
     found = checkpoints(output_dir)
     if not found:
+        in_use = output_dir.is_dir() and any(output_dir.iterdir())
+        way = "give --overwrite_output_dir instead" if in_use else "leave it out"
         raise OutputError(
-            f"--resume_from_checkpoint: {output_dir} holds no finished checkpoint; "
-            "start without it (and with --checkpointing_steps)"
+            f"--resume_from_checkpoint: {output_dir} holds no finished checkpoint: to start from the beginning {way}; "
+            "--checkpointing_steps writes checkpoints to resume from"
         )
     return found[-1]
 

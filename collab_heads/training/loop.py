@@ -60,11 +60,20 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a phase of training took: optimizer steps, examples, seconds without evaluation and saving."""
+    """What a phase of training took.
+
+    Attributes:
+        steps: optimizer steps of the phase.
+        examples: since the phase was begun or gone on with.
+        seconds: since then, without evaluation and saving.
+        loss: the mean over all steps of the phase, those before a checkpoint included, of the model's loss, without
+            what a penalty adds; None without steps.
+    """
 
     steps: int
     examples: int
     seconds: float
+    loss: float | None
 
 
 def order_of(args: Namespace, examples: Dataset, share: int, phase: int) -> Callable[[int], list[Step]]:
@@ -130,15 +139,16 @@ def fine_tune(
             groups, args.learning_rate, args.lr_scheduler_type, warmup, total, scaled=accelerator.scaler is not None
         ),
     )
-    done = 0
+    done, before = 0, 0.0
     if resume is not None:
         load_state(accelerator, resume[0])
-        done = resume[1]
+        done, progress = resume[1], load_progress(resume[0])
+        before = progress.get("loss_of_phase")
         if penalty is not None:
-            penalty.load_state_dict(load_progress(resume[0])["penalty"])
+            penalty.load_state_dict(progress["penalty"])
     bar = tqdm(total=total, initial=done, desc="training", disable=not accelerator.is_main_process)
     clock, seen = Clock(), 0
-    losses = Losses(accelerator, args.logging_steps, phase, total)
+    losses = Losses(accelerator, args.logging_steps, phase, total, before)
     epoch, first = place(order, done)
     while done < total:
         if hooks.before_epoch is not None and not first:
@@ -162,10 +172,9 @@ def fine_tune(
                 hooks.after_step(done)
             seen += sum(len(indices) for indices in step)
             bar.update()
-            if penalty is not None and done % args.logging_steps == 0:
-                watched = {name: value for name, value in penalty.metrics().items() if "/" not in name}
-                bar.set_postfix_str(", ".join(f"{name} {value:.4g}" for name, value in watched.items()))
-            losses.add(loss, done, schedule.get_last_lr()[0], penalty)
+            if (mean := losses.add(loss, done, schedule.get_last_lr()[0], penalty)) is not None:
+                watched = {"loss": mean} | ({} if penalty is None else penalty.metrics())
+                bar.set_postfix_str(", ".join(f"{name} {v:.4g}" for name, v in watched.items() if "/" not in name))
             last = step is steps[-1]
             due = isinstance(args.checkpointing_steps, int) and done % args.checkpointing_steps == 0
             evaluates = done % args.eval_steps == 0 or done == total if args.eval_steps else last
@@ -174,19 +183,20 @@ def fine_tune(
                 if evaluates:
                     hooks.evaluate(accelerator.unwrap_model(wrapped, keep_fp32_wrapper=True), epoch, done)
                 if due:  # after the evaluation, which is part of it
-                    save(accelerator, wrapped, args, hooks, f"step_{phase}_{done}", phase, done, penalty)
+                    save(accelerator, wrapped, args, hooks, f"step_{phase}_{done}", phase, done, penalty, losses)
                 clock.start()
         clock.stop()
         if args.checkpointing_steps == "epoch":
-            save(accelerator, wrapped, args, hooks, f"epoch_{phase}_{epoch}", phase, done, penalty)
+            save(accelerator, wrapped, args, hooks, f"epoch_{phase}_{epoch}", phase, done, penalty, losses)
     bar.close()
+    loss_of_phase = losses.state()
     if penalty is not None:
         penalty.close()
     for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
         vars(model).pop(name, None)  # else the next phase would run without mixed precision
     model.eval()
     accelerator.free_memory()
-    return Trained(total, seen, clock.seconds)
+    return Trained(total, seen, clock.seconds, None if loss_of_phase is None or not total else loss_of_phase / total)
 
 
 def micro_batches(examples, steps, collate, workers, device):
@@ -204,12 +214,13 @@ def micro_batches(examples, steps, collate, workers, device):
         yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
-def save(accelerator, wrapped, args, hooks, name, phase, step, penalty) -> None:
+def save(accelerator, wrapped, args, hooks, name, phase, step, penalty, losses) -> None:
     """Write a checkpoint and delete those that are too many: never a good one for one of NaN."""
     model, output_dir = accelerator.unwrap_model(wrapped), Path(args.output_dir)
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
         raise NonFiniteError(f"weights are NaN or inf at step {step}: {DIVERGED}")
     progress = {"phase": phase, "step": step, "processes": accelerator.num_processes, **hooks.progress()}
+    progress["loss_of_phase"] = losses.state()
     progress["penalty"] = None if penalty is None else penalty.state_dict()
     save_checkpoint(accelerator, output_dir / name, lambda folder: hooks.save_model(model, folder), progress)
     if accelerator.is_main_process:

@@ -1,7 +1,5 @@
 """Parallel text: pairs of sentences from text files, from tables, or from the Hub."""
 
-import gzip
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +7,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.reading import check_field
 from collab_heads.sites import did_you_mean
-from collab_heads.training.files import read_table, read_text
+from collab_heads.training.files import read_table, read_text, text_of
 
 TABLES = (".csv", ".tsv", ".json", ".jsonl")
 TRANSLATION = "translation"  # the column of Hub data sets: {"de": "...", "en": "..."}
@@ -107,16 +106,10 @@ def read_two(source: Path, target: Path) -> tuple[list[str], list[str]]:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file, gzipped or not; only a newline ends a line."""
-    if path.suffix == ".gz":
-        try:
-            with gzip.open(path) as file:
-                data = file.read()
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: {error}") from error
-        text = read_text(path, data)
-    else:
-        text = read_text(path)
-    return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
+    lines = [line.rstrip("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+    for number, line in enumerate(lines, 1):
+        check_field(f"{path}, line {number}", None, line)
+    return lines
 
 
 def sides_of(where: str | Path, rows: Sequence[Mapping], source: str, target: str) -> tuple[list[str], list[str]]:
@@ -133,8 +126,10 @@ def sides_of(where: str | Path, rows: Sequence[Mapping], source: str, target: st
                     f"{where}, row {number}: no language {language!r}{did_you_mean(language, known)}; "
                     f"it has {', '.join(known) or repr(row)[:80]}"
                 )
-            text = row[language]
-            side.append("" if text is None else str(text).replace("\n", " "))  # null is a missing sentence
+            place = f"{where}, row {number}, language {language!r}"
+            text = "" if row[language] is None else text_of(row[language], place)  # null is a missing sentence
+            check_field(place, None, text)
+            side.append(text.replace("\n", " "))
     return sides
 
 

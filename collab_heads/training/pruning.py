@@ -1,7 +1,6 @@
 """Gates and pruning as the scripts' flags describe them."""
 
 import argparse
-import json
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import PruneReport
 from collab_heads.heads.subset import check_target, roles_of
+from collab_heads.reading import parse_json
 from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, check_choice, select_sites
 from collab_heads.training.arguments import count, not_negative, per_role, positive, trains
@@ -133,7 +133,7 @@ def read_alive(path: str) -> dict:
         DataError: if the file cannot be read as JSON.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return parse_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"--alive_heads {path}: {error}") from error
 

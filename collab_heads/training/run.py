@@ -10,8 +10,10 @@ from transformers import PreTrainedModel
 from collab_heads.collaborative.terms import restrict_scores
 from collab_heads.training import head_steps, swapping
 from collab_heads.training.arguments import fingerprint
+from collab_heads.training.backend import check_backend
 from collab_heads.training.batches import Step
 from collab_heads.training.checkpoint import go_on_from, write_json
+from collab_heads.training.hub import push
 from collab_heads.training.loading import digest
 from collab_heads.training.loop import Hooks, fine_tune, num_steps, order_of, place
 from collab_heads.training.output import RESULTS, check_output, clear_output, provenance
@@ -57,6 +59,7 @@ class Run:
         self.recorder = None  # of gates over training, for the report
         self.trained: list[dict] = self.progress.get("trained", [])
         self.load()
+        check_backend(self)
         self.rotation = head_steps.new_rotation(self)
 
     def load(self) -> None:
@@ -190,6 +193,7 @@ class Run:
             {
                 "stage": stage,
                 "steps": trained.steps,
+                "train_loss": trained.loss,  # the mean over all these steps, resumed or not
                 "examples": trained.examples,  # these and the seconds are of the last leg of a resumed run
                 "seconds": trained.seconds,
                 "samples_per_second": rate,
@@ -209,6 +213,7 @@ class Run:
         final = next((entry["metrics"] for entry in self.history[::-1] if entry["stage"] != "test"), {})
         return {
             **{f"eval_{name}": value for name, value in final.items()},
+            "train_loss": self.trained[-1]["train_loss"] if self.trained else None,
             "task": self.task,
             "stages": {entry["stage"]: entry["metrics"] for entry in self.history},
             "history": self.history,
@@ -241,10 +246,7 @@ class Run:
         results = self.results()
         if main:
             write_json(self.output_dir / RESULTS, results)
-            if self.args.push_to_hub:
-                name = self.args.hub_model_id or self.output_dir.name
-                self.model.push_to_hub(name, token=self.args.hub_token)
-                self.tokenizer.push_to_hub(name, token=self.args.hub_token)
+            push(self.args, self.model, self.tokenizer)
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
         return results

@@ -17,6 +17,7 @@ from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.errors import ArgumentError
 from collab_heads.registry import fresh_models
 from collab_heads.training.loading import load_or_explain
+from collab_heads.training.memory import check_memory
 from collab_heads.training.parallel import Corpus
 from collab_heads.training.vocabulary import train_tokenizer
 
@@ -37,6 +38,7 @@ def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedMode
     config = load_or_explain(AutoConfig, args.config_name) if args.config_name else None
     model_type = args.model_type or config.model_type
     longest = max(args.max_source_length, args.max_target_length, args.val_max_target_length or 0)
+    check_sizes(args, config, longest)
     if args.tokenizer_name:
         tokenizer = load_or_explain(AutoTokenizer, args.tokenizer_name, use_fast=not args.use_slow_tokenizer)
     else:
@@ -56,8 +58,31 @@ def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedMode
     try:
         backend = {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
         return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, **backend), tokenizer
+    except ImportError as error:
+        raise ArgumentError(
+            f"--attn_implementation {args.attn_implementation} (without it sdpa is used): {error}"
+        ) from error
     except ValueError as error:  # such as a width that is not a multiple of the heads
         raise ArgumentError(f"no {model_type} of these sizes: {error}") from error
+
+
+def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) -> None:
+    """Check that the model can be trained in the memory that there is, before any of it is made.
+
+    Raises:
+        ArgumentError: if it cannot.
+    """
+    given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
+    wanted = DEFAULTS | {"vocab_size": args.vocab_size, "max_length": longest} | given
+    if config is not None and config.model_type in fresh_models():
+        names = fresh_models()[config.model_type].sizes
+        wanted |= {name: getattr(config, own[0]) for name, own in names.items() if getattr(config, own[0], None)}
+    width, inner = wanted["d_model"], wanted["d_ff"]
+    # four projections of attention in the encoder and eight in the decoder, two of the feed-forward layer in both
+    layers = wanted["num_layers"] * (12 * width * width + 4 * width * inner)
+    tables = (wanted["vocab_size"] + 2 * wanted["max_length"]) * width
+    named = {name: wanted[name] for name in ("d_model", "num_layers", "d_ff", "vocab_size", "max_length")}
+    check_memory(layers + tables, ", ".join(f"{name} {value}" for name, value in named.items()), args.cpu)
 
 
 def sizes(args: Namespace, longest: int) -> dict:

@@ -1,6 +1,5 @@
 """Translation models: how pairs are encoded, batched by tokens, trained on, translated and scored."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.collaborative.calibrate import evaluating
 from collab_heads.training.batches import longest_first
+from collab_heads.training.collate import IGNORED, tokenize
 from collab_heads.training.parallel import Corpus
-
-IGNORED = -100  # labels that do not count
 
 
 def encode(
@@ -34,56 +32,14 @@ def encode(
         max_target: the longest output, in pieces.
     """
 
-    def tokenize(pairs: Mapping[str, list[str]]) -> dict[str, list]:
-        inputs = tokenizer([prefix + line for line in pairs["source"]], truncation=True, max_length=max_source)
-        labels = tokenizer(text_target=pairs["target"], truncation=True, max_length=max_target)
-        return {"input_ids": inputs["input_ids"], "labels": labels["input_ids"]}
+    def pieces(pairs: Mapping[str, list[str]]) -> dict[str, list]:
+        return tokenize(pairs, tokenizer, prefix, max_source, max_target)
 
     encoded = {}
     for split, pairs in corpus.splits.items():
         raw = Dataset.from_dict(pairs)
-        encoded[split] = raw.map(tokenize, batched=True, remove_columns=raw.column_names, desc=f"tokenizing {split}")
+        encoded[split] = raw.map(pieces, batched=True, remove_columns=raw.column_names, desc=f"tokenizing {split}")
     return encoded
-
-
-@dataclass(frozen=True)
-class Collate:
-    """Pad pairs into a batch; decoder inputs are the labels shifted right, as the model does it.
-
-    Attributes:
-        model: whose decoder inputs they are.
-        pad: id of the padding piece.
-        multiple: lengths are rounded up to a multiple of it.
-    """
-
-    model: PreTrainedModel
-    pad: int
-    multiple: int = 1
-
-    def __call__(self, pairs: Sequence[Mapping]) -> dict[str, Tensor]:
-        """The batch: input_ids and attention_mask [B, S]; with labels, also decoder_input_ids and labels [B, T]."""
-        ids = self.padded([pair["input_ids"] for pair in pairs], self.pad)
-        lengths = torch.tensor([len(pair["input_ids"]) for pair in pairs])
-        batch = {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
-        if "labels" in pairs[0]:
-            labels = self.padded([pair["labels"] for pair in pairs], IGNORED)
-            batch |= {"decoder_input_ids": shifted(self.model, labels), "labels": labels}
-        return batch
-
-    def padded(self, rows: Sequence[Sequence[int]], value: int) -> Tensor:
-        """Rows of pieces as one tensor."""
-        width = math.ceil(max(map(len, rows)) / self.multiple) * self.multiple
-        return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
-
-
-def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
-    """The decoder's inputs, [B, T] as the labels: these shifted right, as the model itself does it."""
-    own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if own is not None:
-        return own(labels=labels)
-    start, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # M2M100 shifts so in its forward
-    inputs = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
-    return inputs.masked_fill(inputs == IGNORED, pad)
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,8 @@ def check_scratch(args: argparse.Namespace) -> None:
         raise ArgumentError("--config_name and --model_type exclude each other")
     if args.mixing_init != "concatenate" and not (from_scratch(args) and args.collaborative):
         raise ArgumentError("--mixing_init has no effect without --collaborative and a model from scratch")
+    if args.dropout is not None and args.dropout >= 1:
+        raise ArgumentError(f"--dropout {args.dropout} must be below 1: it is a share of the activations")
     if from_scratch(args) and args.allocation != "uniform":
         raise ArgumentError(f"--allocation {args.allocation} has no meaning from scratch: there is nothing to weigh")
     if from_scratch(args) and args.swap != "before":

@@ -17,12 +17,13 @@ from collab_heads.training.averaging import last_checkpoints, load_weights
 from collab_heads.training.batches import longest_first, token_steps
 from collab_heads.training.checkpoint import write_model
 from collab_heads.training.classification import draw
+from collab_heads.training.collate import Collate
 from collab_heads.training.loading import load_or_explain
 from collab_heads.training.loop import num_steps, place
 from collab_heads.training.output import BEST, TRANSLATIONS
 from collab_heads.training.run import Run
 from collab_heads.training.scratch import fresh
-from collab_heads.training.translation import Collate, Objective, corpus_scores, encode, num_targets, translate
+from collab_heads.training.translation import Objective, corpus_scores, encode, num_targets, translate
 from collab_heads.training.translation_arguments import from_scratch
 from collab_heads.training.translation_model import check_fits, freeze, freeze_unsaved, set_languages
 

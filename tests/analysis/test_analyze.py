@@ -140,6 +140,14 @@ def test_without_labels_the_loss_is_left_out_and_that_is_said():
         analyze_heads(model, [inputs], parts=("gradient",))
 
 
+def test_a_report_names_the_model_and_not_where_it_lies():
+    model = model_in("bert")
+    for path in ("/home" + "/me/models/tiny", "models/tiny"):
+        model.config._name_or_path = path
+        report = analyze_heads(model, [labelled("bert", model)], parts="statistics", exclude=[EOS])
+        assert report.model == "BertForSequenceClassification of models/tiny"
+
+
 def test_what_is_refused():
     model = model_in("bert")
     batches = [labelled("bert", model)]

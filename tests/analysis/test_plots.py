@@ -9,8 +9,8 @@ import torch
 
 from collab_heads.analysis import plots
 from collab_heads.analysis.gate_history import GateHistory
-from collab_heads.analysis.plots import canvas
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
+from collab_heads.extras import MissingPackageError
 from collab_heads.sites import AttentionSite
 
 pytest.importorskip("matplotlib")
@@ -202,7 +202,7 @@ def test_files_are_the_same_every_time_and_settings_stay(tmp_path):
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.style", None)
-    with pytest.raises(canvas.MissingMatplotlibError, match=r"pip install 'collab-heads\[plots\]'"):
+    with pytest.raises(MissingPackageError, match="pictures need matplotlib: pip install matplotlib "):
         plots.check_matplotlib()
 
 

@@ -304,6 +304,7 @@ def test_schedules_that_make_no_sense(schedule, fragments, written):
     "content, fragment",
     (
         ("{", "Expecting"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"3": [], "3": []}', "'3' is there twice"),
         ("\ud83d".encode("utf-8", "surrogatepass"), "utf-8"),
         (None, "No such file"),

@@ -124,6 +124,42 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
         main([str(gpt), "--data", short])
 
 
+WITHOUT_TRAIN = """
+import runpy, sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        missing = "accelerate datasets evaluate sacrebleu sklearn scipy sentencepiece tensorboard tensorly".split()
+        return None if name.split(".")[0] in missing else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+sys.argv[0] = "collab_heads.analysis"
+runpy.run_module("collab_heads.analysis", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_as_a_command_with_the_packages_of_its_own_extra_only(bert, marian, pairs, tmp_path):
+    """Those of `train` are not there; SentencePiece is, which Marian's tokenizer needs."""
+    text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
+    code = WITHOUT_TRAIN.replace("sentencepiece ", "")
+    for without, argv in (
+        (WITHOUT_TRAIN, ["--help"]),
+        (WITHOUT_TRAIN, [bert, "--data", text, "--output_dir", tmp_path / "bert"]),
+        (code, [marian, "--data", *pairs, "--output_dir", tmp_path / "marian"]),
+    ):
+        command = [sys.executable, "-c", without, *map(str, argv)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "bert" / "report.html").is_file() and (tmp_path / "marian" / "report.html").is_file()
+
+
 @pytest.mark.slow
 def test_as_a_command(bert, tmp_path):
     text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])

@@ -1,12 +1,27 @@
 """Flags: what their values mean, what is refused, and what a continued run must share."""
 
+import re
 from argparse import ArgumentTypeError
 
 import pytest
+from accelerate.utils import set_seed
 
+import run_glue
+import run_translation
 from collab_heads.errors import ArgumentError
-from collab_heads.training import arguments
-from collab_heads.training.arguments import Parser, check_shared, count, count_from_1, fingerprint, interval, width
+from collab_heads.training import analysis_command, arguments
+from collab_heads.training import hub as training_hub
+from collab_heads.training.arguments import (
+    MAX_SEED,
+    Parser,
+    check_shared,
+    count,
+    count_from_1,
+    fingerprint,
+    interval,
+    width,
+)
+from collab_heads.training.old_flags import OLD_FLAGS
 
 
 @pytest.fixture
@@ -58,6 +73,10 @@ def test_numbers_have_their_limits():
         (["--learningrate", "1"], r"unknown flag '--learningrate' \(did you mean '--learning_rate'\?\)"),
         (["--mixin=shared"], r"unknown flag '--mixin' \(did you mean '--mixing'\?\)"),
         (["--learning_rat", "1"], r"unknown flag '--learning_rat' "),  # no abbreviations
+        (["--fp16"], "unknown flag '--fp16': here, use --mixed_precision fp16"),
+        (["--seed", "4294967296"], "argument --seed: 4294967296 is too large: 4,294,901,760 at most"),
+        (["--max_train_steps", "9" * 30], "argument --max_train_steps: 9{30} is too large: 2,147,483,647 at most"),
+        (["--num_train_epochs", "1e30"], "argument --num_train_epochs: 1e30 is too large: .* --max_train_steps takes"),
         (["stray"], "unexpected argument 'stray'"),
         (["--learning_rate"], r"expected one argument \(see --help\)"),
         (["--learning_rate", "0"], "argument --learning_rate: 0 is too small"),
@@ -68,6 +87,77 @@ def test_numbers_have_their_limits():
 def test_wrong_flags_are_refused_with_the_nearest(flags, message, parse):
     with pytest.raises(ArgumentError, match=message):
         parse(*flags)
+
+
+def test_every_seed_is_one_that_the_generators_take(parse):
+    set_seed(parse("--seed", str(MAX_SEED)).seed + 1000)  # phases and processes add to it
+
+
+def known_flags() -> set[str]:
+    """Of both scripts and the command."""
+    found = set()
+    for parse in (run_glue.parse, run_translation.parse, analysis_command.parse):
+        with pytest.raises(ArgumentError, match="unknown flag") as caught:
+            parse(["--demo", "--zzz", *(["x", "--data", "y"] if parse is analysis_command.parse else [])])
+        found |= set(re.findall(r"--\w+", str(caught.value).split("known: ")[1]))
+    return found
+
+
+def test_hints_for_old_flags_name_flags_that_there_are():
+    known = known_flags()
+    assert {"--collaborative", "--num_beams", "--treebank"} <= known
+    for flag, hint in OLD_FLAGS.items():
+        assert set(re.findall(r"--\w+", hint)) <= known, flag
+    ours = known - {"--config_name", "--model_type"}  # of one of the scripts
+    assert not ours & OLD_FLAGS.keys()
+
+
+@pytest.mark.parametrize("script", (run_glue, run_translation))
+def test_old_flags_have_a_hint_in_the_scripts(script):
+    for flag in (
+        "--do_train --do_eval --evaluation_strategy=epoch --overwrite_cache --max_seq_length --mix_heads --mix_size "
+        "--mix_decomposition_tol --restricted_attention --context_attention_only --concrete_coef --gamma-conf "
+        "--mhr-experiment --loss-start-after"
+    ).split():
+        with pytest.raises(ArgumentError, match=f"unknown flag '{flag.split('=')[0]}': here, use "):
+            script.parse([flag, "1"])
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A Hub that knows one token."""
+    monkeypatch.setattr(training_hub, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(training_hub, "get_token", lambda: None)
+
+    def whoami(api):
+        if api.token != "good":
+            raise OSError("401: Invalid user token.\nrequest id: 7")
+
+    monkeypatch.setattr(training_hub.HfApi, "whoami", whoami)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    (
+        ("--output_dir a --hub_token good --hub_model_id a/b/c", "--hub_model_id 'a/b/c': Repo id must be in the form"),
+        (
+            "--output_dir run--2 --hub_token good",
+            "name of --output_dir, 'run--2': Cannot have -- .* --hub_model_id",
+        ),
+        ("--output_dir a", "--push_to_hub needs a token: run `hf auth login`"),
+        ("--output_dir a --hub_token bad", "knows no such token, or cannot be reached: 401: Invalid user token.$"),
+    ),
+)
+def test_what_cannot_be_uploaded_is_refused_before_training(flags, message, parse, hub):
+    with pytest.raises(ArgumentError, match=message):
+        check_shared(parse("--push_to_hub", *flags.split()))
+
+
+def test_what_can_be_uploaded(parse, hub, monkeypatch):
+    check_shared(parse("--push_to_hub", "--output_dir", ".", "--hub_token", "good"))  # called as the current folder
+    monkeypatch.setattr(training_hub, "is_offline_mode", lambda: True)
+    with pytest.raises(ArgumentError, match="HF_HUB_OFFLINE is set"):
+        check_shared(parse("--push_to_hub", "--output_dir", "a", "--hub_token", "good"))
 
 
 def test_flags_mean_what_they_say(parse):

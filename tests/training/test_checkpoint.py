@@ -80,7 +80,7 @@ def test_the_newest_checkpoint_is_of_the_last_phase_and_then_the_last_step(run):
         found = find_checkpoint("latest", run)
         assert found == run / expected
         shutil.rmtree(found)
-    with pytest.raises(OutputError, match=f"{RESUME}: {run} holds no finished checkpoint"):
+    with pytest.raises(OutputError, match=f"{run} holds no finished checkpoint: .* give --overwrite_output_dir"):
         find_checkpoint("latest", run)
 
 

@@ -1,10 +1,12 @@
 """Tables are read as they were written, and what is wrong with them is named."""
 
+import csv
 import json
 
 import pytest
 
 from collab_heads.errors import DataError
+from collab_heads.reading import MAX_FIELD
 from collab_heads.training.files import check_columns, read_csv, read_json, read_table, read_tsv
 
 READERS = (read_tsv, read_csv, read_json)
@@ -142,6 +144,34 @@ def test_json_rows_with_other_columns_are_refused(write):
 @pytest.mark.parametrize("text", ("[1, 2]", "[null]", "5\n6\n", "null", '"abc"\n', '{"a": 1}\n5\n'))
 def test_json_rows_that_are_no_objects_are_refused(text, write):
     refused(read_json, write(text), "expected an object")
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    (
+        ('{"a": "1"}\n{"a": ' + "[" * 5000 + "]" * 5000 + "}", "line 2: lists or objects are nested too deeply"),
+        ("[" * 100_000, ": lists or objects are nested too deeply"),
+        ('{"a": 1}\n{"a": ' + "9" * 5000 + "}", "line 2: a whole number has too many digits"),
+        ('{"a": "x"}\n{"a": "pi\\ud83d"}', "row 2, column 'a': '\\ud83d' at character 3 is half of a pair"),
+    ),
+    ids=("nested", "opened", "digits", "surrogate"),
+)
+def test_json_that_python_cannot_hold_is_refused_by_its_line(text, said, write):
+    refused(read_json, write(text), said)
+
+
+@pytest.mark.parametrize("reader, separator", ((read_tsv, "\t"), (read_csv, ","), (read_json, None)))
+def test_a_field_that_no_tokenizer_takes_is_refused_by_row_and_column(reader, separator, write):
+    before = csv.field_size_limit()
+    for length in (MAX_FIELD, MAX_FIELD + 1):
+        field = "x" * length
+        rows = [{"a": "1", "b": "2"}, {"a": "3", "b": field}]
+        lines = [json.dumps(row) if separator is None else separator.join(row.values()) for row in rows]
+        path = write("\n".join([*([] if separator is None else [f"a{separator}b"]), *lines]))
+        if length == MAX_FIELD:
+            assert reader(path) == rows
+    refused(reader, path, "row 2, column 'b': 131,073 characters, 131,072 at most")
+    assert csv.field_size_limit() == before
 
 
 def test_the_kind_of_a_table_is_its_suffix(write):

@@ -301,6 +301,20 @@ def test_json_cells_without_a_value_are_refused(column, tmp_path):
         from_files(*write_files(tmp_path, rows, kind="json"))
 
 
+@pytest.mark.parametrize("value, kind", (({"x": 1}, "an object"), (["x"], "a list")))
+@pytest.mark.parametrize("column", ("sentence1", "label"))
+def test_objects_are_neither_texts_nor_labels(column, value, kind, tmp_path):
+    rows = examples("a", "b")
+    rows[1][column] = value
+    with pytest.raises(DataError, match=rf"train\.json, row 2, column '{column}': {kind}, expected text"):
+        from_files(*write_files(tmp_path, rows, kind="json"))
+
+
+def test_whole_numbers_that_no_float_holds_are_classes(tmp_path):
+    data = from_files(*write_files(tmp_path, examples(7, 10**400), kind="json"))
+    assert data.task.labels == ("7", str(10**400))
+
+
 def test_the_first_examples_of_every_split_of_a_kind():
     columns = {"sentence": list("abcd"), "label": [0, 1, 0, 1]}
     names = ("train", "validation_matched", "validation_mismatched", "test")

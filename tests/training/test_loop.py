@@ -134,6 +134,24 @@ def test_training_learns_and_zero_epochs_do_not(epochs):
     assert not epochs or accuracy > 0.9
 
 
+@pytest.mark.parametrize("every", (2, 50))
+def test_the_loss_is_on_the_bar_and_its_mean_in_the_end(every, monkeypatch):
+    shown, losses = [], []
+
+    def step(*args):
+        losses.append(float(optimizer_step(*args)))
+        return torch.tensor(losses[-1])
+
+    monkeypatch.setattr(loop.tqdm, "set_postfix_str", lambda bar, text: shown.append(text))
+    monkeypatch.setattr(loop, "optimizer_step", step)
+    args = arguments("--num_train_epochs", "1", "--logging_steps", str(every))
+    trained = fine_tune(accelerator(), model(), examples(34), args, hooks())
+    assert len(losses) == 5
+    groups = [losses[:2], losses[2:4], losses[4:]] if every == 2 else [losses]
+    assert shown == [f"loss {sum(group) / len(group):.4g}" for group in groups]
+    assert trained.loss == pytest.approx(sum(losses) / 5, rel=1e-12)
+
+
 def test_divergence_stops_the_run():
     net = model()
     net.classifier.weight.data.fill_(float("nan"))

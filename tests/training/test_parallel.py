@@ -7,6 +7,7 @@ import datasets
 import pytest
 
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.reading import MAX_FIELD
 from collab_heads.training.parallel import from_files, from_hub, read_lines
 
 PAIRS = [("ein Hund", "a dog"), ("zwei Hunde", "two dogs")]
@@ -102,7 +103,19 @@ def test_broken_gzip_files_are_named(write):
     flipped = bytes(byte ^ (255 if 40 <= i < 80 else 0) for i, byte in enumerate(whole))
     for data in (whole[:-30], b"plain text\n", flipped):
         path = write(data, "x.de.gz")
-        refused([path, path], f"{path}: ")
+        refused([path, path], f"{path} is no gzip file, or damaged")
+
+
+def test_a_line_that_no_tokenizer_takes_is_refused_by_its_number(write):
+    source, target = write("a\n" + "b " * MAX_FIELD + "\n"), write("a\nb\n", "x.en")
+    refused([source, target], f"{source}, line 2: 262,144 characters, 131,072 at most")
+
+
+def test_objects_and_halves_of_characters_are_no_sentences(write):
+    for value, said in (("[1]", "a list, expected text: [1]"), ('"x\\ud83d"', "character 2 is half of a pair")):
+        for text in (f'{{"de": "a", "en": {value}}}', f'{{"translation": {{"de": "a", "en": {value}}}}}'):
+            path = write('{"de": "a", "en": 7}\n'.replace("7", '"b"') + text if "tr" not in text else text, "x.jsonl")
+            refused([path], f"{path}, row ", "'en'", said)
 
 
 def test_missing_and_empty_files_are_named(write, tmp_path):

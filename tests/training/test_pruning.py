@@ -144,6 +144,8 @@ def file(folder, content) -> str:
     (
         ("{", DataError, "alive.json: Expecting property name"),
         ("", DataError, "alive.json: Expecting value"),
+        ("[" * 100_000, DataError, "alive.json: lists or objects are nested too deeply"),
+        ("9" * 5000, DataError, "alive.json: a whole number has too many digits"),
         ([[1, 0, 1, 1]], ArgumentError, "must be a dict by role or path"),
         ({}, ArgumentError, "must be a dict by role or path"),
         ({"enc-sefl": [[1] * 4] * 2}, ArgumentError, "did you mean 'enc-self'"),

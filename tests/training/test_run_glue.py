@@ -33,6 +33,8 @@ from collab_heads.errors import CollabHeadsError
 from collab_heads.training import loop, swapping
 from families import sites
 
+FP64_SUM = 1e-12  # the same float64 sum, begun again from a number in JSON; seen: 0
+
 
 @pytest.mark.parametrize(
     "swap, stages",
@@ -157,6 +159,9 @@ def test_resuming_in_one_process(more, resumed, bert, files, tmp_path):
     for folder in checkpoints(out, resumed, count=2):
         found = run(bert, files, out, *more, "--resume_from_checkpoint", folder)
         assert found["history"] == whole["history"]
+        losses = [entry["train_loss"] for entry in whole["train"]]
+        assert [entry["train_loss"] for entry in found["train"]] == pytest.approx(losses, rel=FP64_SUM)
+        assert found["train_loss"] == found["train"][-1]["train_loss"] > 0.1
         weights = load_file(out / "model.safetensors")
         assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 

@@ -9,9 +9,8 @@ import translation_models as tiny
 from accelerate import Accelerator
 from datasets import Dataset
 
+from collab_heads.training.collate import IGNORED, Collate
 from collab_heads.training.translation import (
-    IGNORED,
-    Collate,
     Objective,
     corpus_scores,
     encode,

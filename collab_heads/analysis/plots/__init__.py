@@ -1,4 +1,4 @@
-"""Pictures of heads, from plain numbers; they need matplotlib, `pip install 'collab-heads[plots]'`.
+"""Pictures of heads, from plain numbers; they need matplotlib, `pip install matplotlib`.
 
 Every function returns a matplotlib Figure, drawn without pyplot: nothing global changes, and no display is needed.
 """

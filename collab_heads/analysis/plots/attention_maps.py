@@ -50,7 +50,7 @@ def attention_map(
         ArgumentError: if a dimension is empty or `longest` is no count.
         ShapeError: if weights, tokens and heads do not fit each other.
         NonFiniteError: if a weight is NaN or infinite.
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
     found = torch.as_tensor(weights).detach().to("cpu", torch.float64)
     numbers = list(heads) if heads is not None else list(range(len(found)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from collab_heads.errors import CollabHeadsError
+from collab_heads.extras import check_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,18 +32,13 @@ STYLE = {
 }
 
 
-class MissingMatplotlibError(CollabHeadsError, ImportError):
-    """Pictures need matplotlib, which is not installed."""
-
-
 def check_matplotlib() -> None:
     """Check, before long work, that pictures can be drawn.
 
     Raises:
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
-    with our_style():
-        pass
+    check_extra("plots", "pictures")
 
 
 @contextmanager
@@ -51,12 +46,11 @@ def our_style() -> Iterator[None]:
     """Draw in our style; the user's settings are back afterwards.
 
     Raises:
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
-    try:
-        import matplotlib.style
-    except ImportError as error:
-        raise MissingMatplotlibError("pictures need matplotlib: pip install 'collab-heads[plots]'") from error
+    check_matplotlib()
+    import matplotlib.style
+
     with matplotlib.style.context(["default", STYLE]):
         yield
 

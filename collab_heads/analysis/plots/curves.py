@@ -42,7 +42,7 @@ def quality_curves(
     Raises:
         ArgumentError: if there is no curve, a curve is empty, or a number of heads is not between 0 and `total`.
         NonFiniteError: if a quality is NaN or infinite.
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -104,7 +104,7 @@ def source_share(
         ArgumentError: if there are no positions, more than 60 tokens, or a share is not between 0 and 1.
         ShapeError: if the lengths differ.
         NonFiniteError: if a share is NaN or infinite.
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
     from matplotlib.ticker import MaxNLocator
 

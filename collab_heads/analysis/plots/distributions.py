@@ -46,7 +46,7 @@ def importance_distributions(
         ArgumentError: if there is no model, a path is unknown, or no site is left.
         ShapeError: if there is not one value per head.
         NonFiniteError: if a value is NaN or infinite.
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
     import matplotlib
     from matplotlib.colors import Normalize

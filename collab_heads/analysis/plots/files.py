@@ -25,7 +25,7 @@ def save_figure(figure: Figure, path: str | Path) -> tuple[Path, Path]:
 
     Raises:
         ArgumentError: if the path ends in ".png" or ".svg".
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
     return save_drawings(check_path(path), png_bytes(figure), svg_bytes(figure))
 

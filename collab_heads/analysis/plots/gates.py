@@ -37,7 +37,7 @@ def gate_strip(history: GateHistory, *, title: str | None = None, label: str = L
 
     Raises:
         ArgumentError: if nothing was recorded.
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
     panels = recorded_panels(history, None)
     cmap, norm = colour_scale([], lowest=0.0, highest=1.0)
@@ -111,7 +111,7 @@ def gate_animation(
     Raises:
         ArgumentError: if nothing was recorded, `seconds` is not positive, there are fewer than two frames, or the path
             does not end in ".gif".
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
     if not str(path).lower().endswith(".gif"):
         raise ArgumentError(f'an animation is a GIF: give it a path that ends in ".gif", not {str(path)!r}')

@@ -63,7 +63,7 @@ def head_map(
         ArgumentError: if a path is unknown, there is nothing to show, or ends of the scale are in the wrong order.
         ShapeError: if there is not one value, mark or number per head.
         NonFiniteError: if a value is NaN or infinite.
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
     found = checked_values(sites, values, label)
     check_marks(found, marks or {}, "marks")
@@ -105,7 +105,7 @@ def role_map(
         title: above all.
 
     Raises:
-        ArgumentError, ShapeError, MissingMatplotlibError: as in `head_map`.
+        ArgumentError, ShapeError, MissingPackageError: as in `head_map`.
     """
     from matplotlib.patches import Patch, Rectangle
 

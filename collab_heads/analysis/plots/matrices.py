@@ -56,7 +56,7 @@ def matrix_maps(
         ArgumentError: if a path is unknown, there is nothing to show, or ends of the scale are in the wrong order.
         ShapeError: if a matrix has not a row and a column per head.
         NonFiniteError: if a number is NaN or infinite.
-        MissingMatplotlibError: if matplotlib is not installed.
+        MissingPackageError: if matplotlib is not installed.
     """
     found = checked_values(sites, matrices, label, dimensions=2)
     by_role = [site for role in ROLES for site in sorted(sites, key=lambda s: s.layer) if site.role == role]
@@ -110,7 +110,7 @@ def alpha_maps(
         title: above all.
 
     Raises:
-        ArgumentError, ShapeError, NonFiniteError, MissingMatplotlibError: as `matrix_maps`.
+        ArgumentError, ShapeError, NonFiniteError, MissingPackageError: as `matrix_maps`.
     """
     changes = {path: torch.as_tensor(a).detach().cpu().double() - torch.eye(len(a)) for path, a in alphas.items()}
     return matrix_maps(

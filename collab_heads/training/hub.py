@@ -1,0 +1,64 @@
+"""Uploading the final model to the Hub: checked before training, done after everything is saved."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.constants import is_offline_mode
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from collab_heads.errors import ArgumentError, OutputError
+
+
+def repository(args: Namespace) -> str:
+    """The repository that the flags name; else it is called as the output folder."""
+    return args.hub_model_id or Path(args.output_dir).resolve().name
+
+
+def check_hub(args: Namespace) -> None:
+    """Check, before hours of training, that the final model can be uploaded, if it is to be: its name and the token.
+
+    Whether the token may write to the repository shows only at the end; the model is saved by then.
+
+    Raises:
+        ArgumentError: on a name that the Hub does not allow, no token, one that the Hub does not know, or no network.
+    """
+    if not args.push_to_hub:
+        return
+    name = repository(args)
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        flag = "--hub_model_id" if args.hub_model_id else "--push_to_hub takes the name of --output_dir,"
+        raise ArgumentError(f"{flag} {name!r}: {error} Give --hub_model_id NAME or OWNER/NAME") from error
+    if is_offline_mode():
+        raise ArgumentError("--push_to_hub: HF_HUB_OFFLINE is set: unset it, or upload later with `hf upload`")
+    token = args.hub_token or get_token()
+    if token is None:
+        raise ArgumentError("--push_to_hub needs a token: run `hf auth login` first, or set HF_TOKEN")
+    try:
+        HfApi(token=token).whoami()
+    except Exception as error:  # whatever the network and the Hub raise
+        reason = str(error).strip().split("\n")[0]
+        raise ArgumentError(f"--push_to_hub: the Hub knows no such token, or cannot be reached: {reason}") from error
+
+
+def push(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Upload model and tokenizer, if asked to.
+
+    Raises:
+        OutputError: if that fails; all is saved by now, and the message says how to upload it.
+    """
+    if not args.push_to_hub:
+        return
+    name = repository(args)
+    try:
+        model.push_to_hub(name, token=args.hub_token)
+        tokenizer.push_to_hub(name, token=args.hub_token)
+    except Exception as error:  # whatever the network and the Hub raise
+        raise OutputError(
+            f"the run is complete and saved in {args.output_dir}; uploading it failed: {error}; once that is mended: "
+            f"hf upload {name} {args.output_dir}"
+        ) from error

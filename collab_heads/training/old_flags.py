@@ -1,0 +1,93 @@
+"""Flags of other scripts, older ones and the source systems': what stands for them here."""
+
+from collab_heads.errors import ArgumentError
+
+TRAINER = {  # of Hugging Face's run_glue.py, run_translation.py and Trainer, today's and older ones
+    "--fp16": "--mixed_precision fp16",
+    "--bf16": "--mixed_precision bf16",
+    "--fp16_opt_level": "--mixed_precision fp16",
+    "--do_train": "nothing: runs train, unless --num_train_epochs is 0",
+    "--do_eval": "nothing: runs evaluate after every epoch, or every --eval_steps",
+    "--evaluate_during_training": "nothing: runs evaluate after every epoch, or every --eval_steps",
+    "--evaluation_strategy": "nothing for epochs, --eval_steps N for steps",
+    "--eval_strategy": "nothing for epochs, --eval_steps N for steps",
+    "--eval_all_checkpoints": "nothing: runs evaluate after every epoch, or every --eval_steps",
+    "--save_strategy": "--checkpointing_steps epoch, or a number of steps",
+    "--save_steps": "--checkpointing_steps",
+    "--overwrite_cache": "nothing: data are read anew in every run",
+    "--cache_dir": "the environment variable HF_HOME",
+    "--max_seq_length": "--max_length",
+    "--model_type": "nothing: the config of the model names its type (run_translation.py has it for new models)",
+    "--config_name": "nothing: the config is that of the model (run_translation.py has it for new models)",
+    "--per_gpu_train_batch_size": "--per_device_train_batch_size",
+    "--per_gpu_eval_batch_size": "--per_device_eval_batch_size",
+    "--train_batch_size": "--per_device_train_batch_size",
+    "--eval_batch_size": "--per_device_eval_batch_size",
+    "--max_steps": "--max_train_steps",
+    "--warmup_steps": "--num_warmup_steps",
+    "--max_train_examples": "--max_train_samples",
+    "--max_val_samples": "--max_eval_samples",
+    "--max_predict_samples": "--do_predict without it: test splits are short",
+    "--label_smoothing_factor": "--label_smoothing (run_translation.py)",
+    "--generation_max_length": "--val_max_target_length (run_translation.py)",
+    "--generation_num_beams": "--num_beams (run_translation.py)",
+    "--predict_with_generate": "nothing: run_translation.py translates in every evaluation",
+    "--no_cuda": "--cpu",
+    "--use_cpu": "--cpu",
+    "--local_rank": "nothing: start several processes with `accelerate launch`",
+    "--hub_private_repo": "nothing: make the repository on the Hub first, as it shall be",
+    "--use_auth_token": "--hub_token, or `hf auth login`",
+    "--token": "--hub_token, or `hf auth login`",
+    "--adam_epsilon": "nothing: AdamW runs with torch's own settings",
+    "--logging_dir": "--with_tracking: the logs lie in --output_dir",
+    "--disable_tqdm": "the environment variable TQDM_DISABLE=1",
+}
+COLLABORATIVE = {  # epfml/collaborative-attention
+    "--mix_heads": "--collaborative",
+    "--mix_size": "--collaborative --dim_shared_query_key",
+    "--mix_decomposition_tol": "--decomposition_tol",
+    "--restricted_attention": "--score_terms content or context",
+    "--context_attention_only": "--score_terms context for 1, --score_terms content for 0",
+}
+GATED = {  # lena-voita/the-story-of-heads
+    "--concrete_heads": "--target_heads or --gate_weight, with --gated_sites for the types of attention",
+    "--concrete_coef": "--gate_weight: summed over heads, so divide theirs by the number of gated attention modules",
+    "--hp": "--d_model, --num_layers, --num_heads, --d_ff, --dropout (run_translation.py)",
+    "--train-src": "--train_file SOURCE TARGET",
+    "--train-dst": "--train_file SOURCE TARGET",
+    "--dev-src": "--validation_file SOURCE TARGET",
+    "--dev-dst": "--validation_file SOURCE TARGET",
+    "--folder": "--output_dir",
+    "--num-batches": "--max_train_steps",
+    "--batch-len": "--max_tokens (run_translation.py)",
+    "--optimizer-opts": "--gradient_accumulation_steps",
+    "--pre-init-model-checkpoint": "--model_name_or_path",
+}
+ROTATED = {  # omerlandau/MHR-NLP-Transformers, and the parts of fairseq that it is run with
+    "--mhr-experiment": "--rotation_schedule FILE, the same file",
+    "--gamma-conf": "--alpha_mixing --alpha_growth_weight: beside a mean loss, theirs by the target tokens of a step",
+    "--radius": "--alpha_growth_radius",
+    "--loss-start-after": "--alpha_start",
+    "--enc-self-alpha-loss-ratio": "--alpha_growth_weight enc-self=X: weight times ratio",
+    "--dec-self-alpha-loss-ratio": "--alpha_growth_weight dec-self=X: weight times ratio",
+    "--dec-enc-alpha-loss-ratio": "--alpha_growth_weight dec-enc=X: weight times ratio",
+    "--keep-alphas-eval": "--save_head_statistics",
+    "--save-heads-cos_sim": "--save_head_statistics",
+    "--head-confidence-method": "--save_head_statistics",
+    "--max-tokens": "--max_tokens (run_translation.py)",
+    "--update-freq": "--gradient_accumulation_steps",
+    "--max-epoch": "--num_train_epochs",
+    "--max-update": "--max_train_steps",
+    "--lr": "--learning_rate",
+    "--warmup-updates": "--num_warmup_steps",
+    "--clip-norm": "--max_grad_norm",
+    "--save-dir": "--output_dir",
+    "--restore-file": "--resume_from_checkpoint",
+}
+OLD_FLAGS = TRAINER | COLLABORATIVE | GATED | ROTATED
+
+
+def check_old_flag(flag: str) -> None:
+    """Raise ArgumentError for a flag of another script, saying what to use instead."""
+    if flag in OLD_FLAGS:
+        raise ArgumentError(f"unknown flag {flag!r}: here, use {OLD_FLAGS[flag]}")
