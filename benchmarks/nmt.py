@@ -96,7 +96,8 @@ def mixed(layers: int, heads: int) -> dict[str, str]:
     swaps = [{"role": "dec-enc", "layers": [0, layers - 1], "heads": [head, head]} for head in range(heads)]
     schedule = json.dumps({"2": swaps, "3": swaps}, separators=(",", ":"))
     rows = {"plain": "", "alphas": "--alpha_mixing --alpha_start 0.31"}
-    rows["alphas, growth"] = f"{rows['alphas']} --alpha_growth_weight 40 --alpha_growth_radius 1e-4"
+    growth = "--alpha_growth_weight 40 --alpha_growth_beside sum --alpha_growth_radius 1e-4"  # the source's numbers
+    rows["alphas, growth"] = f"{rows['alphas']} {growth}"
     rows["manual rotation"] = f"--rotation_schedule {schedule}"
     cycle = "--rotation_count 2 --rotation_start 2 --rotation_end 2"
     return rows | {f"{policy} rotation": f"--rotate {policy} {cycle}" for policy in ("soft", "hard", "random")}

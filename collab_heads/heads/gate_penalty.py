@@ -93,8 +93,8 @@ class GatePenalty:
         """The parameter group of the gates: no weight decay and, where heads compete, one second moment for all."""
         return {"params": self.parameters(), "lr": lr, "weight_decay": 0.0, "shared": self.target is not None}
 
-    def total(self, batch: Mapping | None = None) -> Tensor:
-        """What to add to the mean loss: a scalar with a gradient; the batch does not matter."""
+    def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
+        """What to add to the mean loss: a scalar with a gradient; batch and tokens do not matter."""
         probabilities = [gates.open_probability().sum() for gates in self.gates]
         return self.gate_weight * torch.stack(probabilities).sum()
 
