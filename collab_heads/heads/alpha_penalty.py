@@ -9,6 +9,9 @@ tokens of a batch, and divides the gradient of that sum by their number: beside 
 is gamma / (target tokens of the optimizer step). `beside="sum"` takes the source's number and divides it so. (There a
 step of several batches, from `--update-freq` or several GPUs, adds gamma once for each: give so many times gamma.)
 
+With weights per role, a role of weight 0, given or left out, never trains its alphas, as in the source: its ratios, 0
+if not given, also say what learns. One number for all roles trains all alphas, also when it is 0.
+
 Source: Azov and Landau 2020 (MHR-NLP-Transformers), "growth loss".
 """
 
@@ -48,6 +51,8 @@ class AlphaPenalty:
         check_trainable("alphas", {site.path: mixing.alpha for site, mixing in found})
         self.growth = role_weights("growth", growth, [site for site, _ in found])
         self.weights = [self.growth[site.role] for site, _ in found]
+        self.frozen = [role for role, weight in self.growth.items() if isinstance(growth, Mapping) and not weight]
+        self.never = [mixing.alpha for site, mixing in found if site.role in self.frozen]
         if not is_number(radius) or radius <= 0:
             raise ArgumentError(f"growth_radius {radius!r} must be a number above 0")
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
@@ -66,7 +71,7 @@ class AlphaPenalty:
 
     @property
     def started(self) -> bool:
-        """Whether the alphas are trained in this step."""
+        """Whether alphas are trained in this step."""
         return self.done >= self.start
 
     def norms(self) -> Tensor:
@@ -100,10 +105,9 @@ class AlphaPenalty:
         return growth / tokens if self.beside == "sum" else growth
 
     def before_step(self) -> None:
-        """Take the gradients of the alphas away while they are frozen: no optimizer then touches them."""
-        if not self.started:
-            for alpha in self.parameters():
-                alpha.grad = None
+        """Take the gradients of the alphas that do not learn, or not yet: no optimizer then touches them."""
+        for alpha in self.never if self.started else self.parameters():
+            alpha.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -125,13 +129,13 @@ class AlphaPenalty:
     def state_dict(self) -> dict:
         """Where it is: numbers, lists and dicts, ready for JSON."""
         asked = {"growth": self.growth, "beside": self.beside, "radius": self.radius, "start": self.start}
-        asked |= {"sites": len(self.mixings)}
+        asked |= {"sites": len(self.mixings), "frozen": self.frozen}
         return asked | {"done": self.done, "before": self.before.tolist()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
         """Go on from there; the alphas themselves are in the model."""
-        state = {"beside": "mean"} | dict(state)  # there was nothing else once
+        state = {"beside": "mean", "frozen": []} | dict(state)  # there was nothing else once
         check_state(state, self.state_dict(), {"done", "before"})
         if len(state["before"]) != len(self.mixings):
             raise ArgumentError(f"this is not the state of this penalty: {len(state['before'])} norms of alphas")

@@ -150,6 +150,36 @@ def test_weights_per_role():
         assert rise == pytest.approx(expected[site.role], abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "growth, learning",
+    (
+        ({"enc-self": GAMMA, "dec-self": 0.0}, {"enc-self"}),  # named with 0, and not named
+        ({"dec-self": GAMMA, "dec-enc": GAMMA}, {"dec-self", "dec-enc"}),
+        ({"enc-self": 0, "dec-self": 0, "dec-enc": 0}, set()),
+        (0.0, {"enc-self", "dec-self", "dec-enc"}),  # one number for all: no push, and all learn
+        (None, {"enc-self", "dec-self", "dec-enc"}),
+    ),
+)
+def test_a_role_of_weight_0_never_trains_its_alphas(growth, learning):
+    """As in the source, whose ratios say so; before the start and after it, nor does the optimizer know of them."""
+    model = mixed("marian").train()
+    inputs = FAMILIES["marian"].inputs()
+    penalty = HeadPenalty(model, growth=growth, alpha_start=1)
+    optimizer = torch.optim.AdamW([{"params": penalty.others(model)}, *penalty.groups()], lr=RATE)
+    sites = [site for site, _ in mixed_sites(model, get_adapter(model))]
+    before = [alpha.detach().clone() for alpha in alphas(model)]
+    for step in range(3):
+        (loss(model, inputs) + penalty.total()).backward()
+        penalty.before_step()
+        optimizer.step()
+        optimizer.zero_grad()
+        penalty.step()
+        for site, alpha, old in zip(sites, alphas(model), before, strict=True):
+            learns = step > 0 and site.role in learning
+            assert torch.equal(alpha, old) != learns
+            assert bool(optimizer.state.get(alpha)) == learns
+
+
 @pytest.mark.parametrize("kind", ("adamw", "sgd"))
 def test_frozen_until_their_start(kind):
     """No gradient, so no optimizer moves them or keeps moments of them; from the start on they are trained."""
@@ -207,6 +237,19 @@ def test_a_state_says_what_growth_stands_beside():
     summed.load_state_dict(summed.state_dict())
     with pytest.raises(ArgumentError, match="not the state of this penalty: beside 'mean', not 'sum'"):
         summed.load_state_dict(old)
+
+
+def test_a_state_says_which_alphas_never_learn():
+    """One from before, in which they learned, cannot go on without them."""
+    model = mixed("marian")
+    penalty = HeadPenalty(model, growth={"enc-self": GAMMA})
+    state = penalty.state_dict()
+    penalty.load_state_dict(state)
+    assert state["alphas"].pop("frozen") == ["dec-self", "dec-enc"]
+    with pytest.raises(
+        ArgumentError, match=r"not the state of this penalty: frozen \[\], not \['dec-self', 'dec-enc'\]"
+    ):
+        penalty.load_state_dict(state)
 
 
 def test_a_damaged_state_is_refused():
