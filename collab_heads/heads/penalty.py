@@ -36,7 +36,8 @@ class HeadPenalty:
 
     Args:
         model: a model after `swap_to_gated` or `swap_to_alpha`, or any for disagreement; wrap it (DDP) afterwards.
-        gate_weight: lambda, per head; 0 trains gates without a push.
+        gate_weight: lambda, per head; 0 trains gates without a push. For the strength of a `concrete_coef` of Voita et
+            al.'s code: that over the number of gated attention modules (not layers).
         target_heads: how many heads to keep: a total (every role keeps at least one), or role -> number.
         steps: optimizer steps in which the number falls evenly to the target; from then on the heads are fixed.
         scores: path -> [H], from `head_importance`: the ranking to start from; without it all heads start alike.
