@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -35,7 +36,7 @@ def record(rows: list[Mapping], **more) -> dict:
     """The rows of a table with the command, versions and machine that made them."""
     versions = {p: metadata.version(p) for p in ("torch", "transformers", "tensorly", "numpy")}
     return {
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "versions": {"python": platform.python_version(), **versions},
         "machine": {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()},
         **more,
