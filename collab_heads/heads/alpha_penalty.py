@@ -9,8 +9,9 @@ tokens of a batch, and divides the gradient of that sum by their number: beside 
 is gamma / (target tokens of the optimizer step). `beside="sum"` takes the source's number and divides it so. (There a
 step of several batches, from `--update-freq` or several GPUs, adds gamma once for each: give so many times gamma.)
 
-With weights per role, a role of weight 0, given or left out, never trains its alphas, as in the source: its ratios, 0
-if not given, also say what learns. One number for all roles trains all alphas, also when it is 0.
+With weights per role, one that is given 0 never trains its alphas, as in the source, whose ratios also say what learns
+(there a role that is left out has 0, too). Roles that are left out here, and all where one number 0 is for all, train
+without a push.
 
 Source: Azov and Landau 2020 (MHR-NLP-Transformers), "growth loss".
 """
@@ -51,7 +52,7 @@ class AlphaPenalty:
         check_trainable("alphas", {site.path: mixing.alpha for site, mixing in found})
         self.growth = role_weights("growth", growth, [site for site, _ in found])
         self.weights = [self.growth[site.role] for site, _ in found]
-        self.frozen = [role for role, weight in self.growth.items() if isinstance(growth, Mapping) and not weight]
+        self.frozen = [role for role in self.growth if isinstance(growth, Mapping) and growth.get(role) == 0]
         self.never = [mixing.alpha for site, mixing in found if site.role in self.frozen]
         if not is_number(radius) or radius <= 0:
             raise ArgumentError(f"growth_radius {radius!r} must be a number above 0")

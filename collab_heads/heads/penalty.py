@@ -42,8 +42,8 @@ class HeadPenalty:
         steps: optimizer steps in which the number falls evenly to the target; from then on the heads are fixed.
         scores: path -> [H], from `head_importance`: the ranking to start from; without it all heads start alike.
         seed: of the noise; the same on all processes, which then close the same heads.
-        growth: gamma, the push on the nuclear norm of every alpha: a number, or role -> number. Per role, one of 0, or
-            that is not named, never trains its alphas.
+        growth: gamma, the push on the nuclear norm of every alpha: a number, or role -> number. A role that is given 0
+            never trains its alphas; one that is left out trains them without a push, as 0 for all does.
         growth_beside: the loss that gamma stands beside. "mean", or None: the mean loss, as everything here. "sum": a
             loss summed over target tokens, as the source's 40 does; it is then divided by the number of target tokens
             of the optimizer step, which `total` must be told.

@@ -31,8 +31,8 @@ def add_mixing_arguments(parser: argparse.ArgumentParser) -> None:
         "--alpha_growth_weight",
         type=per_role(not_negative),
         metavar="G",
-        help="gamma, the push on their nuclear norms; or per role: enc-self=0.05,dec-enc=0.02, and the alphas of roles "
-        "of 0, or not named, never learn",
+        help="gamma, the push on their nuclear norms; or per role: enc-self=0.05,dec-enc=0: the alphas of a role "
+        "of 0 never learn, those of one not named learn without a push",
     )
     group.add_argument(
         "--alpha_growth_beside",

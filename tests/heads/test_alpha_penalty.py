@@ -153,14 +153,15 @@ def test_weights_per_role():
 @pytest.mark.parametrize(
     "growth, learning",
     (
-        ({"enc-self": GAMMA, "dec-self": 0.0}, {"enc-self"}),  # named with 0, and not named
-        ({"dec-self": GAMMA, "dec-enc": GAMMA}, {"dec-self", "dec-enc"}),
+        ({"enc-self": GAMMA, "dec-self": 0.0, "dec-enc": 0}, {"enc-self"}),
+        ({"enc-self": GAMMA, "dec-self": 0.0}, {"enc-self", "dec-enc"}),  # what is left out learns without a push
+        ({"dec-self": GAMMA, "enc-self": 0}, {"dec-self", "dec-enc"}),
         ({"enc-self": 0, "dec-self": 0, "dec-enc": 0}, set()),
         (0.0, {"enc-self", "dec-self", "dec-enc"}),  # one number for all: no push, and all learn
         (None, {"enc-self", "dec-self", "dec-enc"}),
     ),
 )
-def test_a_role_of_weight_0_never_trains_its_alphas(growth, learning):
+def test_a_role_that_is_given_0_never_trains_its_alphas(growth, learning):
     """As in the source, whose ratios say so; before the start and after it, nor does the optimizer know of them."""
     model = mixed("marian").train()
     inputs = FAMILIES["marian"].inputs()
@@ -242,7 +243,7 @@ def test_a_state_says_what_growth_stands_beside():
 def test_a_state_says_which_alphas_never_learn():
     """One from before, in which they learned, cannot go on without them."""
     model = mixed("marian")
-    penalty = HeadPenalty(model, growth={"enc-self": GAMMA})
+    penalty = HeadPenalty(model, growth={"enc-self": GAMMA, "dec-self": 0, "dec-enc": 0.0})
     state = penalty.state_dict()
     penalty.load_state_dict(state)
     assert state["alphas"].pop("frozen") == ["dec-self", "dec-enc"]
