@@ -39,8 +39,9 @@ class DynamicRotation:
             the stack.
         metric: what makes a head strong. "confidence"; "output_distance" ("l2"): the mean distance of its outputs to
             those of the other heads of its layer; "map_distance" (the source's "pairwise"): the same of its attention
-            maps, which ranks heads differently; "base": the largest weight of its map; "wasserstein": how far its
-            weights are from equal ones. The last three are means over sentences.
+            maps, which ranks heads differently; "base": the largest weight of its map, which is 1 for every head of
+            causal attention; "wasserstein": how far its weights are from equal ones. The last three are means over
+            sentences.
         count: pairs: per stack (hard, random), per layer (local) or per pair of layers (soft).
         frequency: epochs from a swap until the swap back.
         rest: epochs from there until the next swap.
