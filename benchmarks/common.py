@@ -54,7 +54,7 @@ def write_again(name: str, rows: list[Mapping], note: str, **more) -> None:
     """Store the record of some rows that ran once more beside the one that is there, with why they did."""
     path = RESULTS / f"{name}.json"
     stored = json.loads(path.read_text())
-    stored["again"] = {"note": note, **record(rows, **more)}
+    stored = {"note": note, **stored, "again": record(rows, **more)}
     path.write_text(json.dumps(stored, indent=1) + "\n")
 
 
