@@ -53,7 +53,7 @@ class AlphaPenalty:
         self.growth = role_weights("growth", growth, [site for site, _ in found])
         self.weights = [self.growth[site.role] for site, _ in found]
         self.frozen = [role for role in self.growth if isinstance(growth, Mapping) and growth.get(role) == 0]
-        self.never = [mixing.alpha for site, mixing in found if site.role in self.frozen]
+        self.never = [mixing for site, mixing in found if site.role in self.frozen]
         if not is_number(radius) or radius <= 0:
             raise ArgumentError(f"growth_radius {radius!r} must be a number above 0")
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
@@ -107,8 +107,8 @@ class AlphaPenalty:
 
     def before_step(self) -> None:
         """Take the gradients of the alphas that do not learn, or not yet: no optimizer then touches them."""
-        for alpha in self.never if self.started else self.parameters():
-            alpha.grad = None
+        for mixing in self.never if self.started else self.mixings:
+            mixing.alpha.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
