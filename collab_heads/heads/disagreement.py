@@ -58,7 +58,7 @@ class Disagreement:
         """None of its own."""
         return []
 
-    def total(self, batch: Mapping | None = None) -> Tensor:
+    def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
         """What to add to the mean loss of the batch that the model has just seen: a scalar with a gradient.
 
         The mean over tokens and pairs of heads of their cosine, times the weight of the role, summed over layers. As
@@ -66,6 +66,7 @@ class Disagreement:
 
         Args:
             batch: as the model was given it: padding then does not count.
+            tokens: it does not matter.
 
         Raises:
             ArgumentError: if there is nothing to add though there should be: the model has not run with gradients, or

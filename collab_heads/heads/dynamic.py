@@ -37,8 +37,11 @@ class DynamicRotation:
         policy: "hard": the strongest heads of a stack with its weakest; "soft": the weakest of layer i with the
             weakest of layer L - 1 - i; "local": in every layer the weakest with the strongest; "random": any two of
             the stack.
-        metric: what makes a head strong: "confidence", or "l2", the mean distance of its output to those of the other
-            heads of its layer.
+        metric: what makes a head strong. "confidence"; "output_distance" ("l2"): the mean distance of its outputs to
+            those of the other heads of its layer; "map_distance" (the source's "pairwise"): the same of its attention
+            maps, which ranks heads differently; "base": the largest weight of its map, which is 1 for every head of
+            causal attention; "wasserstein": how far its weights are from equal ones. The last three are means over
+            sentences.
         count: pairs: per stack (hard, random), per layer (local) or per pair of layers (soft).
         frequency: epochs from a swap until the swap back.
         rest: epochs from there until the next swap.

@@ -1,11 +1,13 @@
 """What training adds for gates: sparse ones, or an exact number of heads.
 
 Two ways to close heads. `gate_weight` adds lambda * sum P(gate != 0) to the loss, as Voita et al. do: the number of
-heads follows from lambda, after the fact. `target_heads` asks for a number. In every step the heads are then an exact
-subset of the size that the schedule gives: the highest scores `log_alpha` plus Gumbel noise, 0/1 in the forward pass,
-straight through in the backward pass (differentiable subset selection: Li, Cotterell, Sachan 2021, arXiv:2108.04657,
-with the number of heads annealed, and the noise with it). Such a count cannot overshoot, which a Lagrangian on the
-expected count does when its multiplier is late, and what is trained is what is kept: no gate is half open.
+heads follows from lambda, after the fact. (Their code takes the mean over gated attention modules of these sums: its
+`concrete_coef` is lambda times the number of modules, nine for three and three layers and all types.) `target_heads`
+asks for a number. In every step the heads are then an exact subset of the size that the schedule gives: the highest
+scores `log_alpha` plus Gumbel noise, 0/1 in the forward pass, straight through in the backward pass (differentiable
+subset selection: Li, Cotterell, Sachan 2021, arXiv:2108.04657, with the number of heads annealed, and the noise with
+it). Such a count cannot overshoot, which a Lagrangian on the expected count does when its multiplier is late, and what
+is trained is what is kept: no gate is half open.
 """
 
 from collections.abc import Mapping, Sequence
@@ -93,8 +95,8 @@ class GatePenalty:
         """The parameter group of the gates: no weight decay and, where heads compete, one second moment for all."""
         return {"params": self.parameters(), "lr": lr, "weight_decay": 0.0, "shared": self.target is not None}
 
-    def total(self, batch: Mapping | None = None) -> Tensor:
-        """What to add to the mean loss: a scalar with a gradient; the batch does not matter."""
+    def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
+        """What to add to the mean loss: a scalar with a gradient; batch and tokens do not matter."""
         probabilities = [gates.open_probability().sum() for gates in self.gates]
         return self.gate_weight * torch.stack(probabilities).sum()
 

@@ -18,6 +18,7 @@ from collab_heads.registry import AttentionAdapter, get_adapter
 NEEDS = {
     "steps": "without target_heads: they are how it is approached",
     "scores": "without target_heads: they are where it starts from",
+    "growth_beside": "without growth",
     "growth_radius": "without growth",
     "alpha_start": "without alphas: call swap_to_alpha first",
 }
@@ -35,12 +36,17 @@ class HeadPenalty:
 
     Args:
         model: a model after `swap_to_gated` or `swap_to_alpha`, or any for disagreement; wrap it (DDP) afterwards.
-        gate_weight: lambda, per head; 0 trains gates without a push.
+        gate_weight: lambda, per head; 0 trains gates without a push. For the strength of a `concrete_coef` of Voita et
+            al.'s code: that over the number of gated attention modules (not layers).
         target_heads: how many heads to keep: a total (every role keeps at least one), or role -> number.
         steps: optimizer steps in which the number falls evenly to the target; from then on the heads are fixed.
         scores: path -> [H], from `head_importance`: the ranking to start from; without it all heads start alike.
         seed: of the noise; the same on all processes, which then close the same heads.
-        growth: gamma, the push on the nuclear norm of every alpha: a number, or role -> number.
+        growth: gamma, the push on the nuclear norm of every alpha: a number, or role -> number. A role that is given 0
+            never trains its alphas; one that is left out trains them without a push, as 0 for all does.
+        growth_beside: the loss that gamma stands beside. "mean", or None: the mean loss, as everything here. "sum": a
+            loss summed over target tokens, as the source's 40 does; it is then divided by the number of target tokens
+            of the optimizer step, which `total` must be told.
         growth_radius: how much a nuclear norm may grow in an optimizer step before the push ends; None: 1e-4.
         alpha_start: optimizer steps in which alphas are not trained; None for none.
         disagreement: weight of the mean cosine between the outputs of a layer's heads: a number, or role -> number.
@@ -64,6 +70,7 @@ class HeadPenalty:
         scores: Mapping[str, Tensor] | None = None,
         seed: int = 0,
         growth: Weights | None = None,
+        growth_beside: str | None = None,
         growth_radius: float | None = None,
         alpha_start: int | None = None,
         disagreement: Weights | None = None,
@@ -73,7 +80,8 @@ class HeadPenalty:
         self.parts: dict[str, GatePenalty | AlphaPenalty | Disagreement] = {}
         has_alphas, asks_gates = bool(mixed_sites(model, adapter)), not (gate_weight is None and target_heads is None)
         unused = {"steps": (steps, target_heads), "scores": (scores, target_heads)}
-        unused |= {"growth_radius": (growth_radius, growth), "alpha_start": (alpha_start, has_alphas or growth)}
+        unused |= {"growth_beside": (growth_beside, growth), "growth_radius": (growth_radius, growth)}
+        unused |= {"alpha_start": (alpha_start, has_alphas or growth)}
         for name, (value, needed) in unused.items():
             if value is not None and (needed is None or needed is False):
                 raise ArgumentError(f"{name} {value!r:.80} has no meaning {NEEDS[name]}")
@@ -83,8 +91,9 @@ class HeadPenalty:
             )
         apart = Disagreement(model, adapter, weight=disagreement) if disagreement is not None else None
         if growth is not None or has_alphas:
-            radius, start = 1e-4 if growth_radius is None else growth_radius, alpha_start or 0
-            self.parts["alphas"] = AlphaPenalty(model, adapter, growth=growth, radius=radius, start=start)
+            asked = {"radius": 1e-4 if growth_radius is None else growth_radius, "start": alpha_start or 0}
+            asked["beside"] = "mean" if growth_beside is None else growth_beside
+            self.parts["alphas"] = AlphaPenalty(model, adapter, growth=growth, **asked)
         if asks_gates:
             asked = {"gate_weight": gate_weight, "target_heads": target_heads, "steps": steps, "scores": scores}
             self.parts["gates"] = GatePenalty(model, adapter, **asked, seed=seed)
@@ -110,13 +119,18 @@ class HeadPenalty:
         own = {id(parameter) for parameter in self.parameters()}
         return [p for p in model.parameters() if p.requires_grad and id(p) not in own]
 
-    def total(self, batch: Mapping | None = None) -> Tensor:
+    def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
         """What to add to the mean loss of a micro-batch: a scalar with a gradient.
 
         Args:
             batch: as the model was given it; disagreement then leaves padding out.
+            tokens: how many target tokens (of a classifier: examples) the mean loss of the whole optimizer step is
+                over, all micro-batches and processes together; needed for growth beside a sum only.
+
+        Raises:
+            ArgumentError: if a part needs what is not given.
         """
-        totals = [part.total(batch) for part in self.parts.values()]
+        totals = [part.total(batch, tokens) for part in self.parts.values()]
         return torch.stack([total.to(totals[0].device) for total in totals]).sum()
 
     def before_step(self) -> None:

@@ -9,14 +9,16 @@ from transformers import PreTrainedModel
 from collab_heads.config import CollabConfig
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.alpha import mixed_sites, swap_to_alpha
+from collab_heads.heads.alpha_penalty import BESIDE
 from collab_heads.heads.report import AlphaReport
 from collab_heads.heads.terms import role_weights
 from collab_heads.registry import get_adapter
-from collab_heads.sites import ROLES, AttentionSite, select_sites
+from collab_heads.sites import ROLES, AttentionSite, check_choice, select_sites
 from collab_heads.training.arguments import not_negative, per_role, positive, trains
 from collab_heads.training.pruning import wants_gates
 
-OF_ALPHAS = ("alpha_sites", "alpha_start", "alpha_growth_weight", "alpha_growth_radius", "alpha_learning_rate")
+OF_GROWTH = ("alpha_growth_beside", "alpha_growth_radius")
+OF_ALPHAS = ("alpha_sites", "alpha_start", "alpha_growth_weight", *OF_GROWTH, "alpha_learning_rate")
 
 
 def add_mixing_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +31,14 @@ def add_mixing_arguments(parser: argparse.ArgumentParser) -> None:
         "--alpha_growth_weight",
         type=per_role(not_negative),
         metavar="G",
-        help="gamma, the push on their nuclear norms; or per role: enc-self=40,dec-enc=20",
+        help="gamma, the push on their nuclear norms; or per role: enc-self=0.05,dec-enc=0: the alphas of a role "
+        "of 0 never learn, those of one not named learn without a push",
+    )
+    group.add_argument(
+        "--alpha_growth_beside",
+        metavar="LOSS",
+        help="what gamma stands beside: mean, our loss; sum, one summed over target tokens, as the 40 of Azov and "
+        "Landau: gamma is then divided by the target tokens (of classifiers: examples) of each step (mean)",
     )
     group.add_argument(
         "--alpha_growth_radius", type=positive, metavar="R", help="growth in a step from which the push ends (1e-4)"
@@ -65,8 +74,11 @@ def check_mixing(args: Namespace) -> None:
     given = [f"--{flag}" for flag in OF_ALPHAS if getattr(args, flag) is not None]
     if given and not args.alpha_mixing:
         raise ArgumentError(f"{', '.join(given)} need --alpha_mixing")
-    if args.alpha_growth_radius is not None and args.alpha_growth_weight is None:
-        raise ArgumentError("--alpha_growth_radius needs --alpha_growth_weight")
+    for flag in OF_GROWTH:
+        if getattr(args, flag) is not None and args.alpha_growth_weight is None:
+            raise ArgumentError(f"--{flag} needs --alpha_growth_weight")
+    if args.alpha_growth_beside is not None:
+        check_choice("--alpha_growth_beside", args.alpha_growth_beside, BESIDE)
     for flag in ("alpha_mixing", "disagreement_weight"):
         if getattr(args, flag) and not trains(args):
             raise ArgumentError(f"--{flag} acts in training: there are no training steps")
@@ -130,5 +142,6 @@ def penalty_options(args: Namespace, model: PreTrainedModel, total: int) -> dict
         if isinstance(growth, dict):
             growth = {role: weight for role, weight in growth.items() if role in roles}  # others lost their heads
         options |= {"growth": growth, "alpha_start": math.ceil((args.alpha_start or 0) * total)}
-        options |= {"growth_radius": args.alpha_growth_radius} if args.alpha_growth_radius else {}
+        asked = {"growth_radius": args.alpha_growth_radius, "growth_beside": args.alpha_growth_beside}
+        options |= {name: value for name, value in asked.items() if value is not None}
     return options

@@ -74,7 +74,7 @@ def optimizer_step(
         last = index == len(batches) - 1
         with nullcontext() if last else accelerator.no_sync(model):
             loss = loss_of(model, batch)
-            extra = 0.0 if penalty is None else penalty.total(batch)
+            extra = 0.0 if penalty is None else penalty.total(batch, tokens=total)
             accelerator.backward((loss + extra) * (weight / total * accelerator.num_processes))  # DDP takes the mean
         mean += loss.detach() * (weight / total)
     if penalty is not None:

@@ -43,7 +43,12 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="learned while training; importance: by gradient, before training; random (learned)",
     )
-    group.add_argument("--gate_weight", type=not_negative, metavar="X", help="lambda per head: learn gates, count open")
+    group.add_argument(
+        "--gate_weight",
+        type=not_negative,
+        metavar="X",
+        help="lambda per head: learn gates, count open (Voita et al.'s concrete_coef over the number of gated modules)",
+    )
     group.add_argument("--alive_heads", metavar="FILE", help="JSON: role -> a list of 0 and 1 per layer, or by path")
     group.add_argument("--gated_sites", nargs="+", metavar="SITE", help="roles or paths that lose heads; all")
     group.add_argument(

@@ -23,7 +23,12 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("rotating heads")
     group.add_argument("--rotation_schedule", metavar="FILE", help="JSON: epoch -> pairs of heads that change places")
     group.add_argument("--rotate", metavar="POLICY", help=f"{', '.join(POLICIES)}: choose the pairs in every cycle")
-    group.add_argument("--rotation_metric", metavar="NAME", help="to rank heads: confidence or l2 (confidence)")
+    group.add_argument(
+        "--rotation_metric",
+        metavar="NAME",
+        help="to rank heads: confidence; output_distance (l2), of their outputs; map_distance (pairwise), of their "
+        "attention maps; base; wasserstein (confidence)",
+    )
     group.add_argument("--rotation_count", type=per_role(count), metavar="N", help="pairs; or per role: enc-self=2 (1)")
     group.add_argument(
         "--rotation_frequency", type=per_role(count), metavar="N", help="epochs until they swap back (1)"
@@ -51,7 +56,7 @@ def check_rotation(args: Namespace) -> None:
         raise ArgumentError("--rotate and --rotation_schedule exclude each other: one of them says what swaps")
     if args.rotate:
         check_choice("--rotate", args.rotate, POLICIES)
-        check_choice("--rotation_metric", args.rotation_metric or METRICS[0], METRICS)
+        check_choice("--rotation_metric", args.rotation_metric or "confidence", METRICS)
     if wants_rotation(args) and not trains(args):
         raise ArgumentError("heads rotate in training: there are no training steps")
     if wants_rotation(args) and args.collaborative:

@@ -13,7 +13,7 @@ from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.registry import get_adapter
 from collab_heads.training.optimizer import optimizer_step
-from families import FAMILIES, HEADS, aligned
+from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, aligned
 
 RADIUS, GAMMA, RATE = 1e-3, 40.0, 1e-2
 
@@ -85,6 +85,62 @@ def test_value_is_the_hinge_of_the_paper():
     assert metrics["alpha_growth"] == pytest.approx((0.4 + 4.0) / 2, rel=1e-5)
 
 
+def source_loss(model, inputs, labels) -> torch.Tensor:
+    """The objective of Azov and Landau's code: summed over target tokens, growth beside it, divided by their number."""
+    logits = model(**inputs, labels=labels).logits
+    summed = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    pushed = sum(torch.norm(alpha, p="nuc").detach() + RADIUS - torch.norm(alpha, p="nuc") for alpha in alphas(model))
+    return (summed + GAMMA * pushed) / (labels != -100).sum()
+
+
+def test_beside_a_sum_it_is_as_strong_as_in_the_source():
+    """The same gradient on the alphas as from the source's objective; beside the mean it is far stronger."""
+    model = mixed("marian").double()
+    inputs = FAMILIES["marian"].inputs()
+    labels = inputs["decoder_input_ids"].clone()
+    labels[1, 3:] = -100  # a shorter sentence
+    tokens = int((labels != -100).sum())
+    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    source_loss(model, inputs, labels).backward()
+    theirs = [alpha.grad.clone() for alpha in alphas(model)]
+    for beside, same in (("sum", True), ("mean", False), (None, False)):
+        model.zero_grad()
+        penalty = HeadPenalty(model, growth=GAMMA, growth_radius=RADIUS, growth_beside=beside)
+        (model(**inputs, labels=labels).loss + penalty.total(tokens=tokens)).backward()
+        for alpha, other in zip(alphas(model), theirs, strict=True):
+            assert torch.allclose(alpha.grad, other, rtol=0, atol=EXACT64) == same
+    assert penalty.total().item() == pytest.approx(GAMMA * RADIUS * len(theirs), rel=1e-5)
+    summed = HeadPenalty(model, growth=GAMMA, growth_radius=RADIUS, growth_beside="sum")
+    assert summed.total(tokens=tokens).item() == pytest.approx(penalty.total().item() / tokens, rel=1e-5)
+
+
+@pytest.mark.parametrize("tokens", (None, 0, -3, 2.0, True))
+def test_beside_a_sum_it_asks_for_the_number_of_tokens(tokens):
+    """From the first step on, also while the alphas do not learn; without a push there is nothing to divide."""
+    penalty = HeadPenalty(mixed(), growth=GAMMA, growth_beside="sum", alpha_start=3)
+    with pytest.raises(ArgumentError, match=rf"call total\(batch, tokens=.*, not {tokens!r}"):
+        penalty.total(tokens=tokens)
+    assert HeadPenalty(mixed(), growth=0.0, growth_beside="sum").total(tokens=tokens).item() == 0.0
+
+
+def test_the_loop_divides_by_the_tokens_of_all_micro_batches():
+    """An optimizer step adds gamma / tokens once, whatever the sizes of its micro-batches."""
+    model = mixed("marian").train()
+    penalty = HeadPenalty(model, growth=GAMMA, growth_radius=10.0, growth_beside="sum")
+    optimizer = torch.optim.SGD(penalty.parameters(), lr=RATE)
+    before = [alpha.detach().clone() for alpha in alphas(model)]
+    weights = (3, 13)
+
+    def nothing(model, batch):
+        return 0.0 * sum(parameter.sum() for parameter in model.parameters())
+
+    accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
+    optimizer_step(accelerator, model, optimizer, [{}, {}], weights, 0.0, penalty, nothing)
+    rise = RATE * GAMMA / sum(weights)  # of every alpha, from the identity
+    for alpha, old in zip(alphas(model), before, strict=True):
+        torch.testing.assert_close(alpha.detach() - old, rise * torch.eye(HEADS), rtol=1e-4, atol=FP32_NOISE)
+
+
 def test_weights_per_role():
     model = mixed("marian")
     penalty = HeadPenalty(model, growth={"enc-self": GAMMA, "dec-enc": GAMMA / 2}, growth_radius=RADIUS)
@@ -92,6 +148,37 @@ def test_weights_per_role():
     rises = growth_step(model, penalty)
     for (site, _), rise in zip(mixed_sites(model, get_adapter(model)), rises, strict=True):
         assert rise == pytest.approx(expected[site.role], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "growth, learning",
+    (
+        ({"enc-self": GAMMA, "dec-self": 0.0, "dec-enc": 0}, {"enc-self"}),
+        ({"enc-self": GAMMA, "dec-self": 0.0}, {"enc-self", "dec-enc"}),  # what is left out learns without a push
+        ({"dec-self": GAMMA, "enc-self": 0}, {"dec-self", "dec-enc"}),
+        ({"enc-self": 0, "dec-self": 0, "dec-enc": 0}, set()),
+        (0.0, {"enc-self", "dec-self", "dec-enc"}),  # one number for all: no push, and all learn
+        (None, {"enc-self", "dec-self", "dec-enc"}),
+    ),
+)
+def test_a_role_that_is_given_0_never_trains_its_alphas(growth, learning):
+    """As in the source, whose ratios say so; before the start and after it, nor does the optimizer know of them."""
+    model = mixed("marian").train()
+    inputs = FAMILIES["marian"].inputs()
+    penalty = HeadPenalty(model, growth=growth, alpha_start=1)
+    optimizer = torch.optim.AdamW([{"params": penalty.others(model)}, *penalty.groups()], lr=RATE)
+    sites = [site for site, _ in mixed_sites(model, get_adapter(model))]
+    before = [alpha.detach().clone() for alpha in alphas(model)]
+    for step in range(3):
+        (loss(model, inputs) + penalty.total()).backward()
+        penalty.before_step()
+        optimizer.step()
+        optimizer.zero_grad()
+        penalty.step()
+        for site, alpha, old in zip(sites, alphas(model), before, strict=True):
+            learns = step > 0 and site.role in learning
+            assert torch.equal(alpha, old) != learns
+            assert bool(optimizer.state.get(alpha)) == learns
 
 
 @pytest.mark.parametrize("kind", ("adamw", "sgd"))
@@ -139,6 +226,31 @@ def test_state_goes_on_exactly(tmp_path):
     fresh = HeadPenalty(loaded, **options | {"growth": 1.0})
     with pytest.raises(ArgumentError, match="not the state of this penalty: growth"):
         fresh.load_state_dict(state)
+
+
+def test_a_state_says_what_growth_stands_beside():
+    """States from before there was a choice are of growth beside the mean."""
+    model = mixed()
+    mean, summed = (HeadPenalty(model, growth=GAMMA, growth_beside=beside) for beside in (None, "sum"))
+    old = mean.state_dict()
+    assert old["alphas"].pop("beside") == "mean"
+    mean.load_state_dict(old)
+    summed.load_state_dict(summed.state_dict())
+    with pytest.raises(ArgumentError, match="not the state of this penalty: beside 'mean', not 'sum'"):
+        summed.load_state_dict(old)
+
+
+def test_a_state_says_which_alphas_never_learn():
+    """One from before, in which they learned, cannot go on without them."""
+    model = mixed("marian")
+    penalty = HeadPenalty(model, growth={"enc-self": GAMMA, "dec-self": 0, "dec-enc": 0.0})
+    state = penalty.state_dict()
+    penalty.load_state_dict(state)
+    assert state["alphas"].pop("frozen") == ["dec-self", "dec-enc"]
+    with pytest.raises(
+        ArgumentError, match=r"not the state of this penalty: frozen \[\], not \['dec-self', 'dec-enc'\]"
+    ):
+        penalty.load_state_dict(state)
 
 
 def test_a_damaged_state_is_refused():
@@ -229,6 +341,8 @@ REFUSED = (
     ({"growth": 1.0, "alpha_start": -1}, "alpha_start -1 must be a number of optimizer steps"),
     ({"growth": 1.0, "alpha_start": 0.5}, "alpha_start 0.5"),
     ({"growth": {"enc-self": -2.0}}, "growth -2.0 of enc-self must be"),
+    ({"growth": 1.0, "growth_beside": "summ"}, r"unknown growth_beside 'summ' \(did you mean 'sum'\?\); known: mean"),
+    ({"growth_beside": "sum"}, "growth_beside 'sum' has no meaning without growth"),
     ({"growth_radius": 1e-3}, "growth_radius 0.001 has no meaning without growth"),
     ({"growth": 1.0, "steps": 3}, "steps 3 has no meaning without target_heads"),
     ({"growth": 1.0, "scores": {}}, "scores {} has no meaning without target_heads"),

@@ -116,6 +116,22 @@ def test_the_weighted_penalty_is_the_expected_number_of_open_heads(name, stretch
     assert float(slopes.max()) > 0.1
 
 
+@pytest.mark.parametrize("sites", (None, ("enc-self", "dec-enc"), "dec-self"))
+def test_lambda_is_the_concrete_coef_over_the_number_of_gated_modules(sites):
+    """What the docs say: Voita et al.'s code takes the mean over modules, not layers, of the sums over heads."""
+    model = gated("marian", sites=sites)
+    generator = torch.Generator().manual_seed(3)
+    for gates in modules(model):
+        gates.log_alpha.data.copy_(2 * torch.randn(HEADS, generator=generator))
+    coefficient, temperature, low, high = 0.1, 0.33, -0.1, 1.1
+    opens = [torch.sigmoid(g.log_alpha.detach() - temperature * math.log(-low / high)) for g in modules(model)]
+    theirs = coefficient * torch.stack([each.clamp(1e-6, 1 - 1e-6).sum() for each in opens]).mean()
+    layers, kinds = 2, {None: 3, "dec-self": 1}.get(sites, 2)
+    assert len(modules(model)) == layers * kinds
+    ours = HeadPenalty(model, gate_weight=coefficient / (layers * kinds)).total()
+    assert float(ours) == pytest.approx(float(theirs), rel=FP32)
+
+
 def test_samples_are_as_often_zero_as_the_penalty_says():
     gates = modules(gated("bert"))[0].train()
     gates.log_alpha.data.copy_(torch.tensor([-2.0, -0.8, 0.0, 1.0]))

@@ -59,6 +59,8 @@ def test_values_are_refused(parse, flags, message):
         ("--alpha_start 0.3 --alpha_sites enc-self", "--alpha_sites, --alpha_start need --alpha_mixing"),
         ("--alpha_growth_weight 40", "need --alpha_mixing"),
         ("--alpha_mixing --alpha_growth_radius 1e-3", "--alpha_growth_radius needs --alpha_growth_weight"),
+        ("--alpha_mixing --alpha_growth_beside sum", "--alpha_growth_beside needs --alpha_growth_weight"),
+        ("--alpha_mixing --alpha_growth_weight 40 --alpha_growth_beside tokens", "unknown --alpha_growth_beside 'tok"),
         ("--alpha_mixing --max_train_steps 0", "--alpha_mixing acts in training"),
         ("--disagreement_weight 1 --num_train_epochs 0", "--disagreement_weight acts in training"),
         ("--alpha_mixing --fold_heads --collaborative", "cannot be --collaborative"),
@@ -143,3 +145,7 @@ def test_penalty_options(parse):
     options = {"disagreement": None, "growth": 40.0, "growth_radius": 1e-3, "alpha_start": 31}
     assert mixing.penalty_options(args, model, 100) == options
     assert mixing.penalty_options(parse("--alpha_mixing"), model, 100)["growth"] == 0.0
+    args = parse("--alpha_mixing --alpha_growth_weight 40 --alpha_growth_beside sum")
+    options = {"disagreement": None, "growth": 40.0, "growth_beside": "sum", "alpha_start": 0}
+    assert mixing.penalty_options(args, model, 100) == options
+    assert HeadPenalty(model, **options).parts["alphas"].beside == "sum"

@@ -118,7 +118,10 @@ def test_wrong_values_are_refused(flags, message, parse):
         ("--rotation_schedule f --rotation_end 3", "--rotation_end need --rotate"),
         ("--rotate hard --rotation_schedule f", "exclude each other"),
         ("--rotate hart", r"unknown --rotate 'hart' \(did you mean 'hard'\?\)"),
-        ("--rotate hard --rotation_metric l3", "unknown --rotation_metric 'l3'; known: confidence, l2"),
+        (
+            "--rotate hard --rotation_metric l3",
+            "unknown --rotation_metric 'l3'; known: confidence, output_di",
+        ),
         ("--rotate hard --num_train_epochs 0", "there are no training steps"),
         ("--rotation_schedule f --max_train_steps 0", "there are no training steps"),
         ("--rotate hard --collaborative", "they cannot rotate"),
@@ -138,6 +141,8 @@ def test_flags_that_do_not_go_together(flags, message, parse):
         "--rotate hard --alpha_mixing",
         "--rotate local --target_heads 3",
         "--rotate random --rotation_metric l2 --disagreement_weight 1",
+        "--rotate hard --rotation_metric pairwise",
+        "--rotate hard --rotation_metric output_distance",
         "--rotate soft --alpha_mixing --target_heads 3 --head_selection importance",  # they are gone by then
     ),
 )
