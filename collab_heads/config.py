@@ -14,7 +14,7 @@ What a site does not have is left out. It is built in the order kept, query_key,
 
 import dataclasses
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -241,8 +241,9 @@ def is_count(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a finite number and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether `value` is a finite number, not a bool, and no larger than a float can be."""
+    largest = sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
 
 
 def is_index(value: object, size: int) -> bool:

@@ -10,6 +10,7 @@ from collab_heads.errors import ArgumentError, ShapeError
 
 # The names of the field's papers (Voita et al. 2019, arXiv:1905.09418).
 ROLES = ("enc-self", "dec-self", "dec-enc")
+MAX_SEED = 1 << 32  # numpy's limit, below torch's
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,12 @@ def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
     choices = list(choices)
     if value not in choices:
         raise ArgumentError(f"unknown {what} {value!r}{did_you_mean(str(value), choices)}; known: {', '.join(choices)}")
+
+
+def check_seed(seed: object) -> None:
+    """Raise ArgumentError unless `seed` is one that every generator takes."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < MAX_SEED:
+        raise ArgumentError(f"seed must be a whole number from 0 to {MAX_SEED - 1}, not {seed!r:.80}")
 
 
 def select_sites(available: Sequence[AttentionSite], names: str | Iterable[str] | None) -> list[AttentionSite]:

@@ -83,7 +83,7 @@ class HeadPenalty:
             )
         apart = Disagreement(model, adapter, weight=disagreement) if disagreement is not None else None
         if growth is not None or has_alphas:
-            radius, start = 1e-4 if growth_radius is None else growth_radius, alpha_start or 0
+            radius, start = 1e-4 if growth_radius is None else growth_radius, 0 if alpha_start is None else alpha_start
             self.parts["alphas"] = AlphaPenalty(model, adapter, growth=growth, radius=radius, start=start)
         if asks_gates:
             asked = {"gate_weight": gate_weight, "target_heads": target_heads, "steps": steps, "scores": scores}
