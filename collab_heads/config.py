@@ -14,7 +14,7 @@ What a site does not have is left out. It is built in the order kept, query_key,
 
 import dataclasses
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,8 +27,14 @@ FIELD = "collab_heads"
 VERSION = 1
 KINDS = ("shared", "per_head")
 MAX_SCALE = 1e6  # scores are scaled by 1 or less; anything near this is a damaged file
+GATE_RANGE = (1e-6, 1e3)  # of temperatures, and of what a stretch adds to [0, 1]; beyond it float32 loses the gates
 MIXING_INITS = ("concatenate", "ones", "normal")
 GATE_KINDS = ("learned", "subset", "fixed")
+# What records always held: a default here would be a guess. `mixing_init` matters for new models only.
+REQUIRED = {
+    "query_key": ("kind", "dim", "dim_head", "scale", "bias"),
+    "gates": ("kind", "temperature", "stretch"),
+}
 
 
 @dataclass(frozen=True)
@@ -83,10 +89,13 @@ class GateState:
 
     def __post_init__(self):
         expect(self.kind in GATE_KINDS, "gates.kind", self.kind, f"one of {', '.join(GATE_KINDS)}")
-        expect(is_number(self.temperature) and self.temperature > 0, "gates.temperature", self.temperature, "above 0")
+        low, high = GATE_RANGE
+        valid = is_number(self.temperature) and low <= self.temperature <= high
+        expect(valid, "gates.temperature", self.temperature, f"a number above 0, from {low} to {high:g}")
         pair = isinstance(self.stretch, Sequence) and len(self.stretch) == 2 and all(map(is_number, self.stretch))
-        wanted = "a pair of numbers, one below 0 and one above 1"
-        expect(pair and self.stretch[0] < 0 and self.stretch[1] > 1, "gates.stretch", self.stretch, wanted)
+        valid = pair and -high <= self.stretch[0] <= -low and 1 + low <= self.stretch[1] <= high
+        wanted = f"a pair of numbers, one below 0 and one above 1, of at most {high:g} and {low} away from them"
+        expect(valid, "gates.stretch", self.stretch, wanted)
         object.__setattr__(self, "stretch", tuple(self.stretch))  # JSON has lists
 
 
@@ -177,6 +186,8 @@ class CollabConfig:
                 f"config.{FIELD} has version {version}, this package reads up to {VERSION}: upgrade collab_heads"
             )
         check_keys(record, {"version", "sites"}, FIELD)
+        for path in record["sites"]:
+            expect(isinstance(path, str), f"a path in config.{FIELD}.sites", path, "a string")
         return cls({path: parse_site(path, site) for path, site in record["sites"].items()})
 
     def site(self, site: AttentionSite) -> SiteState:
@@ -208,25 +219,28 @@ class CollabConfig:
 def parse_site(path: str, record: object) -> SiteState:
     """Read one site of the record; errors name the path."""
     try:
-        check_keys(record, {f.name for f in dataclasses.fields(SiteState)}, path)
+        check_keys(record, {f.name for f in dataclasses.fields(SiteState)}, path, ("role", "num_heads"))
         parts = {}
         for name, state in (("query_key", QueryKeyState), ("gates", GateState)):
-            if record.get(name) is not None:
-                check_keys(record[name], {f.name for f in dataclasses.fields(state)}, f"{path}.{name}")
+            if name in record:
+                check_keys(record[name], {f.name for f in dataclasses.fields(state)}, f"{path}.{name}", REQUIRED[name])
                 parts[name] = state(**record[name])
+        expect("kept" not in record or record["kept"] is not None, "kept", None, "a list of heads, or no such entry")
         site = SiteState(**{**record, **parts})
         expect(not site.is_stock, "the site", dict(record), "one with a query_key, kept, gates or alphas")
         return site
-    except (ConfigError, KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:  # a ConfigError is a ValueError, and so is Python's own
         raise ConfigError(f"config.{FIELD}, site {path!r}: {error}") from error
 
 
-def check_keys(record: object, known: set[str], where: str) -> None:
-    """Raise ConfigError if `record` is no mapping or has entries that this version does not know."""
+def check_keys(record: object, known: set[str], where: str, required: Sequence[str] = ()) -> None:
+    """Raise ConfigError if `record` is no mapping, has entries that this version does not know, or lacks required."""
     if not isinstance(record, Mapping):
         raise ConfigError(f"{where} must be a mapping, not {record!r:.200}")
     if unknown := set(record) - known:
-        raise ConfigError(f"{where} has unknown entries {sorted(unknown)}; known: {sorted(known)}")
+        raise ConfigError(f"{where} has unknown entries {sorted(unknown, key=str)}; known: {sorted(known)}")
+    if missing := [name for name in required if name not in record]:
+        raise ConfigError(f"{where} has no {', '.join(missing)}: the file is damaged, or was written by hand")
 
 
 def expect(condition: bool, name: str, value: object, wanted: str) -> None:
@@ -241,8 +255,9 @@ def is_count(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a finite number and not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether `value` is a finite number, not a bool, and no larger than a float can be."""
+    largest = sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
 
 
 def is_index(value: object, size: int) -> bool:

@@ -39,6 +39,7 @@ def check_wrapper(model: object) -> None:
 
 def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
     """Raise SwapError unless every site is a stock attention module whose class and projections can be replaced."""
+    check_unshared(model, adapter, sites, ("query", "key"), inside=False)
     for site in sites:
         module = model.base_model.get_submodule(site.path)
         if is_swapped(module):
@@ -57,7 +58,8 @@ def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Se
 
 
 def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
-    """Raise SwapError unless the output projection of every site is a plain Linear, or ours."""
+    """Raise SwapError unless the output projection of every site is a plain Linear, or ours, and its alone."""
+    check_unshared(model, adapter, sites, ("output",))
     for site in sites:
         projection = adapter.output_projection(model, site)
         check_forward(site, projection)
@@ -65,6 +67,53 @@ def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequ
             check_weight(site, projection)
         else:
             check_projection(site, projection)
+
+
+def check_unshared(
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    sites: Sequence[AttentionSite],
+    names: Sequence[str],
+    *,
+    inside: bool = True,
+) -> None:
+    """Raise SwapError if a projection of the sites, or its weight, is another one too: that would change with it.
+
+    Args:
+        model: the model.
+        adapter: its adapter.
+        sites: those that are about to change.
+        names: which of "query", "key", "value" and "output" change.
+        inside: whether one weight in two places of a single site matters, too.
+    """
+    if not sites:
+        return
+    owners: dict[int, list[tuple[str, str]]] = {}
+    for site in adapter.sites_with_heads(model):
+        for name, projection in projections_of(model, adapter, site, names).items():
+            owners.setdefault(id(getattr(projection, "weight", projection)), []).append((site.path, name))
+    changing = {site.path for site in sites}
+    for places in owners.values():
+        (path, name), *others = sorted(places, key=lambda place: place[0] not in changing)
+        for other, other_name in others:
+            if path in changing and (inside or other != path):
+                raise SwapError(
+                    f"the {name} projection of {path} is the {other_name} projection of {other}, too: changing one "
+                    "would change both; give one a copy of its own (copy.deepcopy) first"
+                )
+
+
+def projections_of(
+    model: PreTrainedModel, adapter: AttentionAdapter, site: AttentionSite, names: Sequence[str]
+) -> dict[str, nn.Module]:
+    """Some of the projections of a site: name -> module; a collaborative site has no query and key of its own."""
+    module, found = model.base_model.get_submodule(site.path), {}
+    if not is_swapped(module):
+        found |= zip(("query", "key"), adapter.projections(module), strict=True)
+    found["value"] = adapter.value_projection(module)
+    if "output" in names:
+        found["output"] = adapter.output_projection(model, site)
+    return {name: found[name] for name in names if name in found}
 
 
 def check_forward(site: AttentionSite, module: nn.Module) -> None:

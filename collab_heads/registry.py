@@ -131,7 +131,8 @@ class AttentionAdapter:
         heads, stock = getattr(module, self.heads), self.stock_class(module)
         setattr(module, self.heads, len(kept))
         if not kept:
-            setattr(module, self.value, NoValues().train(module.training))
+            delattr(module, self.value)  # a module's place takes nothing else
+            setattr(module, self.value, NoValues())
             self.install(module, NoHeads().train(module.training))
         elif is_swapped(module):
             module.query_key.keep_heads(kept)

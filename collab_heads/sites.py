@@ -10,6 +10,7 @@ from collab_heads.errors import ArgumentError, ShapeError
 
 # The names of the field's papers (Voita et al. 2019, arXiv:1905.09418).
 ROLES = ("enc-self", "dec-self", "dec-enc")
+MAX_SEED = 1 << 32  # numpy's limit, below torch's
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,12 @@ def check_count(what: str, value: object, least: int = 0, most: int | None = Non
         raise ArgumentError(f"{what} {value!r} must be a whole number, {least} or more")
     if most is not None and value > most:
         raise ArgumentError(f"{what} {value!r:.40} is too large: {most:,} at most")
+
+
+def check_seed(seed: object) -> None:
+    """Raise ArgumentError unless `seed` is one that every generator takes."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < MAX_SEED:
+        raise ArgumentError(f"seed must be a whole number from 0 to {MAX_SEED - 1}, not {seed!r:.80}")
 
 
 def select_sites(available: Sequence[AttentionSite], names: str | Iterable[str] | None) -> list[AttentionSite]:

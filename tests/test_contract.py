@@ -6,6 +6,7 @@ Parametrised over `families.FAMILIES` and `families.KINDS`: a new family or kind
 """
 
 import copy
+import functools
 import json
 import pickle
 import subprocess
@@ -127,6 +128,37 @@ def test_padding_is_ignored(padded_family, kind):
         assert torch.equal(inputs[name], changed[name]) == ("mask" in name or name == "decoder_input_ids")
     before, after = output(model, inputs), output(model, changed)
     torch.testing.assert_close(real(after, inputs), real(before, inputs), rtol=0, atol=EXACT64)
+
+
+def without_source(inputs):
+    """The batch with a first sentence that is nothing but padding: no token of it may attend to anything."""
+    names = [name for name in ("attention_mask", "encoder_attention_mask") if name in inputs]
+    return inputs | {name: inputs[name].index_fill(0, torch.tensor([0]), 0) for name in names}
+
+
+def assert_padding_is_stock(family, kind, backend, dtype, tolerance):
+    """What padding attends to means nothing, but pooling over all tokens hands it on: it is what stock makes of it."""
+    model, inputs = family.build().to(dtype), without_source(family.inputs())
+    set_backend(model, backend)
+    before, sites_before = output(model, inputs), site_outputs(model, inputs)
+    swap(model, kind)
+    sites_after = site_outputs(model, inputs)
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=tolerance, equal_nan=family.name == "deit")
+    for path, stock in sites_before.items():
+        for ours, theirs in zip(sites_after[path], stock, strict=True):
+            close(ours, theirs, msg=path)
+    close(output(model, inputs), before)  # ViT's eager softmax, in float32, makes NaN of float64's lowest number
+
+
+@pytest.mark.parametrize("backend", ("eager", "sdpa"))
+def test_padding_is_stock(padded_family, kind, backend):
+    assert_padding_is_stock(padded_family, kind, backend, torch.float64, padded_family.eager64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+def test_padding_is_stock_under_flex(name, kind):
+    assert_padding_is_stock(FAMILIES[name], kind, "flex_attention", torch.float32, FP32_NOISE)
 
 
 def test_report_and_parameters(family, kind):

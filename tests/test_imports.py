@@ -4,6 +4,7 @@ import ast
 import sys
 from pathlib import Path
 
+import pytest
 import transformers
 
 ROOT = Path(__file__).parents[1]

@@ -1,5 +1,7 @@
 """The hooks in transformers: changed models load like any other, stock models do not notice."""
 
+import copy
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +18,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from collab_heads import collaborative_config, install_hooks
+from collab_heads import collaborative_config, install_hooks, persist
 from collab_heads.collaborative.query_key import block_mixing, is_swapped
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.persist import rebuild
@@ -208,3 +210,21 @@ def test_a_model_type_without_an_adapter(unregistered):
     config.collab_heads = record
     with pytest.raises(UnsupportedModelError, match="'own-bert' is not supported"):
         AutoModel.from_config(config)
+
+
+@pytest.mark.parametrize("name", ("marian", "t5"))
+def test_inner_stacks_leave_nothing_uninitialised(name, kind, monkeypatch):
+    """A stack initialises its stock attention before the whole model changes it: what is new must get its start too."""
+    model = FAMILIES[name].build()
+    swap(model, kind, 16)
+    build = persist.empty_query_key
+
+    def poisoned(*arguments):
+        made = build(*arguments)
+        for parameter in made.parameters():
+            parameter.data.fill_(torch.nan)  # memory that nobody has set may hold anything
+        return made
+
+    monkeypatch.setattr(persist, "empty_query_key", poisoned)
+    fresh = type(model)(copy.deepcopy(model.config))
+    assert [name for name, parameter in fresh.named_parameters() if not torch.isfinite(parameter).all()] == []

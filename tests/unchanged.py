@@ -1,5 +1,6 @@
 """A refused call says what is wrong and leaves the model as it was: the one check that all refusals share."""
 
+import dataclasses
 from contextlib import contextmanager
 
 import pytest
@@ -18,11 +19,21 @@ def snapshot(model) -> dict:
             name: (list(module._forward_hooks), list(module._forward_pre_hooks))
             for name, module in model.named_modules()
         },
-        "attributes": {name: sorted(vars(module)) for name, module in model.named_modules()},
+        "attributes": {name: attributes(module) for name, module in model.named_modules()},
         "tensors": {name: (id(t), t.dtype, t.device, t.requires_grad, t.grad is None) for name, t in tensors.items()},
         "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
         "config": model.config.to_dict() if hasattr(model, "config") else None,
     }
+
+
+def attributes(module) -> dict:
+    """What a module has beside tensors and modules: values where they compare by themselves, else of which type."""
+    plain = bool | int | float | str | type(None)
+    return {
+        name: value if isinstance(value, plain) or dataclasses.is_dataclass(value) else type(value)
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+    } | {"private": sorted(name for name in vars(module) if name.startswith("_"))}
 
 
 def assert_unchanged(model, before: dict) -> None:

@@ -41,22 +41,21 @@ class Decomposition:
     sweeps: int = 0
 
 
-def input_root(moments: Tensor, ridge: float) -> Tensor:
-    """Return the lower-triangular L with L L^T = moments + ridge * tr(moments)/D * I.
+def input_root(moments: Tensor, ridge: float, floor: float | Tensor = 0.0) -> Tensor:
+    """Return the lower-triangular L with L L^T = moments + (ridge * tr(moments)/D + floor) * I.
 
     Args:
-        moments: [D, D], symmetric, positive semi-definite.
+        moments: [D, D], symmetric, positive semi-definite up to rounding. Zeros say nothing: L is then an identity.
         ridge: how much of the mean diagonal is added, so that directions the data never showed keep some weight.
+        floor: what is added in any case: above the rounding errors of the moments.
 
     Returns:
         [D, D], float64.
     """
     moments = float64(moments)
-    size = moments.shape[0]
-    mean_diagonal = moments.diagonal().mean()
-    return torch.linalg.cholesky(
-        moments + ridge * mean_diagonal * torch.eye(size, dtype=moments.dtype, device=moments.device)
-    )
+    identity = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
+    added = ridge * moments.diagonal().mean() + floor
+    return torch.linalg.cholesky(moments + added * identity) if moments.any() or added > 0 else identity
 
 
 def decompose_shared(

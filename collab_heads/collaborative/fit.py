@@ -23,6 +23,9 @@ from collab_heads.sites import AttentionWeights
 
 # Share of the mean input variance that is added to every direction, so that none the calibration missed is lost.
 RIDGE = 1e-4
+# Share of the mean square of the keys that is added to their moments around the mean. Where all keys are alike (one
+# token) these are rounding errors, 1e-14 of the squares for float32 inputs; all directions then weigh the same.
+FLOOR = 1e-10
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Target:
         if seen is not None:
             query_root = input_root(seen.query.augmented() if augment else seen.query.second(), RIDGE)
             # what is constant over the keys of a sequence cancels in the softmax
-            key_root = input_root(seen.key.centred(), RIDGE)
+            key_root = input_root(seen.key.centred(), RIDGE, FLOOR * seen.key.second().diagonal().mean())
         return cls(query, float64(weights.key.detach()), query_root, key_root)
 
     def decompose(self, state: QueryKeyState, num_heads: int, method: str, tol: float, seed: int) -> Decomposition:

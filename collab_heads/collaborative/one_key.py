@@ -47,6 +47,7 @@ def one_key_attention(
     if is_causal and attention_mask is None and length > 1:
         rows = torch.arange(length, device=query.device)[:, None]
         attention_mask = (rows >= torch.arange(total, device=query.device))[None, None]
+    blind = None if attention_mask is None else blind_rows(attention_mask, position_bias)
     query, columns = query * scaling, key.squeeze(1).mT  # (B, H, T, W), (B, W, S)
 
     def attend_rows(start: int, stop: int) -> Tensor:
@@ -55,16 +56,49 @@ def one_key_attention(
         if position_bias is not None:
             scores = scores + position_bias[:, :, start:stop]
         if attention_mask is not None:
-            mask = attention_mask if attention_mask.shape[2] == 1 else attention_mask[:, :, start:stop]
+            mask = part(attention_mask, start, stop)
             if mask.dtype == torch.bool:
-                scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+                scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)  # faster than to fill what is masked
             else:
                 scores = scores + mask
-        return F.dropout(scores.softmax(-1), dropout) @ value
+        if blind is not None:  # the softmax of a row of -inf would be NaN, and so would its gradient
+            scores = scores.masked_fill(part(blind, start, stop), 0.0)
+        weights = scores.softmax(-1)
+        output = (F.dropout(weights, dropout) if dropout else weights) @ value
+        return output if blind is None else output.masked_fill(part(blind, start, stop), 0.0)
 
-    if torch.compiler.is_compiling() or length <= BLOCK:
+    if is_traced() or length <= BLOCK:
         output = attend_rows(0, length)
     else:
         blocks = [attend_rows(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
         output = torch.cat(blocks, dim=2)
     return output.transpose(1, 2).contiguous(), None
+
+
+def blind_rows(mask: Tensor, position_bias: Tensor | None) -> Tensor | None:
+    """Which query tokens may see no key at all; transformers' sdpa returns zeros for them, not the mean of the values.
+
+    Where there is a position bias it makes finite numbers of a mask of booleans, and their softmax is uniform.
+
+    Args:
+        mask: [B, 1, T or 1, S], bool or additive.
+        position_bias: [B or 1, H, T, S], or None.
+
+    Returns:
+        [B, 1, T or 1, 1], or None if there are none.
+    """
+    if mask.dtype == torch.bool and position_bias is not None:
+        return None
+    allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
+    seeing = allowed.any(-1, keepdim=True)
+    return ~seeing if is_traced() or not seeing.all() else None
+
+
+def is_traced() -> bool:
+    """Whether what runs becomes a graph, which must not depend on sizes or values."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def part(mask: Tensor, start: int, stop: int) -> Tensor:
+    """The rows of some query tokens, [B, 1, t or 1, ...]."""
+    return mask if mask.shape[2] == 1 else mask[:, :, start:stop]

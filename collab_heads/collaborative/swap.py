@@ -23,7 +23,7 @@ from collab_heads.config import KINDS, CollabConfig, QueryKeyState
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
 from collab_heads.refusals import check_swappable, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.sites import AttentionSite, AttentionWeights, check_choice, check_count, select_sites
+from collab_heads.sites import AttentionSite, AttentionWeights, check_choice, check_count, check_seed, select_sites
 
 ALLOCATIONS = ("uniform", "balanced")
 MEASURED_CALLS, MEASURED_TOL = 4, 1e-2  # of the quick decompositions behind "balanced"
@@ -103,7 +103,7 @@ def swap_to_collaborative(
         raise ArgumentError(f"tol {tol!r} must be a number from 0 to 1")
     check_wrapper(model)
     check_count("refine_steps", refine_steps)
-    check_count("seed", seed, most=2**32 - 1)  # numpy's limit, which parafac draws with
+    check_seed(seed)
     adapter = get_adapter(model, adapter, "collaborative")
     available = adapter.sites_with_heads(model)
     if not available:

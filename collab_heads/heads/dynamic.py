@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.config import CollabConfig, is_index
+from collab_heads.config import CollabConfig
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.cycle import Cycle, present_cycles, read_cycles
 from collab_heads.heads.exchange import Pairs, Slot, plan_swaps, slot_pairs, swap_heads, unwrapped_adapter
@@ -15,7 +15,7 @@ from collab_heads.heads.history import History, check_epoch, check_settings, pai
 from collab_heads.heads.policies import POLICIES, UNRANKED, Stack, check_count
 from collab_heads.heads.strength import METRICS, head_strengths
 from collab_heads.registry import AttentionAdapter
-from collab_heads.sites import ROLES, check_choice
+from collab_heads.sites import ROLES, check_choice, check_seed
 
 Setting = int | Mapping[str, int]
 
@@ -78,8 +78,7 @@ class DynamicRotation:
     ):
         check_choice("policy", policy, POLICIES)
         check_choice("metric", metric, METRICS)
-        if not is_index(seed, 1 << 63):
-            raise ArgumentError(f"seed must be a whole number from 0, not {seed!r}")
+        check_seed(seed)
         settings = {"count": count, "frequency": frequency, "rest": rest, "start": start, "end": end}
         self.cycles = read_cycles(roles, settings)
         self.policy, self.metric, self.seed, self.exclude, self.adapter = policy, metric, seed, exclude, adapter

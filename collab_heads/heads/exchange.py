@@ -17,7 +17,7 @@ from collab_heads.heads.gates import HeadGates
 from collab_heads.heads.gating import present_heads
 from collab_heads.heads.moments import inner_optimizer, moments
 from collab_heads.heads.output import gates_of, mixing_of
-from collab_heads.refusals import check_projection, check_wrapper
+from collab_heads.refusals import check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, did_you_mean
 
@@ -101,6 +101,7 @@ def plan_swaps(model, pairs: Pairs, optimizer=None, adapter=None) -> list[tuple[
                 "stacks: pair heads of one role"
             )
         indices = [place(model, site, slot) for site, slot in ends]
+        check_unshared(model, adapter, [site for site, _ in ends], ("query", "key", "value"))
         check_gates(pair, [gates_of(adapter.output_projection(model, site)) for site, _ in ends])
         first, second = (
             head_rows(model, adapter, site, index, optimizer) for (site, _), index in zip(ends, indices, strict=True)

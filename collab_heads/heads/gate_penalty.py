@@ -23,6 +23,7 @@ from collab_heads.heads.gating import gated_sites, learn_as
 from collab_heads.heads.subset import Target, check_scores, check_target, choose, members_of, on_the_way, roles_of
 from collab_heads.heads.terms import check_state, check_trainable
 from collab_heads.registry import AttentionAdapter
+from collab_heads.sites import check_seed
 
 DECIDED = 10.0  # log_alpha of a head that is kept for good; minus that for one that is gone
 SPREAD = 3.0  # a ranking starts at log_alpha from -SPREAD to SPREAD around its middle; Gumbel noise has deviation 1.3
@@ -52,6 +53,7 @@ class GatePenalty:
         gate_weight = 0.0 if gate_weight is None else gate_weight
         if not is_number(gate_weight) or gate_weight < 0:
             raise ArgumentError(f"gate_weight {gate_weight!r} must be a number, 0 or more")
+        check_seed(seed)
         if target_heads is not None:
             check_target(target_heads, self.roles)
             if gate_weight:

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.calibrate import check_batches, evaluating
-from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError
-from collab_heads.heads.subset import Target, check_scores, check_target, choose, roles_of
+from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
+from collab_heads.heads.subset import Target, check_by_path, check_scores, check_target, choose, roles_of
 from collab_heads.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, check_name
@@ -39,12 +39,15 @@ def head_importance(
         path -> [H], float32, for every site that has heads.
 
     Raises:
+        ArgumentError: if `normalize` is no bool.
         CalibrationError: if there are no batches, or the model cannot take one or gives no loss for it (its index is
             named).
         NonFiniteError: if a loss or a gradient is NaN or inf; the batch, or the site whose weights are to blame, is
             named.
     """
     check_wrapper(model)
+    if not isinstance(normalize, bool):
+        raise ArgumentError(f"normalize must be True or False, not {normalize!r:.80}")
     adapter = get_adapter(model, adapter)
     batches = check_batches(batches)
     sites = adapter.sites_with_heads(model)
@@ -143,6 +146,7 @@ def most_important(
         ArgumentError: on a target that cannot be, or scores of sites or heads that the model does not have.
         NonFiniteError: if a score is NaN or inf; the site is named.
     """
+    check_by_path(scores)
     available = get_adapter(model, adapter).sites_with_heads(model)
     sites = [site for site in available if site.path in scores]
     for path in scores:

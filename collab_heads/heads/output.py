@@ -12,6 +12,8 @@ from collab_heads.heads.gates import HeadGates
 from collab_heads.heads.mixing import HeadMixing
 
 PARTS = ("gates", "mixing")  # in the order in which heads go through them
+# Before torch 2.7 an export cannot be told from a compilation.
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
 class HeadOutputProjection(nn.Module):
@@ -33,7 +35,8 @@ class HeadOutputProjection(nn.Module):
             concatenated = (heads * self.gates().to(heads.dtype).unsqueeze(-1)).flatten(-2)
         weight = self.weight
         if self.mixing is not None:
-            if concatenated.shape[:-1].numel() < self.out_features:  # the cheaper of the two
+            # the cheaper of the two; a graph that leaves Python takes the one that is cheap for many tokens
+            if not is_exporting() and concatenated.shape[:-1].numel() < self.out_features:
                 concatenated = self.mixing.heads(concatenated)
             else:
                 weight = self.mixing(weight)
@@ -75,6 +78,11 @@ class ConstantOutput(nn.Module):
     def extra_repr(self) -> str:
         """All heads are gone."""
         return f"out_features={self.out_features}, no heads"
+
+
+def is_exporting() -> bool:
+    """Whether what runs becomes a graph for inputs of any size, in which no size can be asked for."""
+    return _is_exporting() or torch.jit.is_tracing()
 
 
 def gates_of(projection: nn.Module) -> HeadGates | None:

@@ -91,8 +91,8 @@ class HeadPenalty:
             )
         apart = Disagreement(model, adapter, weight=disagreement) if disagreement is not None else None
         if growth is not None or has_alphas:
-            asked = {"radius": 1e-4 if growth_radius is None else growth_radius, "start": alpha_start or 0}
-            asked["beside"] = "mean" if growth_beside is None else growth_beside
+            radius, start = 1e-4 if growth_radius is None else growth_radius, 0 if alpha_start is None else alpha_start
+            asked = {"radius": radius, "start": start, "beside": "mean" if growth_beside is None else growth_beside}
             self.parts["alphas"] = AlphaPenalty(model, adapter, growth=growth, **asked)
         if asks_gates:
             asked = {"gate_weight": gate_weight, "target_heads": target_heads, "steps": steps, "scores": scores}

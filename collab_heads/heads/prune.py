@@ -14,7 +14,7 @@ from collab_heads.heads.gating import gated_sites, present_heads
 from collab_heads.heads.output import PARTS, keep_output_heads, mixing_of, remove_gates
 from collab_heads.heads.removal import is_empty
 from collab_heads.heads.report import PrunedSite, PruneReport
-from collab_heads.refusals import check_forward, check_outputs, check_projection, check_wrapper
+from collab_heads.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite
 
@@ -103,6 +103,7 @@ def closed_heads(model, adapter, present: Mapping[str, list[int]]) -> dict[str, 
 def check_prunable(model: PreTrainedModel, adapter: AttentionAdapter, sites: list[AttentionSite]) -> None:
     """Raise SwapError unless every projection of the sites is a plain Linear, and every class one that we know."""
     check_outputs(model, adapter, sites)
+    check_unshared(model, adapter, sites, ("query", "key", "value", "output"))
     for site in sites:
         module = model.base_model.get_submodule(site.path)
         check_forward(site, module)

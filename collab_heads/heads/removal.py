@@ -19,14 +19,21 @@ class NoHeads(nn.Module):
         return states.new_zeros(*states.shape[:-1], 1)
 
 
-class NoValues(nn.Module):
-    """The value projection of a site without heads."""
+class NoValues:
+    """The value projection of a site without heads.
+
+    No module, so that whatever looks for modules by name (PEFT's default LoRA adapts every `value`) passes it over.
+    """
 
     out_features = 0
 
-    def forward(self, states: Tensor) -> Tensor:
+    def __call__(self, states: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, 0]."""
         return states.new_empty(*states.shape[:-1], 0)
+
+    def parameters(self) -> tuple:
+        """None."""
+        return ()
 
 
 def is_empty(module: nn.Module) -> bool:

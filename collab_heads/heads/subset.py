@@ -67,11 +67,15 @@ def check_scores(scores: Mapping[str, Tensor | Sequence[float]], sites: Sequence
         ArgumentError: if a site has no scores, or not one for every head that it has now.
         NonFiniteError: if a score is NaN or inf; the site is named.
     """
+    check_by_path(scores)
     found = {}
     for site in sites:
         if site.path not in scores:
             raise ArgumentError(f"scores lack {site.path}: measure the heads of this model")
-        found[site.path] = torch.as_tensor(scores[site.path]).detach().float().cpu()
+        try:
+            found[site.path] = torch.as_tensor(scores[site.path]).detach().float().cpu()
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ArgumentError(f"scores of {site.path} must be one number per head: {error}") from error
         if found[site.path].shape != (site.num_heads,):
             raise ArgumentError(
                 f"scores of {site.path} have shape {tuple(found[site.path].shape)}, it has {site.num_heads} heads: "
@@ -80,6 +84,12 @@ def check_scores(scores: Mapping[str, Tensor | Sequence[float]], sites: Sequence
         if not torch.isfinite(found[site.path]).all():
             raise NonFiniteError(f"scores of {site.path} contain NaN or inf")
     return found
+
+
+def check_by_path(scores: object) -> None:
+    """Raise ArgumentError unless scores are a dict."""
+    if not isinstance(scores, Mapping):
+        raise ArgumentError(f"scores must be a dict, path -> one number per head, not {scores!r:.80}")
 
 
 def choose(scores: Tensor, roles: Sequence[str], target: Target) -> Tensor:

@@ -226,7 +226,7 @@ REFUSED_ARGUMENTS = {
     "key that is no name": ({"dim_shared_query_key": {0: 16}}, "0 is neither", "enc-self", LAYER_0),
     "role that the model lacks": ({"dim_shared_query_key": {"dec-enc": 16}}, "no dec-enc", "enc-self"),
     "dict against sites": ({"dim_shared_query_key": {LAYER_0: 16}, "sites": LAYER_1}, LAYER_0, "sites="),
-    "large seed": ({"seed": 2**70}, "seed 1180591620717411303424 is too large: 4,294,967,295 at most"),
+    "large seed": ({"seed": 2**70}, "seed must be a whole number from 0 to 4294967295", "1180591620717411303424"),
     "method": ({"method": "alss"}, "'alss'", "did you mean 'als'", "parafac"),
     "method None": ({"method": None}, "None", "als, parafac"),
     "method for per_head": ({"method": "parafac", "mixing": "per_head"}, "'parafac'", "per_head"),

@@ -341,6 +341,16 @@ def run(seed, steps=6, model=None, noise=0):
     return subsets, [gates.log_alpha.detach().clone() for gates in modules(model)], (model, penalty, optimizer)
 
 
+@pytest.mark.parametrize("seed", (None, -1, True, 1.5, 2**32, 2**70, "x"))
+def test_bad_seeds_leave_the_gates_as_they_are(seed):
+    """Gates that learn an exact number compute something else: none may begin to before all is checked."""
+    model = FAMILIES["bert"].build()
+    swap_to_gated(model)
+    with refused(model, ArgumentError, "seed must be a whole number from 0 to 4294967295", repr(seed)):
+        HeadPenalty(model, target_heads=3, steps=8, seed=seed)
+    HeadPenalty(model, target_heads=3, steps=8, seed=2**32 - 1).step()
+
+
 def test_the_seed_decides_the_subsets():
     (subsets, gates, _), (same, same_gates, _), (other, _, _) = run(1), run(1), run(2)
     assert subsets == same and all(map(torch.equal, gates, same_gates))

@@ -5,7 +5,7 @@ import torch
 from closing import changed, output_projections
 
 from collab_heads import fold_heads, prune_heads
-from families import EXACT64, FAMILIES, HEADS, output
+from families import EXACT64, FAMILIES, HEADS, output, swap
 
 peft = pytest.importorskip("peft")
 OUTPUTS = {"bert": r".*attention\.output\.dense", "t5": r".*\.o", "marian": r".*\.out_proj"}
@@ -80,9 +80,31 @@ def test_after_the_way_out_it_merges_exactly(name, way_out):
     assert_merges_exactly(wrapped, before, inputs)
 
 
-def test_sites_without_heads_are_passed_over():
-    model = FAMILIES["bert"].build().double()
-    prune_heads(model, {"enc-self": [list(range(HEADS)), [0]]})
-    before = output(model, FAMILIES["bert"].inputs())
-    wrapped = adapted(model, "all-linear")
-    assert_merges_exactly(wrapped, before, FAMILIES["bert"].inputs())
+@pytest.mark.parametrize("targets", ("all-linear", None))
+@each_model
+def test_sites_without_heads_are_passed_over(name, targets):
+    """Also by PEFT's default targets, queries and values by name, where it has some."""
+    if targets is None and name == "marian":
+        targets = ["q_proj", "v_proj"]
+    model = FAMILIES[name].build().double()
+    last = {role: [list(range(HEADS)), [0]] for role in FAMILIES[name].roles}
+    prune_heads(model, last)
+    before = output(model, FAMILIES[name].inputs())
+    wrapped = adapted(model, targets)
+    assert_merges_exactly(wrapped, before, FAMILIES[name].inputs())
+
+
+SHARED = ["shared_query", "shared_key"]
+VALUES = {"bert": "value", "t5": "v", "marian": "v_proj"}
+
+
+@each_model
+def test_targets_of_a_swapped_model(name, kind):
+    """What the README names adapts queries, keys and values of every site, and merges exactly."""
+    model = FAMILIES[name].build().double()
+    swap(model, kind, 16)
+    before = output(model, FAMILIES[name].inputs())
+    wrapped = adapted(model, [*SHARED, VALUES[name]])
+    touched = [module for module in wrapped.modules() if isinstance(module, peft.tuners.lora.LoraLayer)]
+    assert len(touched) == 3 * FAMILIES[name].num_sites
+    assert_merges_exactly(wrapped, before, FAMILIES[name].inputs())
