@@ -1,12 +1,11 @@
 """Fit one site: from its weights, and what calibration saw of it, to a new query/key projection."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from collab_heads.collaborative.calibrate import Moments
 from collab_heads.collaborative.decompose import (
     Decomposition,
     apply_root,
@@ -15,8 +14,9 @@ from collab_heads.collaborative.decompose import (
     float64,
     input_root,
 )
+from collab_heads.collaborative.moments import Moments
 from collab_heads.collaborative.query_key import build_query_key, content_bias
-from collab_heads.collaborative.refine import Call
+from collab_heads.collaborative.record import Call
 from collab_heads.collaborative.solvers import squared_norm
 from collab_heads.config import QueryKeyState
 from collab_heads.sites import AttentionWeights
@@ -71,16 +71,15 @@ class Target:
             return decompose_per_head(self.query, self.key, state.dim // num_heads, **roots)
         return decompose_shared(self.query, self.key, state.dim, method=method, tol=tol, seed=seed, **roots)
 
-    def score_error(self, query_key: nn.Module):
-        """Return a function that gives the squared relative score error of `query_key`, differentiable."""
-        dtype = query_key.shared_query.weight.dtype
+    def score_error(self, dtype: torch.dtype) -> Callable[[nn.Module], Tensor]:
+        """Return a function that gives the squared relative score error of a projection, differentiable."""
         query, key = (apply_root(w, r) for w, r in ((self.query, self.query_root), (self.key, self.key_root)))
         total = squared_norm(query, key)
         query, key, total = query.to(dtype), key.to(dtype), total.to(dtype)
         query_root, key_root = (None if r is None else r.to(dtype) for r in (self.query_root, self.key_root))
         heads = query.shape[0]
 
-        def error() -> Tensor:
+        def error(query_key: nn.Module) -> Tensor:
             rows = query_key.shared_query.weight
             if query_key.shared_query.bias is not None:
                 rows = torch.cat([rows, query_key.shared_query.bias[:, None]], dim=1)

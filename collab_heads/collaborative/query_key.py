@@ -69,6 +69,12 @@ class SharedQueryKey(nn.Module):
         """[B, 1, S, W] -> [B, H, S, W], a view."""
         return key.expand(-1, self.num_heads, -1, -1)
 
+    def scores(self, query_states: Tensor, key_states: Tensor) -> Tensor:
+        """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S]."""
+        query = self.queries(query_states)
+        rows = query.flatten(1, 2) @ self.keys(key_states).mT  # all heads are rows of one product with the one key
+        return rows.unflatten(1, query.shape[1:3])
+
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:
         """Forget all other heads, and the dimensions that no kept head mixes: exact."""
@@ -136,6 +142,10 @@ class PerHeadQueryKey(nn.Module):
         """[B, 1, S, R] -> [B, H, S, r], a view."""
         return split_heads(key.squeeze(1), self.num_heads)
 
+    def scores(self, query_states: Tensor, key_states: Tensor) -> Tensor:
+        """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S]."""
+        return self.queries(query_states) @ split_heads(self.keys(key_states), self.num_heads).mT
+
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:
         """Forget all other heads."""
@@ -169,6 +179,17 @@ def build_query_key(
     with torch.device("meta"):
         query_key = QUERY_KEY_KINDS[state.kind](state, num_heads, dim_query, dim_key).to(dtype)
     return query_key.to_empty(device=device)
+
+
+@torch.no_grad()
+def exact_query_key(weights: AttentionWeights) -> PerHeadQueryKey:
+    """The projection that a site has, as one of ours, in float64."""
+    width, has_bias = weights.num_heads * weights.dim_head, weights.query_bias is not None
+    state = QueryKeyState("per_head", width, weights.dim_head, weights.scale, has_bias)
+    dims = weights.query.shape[-1], weights.key.shape[-1]
+    exact = build_query_key(state, weights.num_heads, *dims, device=weights.query.device, dtype=torch.float64)
+    exact.start_from(weights)
+    return exact
 
 
 def is_swapped(module: nn.Module) -> bool:

@@ -7,20 +7,25 @@ import time
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.allocate import balance, measure_curve
-from collab_heads.collaborative.calibrate import check_batches, collect_moments, plain_backend
+from collab_heads.collaborative.calibrate import run_batches
+from collab_heads.collaborative.decompose import few_threads
 from collab_heads.collaborative.fit import Seen, Target, new_query_key
+from collab_heads.collaborative.moments import listening
+from collab_heads.collaborative.portions import portions
 from collab_heads.collaborative.query_key import ALIGNMENT
-from collab_heads.collaborative.refine import Refinement, Twin, record_calls, refine
+from collab_heads.collaborative.record import recording
+from collab_heads.collaborative.refine import OutputGap, Refinement, refine
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.solvers import check_method
 from collab_heads.collaborative.widths import PER_HEAD_MULTIPLE, Width, per_head_width, plan_widths, resolve_width
 from collab_heads.config import KINDS, CollabConfig, QueryKeyState
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
+from collab_heads.heads.output import dense_weight
 from collab_heads.refusals import check_swappable, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, AttentionWeights, check_choice, check_count, check_seed, select_sites
@@ -114,10 +119,10 @@ def swap_to_collaborative(
     weights = {site.path: read_finite(adapter, model.base_model, site) for site in chosen}
     plan = {site.path: plan_width(site, weights[site.path], widths[site.path], mixing) for site in chosen}
     before = model.num_parameters()
+    record = bool(refine_steps) or allocation == "balanced"
+    seen = {} if calibration is None else look(model, adapter, chosen, calibration, plan, record)
     replacements = []
-    with plain_backend(model):
-        record = bool(refine_steps) or allocation == "balanced"
-        seen = {} if calibration is None else look(model, adapter, chosen, calibration, plan, record)
+    with few_threads(max(width for _, width in plan.values())):
         if allocation == "balanced":
             plan = balanced_plan(model, adapter, chosen, weights, plan, seen, mixing)
         for site in tqdm(chosen, desc="decomposing", leave=False):
@@ -166,11 +171,12 @@ def balanced_plan(model, adapter, sites, weights, plan, seen, mixing) -> dict[st
     for site in tqdm(narrow, desc="measuring widths", leave=False):
         read, known = weights[site.path], seen[site.path]
         target, calls = Target.of(read, mixing, known), known.calls[:: math.ceil(len(known.calls) / MEASURED_CALLS)]
+        gap = OutputGap(read, dense_weight(adapter.output_projection(model, site)), calls)
 
-        def output_error(width: int, site=site, read=read, target=target, calls=calls) -> float:
+        def output_error(width: int, site=site, read=read, target=target, gap=gap) -> float:
             state = state_of(mixing, width, read)
             found = target.decompose(state, site.num_heads, "als", MEASURED_TOL, 0)
-            return Twin(model, adapter, site, new_query_key(read, state, found), calls).output_error()
+            return gap.error(new_query_key(read, state, found).to(gap.dtype))
 
         exact = read.num_heads * read.dim_head
         unit = min(ALIGNMENT, plan[site.path][1]) if mixing == "shared" else site.num_heads * PER_HEAD_MULTIPLE
@@ -187,11 +193,13 @@ def state_of(mixing: str, dim: int, weights: AttentionWeights) -> QueryKeyState:
 
 def look(model, adapter, sites, calibration, plan, record) -> dict[str, Seen]:
     """Run the calibration batches: moments of every site and, where asked for and there is an error, its calls."""
-    batches = check_batches(calibration)
-    moments = collect_moments(model, adapter, sites, batches)
-    inexact = [site for site in sites if plan[site.path][1] < dim_exact(adapter, model, site)]
-    calls = record_calls(model, inexact, batches) if record else {}
-    return {site.path: Seen(*moments[site.path], calls.pop(site.path, ())) for site in sites}
+    inexact = [site for site in sites if record and plan[site.path][1] < dim_exact(adapter, model, site)]
+    masks: dict[str, Tensor | None] = {}
+    cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
+    with listening(model, adapter, sites, masks) as listeners, recording(model, adapter, inexact, masks) as recorder:
+        run_batches(model, calibration, masks, "calibrating", cut=cut)
+    moments = {listener.site.path: listener.moments() for listener in listeners}
+    return {path: Seen(*both, recorder.of(path)) for path, both in moments.items()}
 
 
 def dim_exact(adapter: AttentionAdapter, model: PreTrainedModel, site: AttentionSite) -> int:
@@ -208,7 +216,8 @@ def fit_site(model, adapter, site, weights, state, asked, seen, *, method, tol, 
     found = target.decompose(state, site.num_heads, method, tol, seed)
     query_key, refinement = new_query_key(weights, state, found), Refinement(None, None)
     if seen is not None and seen.calls and refine_steps:
-        refinement = refine(model, adapter, site, query_key, seen.calls, target.score_error, refine_steps, seed)
+        gap = OutputGap(weights, dense_weight(adapter.output_projection(model, site)), seen.calls)
+        refinement = refine(query_key, gap, target.score_error(gap.dtype), refine_steps, seed)
     projections = adapter.projections(module)
     query_key.to(weights.query.device, weights.query.dtype)
     query_key.requires_grad_(any(projection.weight.requires_grad for projection in projections))
