@@ -12,6 +12,7 @@ PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
 # From the bottom up: a module may import from lower layers and from its own.
 LAYERS = (
     ("errors", "fresh", "tables"),
+    ("files", "folders"),
     ("sites",),
     ("config",),
     ("heads.removal",),
