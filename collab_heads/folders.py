@@ -49,6 +49,8 @@ def unharmed(folder: Path, size: int | None = None) -> Iterator[None]:
             yield
         except BaseException:
             with suppress(OSError):  # what cannot be put back now is put back by the next run
+                erase(beside(folder, PARTIAL))
+            with suppress(OSError):
                 recover(folder)
             raise
 
@@ -95,9 +97,12 @@ def recover(folder: Path) -> None:
     """Put right what a writer that was killed has left of a folder; what is not ours is not touched."""
     partial, old, deleted = (beside(folder, end) for end in (PARTIAL, OLD, DELETED))
     if is_ours(partial):
-        erase(partial)
-    if is_ours(old) and not folder.exists() and (read_manifest(old) or {}).get("files") is not None:
-        os.rename(old, folder)  # killed between the two renames
+        if not os.path.lexists(folder) and is_whole(partial):
+            os.rename(partial, folder)  # killed right before that
+        else:
+            erase(partial)
+    if is_ours(old) and not os.path.lexists(folder) and is_whole(old):
+        os.rename(old, folder)
     for leftover in (old, deleted):
         if is_ours(leftover):
             finish(leftover, folder)
@@ -182,6 +187,11 @@ def digest(path: Path) -> dict[str, int | str]:
     return {"bytes": size, "sha256": found.hexdigest()}
 
 
+def digest_of(content: bytes) -> dict[str, int | str]:
+    """Size and SHA-256 of what a file will hold."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
 def write_manifest(folder: Path, files: Mapping[str, Mapping] | None, **more) -> None:
     """List the files that we wrote into a folder; None while it is being written."""
     write_json(folder / MANIFEST, {FIELD: VERSION, "files": files, **more})
@@ -207,7 +217,20 @@ def is_ours(folder: Path) -> bool:
     """Whether a folder has a manifest of ours, or nothing but the beginning of one."""
     if folder.is_symlink() or not folder.is_dir():
         return False
-    return read_manifest(folder) is not None or {path.name for path in folder.iterdir()} <= {MANIFEST + PARTIAL}
+    if read_manifest(folder) is not None:
+        return True
+    return all(path.name == MANIFEST + PARTIAL and is_begun(path) for path in folder.iterdir())
+
+
+def is_begun(partial: Path) -> bool:
+    """Whether a file is a manifest of ours that was not finished."""
+    start = f'{{\n "{FIELD}"'.encode()
+    return partial.is_file() and start.startswith(partial.read_bytes()[: len(start)])
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder has a finished manifest of ours, and every file is as it was written."""
+    return (folder / MANIFEST).exists() and damage(folder) is None
 
 
 def damage(folder: Path) -> str | None:

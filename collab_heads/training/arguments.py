@@ -42,8 +42,8 @@ class Parser(argparse.ArgumentParser):
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model and tokenizer."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model_name_or_path", metavar="NAME", help="folder, or name on the Hub")
-    group.add_argument("--tokenizer_name", metavar="NAME", help="where it is not the model's")
+    group.add_argument("--model_name_or_path", type=path, metavar="NAME", help="folder, or name on the Hub")
+    group.add_argument("--tokenizer_name", type=path, metavar="NAME", help="where it is not the model's")
     group.add_argument("--use_slow_tokenizer", action="store_true", help="the tokenizer written in Python")
     group.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
     group.add_argument("--ignore_mismatched_sizes", action="store_true", help="start a head that does not fit afresh")
@@ -108,7 +108,9 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """What is written, and where."""
     group = parser.add_argument_group("output")
-    group.add_argument("--output_dir", metavar="DIR", help="for model, results and checkpoints; must be new or empty")
+    group.add_argument(
+        "--output_dir", type=path, metavar="DIR", help="for model, results and checkpoints; must be new or empty"
+    )
     group.add_argument("--overwrite_output_dir", action="store_true", help="replace an earlier run's files there")
     group.add_argument("--checkpointing_steps", type=interval, metavar="N|epoch", help="save every N steps or epoch")
     group.add_argument("--save_total_limit", type=count_from_1, metavar="N", help="keep the newest N checkpoints; all")
@@ -116,6 +118,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume_from_checkpoint",
         nargs="?",
         const="latest",
+        type=path,
         metavar="DIR",
         help="a checkpoint folder; without a value the newest in --output_dir",
     )
@@ -170,7 +173,36 @@ def trains(args: argparse.Namespace) -> bool:
 
 def fingerprint(args: argparse.Namespace) -> dict:
     """The arguments that a continued run must share with the run that it continues."""
-    return {name: value for name, value in vars(args).items() if name not in FREE_ON_RESUME}
+    return {name: plain(value) for name, value in vars(args).items() if name not in FREE_ON_RESUME}
+
+
+def inputs(args: argparse.Namespace) -> list[str]:
+    """What the run reads: the values of all flags of the type `path`, but for the output folder."""
+    values = [value for name, value in vars(args).items() if name != "output_dir"]
+    return [each for value in values for each in (value if isinstance(value, list) else [value]) if is_path(each)]
+
+
+def plain(value):
+    """A value as a record has it."""
+    return [plain(each) for each in value] if isinstance(value, list) else str(value) if is_path(value) else value
+
+
+class PathName(str):
+    """The name of a file or folder, as given on the command line; of a model or data set it may be one on the Hub."""
+
+
+def path(text: str) -> PathName:
+    """Parse the name of a file or folder: all flags with this type are guarded."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty (a shell variable that is not set?)")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has a null byte in it")
+    return PathName(text)
+
+
+def is_path(value: object) -> bool:
+    """Whether a value names a file or folder."""
+    return isinstance(value, PathName)
 
 
 def width(text: str) -> int | float:

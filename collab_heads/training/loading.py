@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+from pickle import UnpicklingError
+
+from safetensors import SafetensorError
 
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.training.glue import Data
@@ -17,7 +20,7 @@ def load_or_explain(auto, source: str, **kwargs):
         return auto.from_pretrained(source, **kwargs)
     except CollabHeadsError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError, SafetensorError, UnpicklingError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ArgumentError(f"cannot load {auto.__name__} from {source!r}: {reason}") from error
 

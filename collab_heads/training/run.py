@@ -2,19 +2,23 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from collab_heads.collaborative.terms import restrict_scores
+from collab_heads.errors import OutputError
 from collab_heads.training import head_steps, swapping
-from collab_heads.training.arguments import fingerprint
+from collab_heads.training.arguments import fingerprint, inputs
 from collab_heads.training.batches import Step
-from collab_heads.training.checkpoint import go_on_from, write_json
+from collab_heads.training.checkpoint import PROGRESS, RESUME, go_on_from
 from collab_heads.training.loading import digest
-from collab_heads.training.loop import Hooks, fine_tune, num_steps, order_of, place
-from collab_heads.training.output import RESULTS, check_output, clear_output, provenance
+from collab_heads.training.loop import Hooks, fine_tune, num_steps, order_of, place, weight_bytes
+from collab_heads.training.output import RESULTS, Output
+from collab_heads.training.provenance import provenance
+from collab_heads.training.reservation import agreed
 
 
 class Run:
@@ -41,15 +45,14 @@ class Run:
 
     def __init__(self, args: Namespace, data, accelerator: Accelerator):
         self.args, self.data, self.accelerator = args, data, accelerator
-        self.output_dir = Path(args.output_dir) if args.output_dir else None
         precision = accelerator.mixed_precision  # also from `accelerate launch` or its config
         self.arguments = {**fingerprint(args), "mixed_precision": precision, "data": digest(data)}
         self.provenance = provenance()
-        self.checkpoint, self.progress = go_on_from(args, self.arguments, accelerator.num_processes)
-        if self.output_dir:
-            own = self.checkpoint is not None and self.checkpoint.resolve().parent == self.output_dir.resolve()
-            sources = [args.model_name_or_path, args.tokenizer_name, args.alive_heads, args.rotation_schedule]
-            check_output(self.output_dir, overwrite=args.overwrite_output_dir, resume=own, sources=sources)
+        self.output_dir = None if args.output_dir is None else Path(args.output_dir)
+        self.checkpoint, self.progress = agreed(accelerator, self.settle)
+        self.output = None if self.output_dir is None else Output(self.output_dir)
+        if self.checkpoint is not None:
+            accelerator.print(f"going on from {self.checkpoint}")
         self.history: list[dict] = self.progress.get("history", [])
         self.swapped: dict | None = self.progress.get("swap")
         self.heads: dict = self.progress.get("heads", {})
@@ -57,7 +60,40 @@ class Run:
         self.recorder = None  # of gates over training, for the report
         self.trained: list[dict] = self.progress.get("trained", [])
         self.load()
+        self.check_place()
         self.rotation = head_steps.new_rotation(self)
+
+    def settle(self) -> tuple[Path | None, dict]:
+        """Put right what a killed run left in the output folder, and check that this one may write there.
+
+        Returns:
+            The checkpoint to go on from and what it says of itself.
+        """
+        args = self.args
+        if self.output_dir is None:
+            return None, {}
+        Output(self.output_dir).recover()
+        checkpoint, progress = go_on_from(args, self.arguments, self.accelerator.num_processes)
+        Output(self.output_dir).check(
+            overwrite=args.overwrite_output_dir, resume=self.goes_on_here(checkpoint), inputs=inputs(args)
+        )
+        return checkpoint, progress
+
+    def goes_on_here(self, checkpoint: Path | None) -> bool:
+        """Whether a checkpoint lies in the output folder."""
+        return checkpoint is not None and checkpoint.resolve().parent == self.output_dir.resolve()
+
+    def check_place(self) -> None:
+        """Check that the run has the place that a checkpoint records."""
+        if self.checkpoint is None:
+            return
+        phase, step, plan = self.progress["phase"], self.progress["step"], self.plan()
+        steps = num_steps(self.args, self.order(phase)) if phase < len(plan) and plan[phase][1] else -1
+        if step > steps:
+            raise OutputError(
+                f"{RESUME}: {self.checkpoint} is of step {step} of phase {phase}, which this run does not have: "
+                f"{PROGRESS} is damaged"
+            )
 
     def load(self) -> None:
         """Load config, tokenizer and model from the checkpoint or the flags, and encode the data."""
@@ -93,14 +129,15 @@ class Run:
         """
         args, main = self.args, self.accelerator.is_main_process
         self.accelerator.wait_for_everyone()  # no process reads any more what the first may clear
-        if self.output_dir and main:
-            if args.overwrite_output_dir and self.checkpoint is None:
-                clear_output(self.output_dir)
-            self.output_dir.mkdir(parents=True, exist_ok=True)
+        if self.output and main:
+            if args.overwrite_output_dir and not self.goes_on_here(self.checkpoint):
+                self.output.clear()
+            self.output.save()
         self.accelerator.wait_for_everyone()
         if args.with_tracking:
             settings = {k: v for k, v in self.arguments.items() if isinstance(v, int | float | str | bool)}
-            self.accelerator.init_trackers(self.name, settings)
+            start = partial(self.accelerator.init_trackers, self.name, settings)
+            self.output.note_logs(start) if main else start()
         self.model.to(self.accelerator.device)
         plan = self.plan()
         last, start = self.last_training(), self.progress.get("phase", 0)
@@ -226,21 +263,25 @@ class Run:
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
+    def write_model(self) -> None:
+        """Put the model as it is now into the output folder."""
+        self.output.write_model(lambda folder: self.save_model(self.model, folder), weight_bytes(self.model))
+
     def predict(self) -> None:
         """Write predictions of the test splits, if asked to."""
 
     def finish(self) -> dict:
         """Write the model first, then predictions of the test splits, and the results last; returns these."""
-        main = self.output_dir and self.accelerator.is_main_process
+        main = self.output and self.accelerator.is_main_process
         if main:
-            self.save_model(self.model, self.output_dir)
+            self.write_model()
         head_steps.show(self)
         if head_steps.fold(self) and main:
-            self.save_model(self.model, self.output_dir)
+            self.write_model()
         self.predict()
         results = self.results()
         if main:
-            write_json(self.output_dir / RESULTS, results)
+            self.output.write_json(RESULTS, results)
             if self.args.push_to_hub:
                 name = self.args.hub_model_id or self.output_dir.name
                 self.model.push_to_hub(name, token=self.args.hub_token)

@@ -15,10 +15,10 @@ from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.training import head_steps, swapping
 from collab_heads.training.averaging import last_checkpoints, load_weights
 from collab_heads.training.batches import longest_first, token_steps
-from collab_heads.training.checkpoint import write_model
+from collab_heads.training.checkpoint import check_whole
 from collab_heads.training.classification import draw
 from collab_heads.training.loading import load_or_explain
-from collab_heads.training.loop import num_steps, place
+from collab_heads.training.loop import num_steps, place, weight_bytes
 from collab_heads.training.output import BEST, TRANSLATIONS
 from collab_heads.training.run import Run
 from collab_heads.training.scratch import fresh
@@ -87,6 +87,8 @@ class TranslationRun(Run):
             )
         if self.best is not None and not (self.output_dir / BEST / "config.json").is_file():
             raise OutputError(f"--load_best_model_at_end: {self.output_dir / BEST} is gone; {self.best} was the best")
+        if self.best is not None:
+            check_whole(self.output_dir / BEST)
         for phase, (_, trains) in enumerate(self.plan()):
             if not (trains and args.average_checkpoints):
                 continue
@@ -161,7 +163,8 @@ class TranslationRun(Run):
         if trains and self.args.load_best_model_at_end and scores["bleu"] > best:
             self.best = {"bleu": scores["bleu"], "stage": stage, "step": step}
             if self.accelerator.is_main_process:
-                write_model(self.output_dir / BEST, lambda folder: self.save_model(model, folder))
+                size = weight_bytes(model)
+                self.output.write_folder(BEST, lambda folder: self.save_model(model, folder), size)
             self.accelerator.wait_for_everyone()
 
     def translations(self, split: str, model=None) -> list[str]:
@@ -175,10 +178,8 @@ class TranslationRun(Run):
 
     def write_translations(self, name: str, translations) -> None:
         """A text file, a translation a line."""
-        folder = self.output_dir / TRANSLATIONS
-        folder.mkdir(exist_ok=True)
         lines = "".join(line.replace("\n", " ") + "\n" for line in translations)
-        (folder / f"{name}.txt").write_text(lines, encoding="utf-8")
+        self.output.write(f"{TRANSLATIONS}/{name}.txt", lines.encode("utf-8"))
 
     def train(self, phase, resume):
         """Also take the best or the averaged weights at the end of a phase."""
