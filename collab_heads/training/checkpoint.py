@@ -96,7 +96,7 @@ def read_state(path: Path) -> Mapping:
     try:
         return unpickle(path, map_location="cpu")
     except Exception as error:  # whatever the unpickler makes of a damaged file
-        raise OutputError(f"{RESUME}: {path} is damaged: {str(error).splitlines()[0]}") from error
+        raise OutputError(f"{RESUME}: {path} is damaged: {(str(error) or repr(error)).splitlines()[0]}") from error
 
 
 def load_progress(folder: Path) -> dict:
