@@ -15,6 +15,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "heads": (dict,),
     "signatures": (dict,),
     **dict.fromkeys(("swap", "penalty", "best", "rotation"), (dict, type(None))),
+    "best_manifest": (str, type(None)),
     **dict.fromkeys(("frozen", "gates_over_training"), (list, type(None))),
 }
 ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {

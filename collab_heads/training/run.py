@@ -9,11 +9,10 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from collab_heads.collaborative.terms import restrict_scores
-from collab_heads.errors import OutputError
 from collab_heads.training import head_steps, swapping
-from collab_heads.training.arguments import fingerprint, inputs
+from collab_heads.training.arguments import fingerprint
 from collab_heads.training.batches import Step
-from collab_heads.training.checkpoint import PROGRESS, RESUME, go_on_from
+from collab_heads.training.continuing import check_place, lies_below, settle
 from collab_heads.training.loading import digest
 from collab_heads.training.loop import Hooks, fine_tune, num_steps, order_of, place, weight_bytes
 from collab_heads.training.output import RESULTS, Output
@@ -49,7 +48,9 @@ class Run:
         self.arguments = {**fingerprint(args), "mixed_precision": precision, "data": digest(data)}
         self.provenance = provenance()
         self.output_dir = None if args.output_dir is None else Path(args.output_dir)
-        self.checkpoint, self.progress = agreed(accelerator, self.settle)
+        self.checkpoint, self.progress = agreed(
+            accelerator, lambda: settle(args, self.arguments, accelerator.num_processes)
+        )
         self.output = None if self.output_dir is None else Output(self.output_dir)
         if self.checkpoint is not None:
             accelerator.print(f"going on from {self.checkpoint}")
@@ -60,40 +61,9 @@ class Run:
         self.recorder = None  # of gates over training, for the report
         self.trained: list[dict] = self.progress.get("trained", [])
         self.load()
-        self.check_place()
+        if self.checkpoint is not None:
+            check_place(self.checkpoint, self.progress, self.plan(), lambda phase: num_steps(args, self.order(phase)))
         self.rotation = head_steps.new_rotation(self)
-
-    def settle(self) -> tuple[Path | None, dict]:
-        """Put right what a killed run left in the output folder, and check that this one may write there.
-
-        Returns:
-            The checkpoint to go on from and what it says of itself.
-        """
-        args = self.args
-        if self.output_dir is None:
-            return None, {}
-        Output(self.output_dir).recover()
-        checkpoint, progress = go_on_from(args, self.arguments, self.accelerator.num_processes)
-        Output(self.output_dir).check(
-            overwrite=args.overwrite_output_dir, resume=self.goes_on_here(checkpoint), inputs=inputs(args)
-        )
-        return checkpoint, progress
-
-    def goes_on_here(self, checkpoint: Path | None) -> bool:
-        """Whether a checkpoint lies in the output folder."""
-        return checkpoint is not None and checkpoint.resolve().parent == self.output_dir.resolve()
-
-    def check_place(self) -> None:
-        """Check that the run has the place that a checkpoint records."""
-        if self.checkpoint is None:
-            return
-        phase, step, plan = self.progress["phase"], self.progress["step"], self.plan()
-        steps = num_steps(self.args, self.order(phase)) if phase < len(plan) and plan[phase][1] else -1
-        if step > steps:
-            raise OutputError(
-                f"{RESUME}: {self.checkpoint} is of step {step} of phase {phase}, which this run does not have: "
-                f"{PROGRESS} is damaged"
-            )
 
     def load(self) -> None:
         """Load config, tokenizer and model from the checkpoint or the flags, and encode the data."""
@@ -130,7 +100,7 @@ class Run:
         args, main = self.args, self.accelerator.is_main_process
         self.accelerator.wait_for_everyone()  # no process reads any more what the first may clear
         if self.output and main:
-            if args.overwrite_output_dir and not self.goes_on_here(self.checkpoint):
+            if args.overwrite_output_dir and not lies_below(self.checkpoint, self.output_dir):
                 self.output.clear()
             self.output.save()
         self.accelerator.wait_for_everyone()

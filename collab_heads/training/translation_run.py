@@ -1,5 +1,6 @@
 """One run of `run_translation.py`: how translation models are loaded, fed and measured."""
 
+import logging
 import math
 import tempfile
 from argparse import Namespace
@@ -12,6 +13,7 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.folders import MANIFEST, digest
 from collab_heads.training import head_steps, swapping
 from collab_heads.training.averaging import last_checkpoints, load_weights
 from collab_heads.training.batches import longest_first, token_steps
@@ -26,6 +28,8 @@ from collab_heads.training.translation import Collate, Objective, corpus_scores,
 from collab_heads.training.translation_arguments import from_scratch
 from collab_heads.training.translation_model import check_fits, freeze, freeze_unsaved, set_languages
 
+logger = logging.getLogger(__name__)
+
 
 class TranslationRun(Run):
     """A `Run` of translation; `data` is a `collab_heads.training.parallel.Corpus`."""
@@ -37,6 +41,7 @@ class TranslationRun(Run):
         args = self.args
         self.task = self.data.name
         self.best: dict | None = self.progress.get("best")
+        self.best_manifest: str | None = self.progress.get("best_manifest")  # the digest of that of the best weights
         self.last: list[str] | None = None  # translations of the validation pairs
         self.signatures: dict = self.progress.get("signatures", {})
         self.scratch = tempfile.TemporaryDirectory()  # a new vocabulary's files, until the model is saved
@@ -124,7 +129,8 @@ class TranslationRun(Run):
     def record_of_run(self):
         """Also which evaluation was the best, and what is frozen."""
         frozen = [name for name, parameter in self.model.named_parameters() if not parameter.requires_grad]
-        return {**super().record_of_run(), "best": self.best, "signatures": self.signatures, "frozen": frozen}
+        best = {"best": self.best, "best_manifest": self.best_manifest}
+        return {**super().record_of_run(), **best, "signatures": self.signatures, "frozen": frozen}
 
     def weight(self, batch):
         """The loss is a mean over target pieces."""
@@ -165,6 +171,7 @@ class TranslationRun(Run):
             if self.accelerator.is_main_process:
                 size = weight_bytes(model)
                 self.output.write_folder(BEST, lambda folder: self.save_model(model, folder), size)
+                self.best_manifest = digest(self.output_dir / BEST / MANIFEST)["sha256"]
             self.accelerator.wait_for_everyone()
 
     def translations(self, split: str, model=None) -> list[str]:
@@ -186,11 +193,23 @@ class TranslationRun(Run):
         super().train(phase, resume)
         args = self.args
         if args.load_best_model_at_end and self.best and self.best["stage"] == self.trained[-1]["stage"]:
+            self.check_best()
             load_weights(self.model, [self.output_dir / BEST])
             self.evaluate("best")
         if args.average_checkpoints:
             load_weights(self.model, last_checkpoints(self.output_dir, phase, args.average_checkpoints))
             self.evaluate("averaged")
+
+    def check_best(self) -> None:
+        """Say so if the best weights are those of a run that was killed, and this one was not as good again."""
+        if self.accelerator.is_main_process and self.best_manifest is not None:
+            if digest(self.output_dir / BEST / MANIFEST)["sha256"] != self.best_manifest:
+                logger.warning(
+                    "%s is not of the evaluation %s: a run that was killed has replaced it, and this one, with other "
+                    "rounding, did not come by these weights again",
+                    self.output_dir / BEST,
+                    self.best,
+                )
 
     def results(self):
         """Also the signatures of the metrics, and the best evaluation."""

@@ -3,6 +3,8 @@
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,3 +171,23 @@ def test_every_flag_that_names_a_file_or_a_folder_is_guarded(script, monkeypatch
     guarded = {action.dest for action in parsers[0]._actions if action.type is arguments.path}
     assert {"output_dir", "train_file", "validation_file", "test_file", "model_name_or_path"} < guarded
     assert {"tokenizer_name", "alive_heads", "rotation_schedule", "analyze_treebank"} < guarded
+
+
+@pytest.mark.slow
+def test_two_processes_end_when_the_first_may_not_write(bert, files, tmp_path):
+    """None waits for the one that refuses."""
+    out = tmp_path / "out"
+    with reserved(out):
+        process = scripts.start([*scripts.LAUNCH, *scripts.flags(bert, files, out, *SHORT)])
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode
+        assert "is in use by a run that is still going on" in errors.decode()
+        assert [path.name for path in out.iterdir()] == [LOCK]
+
+
+@pytest.mark.slow
+def test_runs_that_are_killed_end_as_unbroken_ones():
+    """A dozen of the kills of the benchmark."""
+    command = [sys.executable, "benchmarks/kills.py", "--kills", "12", "--seed", "1", "--trial"]
+    done = subprocess.run(command, cwd=scripts.ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
