@@ -1,6 +1,7 @@
 """An output folder belongs to one run at a time: a lock that dies with its process."""
 
 import json
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ except ImportError:  # Windows
 
 LOCK = ".collab_heads.lock"
 TRIAL = ".collab_heads." + "trial" * 20  # as long as the longest name that a run writes
+logger = logging.getLogger(__name__)
 held: set[int] = set()  # descriptors of the locks of this process
 
 
@@ -99,6 +101,9 @@ def lock(folder: Path) -> int:
                 f"--output_dir {folder} is in use by a run that is still going on{owner and f' ({owner})'}: "
                 "wait for its end, or choose another"
             ) from error
+        except OSError as error:  # some network drives have no locks
+            logger.warning("%s cannot be locked (%s): let no other run write there meanwhile", folder, error)
+            return descriptor
         os.close(descriptor)
 
 

@@ -1,9 +1,12 @@
 """An output folder belongs to one run at a time, and can be written to."""
 
 import contextlib
+import errno
 import os
 import re
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
@@ -109,17 +112,26 @@ def nobody():
 
 
 @pytest.mark.parametrize("name", (".", "new", "deep/new"))
-def test_a_folder_that_may_not_be_written_to(name, tmp_path):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+def test_a_folder_that_may_not_be_written_to(name):
+    message = "cannot be written to: Permission denied"
+    with tempfile.TemporaryDirectory() as place:  # which others may look into, as they may not into tmp_path
+        folder = Path(place)
+        folder.chmod(0o555)
+        with nobody(), pytest.raises(OutputError, match=message), reserved(folder / name):
+            pass
+        assert list(folder.iterdir()) == []
         folder.chmod(0o755)
-    tmp_path.chmod(0o555)
-    with (
-        nobody(),
-        pytest.raises(OutputError, match="cannot be written to: Permission denied"),
-        reserved(tmp_path / name),
-    ):
-        pass
-    tmp_path.chmod(0o755)
+        with nobody() if os.getuid() else contextlib.nullcontext(), reserved(folder / name):
+            pass
+
+
+def test_a_drive_without_locks_is_said(tmp_path, monkeypatch, caplog):
+    def take(descriptor):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(reservation, "take", take)
+    with reserved(tmp_path):
+        assert f"{tmp_path} cannot be locked" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
