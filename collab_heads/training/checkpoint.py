@@ -221,9 +221,15 @@ def go_on_from(args: Namespace, arguments: Mapping, processes: int) -> tuple[Pat
     return folder, progress
 
 
-def prune_checkpoints(output_dir: Path, keep: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints; None keeps all. Files in them that we did not write stay."""
-    for folder in checkpoints(output_dir)[:-keep] if keep else []:
+def prune_checkpoints(output_dir: Path, keep: int | None, newest: Path | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints; None keeps all. Files in them that we did not write stay.
+
+    Those after `newest` neither count nor go: a run that went on from it, as they were damaged, has yet to come there.
+    """
+    known = checkpoints(output_dir)
+    if newest in known:
+        known = known[: known.index(newest) + 1]
+    for folder in known[:-keep] if keep else []:
         if not (folder / MANIFEST).exists():
             names = [path.name for path in folder.iterdir() if path.is_file() and FILES.fullmatch(path.name)]
             write_folder_manifest(folder, {name: digest(folder / name) for name in names})

@@ -227,4 +227,4 @@ def save(accelerator, wrapped, args, hooks, name, phase, step, penalty) -> None:
     size = 3 * weight_bytes(model)  # with the two moments of AdamW
     save_checkpoint(accelerator, output_dir / name, lambda folder: hooks.save_model(model, folder), progress, size)
     if accelerator.is_main_process:
-        prune_checkpoints(output_dir, args.save_total_limit)
+        prune_checkpoints(output_dir, args.save_total_limit, output_dir / name)

@@ -12,6 +12,7 @@ from collab_heads.collaborative.terms import restrict_scores
 from collab_heads.training import head_steps, swapping
 from collab_heads.training.arguments import fingerprint
 from collab_heads.training.batches import Step
+from collab_heads.training.checkpoint import prune_checkpoints
 from collab_heads.training.continuing import check_place, lies_below, settle
 from collab_heads.training.loading import digest
 from collab_heads.training.loop import Hooks, fine_tune, num_steps, order_of, place, weight_bytes
@@ -102,6 +103,8 @@ class Run:
         if self.output and main:
             if args.overwrite_output_dir and not lies_below(self.checkpoint, self.output_dir):
                 self.output.clear()
+            elif self.checkpoint is not None:  # a run that was killed may not have come to it
+                prune_checkpoints(self.output_dir, args.save_total_limit, self.output_dir / self.checkpoint.name)
             self.output.save()
         self.accelerator.wait_for_everyone()
         if args.with_tracking:

@@ -75,6 +75,11 @@ def test_pruning_keeps_the_newest_and_what_is_no_checkpoint(keep, left, run):
     assert names(run) == left | others
 
 
+def test_what_comes_after_the_checkpoint_that_a_run_went_on_from_neither_counts_nor_goes(run):
+    prune_checkpoints(run, 2, run / "epoch_0_2")
+    assert names(run) & PLACES.keys() == PLACES.keys() - {"step_0_9"}
+
+
 def test_without_a_limit_nothing_is_pruned(run):
     before = names(run)
     prune_checkpoints(run, None)

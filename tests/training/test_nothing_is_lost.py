@@ -135,6 +135,14 @@ def test_a_file_put_into_a_checkpoint_survives_it(bert, files, tmp_path, monkeyp
     assert (out / "step_0_2" / "progress.json").exists()
 
 
+def test_a_run_that_goes_on_deletes_what_a_killed_one_had_yet_to_delete(bert, files, tmp_path):
+    """Also if there is nothing left to train."""
+    more = ("--max_train_steps", 2, "--checkpointing_steps", 1)
+    run(bert, files, tmp_path / "out", *more)
+    run(bert, files, tmp_path / "out", *more, "--save_total_limit", 1, "--resume_from_checkpoint")
+    assert [path.name for path in (tmp_path / "out").glob("step_*")] == ["step_0_2"]
+
+
 @pytest.mark.parametrize("place", ("step_0_2", "model.staged", "all_results.json"))
 def test_a_disk_that_is_full(place, bert, files, tmp_path, monkeypatch):
     """A message; what was there stays, and the run can be gone on with."""
