@@ -31,10 +31,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--demo", action="store_true", help="a generated task and a small model; no other flag needed")
     data = parser.add_argument_group("data")
     data.add_argument("--task_name", metavar="TASK", help=", ".join(TASKS))
-    data.add_argument("--data_dir", metavar="DIR", help="folder with GLUE's TSV files; the Hub")
-    data.add_argument("--train_file", metavar="FILE", help=".csv, .tsv, .json or .jsonl, instead of a task")
-    data.add_argument("--validation_file", metavar="FILE")
-    data.add_argument("--test_file", metavar="FILE")
+    data.add_argument("--data_dir", type=arguments.path, metavar="DIR", help="folder with GLUE's TSV files; the Hub")
+    data.add_argument(
+        "--train_file", type=arguments.path, metavar="FILE", help=".csv, .tsv, .json or .jsonl, instead of a task"
+    )
+    data.add_argument("--validation_file", type=arguments.path, metavar="FILE")
+    data.add_argument("--test_file", type=arguments.path, metavar="FILE")
     data.add_argument("--label_column", default="label", metavar="NAME", help="in these files (label)")
     data.add_argument("--skip_bad_rows", action="store_true", help="leave out TSV rows with missing fields")
     data.add_argument("--max_length", type=arguments.count_from_1, default=128, metavar="N", help="tokens (128)")

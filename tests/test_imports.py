@@ -13,6 +13,7 @@ PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
 # From the bottom up: a module may import from lower layers and from its own.
 LAYERS = (
     ("errors", "fresh", "naming", "tables"),
+    ("files", "folders"),
     ("sites", "reading", "extras"),
     ("config",),
     ("heads.removal",),

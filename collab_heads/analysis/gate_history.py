@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.aside import write_aside
 from collab_heads.errors import ArgumentError, DataError, NonFiniteError, ShapeError
+from collab_heads.files import write_file
 from collab_heads.reading import parse_json
 from collab_heads.sites import AttentionSite, did_you_mean
 
@@ -80,7 +80,7 @@ class GateHistory:
             "steps": list(self.steps),
             "probabilities": {path: each.tolist() for path, each in self.probabilities.items()},
         }
-        write_aside(path, (json.dumps(described) + "\n").encode())
+        write_file(path, (json.dumps(described) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> "GateHistory":

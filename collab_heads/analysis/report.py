@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers.utils.logging import tqdm
 
 from collab_heads.analysis.ablation import Ablation
-from collab_heads.analysis.aside import write_aside
 from collab_heads.analysis.contributions import TokenContributions
 from collab_heads.analysis.correlation import rank_correlation
 from collab_heads.analysis.examples import Example
@@ -19,6 +18,7 @@ from collab_heads.analysis.gate_history import GateHistory
 from collab_heads.analysis.labels import HeadRoles
 from collab_heads.analysis.relevance import HeadRelevance
 from collab_heads.analysis.results import OF_HEADS, HeadStatistics
+from collab_heads.files import write_file
 from collab_heads.sites import AttentionSite
 from collab_heads.tables import text_table
 
@@ -173,7 +173,7 @@ class HeadReport:
 
     def save_html(self, path: str | Path) -> Path:
         """Write the page, aside and renamed; what was there is replaced."""
-        return write_aside(path, self.to_html().encode("utf-8"))
+        return write_file(path, self.to_html().encode("utf-8"))
 
     def save(self, folder: str | Path) -> Path:
         """Write `report.html`, `report.json`, and every picture as PNG and SVG, into a folder.
@@ -192,8 +192,8 @@ class HeadReport:
             save_drawings(folder / name, *drawings)
         if self.gate_history is not None and self.gate_history.steps:
             gate_animation(self.gate_history, folder / "gate_history.gif")
-        write_aside(folder / "report.json", (self.to_json() + "\n").encode())
-        return write_aside(folder / "report.html", page.encode("utf-8"))
+        write_file(folder / "report.json", (self.to_json() + "\n").encode())
+        return write_file(folder / "report.html", page.encode("utf-8"))
 
 
 def as_lists(scores: Scores) -> dict[str, list[float]]:

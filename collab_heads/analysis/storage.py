@@ -1,37 +1,32 @@
 """Head statistics on disk: one safetensors file and one JSON file, complete or not there."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from collab_heads.errors import DataError
+from collab_heads.files import write_file
 from collab_heads.reading import parse_json
 
 TENSORS, DESCRIPTION = "head_statistics.safetensors", "head_statistics.json"
-PARTIAL = ".partial"
 VERSION = 1
 
 
 def write_statistics(folder: Path, tensors: Mapping[str, Tensor], description: Mapping) -> None:
-    """Write both files aside, then rename; the JSON file comes last and marks them complete.
+    """Write both files, each whole or not at all; the JSON file comes last and marks them complete.
 
     Args:
         folder: made if it is not there; other files in it stay.
         tensors: name -> tensor.
         description: JSON.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: each.contiguous() for name, each in tensors.items()}, folder / (TENSORS + PARTIAL))
-    text = json.dumps({"version": VERSION, **description}) + "\n"
-    (folder / (DESCRIPTION + PARTIAL)).write_text(text, encoding="utf-8")
     (folder / DESCRIPTION).unlink(missing_ok=True)  # or an old one would describe the new tensors for a moment
-    for name in (TENSORS, DESCRIPTION):
-        os.replace(folder / (name + PARTIAL), folder / name)
+    write_file(folder / TENSORS, save({name: each.contiguous() for name, each in tensors.items()}))
+    write_file(folder / DESCRIPTION, (json.dumps({"version": VERSION, **description}) + "\n").encode())
 
 
 def read_statistics(folder: Path) -> tuple[dict[str, Tensor], dict]:

@@ -25,7 +25,7 @@ from collab_heads.collaborative.calibrate import evaluating
 from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.naming import portable
 from collab_heads.registry import get_adapter
-from collab_heads.training.arguments import Parser, count, count_from_1
+from collab_heads.training.arguments import Parser, count, count_from_1, path
 from collab_heads.training.batches import longest_first
 from collab_heads.training.collate import Collate, tokenize
 from collab_heads.training.loading import load_or_explain
@@ -42,7 +42,9 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
     parser.add_argument("model", metavar="MODEL", help="a folder, or a name on the Hub")
     parser.add_argument("--data", nargs="+", required=True, metavar="FILE", help="text; and its translation")
     parser.add_argument("--treebank", metavar="FILE", help="CoNLL-U, in the input's language: heads and dependencies")
-    parser.add_argument("--output_dir", default="head_report", metavar="DIR", help="for the report (head_report)")
+    parser.add_argument(
+        "--output_dir", type=path, default="head_report", metavar="DIR", help="for the report (head_report)"
+    )
     parser.add_argument("--parts", nargs="+", metavar="PART", help=f"some of {', '.join(PARTS)}; all but the last")
     parser.add_argument("--samples", type=count_from_1, metavar="N", help="the first sentences only; all")
     parser.add_argument("--examples", type=count, default=1, metavar="N", help="sentences shown as attention maps (1)")

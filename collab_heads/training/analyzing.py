@@ -18,7 +18,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.naming import portable
 from collab_heads.registry import get_adapter
-from collab_heads.training.arguments import count_from_1
+from collab_heads.training.arguments import count_from_1, path
 from collab_heads.training.output import REPORT
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--analyze_samples", type=count_from_1, metavar="N", help="validation examples for it; all")
     group.add_argument(
-        "--analyze_treebank", metavar="FILE", help="CoNLL-U, in the input's language: heads that find dependencies"
+        "--analyze_treebank",
+        type=path,
+        metavar="FILE",
+        help="CoNLL-U, in the input's language: heads that find dependencies",
     )
     group.add_argument(
         "--analyze_ablation", action="store_true", help="also the loss without each head: an evaluation per head"
@@ -127,4 +130,4 @@ def save_report(run: "Run", exclude: list[int]) -> None:
         data=f"validation examples of {portable(str(run.task))}",
     )
     run.accelerator.print(report)
-    run.accelerator.print(f"report on the heads: {report.save(run.output_dir / REPORT)}")
+    run.accelerator.print(f"report on the heads: {run.output.write_folder(REPORT, report.save)}")

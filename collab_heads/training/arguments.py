@@ -10,6 +10,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.sites import ROLES, check_choice
 from collab_heads.training.hub import check_hub
 from collab_heads.training.old_flags import check_old_flag
+from collab_heads.training.path_names import path, plain
 
 # the schedules that need nothing but a warm-up and a number of steps
 SCHEDULES = "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt".split()
@@ -46,8 +47,8 @@ class Parser(argparse.ArgumentParser):
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model and tokenizer."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model_name_or_path", metavar="NAME", help="folder, or name on the Hub")
-    group.add_argument("--tokenizer_name", metavar="NAME", help="where it is not the model's")
+    group.add_argument("--model_name_or_path", type=path, metavar="NAME", help="folder, or name on the Hub")
+    group.add_argument("--tokenizer_name", type=path, metavar="NAME", help="where it is not the model's")
     group.add_argument("--use_slow_tokenizer", action="store_true", help="the tokenizer written in Python")
     group.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
     group.add_argument("--ignore_mismatched_sizes", action="store_true", help="start a head that does not fit afresh")
@@ -112,7 +113,9 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """What is written, and where."""
     group = parser.add_argument_group("output")
-    group.add_argument("--output_dir", metavar="DIR", help="for model, results and checkpoints; must be new or empty")
+    group.add_argument(
+        "--output_dir", type=path, metavar="DIR", help="for model, results and checkpoints; must be new or empty"
+    )
     group.add_argument("--overwrite_output_dir", action="store_true", help="replace an earlier run's files there")
     group.add_argument("--checkpointing_steps", type=interval, metavar="N|epoch", help="save every N steps or epoch")
     group.add_argument("--save_total_limit", type=count_from_1, metavar="N", help="keep the newest N checkpoints; all")
@@ -120,6 +123,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume_from_checkpoint",
         nargs="?",
         const="latest",
+        type=path,
         metavar="DIR",
         help="a checkpoint folder; without a value the newest in --output_dir",
     )
@@ -176,7 +180,7 @@ def trains(args: argparse.Namespace) -> bool:
 
 def fingerprint(args: argparse.Namespace) -> dict:
     """The arguments that a continued run must share with the run that it continues."""
-    return {name: value for name, value in vars(args).items() if name not in FREE_ON_RESUME}
+    return {name: plain(value) for name, value in vars(args).items() if name not in FREE_ON_RESUME}
 
 
 def width(text: str) -> int | float:

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.errors import OutputError
-from collab_heads.training.checkpoint import checkpoints, load_progress
+from collab_heads.training.checkpoint import check_whole, checkpoints, load_progress
 
 
 def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
@@ -26,7 +26,13 @@ def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
 
 @torch.no_grad()
 def load_weights(model: PreTrainedModel, folders: Sequence[Path]) -> None:
-    """Set a model's floating-point weights to the mean over stored models of the same shape, in float64."""
+    """Set a model's floating-point weights to the mean over stored models of the same shape, in float64.
+
+    Raises:
+        OutputError: if one of them is damaged.
+    """
+    for folder in folders:
+        check_whole(folder)
     states = [type(model).from_pretrained(folder).state_dict() for folder in folders]
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():

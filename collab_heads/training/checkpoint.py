@@ -1,35 +1,45 @@
-"""Checkpoints that are either complete or not there: written aside, then renamed.
+"""Checkpoints that are whole or not there: written beside their place, listed in a manifest, synced, renamed.
 
 A checkpoint folder is what `save_pretrained` writes (so `from_pretrained` loads it), Accelerate's state of optimizer,
-schedule and random generators, and `progress.json`, written last. Accelerate's files are pickles, read with torch's
-restricted unpickler: go on only from your own.
+schedule and random generators, `progress.json`, and `manifest.json` with the size and SHA-256 of every file.
+Accelerate's files are pickles, read with torch's restricted unpickler: go on only from your own.
 """
 
 import json
-import os
+import logging
 import re
-import shutil
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
+from accelerate.utils.other import load as unpickle
 
 from collab_heads.errors import OutputError
+from collab_heads.files import PARTIAL, write_json, writing
+from collab_heads.folders import DELETED, MANIFEST, OLD, begin, commit, damage, digest, is_ours, retire, unharmed
+from collab_heads.folders import write_manifest as write_folder_manifest
+from collab_heads.training.progress import check_progress
+from collab_heads.training.reservation import LOCK
 
 PROGRESS = "progress.json"
-PARTIAL = ".partial"
+FORMAT = 2  # from here on with a manifest
 NAME = re.compile(r"(?:epoch|step)_\d+(?:_\d+)?")
+RESUME = "--resume_from_checkpoint"
+# what makes up a checkpoint that was written before there were manifests
+FILES = re.compile(
+    r"progress\.json|(?:generation_)?config\.json|model[\w.-]*\.safetensors(?:\.index\.json)?|optimizer\.bin|"
+    r"scheduler\.bin|scaler\.pt|random_states_\d+\.pkl|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
+    r"added_tokens\.json|vocab\.(?:txt|json)|merges\.txt|(?:spiece|tokenizer)\.model|(?:source|target)\.spm"
+)
+
+logger = logging.getLogger(__name__)
 
 
-def write_json(path: Path, content: Mapping) -> None:
-    """Write JSON aside, then rename: a reader never sees half a file."""
-    aside = path.with_name(path.name + PARTIAL)
-    aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(aside, path)
-
-
-def save_checkpoint(accelerator: Accelerator, folder: Path, save_model, progress: Mapping) -> None:
+def save_checkpoint(
+    accelerator: Accelerator, folder: Path, save_model, progress: Mapping, size: int | None = None
+) -> None:
     """Save everything that a run needs to go on. All processes call it.
 
     Args:
@@ -37,64 +47,95 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, save_model, progress
         folder: where it ends up.
         save_model: writes model and tokenizer into a folder; called on the main process.
         progress: JSON, what `load_progress` gives back.
+        size: bytes that it will take, as far as known.
+
+    Raises:
+        OutputError: if it cannot be written, such as to a full disk; what was there stays.
     """
-    aside = folder.with_name(folder.name + PARTIAL)
-    if accelerator.is_main_process:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        save_model(aside)
+    main = accelerator.is_main_process
+    partial = folder.with_name(folder.name + PARTIAL)
+    with unharmed(folder, size) if main else writing(folder, size):
+        if main:
+            begin(folder)
+            save_model(partial)
+        accelerator.wait_for_everyone()
+        hook = accelerator.register_save_state_pre_hook(lambda models, weights, output_dir: weights.clear())
+        try:
+            accelerator.save_state(str(partial))
+        finally:
+            hook.remove()
+        accelerator.wait_for_everyone()
+        if main:
+            write_json(partial / PROGRESS, {**progress, "format": FORMAT})
+            commit(folder)
     accelerator.wait_for_everyone()
-    hook = accelerator.register_save_state_pre_hook(lambda models, weights, output_dir: weights.clear())
-    accelerator.save_state(str(aside))
-    hook.remove()
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        write_json(aside / PROGRESS, progress)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(aside, folder)
-    accelerator.wait_for_everyone()
-
-
-def write_model(folder: Path, save_model) -> None:
-    """Write a model aside, then rename: a reader never sees half of one."""
-    aside = folder.with_name(folder.name + PARTIAL)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    save_model(aside)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(aside, folder)
 
 
 def load_state(accelerator: Accelerator, folder: Path) -> None:
-    """Load optimizer, schedule and random generators into what the accelerator has prepared."""
+    """Load optimizer, schedule and random generators into what the accelerator has prepared.
+
+    Raises:
+        OutputError: if a file is damaged, or does not fit; it is named.
+    """
+    name = f"random_states_{accelerator.process_index}.pkl"
     hook = accelerator.register_load_state_pre_hook(lambda models, input_dir: models.clear())
-    accelerator.load_state(str(folder))
-    hook.remove()
+    try:
+        accelerator.load_state(str(folder))
+    except Exception as error:
+        for each in ("optimizer.bin", "scheduler.bin"):
+            read_state(folder / each)  # names the one that cannot be read
+        raise OutputError(f"{RESUME}: the state in {folder} does not fit this run: {error}") from error
+    finally:
+        hook.remove()
+    drawn = read_state(folder / name).get("torch_manual_seed")  # Accelerate is silent where it cannot set them
+    if drawn is None or not torch.equal(torch.get_rng_state(), drawn):
+        raise OutputError(f"{RESUME}: {folder / name} is damaged: its random generators could not be set")
+
+
+def read_state(path: Path) -> Mapping:
+    """What a file of Accelerate's holds, or an OutputError that names it."""
+    try:
+        return unpickle(path, map_location="cpu")
+    except Exception as error:  # whatever the unpickler makes of a damaged file
+        raise OutputError(f"{RESUME}: {path} is damaged: {(str(error) or repr(error)).splitlines()[0]}") from error
 
 
 def load_progress(folder: Path) -> dict:
     """Read what a checkpoint says of itself.
 
     Raises:
-        OutputError: if the folder is no finished checkpoint of ours.
+        OutputError: if the folder is no finished checkpoint of ours, or its progress cannot be.
     """
+    if folder.name.endswith((PARTIAL, OLD, DELETED)):
+        raise OutputError(
+            f"{RESUME}: {folder} was not finished: the run ended while writing it, or deleting it; without a value the "
+            "newest checkpoint that is whole is taken"
+        )
     if not folder.is_dir():
-        raise OutputError(f"--resume_from_checkpoint: {folder} is not a folder")
-    if folder.name.endswith(PARTIAL):
-        raise OutputError(f"--resume_from_checkpoint: {folder} was not finished: the run ended while writing it")
+        raise OutputError(f"{RESUME}: {folder} is not a folder")
     try:
         progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-        progress["phase"], progress["step"], progress["arguments"], progress["processes"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        check_progress(progress)
+    except (OSError, ValueError, RecursionError) as error:
         raise OutputError(
-            f"--resume_from_checkpoint: {folder} is not a finished checkpoint of this script "
-            f"(no valid {PROGRESS}: {error})"
+            f"{RESUME}: {folder} is not a finished checkpoint of this script (no valid {PROGRESS}: {error})"
         ) from error
     random_states = [f"random_states_{rank}.pkl" for rank in range(progress["processes"])]
     expected = ["config.json", "optimizer.bin", "scheduler.bin", *random_states]
+    expected += [MANIFEST] if progress.pop("format", 1) >= FORMAT else []
     if missing := [name for name in expected if not (folder / name).is_file()]:
-        raise OutputError(f"--resume_from_checkpoint: {folder} lacks {', '.join(missing)}: it is damaged")
+        raise OutputError(f"{RESUME}: {folder} lacks {', '.join(missing)}: it is damaged")
     return progress
+
+
+def check_whole(folder: Path) -> None:
+    """Check that every file of a checkpoint is as it was written.
+
+    Raises:
+        OutputError: if one is not; folder and file are named.
+    """
+    if wrong := damage(folder):
+        raise OutputError(f"{RESUME}: {folder} is damaged: {wrong}")
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -104,29 +145,56 @@ def checkpoints(output_dir: Path) -> list[Path]:
         if NAME.fullmatch(folder.name):
             try:
                 progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+                check_progress(progress)
                 ages[folder] = progress["phase"], progress["step"]
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, RecursionError):
                 continue  # not one of ours, or damaged: `load_progress` says so to whoever asks for it
     return sorted(ages, key=ages.get)
 
 
+def newest_whole(output_dir: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint of an output folder that is whole, and what is wrong with those that are not."""
+    known = checkpoints(output_dir)
+    unreadable = [path for path in output_dir.glob("*_*") if NAME.fullmatch(path.name) and is_ours(path)]
+    wrong = []
+    for folder in [*sorted(set(unreadable) - set(known)), *reversed(known)]:
+        try:
+            load_progress(folder)
+            check_whole(folder)
+            return folder, wrong
+        except OutputError as error:
+            wrong.append(str(error).removeprefix(f"{RESUME}: "))
+    return None, wrong
+
+
 def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
-    """Resolve `--resume_from_checkpoint`: a folder, or "latest".
+    """Resolve `--resume_from_checkpoint`: a folder, or "latest", which is the newest that is whole.
 
     Raises:
-        OutputError: if there is none.
+        OutputError: if there is none, or the folder is damaged; the newest whole one is offered.
     """
-    if resume_from != "latest":
-        return Path(resume_from)
-    found = checkpoints(output_dir)
-    if not found:
-        in_use = output_dir.is_dir() and any(output_dir.iterdir())
-        way = "give --overwrite_output_dir instead" if in_use else "leave it out"
-        raise OutputError(
-            f"--resume_from_checkpoint: {output_dir} holds no finished checkpoint: to start from the beginning {way}; "
-            "--checkpointing_steps writes checkpoints to resume from"
-        )
-    return found[-1]
+    if resume_from == "latest":
+        newest, wrong = newest_whole(output_dir)
+        if newest is None:
+            damaged = "".join(f"; {each}" for each in wrong)
+            in_use = output_dir.is_dir() and any(path.name != LOCK for path in output_dir.iterdir())
+            way = "give --overwrite_output_dir instead" if in_use else "leave it out"
+            raise OutputError(
+                f"{RESUME}: {output_dir} holds no finished checkpoint{damaged}: to start from the beginning {way}; "
+                "--checkpointing_steps writes checkpoints to resume from"
+            )
+        for each in wrong:
+            logger.warning("%s; going on from %s, the newest that is whole", each, newest)
+        return newest
+    folder = Path(resume_from)
+    try:
+        load_progress(folder)
+        check_whole(folder)
+    except OutputError as error:
+        newest = newest_whole(folder.parent)[0] if NAME.fullmatch(folder.name) and folder.is_dir() else None
+        offer = "" if newest is None else f". The newest checkpoint that is whole: {RESUME} {newest}"
+        raise OutputError(f"{error}{offer}") from error
+    return folder
 
 
 def check_continues(folder: Path, progress: Mapping, arguments: Mapping, processes: int) -> None:
@@ -137,11 +205,10 @@ def check_continues(folder: Path, progress: Mapping, arguments: Mapping, process
     differing = [name for name in sorted(recorded.keys() | now) if repr(recorded.get(name)) != repr(now.get(name))]
     if differing:
         pairs = ", ".join(f"{name} was {recorded.get(name)!r} and is {now.get(name)!r}" for name in differing)
-        raise OutputError(f"--resume_from_checkpoint {folder}: the run would not be the same: {pairs}")
+        raise OutputError(f"{RESUME} {folder}: the run would not be the same: {pairs}")
     if progress["processes"] != processes:
         raise OutputError(
-            f"--resume_from_checkpoint {folder}: it was made with {progress['processes']} process(es), "
-            f"this run has {processes}"
+            f"{RESUME} {folder}: it was made with {progress['processes']} process(es), this run has {processes}"
         )
 
 
@@ -152,10 +219,21 @@ def go_on_from(args: Namespace, arguments: Mapping, processes: int) -> tuple[Pat
     folder = find_checkpoint(args.resume_from_checkpoint, Path(args.output_dir))
     progress = load_progress(folder)
     check_continues(folder, progress, arguments, processes)
+    if not (folder / MANIFEST).exists():
+        logger.warning("%s has no %s: whether it is damaged cannot be checked", folder, MANIFEST)
     return folder, progress
 
 
-def prune_checkpoints(output_dir: Path, keep: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints; None keeps all."""
-    for folder in checkpoints(output_dir)[:-keep] if keep else []:
-        shutil.rmtree(folder)
+def prune_checkpoints(output_dir: Path, keep: int | None, newest: Path | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints; None keeps all. Files in them that we did not write stay.
+
+    Those after `newest` neither count nor go: a run that went on from it, as they were damaged, has yet to come there.
+    """
+    known = checkpoints(output_dir)
+    if newest in known:
+        known = known[: known.index(newest) + 1]
+    for folder in known[:-keep] if keep else []:
+        if not (folder / MANIFEST).exists():
+            names = [path.name for path in folder.iterdir() if path.is_file() and FILES.fullmatch(path.name)]
+            write_folder_manifest(folder, {name: digest(folder / name) for name in names})
+        retire(folder)

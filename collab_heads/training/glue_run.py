@@ -20,7 +20,7 @@ from collab_heads.training.loading import load_or_explain
 from collab_heads.training.metrics import classification_metric, glue_metric, regression_metric
 from collab_heads.training.output import PREDICTIONS
 from collab_heads.training.run import Run
-from collab_heads.training.submission import submission_name, write_submissions
+from collab_heads.training.submission import submission_name, submission_text
 
 
 class GlueRun(Run):
@@ -109,6 +109,8 @@ class GlueRun(Run):
         """Write predictions of the test splits as the GLUE server takes them."""
         tests = {split: self.outputs(split) for split in self.data.named("test")}
         if tests and self.output_dir and self.accelerator.is_main_process:
-            write_submissions(self.output_dir / PREDICTIONS, self.data.task, tests)
-            names = ", ".join(submission_name(self.data.task, split) for split in tests)
+            texts = {submission_name(self.data.task, split): rows for split, rows in tests.items()}
+            for name, rows in texts.items():
+                self.output.write(f"{PREDICTIONS}/{name}", submission_text(self.data.task, rows).encode("utf-8"))
+            names = ", ".join(texts)
             self.accelerator.print(f"predictions: {self.output_dir / PREDICTIONS} ({names})")

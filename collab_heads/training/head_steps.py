@@ -134,7 +134,7 @@ def save_statistics(run: "Run") -> None:
     if run.accelerator.is_main_process:
         found = head_statistics(run.model, batches, exclude=ends(run))
         run.accelerator.print(found)
-        found.save(run.output_dir / STATISTICS)
+        run.output.write_folder(STATISTICS, found.save)
 
 
 def ends(run: "Run") -> list[int]:

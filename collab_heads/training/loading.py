@@ -2,9 +2,14 @@
 
 import hashlib
 import json
+from pickle import UnpicklingError
+
+from safetensors import SafetensorError
 
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.training.glue import Data
+
+DAMAGED = (EOFError, SafetensorError, UnpicklingError)  # what readers raise on truncated files
 
 
 def load_or_explain(auto, source: str, **kwargs):
@@ -17,7 +22,16 @@ def load_or_explain(auto, source: str, **kwargs):
         return auto.from_pretrained(source, **kwargs)
     except CollabHeadsError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        ImportError,
+        EOFError,
+        SafetensorError,
+        UnpicklingError,
+    ) as error:
         reason, backend = str(error).strip().split("\n")[0], kwargs.get("attn_implementation")
         asked = f" with --attn_implementation {backend} (without it sdpa is used)" if backend else ""
         raise ArgumentError(f"cannot load {auto.__name__} from {source!r}{asked}: {reason}") from error

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from collab_heads.errors import NonFiniteError
+from collab_heads.errors import NonFiniteError, OutputError
 from collab_heads.heads.penalty import HeadPenalty
 from collab_heads.training.batches import Step, own_share, shuffled_steps
-from collab_heads.training.checkpoint import load_progress, load_state, prune_checkpoints, save_checkpoint
+from collab_heads.training.checkpoint import RESUME, load_progress, load_state, prune_checkpoints, save_checkpoint
 from collab_heads.training.monitor import DIVERGED, Clock, Losses
 from collab_heads.training.optimizer import Loss, optimizer_and_schedule, optimizer_step, own_loss, parameter_groups
 
@@ -145,7 +145,7 @@ def fine_tune(
         done, progress = resume[1], load_progress(resume[0])
         before = progress.get("loss_of_phase")
         if penalty is not None:
-            penalty.load_state_dict(progress["penalty"])
+            load_penalty(penalty, resume[0])
     bar = tqdm(total=total, initial=done, desc="training", disable=not accelerator.is_main_process)
     clock, seen = Clock(), 0
     losses = Losses(accelerator, args.logging_steps, phase, total, before)
@@ -199,6 +199,14 @@ def fine_tune(
     return Trained(total, seen, clock.seconds, None if loss_of_phase is None or not total else loss_of_phase / total)
 
 
+def load_penalty(penalty: HeadPenalty, checkpoint: Path) -> None:
+    """Go on with a penalty where a checkpoint was, or raise OutputError."""
+    try:
+        penalty.load_state_dict(load_progress(checkpoint).get("penalty"))
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise OutputError(f"{RESUME}: {checkpoint}: what it records of the penalty is damaged: {error!r}") from error
+
+
 def micro_batches(examples, steps, collate, workers, device):
     """Load the micro-batches of this process, one after the other; an empty one is stood in for by an example."""
     indices = [batch or [0] for step in steps for batch in step]
@@ -214,6 +222,11 @@ def micro_batches(examples, steps, collate, workers, device):
         yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
+def weight_bytes(model: PreTrainedModel) -> int:
+    """About how much a stored model takes."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
 def save(accelerator, wrapped, args, hooks, name, phase, step, penalty, losses) -> None:
     """Write a checkpoint and delete those that are too many: never a good one for one of NaN."""
     model, output_dir = accelerator.unwrap_model(wrapped), Path(args.output_dir)
@@ -222,6 +235,7 @@ def save(accelerator, wrapped, args, hooks, name, phase, step, penalty, losses) 
     progress = {"phase": phase, "step": step, "processes": accelerator.num_processes, **hooks.progress()}
     progress["loss_of_phase"] = losses.state()
     progress["penalty"] = None if penalty is None else penalty.state_dict()
-    save_checkpoint(accelerator, output_dir / name, lambda folder: hooks.save_model(model, folder), progress)
+    size = 3 * weight_bytes(model)  # with the two moments of AdamW
+    save_checkpoint(accelerator, output_dir / name, lambda folder: hooks.save_model(model, folder), progress, size)
     if accelerator.is_main_process:
-        prune_checkpoints(output_dir, args.save_total_limit)
+        prune_checkpoints(output_dir, args.save_total_limit, output_dir / name)

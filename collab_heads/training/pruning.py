@@ -21,7 +21,7 @@ from collab_heads.heads.subset import check_target, roles_of
 from collab_heads.reading import parse_json
 from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, check_choice, select_sites
-from collab_heads.training.arguments import count, not_negative, per_role, positive, trains
+from collab_heads.training.arguments import count, not_negative, path, per_role, positive, trains
 
 SELECTIONS = ("learned", "importance", "random")
 target = per_role(count)
@@ -49,7 +49,9 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="lambda per head: learn gates, count open (Voita et al.'s concrete_coef over the number of gated modules)",
     )
-    group.add_argument("--alive_heads", metavar="FILE", help="JSON: role -> a list of 0 and 1 per layer, or by path")
+    group.add_argument(
+        "--alive_heads", type=path, metavar="FILE", help="JSON: role -> a list of 0 and 1 per layer, or by path"
+    )
     group.add_argument("--gated_sites", nargs="+", metavar="SITE", help="roles or paths that lose heads; all")
     group.add_argument(
         "--gate_learning_rate", type=positive, default=0.1, metavar="LR", help="peak, of the gates (0.1)"

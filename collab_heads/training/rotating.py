@@ -12,7 +12,7 @@ from collab_heads.heads.policies import POLICIES
 from collab_heads.heads.rotation import HeadRotation
 from collab_heads.heads.strength import METRICS
 from collab_heads.sites import check_choice
-from collab_heads.training.arguments import count, per_role, trains
+from collab_heads.training.arguments import count, path, per_role, trains
 from collab_heads.training.pruning import learns_gates
 
 OF_ROTATE = ("metric", "count", "frequency", "rest", "start", "end", "sites")
@@ -21,7 +21,9 @@ OF_ROTATE = ("metric", "count", "frequency", "rest", "start", "end", "sites")
 def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
     """Which heads change places while training."""
     group = parser.add_argument_group("rotating heads")
-    group.add_argument("--rotation_schedule", metavar="FILE", help="JSON: epoch -> pairs of heads that change places")
+    group.add_argument(
+        "--rotation_schedule", type=path, metavar="FILE", help="JSON: epoch -> pairs of heads that change places"
+    )
     group.add_argument("--rotate", metavar="POLICY", help=f"{', '.join(POLICIES)}: choose the pairs in every cycle")
     group.add_argument(
         "--rotation_metric",

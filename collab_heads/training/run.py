@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -12,11 +13,14 @@ from collab_heads.training import head_steps, swapping
 from collab_heads.training.arguments import fingerprint
 from collab_heads.training.backend import check_backend
 from collab_heads.training.batches import Step
-from collab_heads.training.checkpoint import go_on_from, write_json
+from collab_heads.training.checkpoint import prune_checkpoints
+from collab_heads.training.continuing import check_place, lies_below, settle
 from collab_heads.training.hub import push
 from collab_heads.training.loading import digest
-from collab_heads.training.loop import Hooks, fine_tune, num_steps, order_of, place
-from collab_heads.training.output import RESULTS, check_output, clear_output, provenance
+from collab_heads.training.loop import Hooks, fine_tune, num_steps, order_of, place, weight_bytes
+from collab_heads.training.output import RESULTS, Output
+from collab_heads.training.provenance import provenance
+from collab_heads.training.reservation import agreed
 
 
 class Run:
@@ -43,15 +47,16 @@ class Run:
 
     def __init__(self, args: Namespace, data, accelerator: Accelerator):
         self.args, self.data, self.accelerator = args, data, accelerator
-        self.output_dir = Path(args.output_dir) if args.output_dir else None
         precision = accelerator.mixed_precision  # also from `accelerate launch` or its config
         self.arguments = {**fingerprint(args), "mixed_precision": precision, "data": digest(data)}
         self.provenance = provenance()
-        self.checkpoint, self.progress = go_on_from(args, self.arguments, accelerator.num_processes)
-        if self.output_dir:
-            own = self.checkpoint is not None and self.checkpoint.resolve().parent == self.output_dir.resolve()
-            sources = [args.model_name_or_path, args.tokenizer_name, args.alive_heads, args.rotation_schedule]
-            check_output(self.output_dir, overwrite=args.overwrite_output_dir, resume=own, sources=sources)
+        self.output_dir = None if args.output_dir is None else Path(args.output_dir)
+        self.checkpoint, self.progress = agreed(
+            accelerator, lambda: settle(args, self.arguments, accelerator.num_processes)
+        )
+        self.output = None if self.output_dir is None else Output(self.output_dir)
+        if self.checkpoint is not None:
+            accelerator.print(f"going on from {self.checkpoint}")
         self.history: list[dict] = self.progress.get("history", [])
         self.swapped: dict | None = self.progress.get("swap")
         self.heads: dict = self.progress.get("heads", {})
@@ -59,6 +64,8 @@ class Run:
         self.recorder = None  # of gates over training, for the report
         self.trained: list[dict] = self.progress.get("trained", [])
         self.load()
+        if self.checkpoint is not None:
+            check_place(self.checkpoint, self.progress, self.plan(), lambda phase: num_steps(args, self.order(phase)))
         check_backend(self)
         self.rotation = head_steps.new_rotation(self)
 
@@ -96,14 +103,17 @@ class Run:
         """
         args, main = self.args, self.accelerator.is_main_process
         self.accelerator.wait_for_everyone()  # no process reads any more what the first may clear
-        if self.output_dir and main:
-            if args.overwrite_output_dir and self.checkpoint is None:
-                clear_output(self.output_dir)
-            self.output_dir.mkdir(parents=True, exist_ok=True)
+        if self.output and main:
+            if args.overwrite_output_dir and not lies_below(self.checkpoint, self.output_dir):
+                self.output.clear()
+            elif self.checkpoint is not None:  # a run that was killed may not have come to it
+                prune_checkpoints(self.output_dir, args.save_total_limit, self.output_dir / self.checkpoint.name)
+            self.output.save()
         self.accelerator.wait_for_everyone()
         if args.with_tracking:
             settings = {k: v for k, v in self.arguments.items() if isinstance(v, int | float | str | bool)}
-            self.accelerator.init_trackers(self.name, settings)
+            start = partial(self.accelerator.init_trackers, self.name, settings)
+            self.output.note_logs(start) if main else start()
         self.model.to(self.accelerator.device)
         plan = self.plan()
         last, start = self.last_training(), self.progress.get("phase", 0)
@@ -231,21 +241,25 @@ class Run:
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
+    def write_model(self) -> None:
+        """Put the model as it is now into the output folder."""
+        self.output.write_model(lambda folder: self.save_model(self.model, folder), weight_bytes(self.model))
+
     def predict(self) -> None:
         """Write predictions of the test splits, if asked to."""
 
     def finish(self) -> dict:
         """Write the model first, then predictions of the test splits, and the results last; returns these."""
-        main = self.output_dir and self.accelerator.is_main_process
+        main = self.output and self.accelerator.is_main_process
         if main:
-            self.save_model(self.model, self.output_dir)
+            self.write_model()
         head_steps.show(self)
         if head_steps.fold(self) and main:
-            self.save_model(self.model, self.output_dir)
+            self.write_model()
         self.predict()
         results = self.results()
         if main:
-            write_json(self.output_dir / RESULTS, results)
+            self.output.write_json(RESULTS, results)
             push(self.args, self.model, self.tokenizer)
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()

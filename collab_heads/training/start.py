@@ -2,6 +2,8 @@
 
 import argparse
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -11,6 +13,7 @@ from transformers.utils import logging
 from collab_heads.errors import ArgumentError
 from collab_heads.sites import check_choice
 from collab_heads.training.output import LOGS
+from collab_heads.training.reservation import agreed, reserved
 from collab_heads.training.run import Run
 
 SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
@@ -33,7 +36,10 @@ def launch(args: argparse.Namespace, load_data: Callable, run: type[Run]) -> dic
     if not accelerator.is_main_process:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-    return run(args, load_data(args), accelerator).run()
+    with ExitStack() as stack:
+        if args.output_dir is not None:
+            agreed(accelerator, lambda: stack.enter_context(reserved(Path(args.output_dir))) and None)
+        return run(args, load_data(args), accelerator).run()
 
 
 def check_tracking(args: argparse.Namespace) -> None:

@@ -1,7 +1,5 @@
 """Prediction files in the format that the GLUE server takes."""
 
-from pathlib import Path
-
 import numpy as np
 
 from collab_heads.training.glue import LAYOUTS, Task
@@ -28,11 +26,6 @@ def submission_name(task: Task, split: str) -> str:
     return "predictions.tsv" if task.name is None else LAYOUTS[task.name].submission(split)
 
 
-def write_submissions(folder: Path, task: Task, outputs: dict[str, np.ndarray]) -> list[Path]:
-    """Write one file per test split: split -> outputs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for split, rows in outputs.items():
-        paths.append(folder / submission_name(task, split))
-        paths[-1].write_text("\n".join(submission_lines(task, rows)) + "\n", encoding="utf-8")
-    return paths
+def submission_text(task: Task, outputs: np.ndarray) -> str:
+    """The lines as a file has them."""
+    return "\n".join(submission_lines(task, outputs)) + "\n"

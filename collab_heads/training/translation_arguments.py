@@ -7,7 +7,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.registry import fresh_models
 from collab_heads.sites import check_choice
 from collab_heads.training import pruning
-from collab_heads.training.arguments import Parser, count, count_from_1, not_negative
+from collab_heads.training.arguments import Parser, count, count_from_1, not_negative, path
 
 SIZE_FLAGS = ("d_model", "num_layers", "num_heads", "d_ff", "dropout")
 
@@ -15,11 +15,11 @@ SIZE_FLAGS = ("d_model", "num_layers", "num_heads", "d_ff", "dropout")
 def add_translation_data(parser: Parser) -> None:
     """Where the pairs are from, and how they are cut."""
     group = parser.add_argument_group("data")
-    group.add_argument("--dataset_name", metavar="NAME", help="on the Hub, with a column `translation`")
+    group.add_argument("--dataset_name", type=path, metavar="NAME", help="on the Hub, with a column `translation`")
     group.add_argument("--dataset_config_name", metavar="NAME", help="its configuration")
     for split in ("train", "validation", "test"):
         text = "a table (.csv .tsv .json .jsonl), or two text files (.gz too), the source first"
-        group.add_argument(f"--{split}_file", nargs="+", metavar="FILE", help=text)
+        group.add_argument(f"--{split}_file", nargs="+", type=path, metavar="FILE", help=text)
     group.add_argument("--do_predict", action="store_true", help="translate the Hub's test split too, as --test_file")
     group.add_argument("--source_lang", metavar="LANG", help="of the input: de, or the model's code (mBART: de_DE)")
     group.add_argument("--target_lang", metavar="LANG", help="of the output")
@@ -51,7 +51,7 @@ def add_translation_training(parser: Parser) -> None:
 def add_scratch_arguments(parser: Parser) -> None:
     """A model from scratch."""
     group = parser.add_argument_group("from scratch, instead of --model_name_or_path")
-    group.add_argument("--config_name", metavar="NAME", help="folder, or name on the Hub, of a config")
+    group.add_argument("--config_name", type=path, metavar="NAME", help="folder, or name on the Hub, of a config")
     group.add_argument("--model_type", metavar="TYPE", help=", ".join(fresh_models()))
     group.add_argument("--d_model", type=count_from_1, metavar="N", help="width")
     group.add_argument("--num_layers", type=count_from_1, metavar="N", help="of encoder and decoder, each")

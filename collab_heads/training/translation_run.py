@@ -1,5 +1,6 @@
 """One run of `run_translation.py`: how translation models are loaded, fed and measured."""
 
+import logging
 import math
 import tempfile
 from argparse import Namespace
@@ -12,20 +13,23 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.folders import MANIFEST, digest
 from collab_heads.training import head_steps, swapping
 from collab_heads.training.averaging import last_checkpoints, load_weights
 from collab_heads.training.batches import longest_first, token_steps
-from collab_heads.training.checkpoint import write_model
+from collab_heads.training.checkpoint import check_whole
 from collab_heads.training.classification import draw
 from collab_heads.training.collate import Collate
 from collab_heads.training.loading import load_or_explain
-from collab_heads.training.loop import num_steps, place
+from collab_heads.training.loop import num_steps, place, weight_bytes
 from collab_heads.training.output import BEST, TRANSLATIONS
 from collab_heads.training.run import Run
 from collab_heads.training.scratch import fresh
 from collab_heads.training.translation import Objective, corpus_scores, encode, num_targets, translate
 from collab_heads.training.translation_arguments import from_scratch
 from collab_heads.training.translation_model import check_fits, freeze, freeze_unsaved, set_languages
+
+logger = logging.getLogger(__name__)
 
 
 class TranslationRun(Run):
@@ -38,6 +42,7 @@ class TranslationRun(Run):
         args = self.args
         self.task = self.data.name
         self.best: dict | None = self.progress.get("best")
+        self.best_manifest: str | None = self.progress.get("best_manifest")  # the digest of that of the best weights
         self.last: list[str] | None = None  # translations of the validation pairs
         self.signatures: dict = self.progress.get("signatures", {})
         self.scratch = tempfile.TemporaryDirectory()  # a new vocabulary's files, until the model is saved
@@ -88,6 +93,8 @@ class TranslationRun(Run):
             )
         if self.best is not None and not (self.output_dir / BEST / "config.json").is_file():
             raise OutputError(f"--load_best_model_at_end: {self.output_dir / BEST} is gone; {self.best} was the best")
+        if self.best is not None:
+            check_whole(self.output_dir / BEST)
         for phase, (_, trains) in enumerate(self.plan()):
             if not (trains and args.average_checkpoints):
                 continue
@@ -123,7 +130,8 @@ class TranslationRun(Run):
     def record_of_run(self):
         """Also which evaluation was the best, and what is frozen."""
         frozen = [name for name, parameter in self.model.named_parameters() if not parameter.requires_grad]
-        return {**super().record_of_run(), "best": self.best, "signatures": self.signatures, "frozen": frozen}
+        best = {"best": self.best, "best_manifest": self.best_manifest}
+        return {**super().record_of_run(), **best, "signatures": self.signatures, "frozen": frozen}
 
     def weight(self, batch):
         """The loss is a mean over target pieces."""
@@ -162,7 +170,9 @@ class TranslationRun(Run):
         if trains and self.args.load_best_model_at_end and scores["bleu"] > best:
             self.best = {"bleu": scores["bleu"], "stage": stage, "step": step}
             if self.accelerator.is_main_process:
-                write_model(self.output_dir / BEST, lambda folder: self.save_model(model, folder))
+                size = weight_bytes(model)
+                self.output.write_folder(BEST, lambda folder: self.save_model(model, folder), size)
+                self.best_manifest = digest(self.output_dir / BEST / MANIFEST)["sha256"]
             self.accelerator.wait_for_everyone()
 
     def translations(self, split: str, model=None) -> list[str]:
@@ -176,21 +186,31 @@ class TranslationRun(Run):
 
     def write_translations(self, name: str, translations) -> None:
         """A text file, a translation a line."""
-        folder = self.output_dir / TRANSLATIONS
-        folder.mkdir(exist_ok=True)
         lines = "".join(line.replace("\n", " ") + "\n" for line in translations)
-        (folder / f"{name}.txt").write_text(lines, encoding="utf-8")
+        self.output.write(f"{TRANSLATIONS}/{name}.txt", lines.encode("utf-8"))
 
     def train(self, phase, resume):
         """Also take the best or the averaged weights at the end of a phase."""
         super().train(phase, resume)
         args = self.args
         if args.load_best_model_at_end and self.best and self.best["stage"] == self.trained[-1]["stage"]:
+            self.check_best()
             load_weights(self.model, [self.output_dir / BEST])
             self.evaluate("best")
         if args.average_checkpoints:
             load_weights(self.model, last_checkpoints(self.output_dir, phase, args.average_checkpoints))
             self.evaluate("averaged")
+
+    def check_best(self) -> None:
+        """Say so if the best weights are those of a run that was killed, and this one was not as good again."""
+        if self.accelerator.is_main_process and self.best_manifest is not None:
+            if digest(self.output_dir / BEST / MANIFEST)["sha256"] != self.best_manifest:
+                logger.warning(
+                    "%s is not of the evaluation %s: a run that was killed has replaced it, and this one, with other "
+                    "rounding, did not come by these weights again",
+                    self.output_dir / BEST,
+                    self.best,
+                )
 
     def results(self):
         """Also the signatures of the metrics, and the best evaluation."""

@@ -1,7 +1,6 @@
 """Checkpoints: found by their age, refused when they are not what they seem, written whole or not at all."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -16,7 +15,6 @@ from collab_heads.training.checkpoint import (
     load_state,
     prune_checkpoints,
     save_checkpoint,
-    write_json,
 )
 
 PLACES = {"step_0_10": (0, 10), "step_0_9": (0, 9), "epoch_0_2": (0, 14), "step_1_5": (1, 5), "step_1_40": (1, 40)}
@@ -57,24 +55,6 @@ def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
-def test_json_is_replaced_whole_and_nothing_is_left_over(tmp_path, monkeypatch):
-    path = tmp_path / "all_results.json"
-    write_json(path, {"a": 1})
-    write_json(path, {"a": [1.5, None], "b": "ä"})
-    assert json.loads(path.read_text()) == {"a": [1.5, None], "b": "ä"}
-    assert names(tmp_path) == {"all_results.json"}
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-
-    def fail(*names):
-        raise OSError("disk")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk"):
-        write_json(path, {"a": 2})
-    assert json.loads(path.read_text())["b"] == "ä"
-
-
 def test_the_newest_checkpoint_is_of_the_last_phase_and_then_the_last_step(run):
     for expected in ("step_1_40", "step_1_5", "epoch_0_2", "step_0_10", "step_0_9"):
         found = find_checkpoint("latest", run)
@@ -93,6 +73,11 @@ def test_pruning_keeps_the_newest_and_what_is_no_checkpoint(keep, left, run):
     others = names(run) - PLACES.keys()
     prune_checkpoints(run, keep)
     assert names(run) == left | others
+
+
+def test_what_comes_after_the_checkpoint_that_a_run_went_on_from_neither_counts_nor_goes(run):
+    prune_checkpoints(run, 2, run / "epoch_0_2")
+    assert names(run) & PLACES.keys() == PLACES.keys() - {"step_0_9"}
 
 
 def test_without_a_limit_nothing_is_pruned(run):
@@ -203,10 +188,10 @@ def test_a_checkpoint_that_fails_halfway_is_none(tmp_path):
     folder = tmp_path / "step_0_1"
     with pytest.raises(OSError, match="disk full"):
         save_checkpoint(accelerator, folder, fail, progress)
-    assert names(tmp_path) == {"step_0_1.partial"}
+    assert names(tmp_path) == set()
     with pytest.raises(OutputError, match="holds no finished checkpoint"):
         find_checkpoint("latest", tmp_path)
-    save_checkpoint(accelerator, folder, save_into, progress)  # over the rest of the first
+    save_checkpoint(accelerator, folder, save_into, progress)
     save_checkpoint(accelerator, folder, save_into, {**progress, "step": 2})  # over itself
     assert names(tmp_path) == {"step_0_1"}
     assert load_progress(folder)["step"] == 2

@@ -1,6 +1,7 @@
 """A run of run_translation.py that was stopped ends as an unbroken one; two processes do what one does."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from translation_script import PROCESSES, SCRATCH, SWAP, as_json, differing, fla
 
 import run_translation
 from collab_heads.errors import CollabHeadsError
+from collab_heads.folders import write_folder
 
+NO_MANIFEST = shutil.ignore_patterns("manifest.json", "translations")
 NOISY = "--dropout 0.2 --word_dropout 0.1 --label_smoothing 0.1".split()
 LEARNED = "--target_heads 5 --importance_samples 16 --selection_share 0.8".split()
 
@@ -95,6 +98,20 @@ def test_what_earlier_checkpoints_hold_is_not_looked_for_elsewhere(more, marian,
         (out / "best").rename(tmp_path / "moved")
         with pytest.raises(CollabHeadsError, match=f"{out / 'best'} is gone"):
             run(marian, bilingual, out, *more, *resume)
+
+
+def test_damaged_or_other_best_weights_are_seen(marian, bilingual, tmp_path, caplog):
+    out, more = tmp_path / "out", ("--load_best_model_at_end", "--max_train_steps", 2, "--checkpointing_steps", 1)
+    run(marian, bilingual, out, *more)
+    last = (*more, "--resume_from_checkpoint", out / "step_0_2")
+    run(marian, bilingual, out, *last)
+    assert "is not of the evaluation" not in caplog.text
+    write_folder(out / "best", lambda folder: shutil.copytree(marian, folder, dirs_exist_ok=True, ignore=NO_MANIFEST))
+    run(marian, bilingual, out, *last)
+    assert f"{out / 'best'} is not of the evaluation" in caplog.text
+    (out / "best" / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(CollabHeadsError, match=f"{out / 'best'} is damaged: model.safetensors has 3 bytes"):
+        run(marian, bilingual, out, *last)
 
 
 def test_other_flags_or_data_do_not_continue_a_run(marian, bilingual, tmp_path):

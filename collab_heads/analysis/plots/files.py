@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collab_heads.analysis.aside import write_aside
 from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
 from collab_heads.errors import ArgumentError
+from collab_heads.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,4 +41,4 @@ def check_path(path: str | Path) -> Path:
 def save_drawings(path: str | Path, png: bytes, svg: bytes) -> tuple[Path, Path]:
     """As `save_figure`, of what was drawn already."""
     path = check_path(path)
-    return write_aside(path.with_name(f"{path.name}.png"), png), write_aside(path.with_name(f"{path.name}.svg"), svg)
+    return write_file(path.with_name(f"{path.name}.png"), png), write_file(path.with_name(f"{path.name}.svg"), svg)

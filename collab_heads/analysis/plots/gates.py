@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collab_heads.analysis.aside import write_aside
 from collab_heads.analysis.gate_history import GateHistory
 from collab_heads.analysis.plots.canvas import bare, drawn, new_figure, our_style, panel_grid
 from collab_heads.analysis.plots.colours import colour_scale
 from collab_heads.analysis.plots.head_maps import draw_cells, head_panels, removed_legend
 from collab_heads.analysis.plots.panels import Panel, Totals, panels_of
 from collab_heads.errors import ArgumentError
+from collab_heads.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,7 +126,7 @@ def gate_animation(
     buffer = io.BytesIO()
     options = {"save_all": True, "append_images": pictures[1:], "duration": durations, "loop": 0, "disposal": 1}
     pictures[0].save(buffer, format="GIF", optimize=False, **options)
-    return write_aside(path, buffer.getvalue())
+    return write_file(path, buffer.getvalue())
 
 
 def draw_frames(

@@ -1,0 +1,103 @@
+"""Files that are complete or not there, also when the process is killed or the disk is full while they are written."""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from collab_heads.errors import CollabHeadsError, OutputError
+
+PARTIAL = ".partial"
+FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+# what a full disk looks like through safetensors and tokenizers (Rust), and through torch's zip writer
+RUST_FAILED = re.compile(r"os error (27|28|122)\b|No space left|[Qq]uota exceeded")
+TORCH_FAILED = re.compile(r"PytorchStreamWriter|inline_container|file write failed|basic_ios")
+
+
+def write_file(path: str | Path, content: bytes) -> Path:
+    """Write a file beside its place, sync it to disk, then rename: a reader never sees half of it.
+
+    Its folder is made if it is not there. A file of that name that was there is replaced.
+
+    Raises:
+        OutputError: if it cannot be written; what was there stays.
+    """
+    path = Path(path)
+    partial = path.with_name(path.name + PARTIAL)
+    with writing(path, len(content)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+    return path
+
+
+def write_json(path: str | Path, content: Mapping) -> Path:
+    """Write JSON as `write_file` does."""
+    return write_file(path, (json.dumps(content, indent=1) + "\n").encode("utf-8"))
+
+
+def sync(path: Path) -> None:
+    """Make what is in a file, or the names in a folder, survive a power cut."""
+    is_folder = path.is_dir()
+    if is_folder and os.name == "nt":
+        return  # Windows has no such call for folders
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not (is_folder and error.errno == errno.EINVAL):  # some network drives sync files only
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(path: Path, size: int | None = None) -> Iterator[None]:
+    """Turn what goes wrong while something is written into an OutputError that names it.
+
+    Args:
+        path: what is written.
+        size: bytes that it needs, as far as known.
+    """
+    try:
+        yield
+    except CollabHeadsError:
+        raise
+    except Exception as error:
+        reason = why_not_written(error)
+        if reason is None:
+            raise
+        needed = "" if size is None else f"about {size / 1e6:.1f} MB are needed, and "
+        raise OutputError(
+            f"cannot write {path}: {reason}; {needed}{free_bytes(path) / 1e6:.1f} MB are free there. What was there "
+            "before stays: make room, or choose another place"
+        ) from error
+
+
+def why_not_written(error: Exception) -> str | None:
+    """The reason, in plain words; None for an error that is no failure to write."""
+    if getattr(error, "errno", None) in FULL or RUST_FAILED.search(str(error)):
+        return f"the disk, or the space that you may use on it, is full ({error})"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, RuntimeError) and TORCH_FAILED.search(str(error)):
+        return f"the disk is full or has failed ({str(error).splitlines()[0]})"
+    return None
+
+
+def free_bytes(path: Path) -> int:
+    """The space that is left where a path is, or would be."""
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    return shutil.disk_usage(there).free

@@ -1,0 +1,145 @@
+"""An output folder belongs to one run at a time: a lock that dies with its process."""
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from collab_heads.errors import CollabHeadsError, OutputError
+from collab_heads.files import why_not_written
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+    import msvcrt
+
+LOCK = ".collab_heads.lock"
+TRIAL = ".collab_heads." + "trial" * 20  # as long as the longest name that a run writes
+logger = logging.getLogger(__name__)
+held: set[int] = set()  # descriptors of the locks of this process
+
+
+def drop_inherited() -> None:
+    """In a process that was forked off: a worker that outlives the run must not keep the lock."""
+    while held:
+        os.close(held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=drop_inherited)
+
+
+@contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Reserve a folder, made if it is not there and removed if it stays empty; try whether it can be written to.
+
+    Raises:
+        OutputError: if it cannot be made or written to, or another run has it.
+    """
+    made: list[Path] = []  # the innermost last
+    try:
+        attempt(folder, lambda: make(folder, made))
+        descriptor = lock(folder)
+        try:
+            attempt(folder, lambda: try_writing(folder, descriptor))
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)  # while it is locked: no one else can have taken it
+            held.discard(descriptor)
+            os.close(descriptor)
+    finally:
+        for path in reversed(made):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def make(folder: Path, made: list[Path]) -> None:
+    """Make a folder and what it lies in; notes what was made."""
+    for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        path.mkdir(exist_ok=True)
+        made.append(path)
+    if not folder.is_dir():
+        raise OutputError(f"--output_dir {folder} is a file")
+
+
+def attempt(folder: Path, action: Callable[[], object]) -> object:
+    """Do something in an output folder; what the system refuses becomes an OutputError."""
+    try:
+        return action()
+    except CollabHeadsError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        reason = why_not_written(error) or str(error)
+        raise OutputError(f"--output_dir {str(folder)!r} cannot be written to: {reason}: choose another") from error
+
+
+def lock(folder: Path) -> int:
+    """Take the lock of a folder; returns its descriptor.
+
+    Raises:
+        OutputError: if another run has it.
+    """
+    path = folder / LOCK
+    while True:
+        descriptor = attempt(folder, lambda: os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
+        try:
+            take(descriptor)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                held.add(descriptor)
+                return descriptor  # else the run that had it has just ended, and removed the file
+        except BlockingIOError as error:
+            owner = os.read(descriptor, 1000).decode(errors="replace").strip() if fcntl else ""
+            os.close(descriptor)
+            raise OutputError(
+                f"--output_dir {folder} is in use by a run that is still going on{owner and f' ({owner})'}: "
+                "wait for its end, or choose another"
+            ) from error
+        except OSError as error:  # some network drives have no locks
+            logger.warning("%s cannot be locked (%s): let no other run write there meanwhile", folder, error)
+            return descriptor
+        os.close(descriptor)
+
+
+def take(descriptor: int) -> None:
+    """Lock an open file, or raise BlockingIOError."""
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    except PermissionError as error:
+        raise BlockingIOError(*error.args) from error
+
+
+def try_writing(folder: Path, descriptor: int) -> None:
+    """Write who has the lock, and a small file with a long name."""
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, json.dumps({"process": os.getpid(), "machine": socket.gethostname()}).encode())
+    os.fsync(descriptor)
+    trial = folder / TRIAL
+    try:
+        trial.write_bytes(bytes(4096))
+    finally:
+        trial.unlink(missing_ok=True)
+
+
+def agreed(accelerator: Accelerator, function: Callable[[], object]) -> object:
+    """Call a function on the main process and hand its result, or its error, to all, so that none is left waiting."""
+    outcome: list = [None, None]
+    if accelerator.is_main_process:
+        try:
+            outcome[0] = function()
+        except CollabHeadsError as error:
+            outcome[1] = error
+    if accelerator.num_processes > 1:
+        broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
