@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-PORTION = 16  # examples
+PORTION = 384  # positions, padding included
+EXAMPLES = 16  # of inputs whose length no mask tells
 # A mask, and the inputs whose second dimension are its positions.
 SIDES = {
     "attention_mask": ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds"),
@@ -20,13 +21,13 @@ IGNORED = -100  # a label that does not count
 
 
 def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> Iterator[Mapping]:
-    """Cut a batch into portions of at most `size` examples, the shortest first.
+    """Cut a batch into portions of at most `size` positions (or one example), the shortest examples first.
 
     Args:
         batch: model inputs. It stays whole if its tensors do not all have one row per example, or if it holds anything
             but tensors, numbers and strings.
         is_encoder_decoder: whether labels are what a decoder reads.
-        size: examples per portion.
+        size: positions per portion, of encoder and decoder together.
 
     Yields:
         Batches of the same inputs, without the positions that end all rows of the portion and are padding: a mask says
@@ -41,12 +42,22 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
     lengths = torch.zeros(counts.pop(), dtype=torch.long)
     for _, used in sides(batch, is_encoder_decoder):
         lengths += ends(used)
-    for rows in lengths.argsort(stable=True).split(size):
+    for rows in cut(lengths if lengths.any() else lengths + size // EXAMPLES, size):
         portion = {**batch, **{name: tensor[rows.to(tensor.device)] for name, tensor in tensors.items()}}
         for names, used in list(sides(portion, is_encoder_decoder)):
             longest = max(int(ends(used).max()), 1)
             portion |= {name: portion[name][:, :longest] for name in names}
         yield portion
+
+
+def cut(lengths: Tensor, size: int) -> Iterator[Tensor]:
+    """Cut the order of rising length where count times length would pass `size`: lengths [B] -> numbers of examples."""
+    order = lengths.argsort(stable=True)
+    start = 0
+    for stop in range(1, len(order) + 1):
+        if stop == len(order) or (stop + 1 - start) * lengths[order[stop]] > size:
+            yield order[start:stop]
+            start = stop
 
 
 def sides(batch: Mapping, is_encoder_decoder: bool) -> Iterator[tuple[list[str], Tensor]]:
