@@ -42,7 +42,7 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
     lengths = torch.zeros(counts.pop(), dtype=torch.long)
     for _, used in sides(batch, is_encoder_decoder):
         lengths += ends(used)
-    for rows in cut(lengths if lengths.any() else lengths + size // EXAMPLES, size):
+    for rows in cut(lengths if lengths.any() else lengths + max(size // EXAMPLES, 1), size):
         portion = {**batch, **{name: tensor[rows.to(tensor.device)] for name, tensor in tensors.items()}}
         for names, used in list(sides(portion, is_encoder_decoder)):
             longest = max(int(ends(used).max()), 1)

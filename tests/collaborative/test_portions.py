@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collab_heads.collaborative.portions import portions
+from collab_heads.collaborative.portions import EXAMPLES, portions
 from families import EXACT64, FAMILIES, batch, cast, output
 
 LENGTHS = (9, 5, 7)  # of the sentences in `batch`
@@ -15,17 +15,26 @@ def ids(portion):
 
 def test_shortest_first_and_trimmed():
     inputs = batch()
-    short, long = portions(inputs, False, size=2)
+    short, long = portions(inputs, False, size=14)
     assert ids(short) == [inputs["input_ids"][1, :7].tolist(), inputs["input_ids"][2, :7].tolist()]
     assert ids(long) == [inputs["input_ids"][0].tolist()]
     assert short["attention_mask"].tolist() == [[1] * 5 + [0] * 2, [1] * 7]
 
 
 def test_examples_alike_keep_their_order():
-    inputs = {"input_ids": torch.arange(20).view(5, 4)}
-    assert [ids(portion) for portion in portions(inputs, False, size=2)] == [
-        rows.tolist() for rows in inputs["input_ids"].split(2)
+    """Also where nothing tells their lengths; then their number is limited."""
+    inputs = {"input_ids": torch.arange(160).view(40, 4)}
+    assert [ids(portion) for portion in portions(inputs, False)] == [
+        rows.tolist() for rows in inputs["input_ids"].split(EXAMPLES)
     ]
+
+
+def test_portions_hold_as_many_positions_as_they_may():
+    """Long sentences come in small portions, a sentence that is too long alone."""
+    lengths = torch.tensor([30, 3, 4, 9, 5, 10, 4])
+    mask = (torch.arange(30) < lengths[:, None]).long()
+    sizes = [tuple(p["input_ids"].shape) for p in portions({"input_ids": mask, "attention_mask": mask}, False, size=20)]
+    assert sizes == [(4, 5), (2, 10), (1, 30)]
 
 
 def test_all_inputs_of_an_example_stay_together():
