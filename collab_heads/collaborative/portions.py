@@ -67,7 +67,8 @@ def sides(batch: Mapping, is_encoder_decoder: bool) -> Iterator[tuple[list[str],
         if mask in matrices and matrices[mask].ndim == 2:
             labelled = mask == ("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
             names = [name for name in (*names, *["labels"] * labelled) if name in matrices]
-            if len({matrices[name].shape[1] for name in names}) == 1:
+            # a mask alone is one of images, whose positions are no dimension of theirs
+            if len(names) > 1 and len({matrices[name].shape[1] for name in names}) == 1:
                 yield names, matrices[mask] != 0
     if is_encoder_decoder and "labels" in matrices and not any(name.startswith("decoder_") for name in matrices):
         yield ["labels"], matrices["labels"] != IGNORED
