@@ -1,0 +1,154 @@
+"""What a calibrated swap costs: all-MiniLM-L6-v2, R=128 of 384, STS-B train sentences in batches of 32.
+
+python benchmarks/swap_speed.py [--rounds N]
+
+ratio     256 sentences, one thread: processor seconds of a swap over those of one forward pass over the same batches,
+          in turns; median over the rounds, and the range
+busy      the same swap with torch's own number of threads, alone and beside as many busy processes as the machine has
+          processors less one: wall seconds, in turns
+memory    2,000 sentences in a process of its own: peak resident memory, of a forward pass and of a swap
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import torch
+from stsb import Task
+from transformers import AutoModel
+from transformers.utils import logging
+
+from collab_heads import swap_to_collaborative
+from common import minilm, table, write
+
+WIDTH, SENTENCES, MANY = 128, 256, 2000
+COLUMNS = {"what": "", "sentences": "", "mixing": "", "pass": ".2f", "swap": ".2f", "ratio": ".2f", "range": ""}
+MEMORY = {"what": "", "sentences": "", "pass": ",.0f", "swap": ",.0f", "ratio": ".2f"}
+
+
+def original():
+    """The model."""
+    return AutoModel.from_pretrained(minilm()).eval()
+
+
+@torch.no_grad()
+def forward_pass(batches) -> None:
+    """One pass over the batches."""
+    model = original()
+    for batch in batches:
+        model(**batch)
+
+
+def swap(batches, mixing: str = "shared") -> None:
+    """One swap, calibrated on the batches."""
+    swap_to_collaborative(original(), dim_shared_query_key=WIDTH, mixing=mixing, calibration=batches)
+
+
+def seconds(clock, function, *args) -> float:
+    """How long a call takes by a clock."""
+    start = clock()
+    function(*args)
+    return clock() - start
+
+
+def spread(values) -> str:
+    """Smallest to largest."""
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def ratio_row(batches, mixing: str, rounds: int) -> dict:
+    """Processor time of a swap over that of a pass, one thread; reading the model is in both."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    forward_pass(batches)
+    pairs = [
+        (seconds(time.process_time, forward_pass, batches), seconds(time.process_time, swap, batches, mixing))
+        for _ in range(rounds)
+    ]
+    torch.set_num_threads(threads)
+    passes, swaps = zip(*pairs, strict=True)
+    ratios = [b / a for a, b in pairs]
+    return {
+        "what": "one thread, processor seconds",
+        "sentences": SENTENCES,
+        "mixing": mixing,
+        "pass": statistics.median(passes),
+        "swap": statistics.median(swaps),
+        "ratio": statistics.median(ratios),
+        "range": spread(ratios),
+    }
+
+
+@contextmanager
+def busy(count: int):
+    """Processes that do nothing but keep processors busy."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def busy_row(batches, rounds: int) -> dict:
+    """Wall time of a swap beside busy processes over that of one alone, with torch's own number of threads."""
+    others, pairs = max(os.cpu_count() - 1, 1), []
+    swap(batches)
+    for _ in range(rounds):
+        alone = seconds(time.perf_counter, swap, batches)
+        with busy(others):
+            pairs.append((alone, seconds(time.perf_counter, swap, batches)))
+    ratios = [b / a for a, b in pairs]
+    return {
+        "what": f"alone, and beside {others} busy process(es), {torch.get_num_threads()} threads, wall seconds",
+        "sentences": SENTENCES,
+        "mixing": "shared",
+        "pass": None,
+        "alone": statistics.median(a for a, _ in pairs),
+        "swap": statistics.median(b for _, b in pairs),
+        "ratio": statistics.median(ratios),
+        "range": spread(ratios),
+    }
+
+
+def peak(what: str) -> float:
+    """Peak resident MB of a process that does one thing with many sentences."""
+    command = [sys.executable, __file__, "--peak", what]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def memory_row() -> dict:
+    """Peak memory of a swap and of a pass."""
+    used = {what: peak(what) for what in ("pass", "swap")}
+    return {"what": "peak MB", "sentences": MANY, **used, "ratio": used["swap"] / used["pass"]}
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peak", choices=("pass", "swap"), help="print the peak memory of this one, in MB")
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    task = Task()
+    if arguments.peak:
+        {"pass": forward_pass, "swap": swap}[arguments.peak](task.calibration(0, MANY))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    batches = task.calibration(0, SENTENCES)
+    rows = [ratio_row(batches, mixing, arguments.rounds) for mixing in ("shared", "per_head")]
+    rows.append(busy_row(batches, arguments.rounds))
+    print(table(rows, COLUMNS))
+    memory = memory_row()
+    print(table([memory], MEMORY))
+    write("swap_speed", [*rows, memory])
+
+
+if __name__ == "__main__":
+    main()
