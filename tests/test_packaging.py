@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,10 @@ def test_installed_wheel(built, tmp_path):
         ",".join(collab_heads.supported_model_types()),
         ",".join(FAMILIES),
     ]
+
+
+def test_the_version_stands_in_one_place():
+    """Of what is installed, of the citation, of the package."""
+    assert metadata.version("collab-heads") == collab_heads.__version__
+    assert f"\nversion: {collab_heads.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()
