@@ -58,8 +58,8 @@ def unharmed(folder: Path, size: int | None = None) -> Iterator[None]:
 def begin(folder: Path) -> Path:
     """Make the partial folder of a folder; from then on everything in it is ours."""
     partial = beside(folder, PARTIAL)
-    if partial.exists():
-        erase(partial)
+    if os.path.lexists(partial):
+        erase(partial) if is_ours(partial) else keep(partial)
     partial.mkdir(parents=True)
     write_manifest(partial, None)
     return partial
