@@ -157,7 +157,7 @@ def wrong_after_kill(scenario: Scenario, out: Path) -> list[str]:
     wrong = [f"{name} is not what it was" for name in MINE if read(out / name) != f"mine: {name}"]
     for config in out.rglob("config.json"):
         folder = config.parent
-        if folder.name.endswith((".partial", ".old", ".deleted", ".staged")):
+        if folder.name.endswith((".partial", ".replaced", ".deleted", ".staged")):
             continue  # no one loads these
         if not (folder / "model.safetensors").exists() or identity(folder) not in scenario.saves:
             wrong.append(f"{folder.name} loads, and is no complete save")

@@ -1,9 +1,9 @@
 """Folders that are complete or not there, with a manifest of what we wrote into them.
 
 A folder is written as `NAME.partial` and renamed when it is complete and on disk. The one that it replaces is renamed
-to `NAME.old` first, one that is deleted to `NAME.deleted`: at every moment the old or the new one is there whole, and
-`recover` puts it back or takes it away. Only files that a manifest lists are ever deleted; others, put there by the
-user, stay or move to the folder that comes after.
+to `NAME.replaced` first, one that is deleted to `NAME.deleted`: at every moment the old or the new one is there whole,
+and `recover` puts it back or takes it away. Only files that a manifest lists, and that are as it says, are ever
+deleted; others, put there or changed by the user, stay or move to the folder that comes after.
 """
 
 import hashlib
@@ -12,14 +12,14 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from collab_heads.errors import OutputError
 from collab_heads.files import PARTIAL, sync, write_json, writing
 
 MANIFEST = "manifest.json"
 FIELD, VERSION = "collab_heads_manifest", 1
-OLD, DELETED, KEPT = ".old", ".deleted", ".kept"
+OLD, DELETED, KEPT = ".replaced", ".deleted", ".kept"
 CHUNK = 1 << 20
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ def unharmed(folder: Path, size: int | None = None) -> Iterator[None]:
 def begin(folder: Path) -> Path:
     """Make the partial folder of a folder; from then on everything in it is ours."""
     partial = beside(folder, PARTIAL)
-    if partial.exists():
-        erase(partial)
+    if os.path.lexists(partial):
+        erase(partial) if is_ours(partial) else keep(partial)
     partial.mkdir(parents=True)
     write_manifest(partial, None)
     return partial
@@ -113,14 +113,14 @@ def finish(leftover: Path, home: Path) -> None:
     listed = (read_manifest(leftover) or {}).get("files") or {}
     for name, entry in listed.items():
         path = leftover / name
-        if path.is_file() and not path.is_symlink() and path.stat().st_size == entry["bytes"]:
+        if path.is_file() and not path.is_symlink() and digest(path) == entry:  # else it was changed since
             path.unlink()
     for name in contents(leftover):
         if not os.path.lexists(home / name):
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             os.rename(leftover / name, home / name)
     if left := contents(leftover):
-        logger.warning("%s keeps %s, which we did not write", leftover, ", ".join(left))
+        logger.warning("%s keeps %s, which we did not write, or which was changed since", leftover, ", ".join(left))
         return
     remove_empty(leftover)
 
@@ -171,9 +171,9 @@ def beside(path: Path, end: str) -> Path:
 
 
 def contents(folder: Path) -> list[str]:
-    """The files in a folder, at any depth, but for its manifest: paths relative to it."""
-    own = {folder / MANIFEST, folder / (MANIFEST + PARTIAL)}
-    paths = [path for path in folder.rglob("*") if path not in own and (path.is_symlink() or not path.is_dir())]
+    """The files in a folder, at any depth, but for a manifest of ours: paths relative to it."""
+    ours = {folder / MANIFEST, folder / (MANIFEST + PARTIAL)} if is_ours(folder) else set()
+    paths = [path for path in folder.rglob("*") if path not in ours and (path.is_symlink() or not path.is_dir())]
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
@@ -192,25 +192,26 @@ def digest_of(content: bytes) -> dict[str, int | str]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def write_manifest(folder: Path, files: Mapping[str, Mapping] | None, **more) -> None:
+def write_manifest(folder: Path, files: Mapping[str, object] | None, field: str = FIELD, **more) -> None:
     """List the files that we wrote into a folder; None while it is being written."""
-    write_json(folder / MANIFEST, {FIELD: VERSION, "files": files, **more})
+    write_json(folder / MANIFEST, {field: VERSION, "files": files, **more})
 
 
-def read_manifest(folder: Path) -> dict | None:
+def read_manifest(folder: Path, field: str = FIELD) -> dict | None:
     """The manifest of a folder; None if there is none, or it is not one of ours, or damaged."""
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if found[FIELD] != VERSION or not all(map(is_inside, found["files"] or ())):
-            return None
-        return found
+        files = found["files"]
+        fits = found[field] == VERSION and isinstance(files, dict | None) and all(map(is_inside, files or ()))
+        return found if fits else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def is_inside(name: str) -> bool:
     """Whether a relative path stays below where it starts."""
-    return not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts and "\0" not in name
+    readings = PurePosixPath(name), PureWindowsPath(name)
+    return not any(each.anchor or ".." in each.parts for each in readings) and "\0" not in name
 
 
 def is_ours(folder: Path) -> bool:
@@ -224,7 +225,7 @@ def is_ours(folder: Path) -> bool:
 
 def is_begun(partial: Path) -> bool:
     """Whether a file is a manifest of ours that was not finished."""
-    start = f'{{\n "{FIELD}"'.encode()
+    start = b'{\n "collab_heads_'
     return partial.is_file() and start.startswith(partial.read_bytes()[: len(start)])
 
 

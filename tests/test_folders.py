@@ -114,8 +114,8 @@ def test_what_has_no_room_in_the_new_folder_stays_beside_it(folder, caplog):
     (folder / "tokenizer").write_text("mine")
     write_folder(folder, fill(TWO))
     assert files_in(folder) == TWO
-    assert files_in(folder.with_name("best.old")) == {"tokenizer": "mine"}
-    assert "best.old keeps tokenizer" in caplog.text
+    assert files_in(folder.with_name("best.replaced")) == {"tokenizer": "mine"}
+    assert "best.replaced keeps tokenizer" in caplog.text
     for _ in range(2):
         write_folder(folder, fill(TWO))
         recover(folder)
@@ -124,16 +124,16 @@ def test_what_has_no_room_in_the_new_folder_stays_beside_it(folder, caplog):
 
 
 def test_a_folder_of_the_users_is_never_emptied(tmp_path):
-    for name in ("best", "best.partial", "best.old", "best.deleted"):
+    for name in ("best", "best.partial", "best.replaced", "best.deleted"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis.txt").write_text(name)
     recover(tmp_path / "best")
     retire(tmp_path / "best")
     assert all((tmp_path / name / "thesis.txt").read_text() == name for name in names(tmp_path)[:1])
-    with pytest.raises(OutputError, match=r"best.partial is in the way, and we did not write it"):
-        write_folder(tmp_path / "best", fill(ONE))
+    write_folder(tmp_path / "best", fill(ONE))
     texts = [path.read_text() for path in tmp_path.rglob("thesis.txt")]
-    assert sorted(texts) == ["best", "best.deleted", "best.old", "best.partial"]
+    assert sorted(texts) == ["best", "best.deleted", "best.partial", "best.replaced"]
+    assert files_in(tmp_path / "best") == ONE | {"thesis.txt": "best"}
 
 
 def test_a_link_is_moved_out_of_the_way_and_what_it_points_to_stays(tmp_path):

@@ -1,6 +1,7 @@
 """Head statistics on disk: one safetensors file and one JSON file, complete or not there."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,8 +25,10 @@ def write_statistics(folder: Path, tensors: Mapping[str, Tensor], description: M
         tensors: name -> tensor.
         description: JSON.
     """
+    content = save({name: each.contiguous() for name, each in tensors.items()})
+    new = write_file(folder / f"{TENSORS}.new", content)  # what is most likely to fail comes before any change
     (folder / DESCRIPTION).unlink(missing_ok=True)  # or an old one would describe the new tensors for a moment
-    write_file(folder / TENSORS, save({name: each.contiguous() for name, each in tensors.items()}))
+    os.replace(new, folder / TENSORS)
     write_file(folder / DESCRIPTION, (json.dumps({"version": VERSION, **description}) + "\n").encode())
 
 

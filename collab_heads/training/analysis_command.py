@@ -43,7 +43,11 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
     parser.add_argument("--data", nargs="+", required=True, metavar="FILE", help="text; and its translation")
     parser.add_argument("--treebank", metavar="FILE", help="CoNLL-U, in the input's language: heads and dependencies")
     parser.add_argument(
-        "--output_dir", type=path, default="head_report", metavar="DIR", help="for the report (head_report)"
+        "--output_dir",
+        type=path,
+        default="head_report",
+        metavar="DIR",
+        help="for the report; must be new or empty (head_report)",
     )
     parser.add_argument("--parts", nargs="+", metavar="PART", help=f"some of {', '.join(PARTS)}; all but the last")
     parser.add_argument("--samples", type=count_from_1, metavar="N", help="the first sentences only; all")
@@ -65,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> HeadReport:
     folder = Path(args.output_dir)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"--output_dir {folder} is a file")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise OutputError(f"--output_dir {folder} is in use: choose another, or move what is there")
     sentences = read_conllu(args.treebank) if args.treebank else None
     texts = read_data(args)
     model, tokenizer = load(args)

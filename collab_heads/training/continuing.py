@@ -6,7 +6,7 @@ from pathlib import Path
 
 from collab_heads.errors import OutputError
 from collab_heads.training.checkpoint import PROGRESS, RESUME, go_on_from
-from collab_heads.training.output import Output
+from collab_heads.training.output import Output, same_place
 from collab_heads.training.path_names import inputs
 
 
@@ -37,7 +37,7 @@ def settle(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | 
 
 def lies_below(checkpoint: Path | None, folder: Path) -> bool:
     """Whether a run goes on in the folder in which its checkpoint lies."""
-    return checkpoint is not None and checkpoint.resolve().parent == folder.resolve()
+    return checkpoint is not None and same_place(checkpoint.resolve().parent, folder)
 
 
 def check_place(

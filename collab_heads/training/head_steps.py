@@ -19,6 +19,7 @@ from collab_heads.training import analyzing, mixing, pruning, rotating
 from collab_heads.training.analyzing import GateRecorder
 from collab_heads.training.loop import num_steps
 from collab_heads.training.output import STATISTICS
+from collab_heads.training.reservation import agreed
 
 if TYPE_CHECKING:
     from collab_heads.training.run import Run
@@ -91,7 +92,7 @@ def check_rotating(run: "Run", rotation: HeadRotation | DynamicRotation) -> None
 
 def rotate(run: "Run", model: PreTrainedModel, epoch: int, optimizer: Optimizer) -> None:
     """Let heads change places before an epoch; the first process chooses for all."""
-    pairs = pruning.on_first(run.accelerator, lambda: run.rotation.plan(model, epoch, run.validation()))
+    pairs = agreed(run.accelerator, lambda: run.rotation.plan(model, epoch, run.validation()))
     run.rotation.apply(model, epoch=epoch, optimizer=optimizer, pairs=pairs)
     if pairs:
         named = ", ".join(f"{first} with {second}" for first, second in pairs)

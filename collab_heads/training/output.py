@@ -29,6 +29,7 @@ RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"
 BEST, TRANSLATIONS, STATISTICS, REPORT = "best", "translations", "head_statistics", "head_report"
 STAGED = "model.staged"  # the final model, whole, on its way into the output folder itself
 FOLDERS = (BEST, STATISTICS, REPORT, STAGED)  # written as wholes, as checkpoints are
+RECORD = "collab_heads_output"  # marks the manifest of an output folder, not that of a folder written as a whole
 CONFIG = "config.json"  # without it no model loads
 MODEL = (CONFIG, "generation_config.json", "model.safetensors", "model.safetensors.index.json")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt")
@@ -47,28 +48,33 @@ class Output:
         path: the folder; it may not be there yet.
 
     Attributes:
+        recorded: whether there was a record.
         files: name, relative to the folder -> digests that it may have; None for one that grows, such as a log.
         model: the names of the final model's files.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        recorded = read_manifest(path) or {}
-        self.files: dict[str, list[dict] | None] = dict(recorded.get("files") or {})
-        self.model: list[str] = list(recorded.get("model", ()))
+        found = read_record(path)
+        self.recorded = found is not None
+        self.files: dict[str, list[dict] | None] = found["files"] if found else {}
+        self.model: list[str] = found["model"] if found else []
 
     def owns(self, name: str) -> bool:
         """Whether a file is there as we wrote it."""
         path = self.path / name
         if name not in self.files or path.is_symlink() or not path.is_file():
             return False
-        expected = self.files[name]
-        return expected is None or digest(path) in expected
+        if (expected := self.files[name]) is None:  # known by its name only
+            return path.resolve().is_relative_to(self.path.resolve())
+        return digest(path) in expected
 
     def claim(self, digests: dict[str, dict]) -> None:
         """Record what is about to be written; move what is in its place and not ours."""
         for name, coming in digests.items():
-            path = self.path / name
+            path, partial = self.path / name, self.path / (name + PARTIAL)
+            if os.path.lexists(partial) and name not in self.files:
+                keep(partial)
             if os.path.lexists(path) and not self.owns(name):
                 keep(path)
             self.files[name] = [*([digest(path)] if path.exists() else []), coming]
@@ -76,7 +82,7 @@ class Output:
 
     def save(self) -> None:
         """Write the record."""
-        write_manifest(self.path, self.files, model=self.model)
+        write_manifest(self.path, self.files, RECORD, model=self.model)
 
     def write(self, name: str, content: bytes) -> Path:
         """Write a file; its name may have folders in it."""
@@ -150,7 +156,7 @@ class Output:
             (self.path / (name + PARTIAL)).unlink(missing_ok=True)
         if is_begun(self.path / (MANIFEST + PARTIAL)):
             (self.path / (MANIFEST + PARTIAL)).unlink()
-        if is_ours(self.path / STAGED):
+        if is_ours(self.path / STAGED) and (read_manifest(self.path / STAGED) or {}).get("files"):
             self.install()
 
     def clear(self) -> None:
@@ -194,7 +200,13 @@ class Output:
                         f"--overwrite_output_dir would delete {each}, which the run reads: choose another "
                         "--output_dir, or move it"
                     )
-        if there and (overwrite or is_ours(self.path)):
+        for name, ours in ((MANIFEST, self.recorded), (MANIFEST + PARTIAL, is_begun(self.path / (MANIFEST + PARTIAL)))):
+            if os.path.lexists(self.path / name) and not ours:
+                raise OutputError(
+                    f"--output_dir {self.path} holds a {name} that is damaged, of a newer version or not ours: "
+                    "move it, or choose another folder"
+                )
+        if there and (overwrite or self.recorded):
             self.check_replaced()
         mistaken = [path.name for path in there if NAME.fullmatch(path.name) and is_record(path)]
         if mistaken and overwrite and not resume:
@@ -213,13 +225,21 @@ class Output:
         for name in (*FOLDERS, TRANSLATIONS, PREDICTIONS, LOGS):
             path = self.path / name
             wrong += [name] if os.path.lexists(path) and not path.is_dir() else []
-        if os.path.lexists(self.path / MANIFEST) and not is_ours(self.path):
-            wrong.append(MANIFEST)
         if wrong:
             raise OutputError(
                 f"--output_dir {self.path} holds {', '.join(wrong)}: a run would write there, and no {MANIFEST} says "
                 "that one of ours did (or it was changed since): move it, or choose another folder"
             )
+
+
+def read_record(folder: Path) -> dict | None:
+    """The record of an output folder; None if there is none, or it is damaged, of a newer version or not ours."""
+    found = read_manifest(folder, RECORD)
+    if found is None or not isinstance(found["files"], dict):
+        return None
+    model = found.get("model")
+    fits = all(isinstance(entry, list | None) for entry in found["files"].values())
+    return found if fits and isinstance(model, list) and all(isinstance(name, str) for name in model) else None
 
 
 def is_record(checkpoint: Path) -> bool:
@@ -232,9 +252,14 @@ def lies_in(source: Path, folder: Path, files: Iterable[str]) -> bool:
     if not os.path.lexists(source):
         return False  # a name on the Hub
     places = source.resolve(), source.parent.resolve() / source.name
-    if any(place.is_relative_to(folder.resolve()) for place in places):
+    if any(same_place(each, folder) for place in places for each in (place, *place.parents)):
         return True
     return source.resolve() in {(folder / name).resolve() for name in files}
+
+
+def same_place(one: Path, other: Path) -> bool:
+    """Whether two paths lead to the same place, also where upper and lower case are the same."""
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def remove_if_empty(output_dir: Path, name: str) -> None:

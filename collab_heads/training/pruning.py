@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError, DataError
@@ -22,6 +21,7 @@ from collab_heads.reading import parse_json
 from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, check_choice, select_sites
 from collab_heads.training.arguments import count, not_negative, path, per_role, positive, trains
+from collab_heads.training.reservation import agreed
 
 SELECTIONS = ("learned", "importance", "random")
 target = per_role(count)
@@ -163,7 +163,7 @@ def start(
     if learns_gates(args):
         swap_to_gated(model, sites=sites)
         return None
-    alive = on_first(accelerator, lambda: choose_alive(args, model, sites, samples))
+    alive = agreed(accelerator, lambda: choose_alive(args, model, sites, samples))
     swap_to_gated(model, alive_heads=alive)
     return prune_heads(model)
 
@@ -174,15 +174,7 @@ def ranking(
     """The importance that learning an exact number of heads starts from; the arguments of `start`."""
     if args.target_heads is None or not args.importance_samples:
         return None
-    return on_first(accelerator, lambda: head_importance(model, samples(args.importance_samples)))
-
-
-def on_first(accelerator: Accelerator, compute: Callable[[], object]) -> object:
-    """Compute on the first process and hand the result to all: last bits of floating point may differ there."""
-    found = [compute() if accelerator.is_main_process else None]
-    if accelerator.num_processes > 1:
-        broadcast_object_list(found)
-    return found[0]
+    return agreed(accelerator, lambda: head_importance(model, samples(args.importance_samples)))
 
 
 def choose_alive(args, model, sites, samples) -> Mapping:

@@ -131,7 +131,10 @@ def try_writing(folder: Path, descriptor: int) -> None:
 
 
 def agreed(accelerator: Accelerator, function: Callable[[], object]) -> object:
-    """Call a function on the main process and hand its result, or its error, to all, so that none is left waiting."""
+    """Call a function on the main process and hand its result, or its error, to all, so that none is left waiting.
+
+    Also for what all could compute: last bits of floating point may differ between processes.
+    """
     outcome: list = [None, None]
     if accelerator.is_main_process:
         try:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
 from collab_heads.collaborative.query_key import is_swapped
@@ -18,6 +17,7 @@ from collab_heads.errors import SwapError
 from collab_heads.persist import rebuild
 from collab_heads.registry import get_adapter
 from collab_heads.sites import select_sites
+from collab_heads.training.reservation import agreed
 
 PHASES = {  # --swap -> what happens in each phase: whether it starts with the swap, whether it trains
     None: ((False, True),),
@@ -77,18 +77,14 @@ def swap_everywhere(
     accelerator: Accelerator, args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None
 ) -> SwapReport:
     """Swap on the first process and hand the result to all others: last bits of floating point may differ there."""
-    found: list = [None, None]
-    if accelerator.is_main_process:
-        report = swap(args, model, calibration)
-        found = [report, getattr(model.config, FIELD)]
+    report, record = agreed(accelerator, lambda: (swap(args, model, calibration), getattr(model.config, FIELD)))
     if accelerator.num_processes > 1:
-        broadcast_object_list(found)
         if not accelerator.is_main_process:
-            setattr(model.config, FIELD, found[1])
+            setattr(model.config, FIELD, record)
             rebuild(model)
         for parameter in model.parameters():
             torch.distributed.broadcast(parameter.data, 0)
-    return found[0]
+    return report
 
 
 def summary(report: SwapReport) -> dict:

@@ -20,6 +20,7 @@ from collab_heads.training.batches import longest_first, token_steps
 from collab_heads.training.checkpoint import check_whole
 from collab_heads.training.classification import draw
 from collab_heads.training.collate import Collate
+from collab_heads.training.continuing import lies_below
 from collab_heads.training.loading import load_or_explain
 from collab_heads.training.loop import num_steps, place, weight_bytes
 from collab_heads.training.output import BEST, TRANSLATIONS
@@ -86,7 +87,7 @@ class TranslationRun(Run):
         args = self.args
         if not (args.load_best_model_at_end or args.average_checkpoints):
             return
-        if self.checkpoint is not None and self.checkpoint.resolve().parent != self.output_dir.resolve():
+        if self.checkpoint is not None and not lies_below(self.checkpoint, self.output_dir):
             raise ArgumentError(
                 f"--output_dir {self.output_dir}: --load_best_model_at_end and --average_checkpoints need what the run "
                 f"left in {self.checkpoint.parent}: go on there"

@@ -129,7 +129,7 @@ def test_a_write_that_fails_leaves_the_old_ones(marian, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr(storage, "save_file", fail)
+    monkeypatch.setattr(storage.os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
         measured("bert").save(tmp_path)
     assert HeadStatistics.load(tmp_path) == marian

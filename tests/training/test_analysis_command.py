@@ -114,6 +114,7 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
         ([bert, "--data", tmp_path / "missing"], DataError, "missing"),
         ([bert, "--data", short, "--treebank", tmp_path / "no.conllu"], DataError, "no.conllu"),
         ([bert, "--data", short, "--output_dir", short], OutputError, "is a file"),
+        ([bert, "--data", short, "--output_dir", gpt], OutputError, "gpt is in use: choose another"),
         ([tmp_path / "nothing", "--data", short], ArgumentError, "cannot load AutoConfig"),
         ([bert, "--data", short, "--parts", "lrp"], ArgumentError, "unknown part 'lrp'"),
         ([bert, "--data", short, "--device", "nonsense"], ArgumentError, "--device nonsense"),
@@ -164,9 +165,11 @@ def test_as_a_command_with_the_packages_of_its_own_extra_only(bert, marian, pair
 def test_as_a_command(bert, tmp_path):
     text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "collab_heads.analysis", str(bert), "--data", text, "--output_dir", str(out)]
-    subprocess.run(command, check=True, cwd=tmp_path)
+    command = [sys.executable, "-m", "collab_heads.analysis", str(bert), "--data", text]
+    subprocess.run([*command, "--output_dir", str(out)], check=True, cwd=tmp_path)
     assert (out / "report.html").stat().st_size > 10_000
-    wrong = subprocess.run([*command, "--parts", "lrp"], capture_output=True, text=True, check=False)
+    wrong = subprocess.run(
+        [*command, "--output_dir", "new", "--parts", "lrp"], capture_output=True, text=True, check=False
+    )
     assert wrong.returncode == 1 and "Traceback" not in wrong.stderr
     assert wrong.stderr.endswith("contributions, ablation\n")

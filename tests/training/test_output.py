@@ -126,7 +126,6 @@ def test_a_folder_without_a_manifest_is_not_cleared(tmp_path):
         "all_results.json.partial",
         "best/config.json",
         "model.staged/config.json",
-        "manifest.json",
         "translations",
     ),
 )

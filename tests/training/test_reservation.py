@@ -6,13 +6,14 @@ import os
 import re
 import signal
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
 
-from collab_heads.errors import OutputError
-from collab_heads.training import reservation
+from collab_heads.errors import OutputError, SwapError
+from collab_heads.training import pruning, reservation, swapping
 from collab_heads.training.reservation import LOCK, agreed, reserved
 
 
@@ -168,3 +169,29 @@ def test_all_processes_learn_why_the_first_refuses(monkeypatch):
         monkeypatch.setattr(type(accelerator), "is_main_process", main)
         assert agreed(accelerator, lambda: 3) == 3
         assert sent[-1] == [3, None]
+
+
+@pytest.mark.parametrize(
+    "compute",
+    (
+        lambda accelerator: swapping.swap_everywhere(accelerator, Namespace(), None, None),
+        lambda accelerator: pruning.ranking(
+            accelerator, Namespace(target_heads=3, importance_samples=4), None, lambda count: ()
+        ),
+    ),
+)
+def test_all_processes_learn_why_the_first_could_not_compute(compute, monkeypatch):
+    """The others wait for a swap and for scores of heads that it computes for all."""
+
+    def refuse(*args, **more):
+        raise SwapError("no")
+
+    sent = []
+    monkeypatch.setattr(swapping, "swap", refuse)
+    monkeypatch.setattr(pruning, "head_importance", refuse)
+    monkeypatch.setattr(reservation, "broadcast_object_list", sent.append)
+    accelerator = Accelerator(cpu=True)
+    monkeypatch.setattr(type(accelerator), "num_processes", 2)
+    with pytest.raises(SwapError, match="no"):
+        compute(accelerator)
+    assert isinstance(sent[0][1], SwapError)
