@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AlbertModel, GPT2Config, SplinterConfig, SplinterModel
 from transformers.models.splinter.modeling_splinter import SplinterSelfAttention, eager_attention_forward
+from unchanged import refused
 
 from collab_heads import (
     AttentionAdapter,
@@ -18,8 +19,8 @@ from collab_heads import (
 )
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.collaborative.attention import attend, cached_key_value
-from collab_heads.collaborative.query_key import is_swapped
-from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.collaborative.query_key import is_swapped, split_heads
+from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedModelError
 from collab_heads.registry import adapter_for_config
 from families import (
     FAMILIES,
@@ -98,6 +99,33 @@ def test_own_adapter(adapter, mixing, registered, tmp_path):
     assert loaded.state_dict().keys() == model.state_dict().keys()
     assert all(is_swapped(module) for module in sites(loaded).values())
     assert torch.equal(output(loaded, batch()), output(model, batch()))
+
+
+class SilentSplinterSelfAttention(SplinterSelfAttention):
+    """Attention in plain torch, past transformers' attention interface."""
+
+    def forward(self, hidden_states, attention_mask=None, **kwargs):
+        query, key, value = (
+            split_heads(projection(hidden_states), HEADS) for projection in (self.query, self.key, self.value)
+        )
+        weights = (self.scaling * query @ key.mT).softmax(-1)
+        return (weights @ value).transpose(1, 2).flatten(2), weights
+
+
+class SilentAdapter(SplinterAdapter):
+    replacements = {SilentSplinterSelfAttention: CollaborativeSplinterSelfAttention}  # noqa: RUF012
+
+
+@pytest.mark.parametrize("allocation", ("uniform", "balanced"))
+def test_attention_that_cannot_be_recorded(allocation):
+    """The site is named, and what works without a record."""
+    model = splinter()
+    for path in ("encoder.layer.0.attention.self", "encoder.layer.1.attention.self"):
+        model.get_submodule(path).__class__ = SilentSplinterSelfAttention
+    with refused(model, CalibrationError, "encoder.layer.0.attention.self", "refine_steps=0", "allocation='uniform'"):
+        swap_to_collaborative(model, SilentAdapter, 16, calibration=[batch()], allocation=allocation, refine_steps=3)
+    report = swap_to_collaborative(model, SilentAdapter, 16, calibration=[batch()], refine_steps=0)
+    assert report.calibrated
 
 
 @pytest.mark.parametrize("adapter", (SplinterAdapter, SplinterAdapter()), ids=("class", "instance"))

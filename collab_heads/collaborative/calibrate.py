@@ -87,14 +87,14 @@ def evaluating(model: PreTrainedModel):
 @contextmanager
 def attention_backend(model: PreTrainedModel, backend: str, accepted: Collection[str]):
     """Use a backend where the model and its stacks have none of the accepted ones; what they had is restored."""
-    # one by one: transformers 5.17 does not reach T5's stacks from the model
+    # One by one: transformers 5.17 does not reach T5's stacks from the model. And in the configs: its
+    # set_attn_implementation judges by the source of a class, and refuses those that were written in a notebook.
     stacks = {m: m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)}
     try:
         for stack, own in stacks.items():
             if own not in accepted:
-                stack.set_attn_implementation(backend)
+                stack.config._attn_implementation = backend
         yield
     finally:
-        for stack, own in stacks.items():  # from the outside in: setting a model sets its stacks
-            if stack.config._attn_implementation != own:
-                stack.set_attn_implementation(own)
+        for stack, own in stacks.items():  # from the outside in: setting a config sets those in it
+            stack.config._attn_implementation = own

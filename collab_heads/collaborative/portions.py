@@ -66,6 +66,7 @@ def sides(batch: Mapping, is_encoder_decoder: bool) -> Iterator[tuple[list[str],
     for mask, names in SIDES.items():
         if mask in matrices and matrices[mask].ndim == 2:
             labelled = mask == ("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
+            labelled &= "labels" in matrices and not matrices["labels"].is_floating_point()  # those are of examples
             names = [name for name in (*names, *["labels"] * labelled) if name in matrices]
             # a mask alone is one of images, whose positions are no dimension of theirs
             if len(names) > 1 and len({matrices[name].shape[1] for name in names}) == 1:

@@ -75,9 +75,11 @@ class OutputGap:
         self.samples = []
         for call in calls:
             biases = [bias.to(dtype) for bias in call.biases]
-            keys = call.key_inputs.to(dtype)
+            queries, keys = (  # outputs of an encoder that a batch brings may have a gradient, or be unfit for any
+                inputs.detach().to(dtype, copy=inputs.is_inference()) for inputs in (call.query_inputs, call.key_inputs)
+            )
             sample = Sample(
-                call.query_inputs.to(dtype),
+                queries,
                 keys,
                 sum(biases[1:], biases[0]) if biases else None,
                 split_heads(keys @ value.mT, weights.num_heads),  # its bias adds the same whatever the scores are

@@ -44,6 +44,7 @@ class Replacement:
     report: SiteReport
 
 
+@torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
 def swap_to_collaborative(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
@@ -80,9 +81,10 @@ def swap_to_collaborative(
             width do). It needs calibration.
         sites: roles ("enc-self", "dec-self", "dec-enc") or paths; None for all.
         method: "als" or "parafac" (tensorly's, on the dense tensor; for comparison).
-        refine_steps: with calibration, Adam steps per site that fit its new projection to its own recorded output
-            (no labels, nothing else trained); 0 leaves the decomposition as it is.
-        seed: of random starts ("parafac") and of the order of calibration batches in the refinement.
+        refine_steps: with calibration, Adam steps per site that fit its new projection to its own output on what was
+            recorded, of long calibrations a sample (no labels, nothing else trained); 0 leaves the decomposition as it
+            is.
+        seed: of random starts ("parafac") and of the order of recorded calls in the refinement.
 
     Returns:
         A report with width, relative error, parameters and seconds per site; `print` it.
@@ -90,7 +92,8 @@ def swap_to_collaborative(
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
         ArgumentError: on a width, role, path, method, mixing or tolerance that cannot work.
-        CalibrationError: if the calibration batches are empty or the model cannot take them.
+        CalibrationError: if the calibration batches are empty or the model cannot take them, or if a site that is to be
+            refined or measured does not use transformers' attention interface.
         NonFiniteError: if weights or calibration inputs contain NaN or inf; the site is named.
         SwapError: if a site was swapped already, or cannot be changed safely.
 

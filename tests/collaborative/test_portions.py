@@ -61,6 +61,12 @@ def test_labels_of_tokens_are_trimmed_with_them():
     assert short["labels"].tolist() == [labels[1, :5].tolist()]
 
 
+def test_labels_of_many_classes_are_not_those_of_tokens():
+    """Also where there are as many classes as tokens."""
+    shapes = {tuple(portion["labels"].shape) for portion in portions({**batch(), "labels": torch.rand(3, 9)}, False, 1)}
+    assert shapes == {(1, 9)}
+
+
 @pytest.mark.parametrize("width", (4, 9))  # also one that the source happens to have
 def test_labels_of_a_decoder_have_a_length_of_their_own(width):
     labels = torch.full((3, width), -100)

@@ -203,6 +203,33 @@ def test_under_no_grad(family):
     assert all(p.requires_grad for module in sites(model).values() for p in module.query_key.parameters())
 
 
+@pytest.mark.parametrize("steps", (0, 3))
+def test_under_inference_mode(kind, steps):
+    """Also then the new parameters can be trained."""
+    family = FAMILIES["bert"]
+    model = build(family)
+    calibration = batches(family, model)
+    with torch.inference_mode():
+        swap(model, kind, NARROW[kind], calibration=calibration, refine_steps=steps)
+    assert states_equal(model, refined(family, kind, steps)[0])
+    model(**family.inputs())[0].sum().backward()
+    assert all(p.grad is not None for module in sites(model).values() for p in module.query_key.parameters())
+
+
+@pytest.mark.parametrize("mode", (torch.enable_grad, torch.inference_mode))
+def test_outputs_of_an_encoder_in_the_batch(mode):
+    """They come with gradients, or can have none; no gradient reaches the model that made them."""
+    family = FAMILIES["marian"]
+    model, inputs = build(family), dict(family.inputs())
+    with mode():
+        states = model.base_model.get_encoder()(inputs.pop("input_ids"), inputs["attention_mask"])
+    report = swap(
+        model, "shared", 12, calibration=[{**inputs, "encoder_outputs": states}], sites="dec-enc", refine_steps=3
+    )
+    assert all(site.output_error is not None for site in report.sites)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_no_steps(kind):
     """The decomposition as it is, and no output error measured."""
     family = FAMILIES["marian"]
