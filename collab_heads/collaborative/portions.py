@@ -46,7 +46,7 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
         portion = {**batch, **{name: tensor[rows.to(tensor.device)] for name, tensor in tensors.items()}}
         for names, used in list(sides(portion, is_encoder_decoder)):
             longest = max(int(ends(used).max()), 1)
-            portion |= {name: portion[name][:, :longest] for name in names}
+            portion |= {name: portion[name][:, :longest].contiguous() for name in names}
         yield portion
 
 

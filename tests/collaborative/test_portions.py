@@ -50,6 +50,14 @@ def test_all_inputs_of_an_example_stay_together():
     assert first["return_dict"] is True
 
 
+def test_inputs_lie_in_memory_as_models_expect():
+    """Losses of translation models view their labels."""
+    inputs = {**batch(), "labels": torch.tensor([[5, 6, -100], [7, -100, -100], [8, 9, -100]])}
+    for portion in portions(inputs, True):
+        assert all(tensor.is_contiguous() for tensor in portion.values())
+        assert portion["labels"].shape[1] == 2
+
+
 def test_padding_before_the_tokens_stays():
     inputs = {"input_ids": torch.ones(2, 4).long(), "attention_mask": torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])}
     assert [portion["input_ids"].shape[1] for portion in portions(inputs, False, size=1)] == [4, 4]

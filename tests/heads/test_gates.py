@@ -92,7 +92,8 @@ def test_evaluation_has_no_noise_and_training_has():
     made = learned(0.3, 0.5)
     assert torch.equal(made(), made())
     made.train()
-    assert not torch.equal(made(), made())
+    torch.manual_seed(0)  # two draws may be clipped to the same 0 and 1, ten are not
+    assert len({tuple(made().tolist()) for _ in range(10)}) > 1
     assert made.values().tolist() == learned(0.3, 0.5)().tolist()  # reports in training do not sample
 
 

@@ -10,7 +10,8 @@ from transformers import AutoModelForSeq2SeqLM, NllbTokenizer
 
 from collab_heads import swap_to_collaborative
 from collab_heads.errors import ArgumentError
-from collab_heads.training.translation import Collate, Objective, encode
+from collab_heads.training.collate import Collate
+from collab_heads.training.translation import Objective, encode
 from collab_heads.training.translation_model import check_fits, freeze, freeze_unsaved, set_languages
 
 LANGUAGES = {"mbart": ("de_DE", "en_XX"), "mbart50": ("de_DE", "en_XX"), "m2m_100": ("de", "en")}

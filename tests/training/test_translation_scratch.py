@@ -10,8 +10,9 @@ from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.config import CollabConfig
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.registry import fresh_models
+from collab_heads.training.collate import Collate
 from collab_heads.training.scratch import fresh
-from collab_heads.training.translation import Collate, Objective, encode
+from collab_heads.training.translation import Objective, encode
 from families import sites
 
 CORPUS = tiny.data(train=300, validation=5)
