@@ -39,6 +39,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/stsb.py
 	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/decomposition.py
+	$(BIN)/python benchmarks/swap_speed.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/nmt_speed.py
