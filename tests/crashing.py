@@ -4,6 +4,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 OPERATIONS = (
     (os, "replace"),
@@ -29,7 +30,7 @@ def watched(before: Callable[[str, str], None]) -> Iterator[None]:
         def operation(path, *more, **settings):
             mode = more[0] if more else settings.get("mode", "r")
             if name != "open" or (isinstance(mode, str) and set(mode) & set("wax+")):
-                before(name, str(path))
+                before(name, place(str(path), settings.get("dir_fd")))
             return stock[name](path, *more, **settings)
 
         return operation
@@ -41,6 +42,12 @@ def watched(before: Callable[[str, str], None]) -> Iterator[None]:
     finally:
         for module, name in OPERATIONS:
             setattr(module, name, stock[name])
+
+
+def place(path: str, folder: int | None) -> str:
+    """A path; where it is relative to an open folder, as `shutil.rmtree` names files, with that folder."""
+    link = Path(f"/proc/self/fd/{folder}")
+    return path if folder is None or not link.exists() else str(link.resolve() / path)
 
 
 def dies_at(number: int, function: Callable[[], object]) -> bool:
