@@ -21,9 +21,9 @@ test-slow: $(VENV)/.test
 SETTINGS := "ATEN_CPU_CAPABILITY=default" \
             "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41" \
             "OMP_NUM_THREADS=1"
-NUMERIC  := tests/test_*contract.py tests/test_*mutations.py tests/test_*persist.py tests/test_registry.py \
-            tests/collaborative tests/heads tests/analysis \
-            --ignore=tests/analysis/test_plots.py --ignore=tests/analysis/test_html.py
+NUMERIC  := tests/test_*contract.py tests/test_*mutations.py tests/test_registry.py tests/layers tests/model \
+            tests/collaborative tests/heads tests/rotation tests/analysis \
+            --ignore=tests/analysis/plots --ignore=tests/analysis/report
 
 test-portable: $(VENV)/.test
 	for setting in $(SETTINGS); do \

@@ -17,12 +17,12 @@ from collab_heads.extras import exit_without
 if __name__ == "__main__":
     exit_without("train", "run_glue.py")  # said before the imports below fail
 
+from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CollabHeadsError
-from collab_heads.sites import check_choice
-from collab_heads.training import analyzing, arguments, mixing, pruning, rotating
-from collab_heads.training.glue import TASKS, Data, from_files, from_folder, from_hub
-from collab_heads.training.glue_run import GlueRun
-from collab_heads.training.start import check_tracking, launch
+from collab_heads.training.data.glue import TASKS, Data, from_files, from_folder, from_hub
+from collab_heads.training.flags import alphas, analyzing, arguments, pruning, rotating
+from collab_heads.training.runs.glue_run import GlueRun
+from collab_heads.training.runs.start import check_tracking, launch
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -47,7 +47,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.add_model_arguments(parser)
     arguments.add_collaborative_arguments(parser)
     pruning.add_head_arguments(parser)
-    mixing.add_mixing_arguments(parser)
+    alphas.add_mixing_arguments(parser)
     rotating.add_rotation_arguments(parser)
     analyzing.add_analysis_arguments(parser)
     arguments.add_training_arguments(parser)
@@ -77,7 +77,7 @@ def check(args: argparse.Namespace) -> None:
     check_tracking(args)
     arguments.check_shared(args)
     pruning.check_heads(args)
-    mixing.check_mixing(args)
+    alphas.check_mixing(args)
     rotating.check_rotation(args)
     analyzing.check_analysis(args)
 
@@ -99,9 +99,9 @@ def main(argv: Sequence[str] | None = None) -> dict:
     """Run; returns what `all_results.json` holds."""
     args = parse(argv)
     if args.demo:
-        from collab_heads.training import demo
+        from collab_heads.training.demo import glue_demo
 
-        return demo.main(main)
+        return glue_demo.main(main)
     return launch(args, load_data, GlueRun)
 
 

@@ -18,16 +18,16 @@ if __name__ == "__main__":
     exit_without("train", "run_translation.py")  # said before the imports below fail
 
 from collab_heads.errors import CollabHeadsError
-from collab_heads.training import analyzing, arguments, mixing, pruning, rotating
-from collab_heads.training.parallel import Corpus, from_files, from_hub
-from collab_heads.training.start import check_tracking, launch
-from collab_heads.training.translation_arguments import (
+from collab_heads.training.data.parallel import Corpus, from_files, from_hub
+from collab_heads.training.flags import alphas, analyzing, arguments, pruning, rotating
+from collab_heads.training.flags.translation_arguments import (
     add_scratch_arguments,
     add_translation_data,
     add_translation_training,
     check_translation,
 )
-from collab_heads.training.translation_run import TranslationRun
+from collab_heads.training.runs.start import check_tracking, launch
+from collab_heads.training.runs.translation_run import TranslationRun
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -41,7 +41,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_scratch_arguments(parser)
     arguments.add_collaborative_arguments(parser)
     pruning.add_head_arguments(parser)
-    mixing.add_mixing_arguments(parser)
+    alphas.add_mixing_arguments(parser)
     rotating.add_rotation_arguments(parser)
     analyzing.add_analysis_arguments(parser)
     arguments.add_training_arguments(parser)
@@ -53,7 +53,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         check_tracking(args)
         arguments.check_shared(args)
         pruning.check_heads(args)
-        mixing.check_mixing(args)
+        alphas.check_mixing(args)
         rotating.check_rotation(args)
         analyzing.check_analysis(args)
     return args
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
     """Run; returns what `all_results.json` holds."""
     args = parse(argv)
     if args.demo:
-        from collab_heads.training import translation_demo
+        from collab_heads.training.demo import translation_demo
 
         return translation_demo.main(main)
     return launch(args, load_data, TranslationRun)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from transformers.models.albert.modeling_albert import AlbertAttention, eager_attention_forward
 
-from collab_heads.collaborative.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
 

@@ -10,7 +10,7 @@ from transformers.models.electra import modeling_electra
 from transformers.models.roberta import modeling_roberta
 from transformers.models.xlm_roberta import modeling_xlm_roberta
 
-from collab_heads.collaborative.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
 

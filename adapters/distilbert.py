@@ -2,7 +2,7 @@
 
 from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAttention, eager_attention_forward
 
-from collab_heads.collaborative.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
 

@@ -6,8 +6,8 @@ from transformers.models.marian import modeling_marian
 from transformers.models.mbart import modeling_mbart
 from transformers.models.pegasus import modeling_pegasus
 
-from collab_heads.collaborative.attention import attend, cached_key_value
-from collab_heads.fresh import FreshModel, Vocabulary
+from collab_heads.blueprints import Blueprint, VocabularyForm
+from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
 
@@ -75,7 +75,7 @@ class MarianAdapter(AttentionAdapter):
         modeling_pegasus.PegasusAttention: CollaborativePegasusAttention,
     }
     fresh = {
-        "marian": FreshModel(
+        "marian": Blueprint(
             sizes={
                 "d_model": ("d_model",),
                 "num_layers": ("encoder_layers", "decoder_layers"),
@@ -85,7 +85,7 @@ class MarianAdapter(AttentionAdapter):
                 "max_length": ("max_position_embeddings",),
             },
             usual={"scale_embedding": True, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
-            vocabulary=Vocabulary(
+            vocabulary=VocabularyForm(
                 "MarianTokenizer",
                 special={"eos_id": 0, "unk_id": 1, "pad_id": -1},
                 files=("source.spm", "target.spm"),

@@ -8,8 +8,8 @@ import torch
 from transformers.models.mt5 import modeling_mt5
 from transformers.models.t5 import modeling_t5
 
-from collab_heads.collaborative.attention import attend, cached_key_value
-from collab_heads.fresh import FreshModel, Vocabulary
+from collab_heads.blueprints import Blueprint, VocabularyForm
+from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
 
@@ -129,7 +129,7 @@ class T5Adapter(AttentionAdapter):
         modeling_t5.T5Attention: ShrunkT5Attention,
     }
     fresh = {
-        "t5": FreshModel(
+        "t5": Blueprint(
             sizes={
                 "d_model": ("d_model",),
                 "num_layers": ("num_layers", "num_decoder_layers"),
@@ -138,7 +138,7 @@ class T5Adapter(AttentionAdapter):
                 "d_ff": ("d_ff",),
                 "dropout": ("dropout_rate",),
             },
-            vocabulary=Vocabulary(
+            vocabulary=VocabularyForm(
                 "T5Tokenizer", special={"pad_id": 0, "eos_id": 1, "unk_id": 2}, files=("spiece.model",)
             ),
         )

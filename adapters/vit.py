@@ -3,7 +3,7 @@
 from transformers.models.deit import modeling_deit
 from transformers.models.vit import modeling_vit
 
-from collab_heads.collaborative.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from collab_heads.naming import portable
+from collab_heads.text import portable_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -40,7 +40,7 @@ def record(rows: list[Mapping], **more) -> dict:
     """The rows of a table with the command, versions and machine that made them."""
     versions = {p: metadata.version(p) for p in ("torch", "transformers", "tensorly", "numpy")}
     return {
-        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable, sys.argv[1:])]),
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable_name, sys.argv[1:])]),
         "versions": {"python": platform.python_version(), **versions},
         "machine": {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()},
         **more,

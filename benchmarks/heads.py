@@ -19,9 +19,9 @@ from common import PICTURES, ROOT, WORK, minilm, shared, table, write
 
 sys.path.insert(0, str(ROOT))
 import run_glue
-from collab_heads.training.arguments import fingerprint
-from collab_heads.training.glue_run import GlueRun
-from collab_heads.training.metrics import score
+from collab_heads.training.data.metrics import score
+from collab_heads.training.flags.arguments import fingerprint
+from collab_heads.training.runs.glue_run import GlueRun
 
 TASKS, SEEDS, HEADS = ("mrpc", "stsb"), (0, 1, 2), 72
 COUNTS, WEIGHTS = {"learned": (36, 18, 9), "importance": (36, 18, 9), "random": (18, 9)}, (0.01, 0.03, 0.1)

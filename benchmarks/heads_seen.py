@@ -26,9 +26,9 @@ from translation import read
 
 from collab_heads import analyze_heads, get_adapter, head_importance, leave_one_out
 from collab_heads.analysis import plots
-from collab_heads.analysis.balance import balance
-from collab_heads.analysis.conllu import read_conllu
-from collab_heads.training.embeddings import embed
+from collab_heads.analysis.measures.summaries import balance
+from collab_heads.analysis.treebank.conllu import read_conllu
+from collab_heads.training.data.embeddings import embed
 from common import PICTURES, ROOT, WORK, interleaved, minilm, shared, table, write
 
 MARIAN, TEST = "models/marian-multi30k-de-en", "test_2016_flickr"

@@ -154,7 +154,7 @@ def ending(out: Path) -> dict:
 
 def wrong_after_kill(scenario: Scenario, out: Path) -> list[str]:
     """What loads and is no complete save, and what is gone of the user's."""
-    wrong = [f"{name} is not what it was" for name in MINE if read(out / name) != f"mine: {name}"]
+    wrong = [f"{name} is not what it was" for name in MINE if f"mine: {name}" not in read_all(out, name)]
     for config in out.rglob("config.json"):
         folder = config.parent
         if folder.name.endswith((".partial", ".replaced", ".deleted", ".staged")):
@@ -164,6 +164,12 @@ def wrong_after_kill(scenario: Scenario, out: Path) -> list[str]:
         if folder != out and (problem := damage(folder)):
             wrong.append(f"{folder.name}: {problem}")
     return wrong
+
+
+def read_all(out: Path, name: str) -> list[str | None]:
+    """The text of a file, and of the one that waits in a folder moved aside until the next run puts it back."""
+    first, _, rest = name.partition("/")
+    return [read(out / name), *(read(out / (first + end) / rest) for end in (".replaced", ".deleted") if rest)]
 
 
 def read(path: Path) -> str | None:

@@ -34,9 +34,9 @@ from common import ROOT, WORK, shared, table, write, write_again
 
 sys.path.insert(0, str(ROOT))
 import run_translation
-from collab_heads.heads.alpha_penalty import AlphaPenalty
-from collab_heads.training.arguments import fingerprint
-from collab_heads.training.translation_run import TranslationRun
+from collab_heads.heads.penalty.alphas import AlphaPenalty
+from collab_heads.training.flags.arguments import fingerprint
+from collab_heads.training.runs.translation_run import TranslationRun
 
 DATA, TEST = "data/multi30k", "test_2016_flickr"
 FILES = {"--train_file": "train", "--validation_file": TEST}

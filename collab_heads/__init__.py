@@ -4,31 +4,31 @@ Importing the package lets `from_pretrained` load what it saved.
 """
 
 from collab_heads import adapters
-from collab_heads.analysis.ablation import ablation_curve, leave_one_out, mean_loss, without_heads
 from collab_heads.analysis.analyze import analyze_heads
-from collab_heads.analysis.contributions import token_contributions
-from collab_heads.analysis.relevance import head_relevance
-from collab_heads.analysis.report import HeadReport
-from collab_heads.analysis.results import HeadStatistics
-from collab_heads.analysis.roles import head_roles
-from collab_heads.analysis.statistics import head_statistics
+from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_out, mean_loss, without_heads
+from collab_heads.analysis.measures.results import HeadStatistics
+from collab_heads.analysis.measures.statistics import head_statistics
+from collab_heads.analysis.relevance.contributions import token_contributions
+from collab_heads.analysis.relevance.head_relevance import head_relevance
+from collab_heads.analysis.report.head_report import HeadReport
+from collab_heads.analysis.roles.head_roles import head_roles
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.alpha import alpha_report, swap_to_alpha
-from collab_heads.heads.dynamic import DynamicRotation
-from collab_heads.heads.exchange import swap_heads
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gate_report, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
-from collab_heads.heads.penalty import HeadPenalty
+from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import AlphaReport, FoldReport, GateReport, PruneReport
-from collab_heads.heads.rotation import HeadRotation
-from collab_heads.persist import install_hooks
+from collab_heads.model.transformers_hooks import install_hooks
 from collab_heads.registry import AttentionAdapter, get_adapter, register, supported_model_types
+from collab_heads.rotation.dynamic import DynamicRotation
+from collab_heads.rotation.exchange import swap_heads
+from collab_heads.rotation.manual import HeadRotation
 from collab_heads.sites import AttentionSite, AttentionWeights
 
 install_hooks()

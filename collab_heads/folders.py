@@ -75,8 +75,7 @@ def commit(folder: Path) -> None:
     if folder.is_symlink() or folder.is_file():
         keep(folder)
     if folder.exists():
-        make_way(old, folder)
-        os.rename(folder, old)
+        move_aside(folder, old)
     os.rename(partial, folder)
     sync(folder.parent)
     if old.exists():
@@ -87,8 +86,7 @@ def retire(folder: Path) -> None:
     """Delete what we wrote into a folder, and the folder if nothing else is in it."""
     deleted = beside(folder, DELETED)
     with writing(folder):
-        make_way(deleted, folder)
-        os.rename(folder, deleted)
+        move_aside(folder, deleted)
         sync(folder.parent)
         finish(deleted, folder)
 
@@ -103,6 +101,10 @@ def recover(folder: Path) -> None:
             erase(partial)
     if is_ours(old) and not os.path.lexists(folder) and is_whole(old):
         os.rename(old, folder)
+    if is_begun(folder / (MANIFEST + PARTIAL)):
+        (folder / (MANIFEST + PARTIAL)).unlink()
+    if (read_manifest(folder) or {}).get("files") == {}:  # a folder of the user's that was not moved aside, or is back
+        (folder / MANIFEST).unlink()
     for leftover in (old, deleted):
         if is_ours(leftover):
             finish(leftover, folder)
@@ -123,6 +125,14 @@ def finish(leftover: Path, home: Path) -> None:
         logger.warning("%s keeps %s, which we did not write, or which was changed since", leftover, ", ".join(left))
         return
     remove_empty(leftover)
+
+
+def move_aside(folder: Path, leftover: Path) -> None:
+    """Rename a folder to a leftover of ours, so that `recover` brings back what in it is the user's."""
+    make_way(leftover, folder)
+    if not (folder / MANIFEST).exists():
+        write_manifest(folder, {})  # a folder of the user's: nothing in it is ours
+    os.rename(folder, leftover)
 
 
 def make_way(leftover: Path, home: Path) -> None:

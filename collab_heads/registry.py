@@ -10,11 +10,13 @@ from packaging import version
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from collab_heads.collaborative.query_key import is_swapped
+from collab_heads.blueprints import Blueprint
+from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, UnsupportedModelError
-from collab_heads.fresh import FreshModel
-from collab_heads.heads.removal import NoHeads, NoValues, is_empty, keep_rows
-from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, did_you_mean, per_head
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.removed import NoHeads, NoValues, is_empty, keep_rows
+from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, per_head
+from collab_heads.state import CollabConfig, kept_heads
 
 
 class AttentionAdapter:
@@ -57,7 +59,7 @@ class AttentionAdapter:
     gated: ClassVar[Mapping[type[nn.Module], str]] = {}
     roles: ClassVar[tuple[str, ...]] = ROLES
     capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative", "gated", "alpha", "prune"})
-    fresh: ClassVar[Mapping[str, FreshModel]] = {}
+    fresh: ClassVar[Mapping[str, Blueprint]] = {}
     transformers: ClassVar[str] = "5.15"
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
@@ -182,7 +184,7 @@ def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
     return adapter
 
 
-def fresh_models() -> dict[str, FreshModel]:
+def blueprints() -> dict[str, Blueprint]:
     """The model types that can be made from sizes."""
     return {name: made for adapter in _ADAPTERS.values() for name, made in adapter.fresh.items()}
 
@@ -248,3 +250,9 @@ def get_adapter(
             f"(model type {model.config.model_type!r}); it serves: {', '.join(adapter.model_types)}"
         )
     return adapter
+
+
+def head_numbers(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, tuple[int, ...]]:
+    """Per path, the numbers that its heads had before any was removed, for all sites."""
+    states = CollabConfig.of(model.config).sites
+    return {site.path: tuple(kept_heads(states, site)) for site in adapter.sites(model)}

@@ -1,16 +1,15 @@
 """What a site of attention is, and how users name sites."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, ShapeError
 
 # The names of the field's papers (Voita et al. 2019, arXiv:1905.09418).
 ROLES = ("enc-self", "dec-self", "dec-enc")
-MAX_SEED = 1 << 32  # numpy's limit, below torch's
 
 
 @dataclass(frozen=True)
@@ -75,33 +74,6 @@ class AttentionWeights:
 def per_head(tensor: Tensor | None, heads: int) -> Tensor | None:
     """[H * d, ...] -> [H, d, ...], a view; None stays None."""
     return None if tensor is None else tensor.unflatten(0, (heads, -1))
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the nearest known name, or an empty string."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
-    """Raise ArgumentError unless `value` is one of `choices`; the message lists them and suggests the nearest."""
-    choices = list(choices)
-    if value not in choices:
-        raise ArgumentError(f"unknown {what} {value!r}{did_you_mean(str(value), choices)}; known: {', '.join(choices)}")
-
-
-def check_count(what: str, value: object, least: int = 0, most: int | None = None) -> None:
-    """Raise ArgumentError unless `value` is a whole number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ArgumentError(f"{what} {value!r} must be a whole number, {least} or more")
-    if most is not None and value > most:
-        raise ArgumentError(f"{what} {value!r:.40} is too large: {most:,} at most")
-
-
-def check_seed(seed: object) -> None:
-    """Raise ArgumentError unless `seed` is one that every generator takes."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < MAX_SEED:
-        raise ArgumentError(f"seed must be a whole number from 0 to {MAX_SEED - 1}, not {seed!r:.80}")
 
 
 def select_sites(available: Sequence[AttentionSite], names: str | Iterable[str] | None) -> list[AttentionSite]:

@@ -7,9 +7,9 @@ import torch
 from measuring import EOS, STEPS, ended
 
 from collab_heads import get_adapter
-from collab_heads.analysis.backward import explaining, leaf
-from collab_heads.analysis.conservative import conservative
-from collab_heads.analysis.relevance import head_relevance
+from collab_heads.analysis.relevance.backward import explaining, leaf
+from collab_heads.analysis.relevance.conservative import conservative
+from collab_heads.analysis.relevance.head_relevance import head_relevance
 from families import FAMILIES, cast
 
 FP32_NORMS = 2e-5  # T5's norms compute in float32 whatever the model's dtype, so other sums round otherwise; seen: 2e-6

@@ -6,8 +6,8 @@ import torch
 from closing import change_heads, output_projections
 
 import collab_heads
-from collab_heads.analysis.results import MEASURES
-from collab_heads.analysis.statistics import head_statistics
+from collab_heads.analysis.measures.results import MEASURES
+from collab_heads.analysis.measures.statistics import head_statistics
 from families import EXACT64, FAMILIES, HEADS, cast, set_backend, swap
 
 FAR = 1e-3  # what differs on purpose differs by more

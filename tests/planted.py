@@ -5,7 +5,7 @@ from measuring import ended
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from collab_heads.analysis.passes import Attention, Batch
+from collab_heads.analysis.measures.passes import Attention, Batch
 from collab_heads.sites import AttentionSite
 from families import FAMILIES, VOCABULARY
 

@@ -38,13 +38,12 @@ from test_head_contract import (
     run_apart,
     shape_of,
 )
-from test_head_persist import load_without
 from transformers import AutoConfig
-from unchanged import refused
+from unchanged import load_without, refused
 
 from collab_heads import alpha_report, fold_heads, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.errors import SwapError
-from collab_heads.heads.output import ConstantOutput, HeadOutputProjection
+from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from families import (
     EXACT64,
     FAMILIES,

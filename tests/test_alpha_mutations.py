@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from test_head_contract import assert_folded_equals, assert_pruned_equals_gated
 
-from collab_heads import persist
-from collab_heads.heads import mixing, output, prune
+from collab_heads.heads import prune
+from collab_heads.layers import alphas, output
+from collab_heads.model import transformers_hooks
 from families import FAMILIES, LAYOUTS, sites
 
 SOME = ("bert", "albert-groups", "marian-decoder", "t5")  # the output projection is the same class in every layout
@@ -18,8 +19,8 @@ def mixed_weight(weight, alpha):
 
 
 def transposed_alpha(monkeypatch):
-    stock = mixing.HeadMixing.combined
-    monkeypatch.setattr(mixing.HeadMixing, "combined", lambda self, matrix, each: stock(self, matrix.mT, each))
+    stock = alphas.HeadAlphas.combined
+    monkeypatch.setattr(alphas.HeadAlphas, "combined", lambda self, matrix, each: stock(self, matrix.mT, each))
 
 
 def alphas_before_gates(monkeypatch):
@@ -31,7 +32,7 @@ def alphas_before_gates(monkeypatch):
 
 
 def alphas_ignored(monkeypatch):
-    monkeypatch.setattr(mixing.HeadMixing, "combined", lambda self, matrix, each: each)
+    monkeypatch.setattr(alphas.HeadAlphas, "combined", lambda self, matrix, each: each)
 
 
 def rows_and_columns_dropped(monkeypatch):
@@ -55,8 +56,8 @@ def alphas_dropped(monkeypatch):
 
 def alphas_folded_twice(monkeypatch):
     """They go into W_O with the gates, are left as they were, and go into W_O again."""
-    stock = mixing.HeadMixing.reset
-    monkeypatch.setattr(mixing.HeadMixing, "reset", lambda self, *size: stock(self, *size) if size else None)
+    stock = alphas.HeadAlphas.reset
+    monkeypatch.setattr(alphas.HeadAlphas, "reset", lambda self, *size: stock(self, *size) if size else None)
 
 
 def alphas_forgotten_in_folding(monkeypatch):
@@ -122,13 +123,13 @@ def test_missing_alphas_that_nobody_sets_are_caught(
     name, monkeypatch, tmp_path, warnings_logged, nan_where_nothing_is_written
 ):
     contract.test_missing_alphas_are_an_identity(FAMILIES[name], tmp_path, warnings_logged)
-    monkeypatch.setattr(persist, "initialize_part", lambda part: None)
+    monkeypatch.setattr(transformers_hooks, "initialize_part", lambda part: None)
     with pytest.raises(AssertionError, match="nan"):
         contract.test_missing_alphas_are_an_identity(FAMILIES[name], tmp_path, warnings_logged)
 
 
 def test_alphas_rounded_by_autocast_are_caught(monkeypatch):
-    monkeypatch.setattr(mixing.HeadMixing, "forward", lambda self, weight: mixed_weight(weight, self.alpha))
+    monkeypatch.setattr(alphas.HeadAlphas, "forward", lambda self, weight: mixed_weight(weight, self.alpha))
     for name in LAYOUTS:
         with pytest.raises(AssertionError, match="equal"):
             contract.assert_autocast_keeps_alphas(name)
@@ -136,7 +137,7 @@ def test_alphas_rounded_by_autocast_are_caught(monkeypatch):
 
 @pytest.mark.parametrize("name", SOME)
 def test_alphas_that_cannot_learn_are_caught(name, monkeypatch):
-    stock = mixing.HeadMixing.combined
-    monkeypatch.setattr(mixing.HeadMixing, "combined", lambda self, matrix, each: stock(self, matrix.detach(), each))
+    stock = alphas.HeadAlphas.combined
+    monkeypatch.setattr(alphas.HeadAlphas, "combined", lambda self, matrix, each: stock(self, matrix.detach(), each))
     with pytest.raises(AssertionError, match=r"grad"):
         contract.test_gradients(FAMILIES[name])

@@ -19,7 +19,7 @@ import transformers
 from transformers import AutoConfig
 
 import collab_heads
-from collab_heads.collaborative.query_key import ALIGNMENT, is_swapped
+from collab_heads.layers.query_key import ALIGNMENT, is_swapped
 from families import (
     EXACT,
     EXACT64,

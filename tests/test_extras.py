@@ -11,7 +11,7 @@ import run_glue
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.errors import CollabHeadsError
 from collab_heads.extras import EXTRAS, MissingPackageError, check_extra, exit_without, missing
-from collab_heads.training.demo import model_folder
+from collab_heads.training.demo.glue_demo import model_folder
 from families import FAMILIES
 
 ROOT = Path(__file__).parents[1]

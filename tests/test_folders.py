@@ -83,6 +83,23 @@ def test_killed_at_any_operation_the_old_or_the_new_folder_is_recovered(replaced
 
 
 @pytest.mark.usefixtures("no_sync")
+def test_killed_at_any_operation_a_folder_of_the_users_keeps_its_files(tmp_path):
+    """Also one that had no manifest of ours when we first wrote a folder of its name."""
+    for number in range(100):
+        folder = tmp_path / str(number) / "best"
+        folder.mkdir(parents=True)
+        (folder / "notes.txt").write_text("mine")
+        died = dies_at(number, lambda folder=folder: write_folder(folder, fill(TWO)))
+        recover(folder)
+        assert files_in(folder) in ({"notes.txt": "mine"}, TWO | {"notes.txt": "mine"})
+        assert (folder / MANIFEST).exists() == (folder / "model").exists()
+        assert names(folder.parent) == ["best"]
+        if not died:
+            break
+    assert number > 10
+
+
+@pytest.mark.usefixtures("no_sync")
 def test_killed_at_any_operation_a_folder_is_deleted_in_the_end(tmp_path):
     for number in range(100):
         folder = tmp_path / str(number) / "step_0_1"

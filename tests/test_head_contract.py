@@ -36,8 +36,8 @@ from unchanged import refused
 
 from collab_heads import fold_heads, gate_report, prune_heads, swap_to_gated
 from collab_heads.errors import SwapError
-from collab_heads.heads.output import ConstantOutput, HeadOutputProjection
-from collab_heads.heads.removal import is_empty
+from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
+from collab_heads.layers.removed import is_empty
 from families import (
     EXACT64,
     FAMILIES,

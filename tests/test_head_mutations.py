@@ -8,8 +8,8 @@ from closing import changed, output_projections
 
 from collab_heads import registry
 from collab_heads.adapters import t5
-from collab_heads.collaborative import query_key
-from collab_heads.heads import fold, gates, output, prune, removal
+from collab_heads.heads import fold, prune
+from collab_heads.layers import gates, output, query_key, removed
 from families import FAMILIES, LAYOUTS
 
 BIASED = [name for name in LAYOUTS if FAMILIES[name].biased]
@@ -56,7 +56,7 @@ def wrong_rows_of_the_value(monkeypatch):
     @torch.no_grad()
     def keep_rows(linear, kept, num_heads):
         width = linear.out_features // num_heads
-        removal.keep_rows(linear, kept, num_heads)
+        removed.keep_rows(linear, kept, num_heads)
         if len(kept) > 1:
             linear.weight.copy_(linear.weight.unflatten(0, (len(kept), width)).transpose(0, 1).flatten(0, 1))
 
@@ -154,8 +154,8 @@ def test_folding_is_checked(mutation, name, monkeypatch):
 
 def no_dummy_token(monkeypatch):
     """A site without heads caches nothing: its layer, the first, counts no tokens."""
-    monkeypatch.setattr(removal.NoHeads, "keys", lambda self, states: states.new_zeros(*states.shape[:-1], 0))
-    monkeypatch.setattr(removal.NoHeads, "cache_width", 0)
+    monkeypatch.setattr(removed.NoHeads, "keys", lambda self, states: states.new_zeros(*states.shape[:-1], 0))
+    monkeypatch.setattr(removed.NoHeads, "cache_width", 0)
 
 
 @pytest.mark.parametrize("name", ("marian", "t5"))

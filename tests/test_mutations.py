@@ -5,7 +5,8 @@ import torch
 
 import test_contract
 from collab_heads.adapters import albert, bert, distilbert, marian, t5, vit
-from collab_heads.collaborative import attention, fit, query_key, swap
+from collab_heads.collaborative import fit, swap
+from collab_heads.layers import attention, query_key
 from families import FAMILIES, each
 
 ADAPTERS = (albert, bert, distilbert, marian, t5, vit)

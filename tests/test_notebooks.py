@@ -20,7 +20,7 @@ PUBLIC = {
     "collab_heads": set(collab_heads.__all__),
     "collab_heads.analysis": {"plots"},
     "collab_heads.analysis.plots": None,  # any name that is not private
-    "collab_heads.analysis.gate_history": {"GateHistory"},
+    "collab_heads.analysis.measures.gate_history": {"GateHistory"},
 }
 TRAIN_STEPS, TRAIN_BATCH = 60, 32
 SMALL = {"PAIRS": 12, "STEPS": 6, "MAX_TOKENS": 12, "SENTENCE": 1}
@@ -129,7 +129,7 @@ def test_they_hold_no_outputs_and_use_what_is_public(name):
     for cell in code(notebook):
         assert not cell.outputs and cell.execution_count is None
         assert private_imports(cell.source) == []
-    assert private_imports("from collab_heads.heads.gates import HeadGates") == ["collab_heads.heads.gates.HeadGates"]
+    assert private_imports("from collab_heads.heads.gates import HeadGates") == ["collab_heads.layers.gates.HeadGates"]
 
 
 def test_translate(run, tmp_path):

@@ -5,10 +5,10 @@ import tracemalloc
 
 import pytest
 
-from collab_heads.analysis.conllu import read_conllu
+from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.errors import DataError
 from collab_heads.reading import ALWAYS_UNPACKED, MAX_FIELD, read_bytes, read_text
-from collab_heads.training.parallel import read_lines
+from collab_heads.training.data.parallel import read_lines
 
 MB = 1 << 20
 

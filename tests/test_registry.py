@@ -18,9 +18,9 @@ from collab_heads import (
     swap_to_gated,
 )
 from collab_heads.adapters.bert import BertAdapter
-from collab_heads.collaborative.attention import attend, cached_key_value
-from collab_heads.collaborative.query_key import is_swapped, split_heads
 from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedModelError
+from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.query_key import is_swapped, split_heads
 from collab_heads.registry import adapter_for_config
 from families import (
     FAMILIES,

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from collab_heads import CollabHeadsError
 
@@ -57,3 +58,26 @@ def refused(model, error: type[CollabHeadsError], *fragments: str):
         assert fragment in str(caught.value)
     assert torch.is_grad_enabled() == grad_mode
     assert_unchanged(model, before)
+
+
+def without(folder, part):
+    """Delete the first tensor whose name ends with `part` from a checkpoint."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    deleted = next(key for key in tensors if key.endswith(part))
+    del tensors[deleted]
+    save_file(tensors, file, metadata={"format": "pt"})
+    return deleted
+
+
+def load_without(model, folder, part, warnings_logged):
+    """The start value of a tensor that a checkpoint lacks; everything else is as saved, and a warning names it."""
+    deleted = without(folder, part)
+    torch.manual_seed(0)
+    loaded = type(model).from_pretrained(folder).eval()
+    state, expected = loaded.state_dict(), model.state_dict()
+    assert state.keys() == expected.keys()
+    (lost,) = [key for key in expected if not torch.equal(state[key], expected[key])]
+    assert lost == deleted or (lost.endswith(part) and deleted not in expected)  # ViT's files have names of their own
+    assert lost in warnings_logged.text and "missing" in warnings_logged.text.lower()
+    return state[lost]

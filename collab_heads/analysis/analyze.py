@@ -9,29 +9,29 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.analysis.ablation import Evaluate, ablation_curve, leave_one_out, mean_loss
-from collab_heads.analysis.conllu import Sentence
-from collab_heads.analysis.contributions import token_contributions
-from collab_heads.analysis.examples import Examples
-from collab_heads.analysis.gate_history import GateHistory
-from collab_heads.analysis.labels import RoleThresholds, roles_of
-from collab_heads.analysis.passes import observe
-from collab_heads.analysis.positional import Positional
-from collab_heads.analysis.present import head_numbers
-from collab_heads.analysis.relevance import head_relevance
-from collab_heads.analysis.report import IMPORTANCE, HeadReport
-from collab_heads.analysis.roles import ended, rare_observer, syntax_observer
-from collab_heads.analysis.sentences import Sentences
-from collab_heads.analysis.statistics import Statistics
-from collab_heads.analysis.treebank import Treebank
-from collab_heads.config import CollabConfig
+from collab_heads.analysis.measures.ablation import Evaluate, ablation_curve, leave_one_out, mean_loss
+from collab_heads.analysis.measures.examples import Examples
+from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.analysis.measures.passes import observe
+from collab_heads.analysis.measures.sentences import Sentences
+from collab_heads.analysis.measures.statistics import Statistics
+from collab_heads.analysis.relevance.contributions import token_contributions
+from collab_heads.analysis.relevance.head_relevance import head_relevance
+from collab_heads.analysis.report.head_report import HeadReport
+from collab_heads.analysis.report.measurements import IMPORTANCE
+from collab_heads.analysis.roles.head_roles import ended, rare_observer, syntax_observer
+from collab_heads.analysis.roles.labels import RoleThresholds, roles_from_measures
+from collab_heads.analysis.roles.positional import Positional
+from collab_heads.analysis.treebank.conllu import Sentence
+from collab_heads.analysis.treebank.treebank_batches import Treebank
+from collab_heads.checks import check_choice, check_count
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.importance import head_importance
-from collab_heads.naming import portable
-from collab_heads.refusals import check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.sites import check_choice, check_count
+from collab_heads.model.refusals import check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter, head_numbers
+from collab_heads.state import CollabConfig
+from collab_heads.text import portable_name
 
 PARTS = ("statistics", "roles", "relevance", "gradient", "contributions", "ablation")
 NO_SOURCE = "only encoder-decoders have a source and a target to tell apart"
@@ -186,7 +186,7 @@ class Analysis:
                 bank = syntax.treebank
                 self.timed("syntax", lambda: observe(self.model, bank, [syntax], **common, what="finding dependencies"))
             kinds = {"positional": positional, "rare": rare, "syntax": syntax, "thresholds": thresholds}
-            self.found["roles"] = roles_of(self.sites, self.numbers, **kinds)
+            self.found["roles"] = roles_from_measures(self.sites, self.numbers, **kinds)
 
     def report(self, data: str, gate_history: GateHistory | None) -> HeadReport:
         """What was found so far."""
@@ -197,7 +197,7 @@ class Analysis:
         tokens = {} if statistics is None else {s.role: statistics.tokens[s.path] for s in self.sites}
         measured_on = {"name": data, "sentences": self.batches.count, "query_tokens": tokens}
         measured_on["contribution_sentences"] = 0 if contributions is None else int(contributions.counts.max())
-        source = portable(getattr(model.config, "_name_or_path", None) or "")
+        source = portable_name(getattr(model.config, "_name_or_path", None) or "")
         return HeadReport(
             model=f"{type(model).__name__}{f' of {source}' if source else ''}",
             model_type=model.config.model_type,

@@ -63,7 +63,7 @@ def measure_curve(unit: int, exact: int, cost: int, output_error: Callable[[int]
     return Curve(unit, exact, cost, [(width, output_error(width)) for width in widths])
 
 
-def balance(curves: Sequence[Curve], budget: int) -> list[int]:
+def balance_errors(curves: Sequence[Curve], budget: int) -> list[int]:
     """Choose a width per site: the largest error as small as the budget allows.
 
     Args:

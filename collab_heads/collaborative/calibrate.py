@@ -1,100 +1,181 @@
-"""Run a model on calibration batches: checked, in evaluation mode, with a backend that fits, and left as it was."""
+"""Second moments of what each site sees, from real batches.
 
-import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+What a decomposition should preserve is the score on real inputs, not the weights: see `decompose`. Padding does not
+count. A module that serves several layers accumulates over all of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
 
-from collab_heads.collaborative.masks import token_masks
-from collab_heads.errors import CalibrationError, CollabHeadsError
+from collab_heads.errors import CalibrationError, NonFiniteError
+from collab_heads.model.batches import run_batches
+from collab_heads.model.masks import MASKS
+from collab_heads.numerics import float64
+from collab_heads.registry import AttentionAdapter
+from collab_heads.sites import AttentionSite
+
+SIDES = ("query", "key")
 
 
-def check_batches(calibration: Iterable[Mapping]) -> list[Mapping]:
-    """Return the calibration batches as a list, or raise CalibrationError if there are none or they are no dicts."""
-    return list(each_batch(calibration))
+class Moments:
+    """Running sums of one side (query or key) of one site, in float64.
 
+    Attributes:
+        count: tokens seen.
+        total: [D], sum of the inputs.
+        outer: [D, D], sum of their outer products.
+        within: [D, D], the same after the mean of each sequence was taken off.
+    """
 
-def each_batch(calibration: Iterable[Mapping]) -> Iterator[Mapping]:
-    """The calibration batches one by one, as they are asked for; raises what `check_batches` does, when it shows."""
-    if not isinstance(calibration, Iterable) or isinstance(calibration, Mapping | str):
-        raise CalibrationError(
-            f"calibration is a {type(calibration).__name__}, expected an iterable of input dicts, "
-            "such as [tokenizer(texts, return_tensors='pt', padding=True), ...]"
+    def __init__(self, like: Tensor):
+        self.count = 0
+        self.total = float64(torch.zeros_like(like[0, 0]))
+        self.outer = torch.zeros_like(self.total).outer(self.total)
+        self.within = torch.zeros_like(self.outer)
+
+    def add(self, inputs: Tensor, mask: Tensor | None) -> None:
+        """Add a batch: inputs [B, T, D], mask [B, T] (true where a token counts) or None for all."""
+        if mask is None:
+            mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+        tokens = float64(inputs.detach()[mask])  # (tokens that count, D)
+        counts = mask.sum(1).to(tokens.device)  # (B,)
+        sequence = torch.arange(len(counts), device=tokens.device).repeat_interleave(counts)
+        sums = tokens.new_zeros(len(counts), tokens.shape[-1]).index_add_(0, sequence, tokens)  # (B, D)
+        outer = tokens.mT @ tokens
+        self.count += int(counts.sum())
+        self.total += sums.sum(0)
+        self.outer += outer
+        self.within += outer - sums.mT @ (sums / counts.clamp(min=1)[:, None])
+
+    def merge(self, other: "Moments") -> None:
+        """Add what another one saw."""
+        self.count += other.count
+        for name in ("total", "outer", "within"):
+            getattr(self, name).add_(getattr(other, name))
+
+    def mean(self) -> Tensor:
+        """E[x]: [D]."""
+        return self.total / self.count
+
+    def second(self) -> Tensor:
+        """E[x x^T]: [D, D]."""
+        return self.outer / self.count
+
+    def augmented(self) -> Tensor:
+        """E[[x; 1][x; 1]^T]: [D + 1, D + 1], for weights with the bias as a last column."""
+        mean = self.mean()
+        corner = torch.ones(1, 1, dtype=mean.dtype, device=mean.device)
+        return torch.cat(
+            [torch.cat([self.second(), mean[:, None]], dim=1), torch.cat([mean[None], corner], dim=1)], dim=0
         )
-    index = -1
-    for index, batch in enumerate(calibration):
-        if not isinstance(batch, Mapping):
-            raise CalibrationError(
-                f"calibration batch {index} is a {type(batch).__name__}, expected a dict of model inputs"
-            )
-        yield batch
-    if index < 0:
-        raise CalibrationError("calibration is empty: pass 32 to 512 sentences as batches of model inputs")
+
+    def centred(self) -> Tensor:
+        """E[(x - mean of its sequence)(...)^T]: [D, D]. What is constant over keys cancels in the softmax."""
+        return self.within / self.count
 
 
-def run_batches(
+def collect_moments(
     model: PreTrainedModel,
-    batches: Iterable[Mapping],
-    masks: dict[str, Tensor | None],
-    what: str,
-    masks_of: Callable[[PreTrainedModel, Mapping], Mapping[str, Tensor | None]] | None = None,
-    cut: Callable[[Mapping], Iterable[Mapping]] = lambda batch: (batch,),
-) -> None:
-    """Run the model on every batch, without gradients; one batch is held at a time.
+    adapter: AttentionAdapter,
+    sites: Sequence[AttentionSite],
+    batches: Sequence[Mapping],
+) -> dict[str, tuple[Moments, Moments]]:
+    """Run the model on calibration batches and measure what the sites' query and key projections receive.
 
     Args:
-        model: the model.
-        batches: checked as they come, see `each_batch`.
-        masks: holds the token masks of the batch under way.
-        what: said beside the progress bar.
-        masks_of: what `masks` holds; None for `token_masks`.
-        cut: batch -> the portions of it that are run one after the other.
+        model: an unchanged model; it runs in evaluation mode without gradients and is left as it was.
+        adapter: its adapter.
+        sites: the sites to listen to.
+        batches: from `check_batches`: input dicts as the model takes them; tensors are moved to the model's device.
+            For an encoder-decoder they must bring decoder inputs or labels.
+
+    Returns:
+        path -> (query-side moments, key-side moments).
+
+    Raises:
+        CalibrationError: if the model cannot take a batch, a mask does not fit, or a site saw nothing.
+        NonFiniteError: if an input of a site contains NaN or inf; the site is named.
     """
-    total, masks_of = operator.length_hint(batches) or None, masks_of or token_masks
-    with evaluating(model):
-        for index, batch in enumerate(tqdm(each_batch(batches), total=total, desc=what, leave=False)):
-            inputs = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-            try:
-                for portion in cut(inputs):
-                    masks.clear()
-                    masks.update(masks_of(model, portion))
-                    model(**portion)
-            except CollabHeadsError:
-                raise
-            except Exception as error:  # whatever the model raises about its inputs, with the batch named
-                raise CalibrationError(
-                    f"{type(model).__name__} cannot take calibration batch {index} with {sorted(inputs)}: {error}"
-                ) from error
+    masks: dict[str, Tensor | None] = {}
+    with listening(model, adapter, sites, masks) as listeners:
+        run_batches(model, batches, masks, "calibrating")
+    return {site.path: listener.moments() for site, listener in zip(sites, listeners, strict=True)}
+
+
+class Listener:
+    """Takes the moments of both sides of one site, with pre-hooks on its projections.
+
+    What both sides receive, as they do in self-attention, is summed once.
+    """
+
+    def __init__(self, site: AttentionSite, masks: Mapping[str, Tensor | None]):
+        self.site, self.masks = site, masks
+        self.inputs: dict[str, Tensor] = {}  # of the call that is under way
+        self.sums: dict[str, Moments] = {}  # of "query", "key" and "both"
+
+    def hear(self, side: str, states: Tensor) -> None:
+        """Take the input of one side; the second of a call completes it."""
+        self.inputs[side] = states
+        if len(self.inputs) < len(SIDES):
+            return
+        masks = dict(zip(SIDES, (self.masks.get(name) for name in MASKS[self.site.role]), strict=True))
+        for name, inputs in self.inputs.items():
+            self.check(name, inputs, masks[name])
+        if self.inputs["query"] is self.inputs["key"] and masks["query"] is masks["key"]:
+            self.inputs = {"both": states}
+            masks = {"both": masks["query"]}
+        for name, inputs in self.inputs.items():
+            if name not in self.sums:
+                self.sums[name] = Moments(inputs)
+            self.sums[name].add(inputs, masks[name])
+        self.inputs = {}
+
+    def check(self, side: str, states: Tensor, mask: Tensor | None) -> None:
+        """Raise if a mask does not fit the inputs, or those that count are not finite."""
+        if mask is not None and mask.shape != states.shape[:2]:
+            raise CalibrationError(
+                f"{self.site.path}: the {MASKS[self.site.role][SIDES.index(side)]} mask {tuple(mask.shape)} does not "
+                f"fit the inputs of its {side} {tuple(states.shape)}; give attention masks of shape (batch, tokens)"
+            )
+        if not torch.isfinite(states if mask is None else states[mask]).all():
+            raise NonFiniteError(f"{self.site.path}: calibration inputs of its {side} contain NaN or inf")
+
+    def moments(self) -> tuple[Moments, Moments]:
+        """Of the query side and of the key side; raises CalibrationError if nothing was heard."""
+        sums = [[self.sums[name] for name in (side, "both") if name in self.sums] for side in SIDES]
+        if not all(parts and parts[0].count for parts in sums):
+            raise CalibrationError(
+                f"{self.site.path} saw no tokens: give batches that reach it "
+                "(decoder sites need labels or decoder_input_ids), or leave it out with sites="
+            )
+        for first, *others in sums:
+            for other in others:
+                first.merge(other)
+        return sums[0][0], sums[1][0]
 
 
 @contextmanager
-def evaluating(model: PreTrainedModel):
-    """Evaluation mode without gradients; every module's own mode is restored."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+def listening(
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    sites: Sequence[AttentionSite],
+    masks: Mapping[str, Tensor | None],
+) -> Iterator[list[Listener]]:
+    """Listen to sites while the context is open; `masks` holds the token masks of the inputs under way."""
+    listeners, handles = [Listener(site, masks) for site in sites], []
     try:
-        with torch.no_grad():
-            yield
+        for listener in listeners:
+            projections = adapter.projections(model.base_model.get_submodule(listener.site.path))
+            for side, projection in zip(SIDES, projections, strict=True):
+                hook = projection.register_forward_pre_hook(
+                    lambda _, args, hear=listener.hear, side=side: hear(side, args[0])
+                )
+                handles.append(hook)
+        yield listeners
     finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-@contextmanager
-def attention_backend(model: PreTrainedModel, backend: str, accepted: Collection[str]):
-    """Use a backend where the model and its stacks have none of the accepted ones; what they had is restored."""
-    # One by one: transformers 5.17 does not reach T5's stacks from the model. And in the configs: its
-    # set_attn_implementation judges by the source of a class, and refuses those that were written in a notebook.
-    stacks = {m: m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)}
-    try:
-        for stack, own in stacks.items():
-            if own not in accepted:
-                stack.config._attn_implementation = backend
-        yield
-    finally:
-        for stack, own in stacks.items():  # from the outside in: setting a config sets those in it
-            stack.config._attn_implementation = own
+        for handle in handles:
+            handle.remove()

@@ -12,7 +12,6 @@ Everything here is a pure function of tensors; float64 inside, whatever comes in
 Sources: Cordonnier, Loukas, Jaggi 2020, arXiv:2006.16362 (the layer); Kolda, Bader 2009, SIAM Review 51(3) (ALS).
 """
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +19,8 @@ from torch import Tensor
 
 from collab_heads.collaborative.solvers import MAX_SWEEPS, METHODS, head_svd, relative
 from collab_heads.errors import ArgumentError, ShapeError
+from collab_heads.layers.query_key import block_mixing
+from collab_heads.numerics import few_threads, float64
 
 
 @dataclass(frozen=True)
@@ -139,26 +140,6 @@ def decompose_per_head(
     return Decomposition(undo_root(shared_query, query_root), undo_root(shared_key, key_root), None, error)
 
 
-@contextmanager
-def few_threads(size: int):
-    """One thread for small problems: on a busy machine the threads of many small solves mostly wait for each other.
-
-    Seen on two busy cores at 12 x 768, R=256: 43 s with two threads, 2 s with one.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if size <= 1024 else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def block_mixing(heads: int, rank: int) -> Tensor:
-    """0/1 mixing that gives every head its own, nearly equal block of the shared dimensions: [H, R], float64."""
-    owner = torch.arange(rank) * heads // rank
-    return (owner == torch.arange(heads)[:, None]).double()
-
-
 def check_pair(query: Tensor, key: Tensor) -> tuple[int, int]:
     """Return (H, d_k) of a query/key pair, or raise ShapeError."""
     if query.ndim != 3 or key.ndim != 3 or query.shape[:2] != key.shape[:2]:
@@ -166,11 +147,6 @@ def check_pair(query: Tensor, key: Tensor) -> tuple[int, int]:
             f"query {tuple(query.shape)} and key {tuple(key.shape)} must be (H, d_k, D_q) and (H, d_k, D_k)"
         )
     return query.shape[0], query.shape[1]
-
-
-def float64(tensor: Tensor) -> Tensor:
-    """To double precision, on the CPU where the device has none (Apple's MPS)."""
-    return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
 
 
 def apply_root(weight: Tensor, root: Tensor | None) -> Tensor:

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from collab_heads.collaborative.calibrate import Moments
 from collab_heads.collaborative.decompose import (
     Decomposition,
     apply_root,
     decompose_per_head,
     decompose_shared,
-    float64,
     input_root,
 )
-from collab_heads.collaborative.moments import Moments
-from collab_heads.collaborative.query_key import build_query_key, content_bias
-from collab_heads.collaborative.record import Call
 from collab_heads.collaborative.solvers import squared_norm
-from collab_heads.config import QueryKeyState
+from collab_heads.layers.query_key import build_query_key, content_bias
+from collab_heads.model.attention_calls import Call
+from collab_heads.numerics import float64
 from collab_heads.sites import AttentionWeights
+from collab_heads.state import QueryKeyState
 
 # Share of the mean input variance that is added to every direction, so that none the calibration missed is lost.
 RIDGE = 1e-4

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from collab_heads.collaborative.query_key import exact_query_key, split_heads
-from collab_heads.collaborative.record import Call
+from collab_heads.layers.query_key import exact_query_key, split_heads
+from collab_heads.model.attention_calls import Call
 from collab_heads.sites import AttentionWeights
 
 RELATIVE_RATE = 0.02  # Adam's step per parameter, relative to the root mean square of its tensor

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers import AutoModel, PretrainedConfig
 
+from collab_heads.checks import check_choice
 from collab_heads.collaborative.swap import plan_width
 from collab_heads.collaborative.widths import Width, plan_widths
-from collab_heads.config import FIELD, KINDS, MIXING_INITS, CollabConfig, QueryKeyState, SiteState
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.sites import check_choice, select_sites
+from collab_heads.sites import select_sites
+from collab_heads.state import FIELD, KINDS, MIXING_INITS, CollabConfig, QueryKeyState, SiteState
 
 
 def collaborative_config(

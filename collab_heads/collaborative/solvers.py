@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from collab_heads.checks import check_choice
 from collab_heads.extras import check_extra
-from collab_heads.sites import check_choice
 
 MAX_SWEEPS = 100
 # Weight of the pull towards the last iterate, relative to the mean diagonal of the normal matrix. It keeps the solves
@@ -68,7 +68,7 @@ def als(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps
         previous, error = error, relative(residual, total)
         if previous - error < tol:
             break
-    return *balance(shared_query, shared_key, mixing), error, sweep
+    return *balance_factors(shared_query, shared_key, mixing), error, sweep
 
 
 def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps: int):
@@ -84,7 +84,7 @@ def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sw
         )
     residual = dense - torch.einsum("ir,hr,jr->ihj", left, mixing, right)
     error = relative(residual.square().sum(), dense.square().sum())
-    return *balance(left.mT, right.mT, mixing), error, len(errors)
+    return *balance_factors(left.mT, right.mT, mixing), error, len(errors)
 
 
 METHODS: dict[str, Callable] = {"als": als, "parafac": parafac}
@@ -130,7 +130,7 @@ def unit_rows(matrix: Tensor) -> Tensor:
     return matrix / norms.where(norms > 0, torch.ones_like(norms))
 
 
-def balance(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def balance_factors(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Give the three factors of every component the same share of its size; half precision and weight decay like that.
 
     The largest mixing entry of a component becomes 1 in magnitude; query and key rows get equal norms.

@@ -11,24 +11,25 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
-from collab_heads.collaborative.allocate import balance, measure_curve
-from collab_heads.collaborative.calibrate import run_batches
-from collab_heads.collaborative.decompose import few_threads
+from collab_heads.checks import check_choice, check_count, check_seed
+from collab_heads.collaborative.allocate import balance_errors, measure_curve
+from collab_heads.collaborative.calibrate import listening
 from collab_heads.collaborative.fit import Seen, Target, new_query_key
-from collab_heads.collaborative.moments import listening
-from collab_heads.collaborative.portions import portions
-from collab_heads.collaborative.query_key import ALIGNMENT
-from collab_heads.collaborative.record import recording
 from collab_heads.collaborative.refine import OutputGap, Refinement, refine
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.solvers import check_method
 from collab_heads.collaborative.widths import PER_HEAD_MULTIPLE, Width, per_head_width, plan_widths, resolve_width
-from collab_heads.config import KINDS, CollabConfig, QueryKeyState
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
-from collab_heads.heads.output import dense_weight
-from collab_heads.refusals import check_swappable, check_wrapper
+from collab_heads.layers.output import dense_weight
+from collab_heads.layers.query_key import ALIGNMENT
+from collab_heads.model.attention_calls import recording
+from collab_heads.model.batches import run_batches
+from collab_heads.model.portions import portions
+from collab_heads.model.refusals import check_swappable, check_wrapper
+from collab_heads.numerics import few_threads
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.sites import AttentionSite, AttentionWeights, check_choice, check_count, check_seed, select_sites
+from collab_heads.sites import AttentionSite, AttentionWeights, select_sites
+from collab_heads.state import KINDS, CollabConfig, QueryKeyState
 
 ALLOCATIONS = ("uniform", "balanced")
 MEASURED_CALLS, MEASURED_TOL = 4, 1e-2  # of the quick decompositions behind "balanced"
@@ -186,7 +187,7 @@ def balanced_plan(model, adapter, sites, weights, plan, seen, mixing) -> dict[st
         cost = read.query.shape[-1] + read.key.shape[-1] + (site.num_heads if mixing == "shared" else 0)
         curves.append(measure_curve(unit, exact, cost, output_error))
     budget = sum(plan[site.path][1] * curve.cost for site, curve in zip(narrow, curves, strict=True))
-    return plan | {site.path: (dim, dim) for site, dim in zip(narrow, balance(curves, budget), strict=True)}
+    return plan | {site.path: (dim, dim) for site, dim in zip(narrow, balance_errors(curves, budget), strict=True)}
 
 
 def state_of(mixing: str, dim: int, weights: AttentionWeights) -> QueryKeyState:

@@ -1,1 +1,1 @@
-"""Everything between the concatenated heads and W_O, and head surgery."""
+"""Gates, alphas, removal and folding of heads, and which heads matter."""

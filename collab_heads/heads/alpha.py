@@ -6,14 +6,14 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.config import CollabConfig
 from collab_heads.errors import NonFiniteError, SwapError
-from collab_heads.heads.mixing import HeadMixing
-from collab_heads.heads.output import install_mixing, mixing_of
 from collab_heads.heads.report import AlphaReport, MixedSite
-from collab_heads.refusals import check_outputs, check_wrapper
+from collab_heads.layers.alphas import HeadAlphas
+from collab_heads.layers.output import alphas_of, install_alphas
+from collab_heads.model.refusals import check_outputs, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, select_sites
+from collab_heads.state import CollabConfig
 
 
 def swap_to_alpha(
@@ -52,7 +52,7 @@ def swap_to_alpha(
     chosen = select_sites(available, sites)
     check_outputs(model, adapter, chosen)
     for site in chosen:
-        if mixing_of(adapter.output_projection(model, site)) is not None:
+        if alphas_of(adapter.output_projection(model, site)) is not None:
             raise SwapError(f"{site.path} has alphas already: fold_heads them first, or leave the site out with sites=")
         if site.num_heads < 2:
             raise SwapError(f"{site.path} has a single head, nothing to mix it with: leave the site out with sites=")
@@ -60,12 +60,12 @@ def swap_to_alpha(
     record = config.with_sites({site.path: replace(config.site(site), alphas=True) for site in chosen})
     # Nothing has changed up to here; nothing can fail from here on.
     for site in chosen:
-        install_mixing(adapter.output_projection(model, site), site.num_heads)
+        install_alphas(adapter.output_projection(model, site), site.num_heads)
     record.write(model)
     return alpha_report(model, adapter)
 
 
-def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple[AttentionSite, HeadMixing]]:
+def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple[AttentionSite, HeadAlphas]]:
     """The sites with alphas, in model order, and their alphas."""
     record = CollabConfig.of(model.config).sites
     mixed = [site for site in adapter.sites(model) if site.path in record and record[site.path].alphas]

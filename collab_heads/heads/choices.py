@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from collab_heads.config import is_index
+from collab_heads.checks import is_index
 from collab_heads.errors import ArgumentError
 from collab_heads.sites import ROLES, AttentionSite, check_name
 

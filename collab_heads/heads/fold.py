@@ -6,13 +6,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from collab_heads.config import FIELD, CollabConfig, SiteState
 from collab_heads.errors import SwapError
-from collab_heads.heads.output import HeadOutputProjection, fold_output
 from collab_heads.heads.prune import check_prunable
 from collab_heads.heads.report import FoldReport
-from collab_heads.refusals import check_forward, check_outputs, check_wrapper
+from collab_heads.layers.output import HeadOutputProjection, fold_output
+from collab_heads.model.refusals import check_forward, check_outputs, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.state import FIELD, CollabConfig, SiteState
 
 
 def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> FoldReport:

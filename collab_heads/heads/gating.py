@@ -1,20 +1,20 @@
 """swap_to_gated: put gates on heads, to be learned or fixed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.config import CollabConfig, GateState, SiteState
 from collab_heads.errors import ArgumentError, ConfigError, SwapError
 from collab_heads.heads.choices import alive_choice
-from collab_heads.heads.gates import INIT_LOG_ALPHA
-from collab_heads.heads.output import HeadOutputProjection, gates_of, install_gates
 from collab_heads.heads.report import GatedSite, GateReport
-from collab_heads.refusals import check_outputs, check_wrapper
+from collab_heads.layers.gates import INIT_LOG_ALPHA
+from collab_heads.layers.output import HeadOutputProjection, gates_of, install_gates
+from collab_heads.model.refusals import check_outputs, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, select_sites
+from collab_heads.state import CollabConfig, GateState, kept_heads
 
 
 def swap_to_gated(
@@ -121,7 +121,7 @@ def gate_report(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attent
     """Which heads are open now, by the rule of evaluation; a model without gates has an empty report."""
     adapter, record, sites = get_adapter(model, adapter), CollabConfig.of(model.config).sites, []
     for site, projection in gated_sites(model, adapter):
-        gates, numbers = projection.gates, present_heads(record, site)
+        gates, numbers = projection.gates, kept_heads(record, site)
         sites.append(
             GatedSite(
                 path=site.path,
@@ -133,9 +133,3 @@ def gate_report(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attent
             )
         )
     return GateReport(tuple(sites))
-
-
-def present_heads(record: Mapping[str, SiteState], site: AttentionSite) -> Sequence[int]:
-    """The original numbers of the heads that a site has now."""
-    state = record.get(site.path)
-    return range(site.num_heads) if state is None or state.kept is None else state.kept

@@ -10,10 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
-from collab_heads.collaborative.calibrate import check_batches, evaluating
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
-from collab_heads.heads.subset import Target, check_by_path, check_scores, check_target, choose, roles_of
-from collab_heads.refusals import check_wrapper
+from collab_heads.heads.selection import Target, check_by_path, check_scores, check_target, choose, roles_of_heads
+from collab_heads.model.backends import evaluating
+from collab_heads.model.batches import check_batches
+from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, check_name
 
@@ -152,7 +153,7 @@ def most_important(
     for path in scores:
         check_name(available, path)
     scores = check_scores(scores, sites)
-    roles = roles_of(sites)
+    roles = roles_of_heads(sites)
     check_target(target_heads, roles)
     chosen = choose(torch.cat([scores[site.path] for site in sites]), roles, target_heads)
     parts = chosen.split([site.num_heads for site in sites])

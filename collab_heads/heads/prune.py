@@ -6,17 +6,17 @@ from dataclasses import replace
 from torch import nn
 from transformers import PreTrainedModel
 
-from collab_heads.collaborative.query_key import is_swapped
-from collab_heads.config import CollabConfig
 from collab_heads.errors import SwapError
 from collab_heads.heads.choices import removal_choice
-from collab_heads.heads.gating import gated_sites, present_heads
-from collab_heads.heads.output import PARTS, keep_output_heads, mixing_of, remove_gates
-from collab_heads.heads.removal import is_empty
+from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.report import PrunedSite, PruneReport
-from collab_heads.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
+from collab_heads.layers.output import PARTS, alphas_of, keep_output_heads, remove_gates
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.removed import is_empty
+from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite
+from collab_heads.state import CollabConfig, kept_heads
 
 
 def prune_heads(
@@ -48,7 +48,7 @@ def prune_heads(
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "prune")
     config, available = CollabConfig.of(model.config), adapter.sites(model)
-    present = {site.path: list(present_heads(config.sites, site)) for site in available}
+    present = {site.path: list(kept_heads(config.sites, site)) for site in available}
     by_gates = heads is None
     removed = closed_heads(model, adapter, present) if by_gates else removal_choice(available, heads, present)
     chosen = [site for site in available if removed.get(site.path) or (by_gates and site.path in removed)]
@@ -71,7 +71,7 @@ def prune_heads(
             kept=numbers if len(numbers) < state.num_heads else None,
             query_key=module.query_key.state if is_swapped(module) else None,
             gates=state.gates if kept and not by_gates else None,
-            alphas=mixing_of(output) is not None,
+            alphas=alphas_of(output) is not None,
         )
     config.with_sites(states).write(model)
     sites = [

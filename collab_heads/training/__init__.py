@@ -1,1 +1,1 @@
-"""What the command-line scripts share, and the demo."""
+"""What the command-line scripts share."""

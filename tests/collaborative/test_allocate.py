@@ -3,7 +3,7 @@ import torch
 from unchanged import refused
 
 import collab_heads
-from collab_heads.collaborative.allocate import Curve, balance, measure_curve
+from collab_heads.collaborative.allocate import Curve, balance_errors, measure_curve
 from collab_heads.errors import ArgumentError
 from families import EXACT, FAMILIES, HEADS, aligned, output, sites, swap
 
@@ -23,19 +23,19 @@ def test_a_wider_fit_is_never_taken_to_be_worse():
 
 
 def test_widths_go_where_the_error_is():
-    broad, narrow = balance([BROAD, NARROW], budget=10 * 64)
+    broad, narrow = balance_errors([BROAD, NARROW], budget=10 * 64)
     assert broad > narrow
     assert broad + narrow == 64
     assert max(BROAD.error(broad), NARROW.error(narrow)) < BROAD.error(32)
 
 
 def test_equal_sites_get_equal_widths():
-    assert balance([BROAD] * 3, budget=3 * 10 * 32) == [32] * 3
+    assert balance_errors([BROAD] * 3, budget=3 * 10 * 32) == [32] * 3
 
 
 def test_no_choice_within_the_budget_has_a_smaller_worst_error():
     curves, budget = [BROAD, NARROW, Curve(16, 64, 25, [(16, 0.4), (32, 0.2), (48, 0.1)])], 2000
-    found = balance(curves, budget)
+    found = balance_errors(curves, budget)
 
     def cost(widths):
         return sum(w * c.cost for w, c in zip(widths, curves, strict=True))
@@ -51,7 +51,7 @@ def test_no_choice_within_the_budget_has_a_smaller_worst_error():
 
 @pytest.mark.parametrize("budget, widths", ((10 * 128, [64, 64]), (10**9, [64, 64]), (1, [8, 8])))
 def test_extreme_budgets(budget, widths):
-    assert balance([BROAD, NARROW], budget) == widths
+    assert balance_errors([BROAD, NARROW], budget) == widths
 
 
 def test_the_error_is_measured_at_multiples_of_the_unit_below_the_exact_width():

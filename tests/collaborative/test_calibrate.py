@@ -6,9 +6,9 @@ from transformers import BatchEncoding
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
-from collab_heads.collaborative.calibrate import check_batches
-from collab_heads.collaborative.moments import Moments, collect_moments
+from collab_heads.collaborative.calibrate import Moments, collect_moments
 from collab_heads.errors import CalibrationError, NonFiniteError
+from collab_heads.model.batches import check_batches
 from families import FAMILIES, LAYOUTS, VOCABULARY, WIDTH, batch, cast, swap
 
 EXACT64 = 1e-11  # float64 sums in another order; differences seen: 7e-15

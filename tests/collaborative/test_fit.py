@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import collab_heads
+from collab_heads.collaborative.calibrate import Moments
 from collab_heads.collaborative.fit import Seen, Target
-from collab_heads.collaborative.moments import Moments
 from families import EXACT, FAMILIES, FP32_NOISE, KINDS, output, sites, swap
 
 NARROW = {"shared": 20, "per_head": 16}

@@ -13,8 +13,8 @@ from unchanged import assert_unchanged, refused, snapshot
 from collab_heads import swap_to_collaborative
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.adapters.marian import MarianAdapter
-from collab_heads.collaborative.query_key import is_swapped
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.layers.query_key import is_swapped
 from families import EXACT, FAMILIES, HEAD_WIDTH, HEADS, KINDS, bert_config, make, sites, swap
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"

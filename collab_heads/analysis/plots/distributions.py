@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.balance import balance
+from collab_heads.analysis.measures.summaries import balance
 from collab_heads.analysis.plots.canvas import drawn, new_figure
 from collab_heads.analysis.plots.panels import checked_values
 from collab_heads.errors import ArgumentError

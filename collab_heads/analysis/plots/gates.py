@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from collab_heads.analysis.gate_history import GateHistory
+from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.plots.canvas import bare, drawn, new_figure, our_style, panel_grid
 from collab_heads.analysis.plots.colours import colour_scale
 from collab_heads.analysis.plots.head_maps import draw_cells, head_panels, removed_legend

@@ -1,0 +1,1 @@
+"""Numbers per head, from forward passes over data."""

@@ -1,0 +1,228 @@
+"""What a model loses without some of its heads: each one alone, or many in the order of a measure."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils.logging import tqdm
+
+from collab_heads.analysis.measures.sentences import rows
+from collab_heads.errors import ArgumentError, NonFiniteError
+from collab_heads.heads.choices import removal_choice
+from collab_heads.heads.importance import loss_of, most_important, not_finite
+from collab_heads.model.backends import evaluating
+from collab_heads.model.batches import each_batch
+from collab_heads.model.refusals import check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter, head_numbers
+from collab_heads.sites import AttentionSite, select_sites
+from collab_heads.text import text_table
+
+Evaluate = Callable[[PreTrainedModel], float]
+IGNORED = -100  # labels that do not count
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """What `leave_one_out` measured.
+
+    Attributes:
+        sites: the sites that were measured, in model order.
+        heads: path -> the original numbers of their heads.
+        metric: what the numbers are.
+        original: the metric of the whole model.
+        without: path -> [H], the metric without each head.
+        higher_is_better: of the metric; not of a loss.
+    """
+
+    sites: tuple[AttentionSite, ...]
+    heads: Mapping[str, tuple[int, ...]]
+    metric: str
+    original: float
+    without: Mapping[str, Tensor]
+    higher_is_better: bool = False
+
+    def harm(self) -> dict[str, Tensor]:
+        """Per path, [H]: how much worse the metric is without a head."""
+        sign = -1.0 if self.higher_is_better else 1.0
+        return {path: sign * (values - self.original) for path, values in self.without.items()}
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        return {
+            "metric": self.metric,
+            "higher_is_better": self.higher_is_better,
+            "original": self.original,
+            "sites": [asdict(site) for site in self.sites],
+            "heads": {path: list(numbers) for path, numbers in self.heads.items()},
+            "without": {path: values.tolist() for path, values in self.without.items()},
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            [site.path, site.role, *(f"{float(edge(change)):+.4f}" for edge in (torch.min, torch.max))]
+            for site in self.sites
+            for change in [self.without[site.path] - self.original]
+        ]
+        last = f"change of {self.metric} without one head; {self.original:.4f} with all"
+        return text_table(["site", "role", "lowest", "highest"], rows, last)
+
+
+@contextmanager
+def without_heads(
+    model: PreTrainedModel, heads: Mapping, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
+) -> Iterator[None]:
+    """The model computes as if `prune_heads` had removed some heads, while the context is open.
+
+    Args:
+        model: a supported transformers model, original or changed; its weights stay as they are.
+        heads: as `prune_heads` takes them: role -> one list of head numbers per layer, or path -> one list.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+
+    Raises:
+        ArgumentError: on a role, path or head that does not exist.
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, adapter)
+    available, present = adapter.sites(model), head_numbers(model, adapter)
+    chosen = removal_choice(available, heads, present)
+    handles = []
+    try:
+        for site in available:
+            if chosen.get(site.path):
+                alive = torch.tensor([head not in chosen[site.path] for head in present[site.path]])
+                projection = adapter.output_projection(model, site)
+                handles.append(projection.register_forward_pre_hook(silencer(alive)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def silencer(alive: Tensor) -> Callable[[nn.Module, tuple], tuple]:
+    """A hook that sets the outputs of the heads that are not alive, [H] bool, to zero."""
+
+    def hook(module: nn.Module, inputs: tuple) -> tuple:
+        heads = inputs[0].unflatten(-1, (len(alive), -1))
+        return (heads.masked_fill(~alive.to(heads.device)[:, None], 0.0).flatten(-2), *inputs[1:])
+
+    return hook
+
+
+def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
+    """The mean loss over a data set, every label of a sequence (or every example) counted alike.
+
+    Args:
+        model: with a loss; it runs in evaluation mode without gradients.
+        batches: input dicts with labels.
+
+    Raises:
+        CalibrationError: if there are no batches, or the model cannot take one or gives no loss for it (its index is
+            named).
+        NonFiniteError: if the loss of one is NaN or inf.
+    """
+    total, count = 0.0, 0
+    with evaluating(model):
+        for index, batch in enumerate(each_batch(batches)):
+            loss = float(loss_of(model, batch, index))
+            labels = batch.get("labels")
+            tokens = labels is not None and labels.ndim == 2 and not labels.is_floating_point()
+            number = int((labels != IGNORED).sum()) if tokens else rows(batch)
+            if not math.isfinite(loss):
+                raise NonFiniteError(not_finite(loss, index))
+            total, count = total + number * loss, count + number
+    return total / max(1, count)
+
+
+def leave_one_out(
+    model: PreTrainedModel,
+    evaluate: Evaluate,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    sites: str | Iterable[str] | None = None,
+    metric: str = "loss",
+    higher_is_better: bool = False,
+) -> Ablation:
+    """Measure the model without each of its heads in turn: one evaluation per head, and one of the whole model.
+
+    Args:
+        model: a supported transformers model, original or changed; it is left as it was.
+        evaluate: model -> the number to look at, such as `lambda model: mean_loss(model, batches)`, or an accuracy.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        sites: roles or paths; None for all.
+        metric: what the number is called.
+        higher_is_better: of the number; not of a loss.
+
+    Raises:
+        ArgumentError: on a role or path that the model does not have.
+        NonFiniteError: if the number is NaN or inf; the head is named.
+
+    Source: Michel, Levy, Neubig 2019, arXiv:1905.10650, section 3.2.
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, adapter)
+    chosen = select_sites(adapter.sites_with_heads(model), sites)
+    numbers = head_numbers(model, adapter)
+    original = checked(evaluate(model), metric, "of the whole model")
+    without = {site.path: torch.zeros(site.num_heads, dtype=torch.float64) for site in chosen}
+    steps = [(site, place, head) for site in chosen for place, head in enumerate(numbers[site.path])]
+    for site, place, head in tqdm(steps, desc="leaving heads out", leave=False):
+        with without_heads(model, {site.path: [head]}, adapter):
+            without[site.path][place] = checked(evaluate(model), metric, f"without head {head} of {site.path}")
+    heads = {site.path: numbers[site.path] for site in chosen}
+    return Ablation(tuple(chosen), heads, metric, original, without, higher_is_better)
+
+
+def ablation_curve(
+    model: PreTrainedModel,
+    evaluate: Evaluate,
+    scores: Mapping[str, Tensor],
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    counts: Sequence[int] | None = None,
+    metric: str = "loss",
+) -> list[tuple[int, float]]:
+    """Measure the model with its most important heads only: quality against heads kept.
+
+    Args:
+        model: a supported transformers model, original or changed; it is left as it was.
+        evaluate: model -> the number to look at.
+        scores: path -> [H], for every site that has heads; those with the lowest go first. Every role keeps one head.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        counts: how many heads to keep, for every point; None for all, seven eighths of them, and so on.
+        metric: what the number is called.
+
+    Returns:
+        (heads kept, the number), fewest heads last.
+
+    Raises:
+        ArgumentError: on a count that cannot be, or scores of sites or heads that the model does not have.
+        NonFiniteError: if a score or the number is NaN or inf.
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, adapter)
+    sites, numbers = adapter.sites_with_heads(model), head_numbers(model, adapter)
+    missing = [site.path for site in sites if site.path not in scores]
+    if missing:
+        raise ArgumentError(f"scores lack {missing[0]}: a curve ranks all heads of the model against each other")
+    total = sum(site.num_heads for site in sites)
+    least = len({site.role for site in sites})
+    counts = [max(least, math.ceil(total * eighths / 8)) for eighths in range(8, 0, -1)] if counts is None else counts
+    plans = [(count, most_important(model, scores, count, adapter)) for count in sorted(set(counts), reverse=True)]
+    points = []
+    for count, alive in tqdm(plans, desc="removing heads", leave=False):
+        gone = {path: [h for h, on in zip(numbers[path], bits, strict=True) if not on] for path, bits in alive.items()}
+        with without_heads(model, gone, adapter):
+            points.append((count, checked(evaluate(model), metric, f"with {count} heads")))
+    return points
+
+
+def checked(value: float, metric: str, of: str) -> float:
+    """The value as a float; NonFiniteError if it is NaN or inf."""
+    value = float(value)
+    if not math.isfinite(value):
+        raise NonFiniteError(f"the {metric} {of} is {value}")
+    return value

@@ -1,0 +1,122 @@
+"""How open gates were during a training: plain numbers, kept beside the model."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from collab_heads.checks import did_you_mean
+from collab_heads.errors import ArgumentError, DataError, NonFiniteError, ShapeError
+from collab_heads.files import write_file
+from collab_heads.reading import parse_json
+from collab_heads.sites import AttentionSite
+
+VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class GateHistory:
+    """P(open) of every gate at the steps where it was recorded.
+
+    Attributes:
+        sites: the sites that have gates, in model order.
+        heads: path -> the original numbers of its heads; a site that is not in it counts from 0.
+        steps: optimizer steps, increasing.
+        probabilities: path -> [steps, H], float64 on the CPU.
+    """
+
+    sites: tuple[AttentionSite, ...]
+    heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+    probabilities: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.sites:
+            raise ArgumentError("a history of gates needs at least one site")
+        empty = {site.path: torch.zeros(0, site.num_heads, dtype=torch.float64) for site in self.sites}
+        if not self.steps:
+            object.__setattr__(self, "probabilities", empty | dict(self.probabilities))
+        for path in self.probabilities.keys() | self.heads.keys():
+            if path not in empty:
+                raise ArgumentError(f"{path!r} is none of the sites{did_you_mean(path, empty)}")
+        for site in self.sites:
+            check_probabilities(site, self.probabilities.get(site.path), len(self.steps))
+        if any(later <= earlier for earlier, later in zip(self.steps, self.steps[1:], strict=False)):
+            raise ArgumentError(f"the steps of a history must increase, not {', '.join(map(str, self.steps))}")
+
+    def record(self, step: int, probabilities: Mapping[str, Tensor | Sequence[float]]) -> "GateHistory":
+        """The history with one more step; this one does not change.
+
+        Args:
+            step: later than all before.
+            probabilities: path -> [H], P(open) of the gates of every site.
+
+        Raises:
+            ArgumentError: if the step is not later than the last, a site is missing or unknown, or a number is no
+                probability.
+            ShapeError: if there is not one number per head.
+            NonFiniteError: if a number is NaN or infinite.
+        """
+        for path in probabilities.keys() - {site.path for site in self.sites}:
+            raise ArgumentError(f"{path!r} is none of the sites{did_you_mean(path, self.probabilities)}")
+        longer = {}
+        for site in self.sites:
+            if site.path not in probabilities:
+                raise ArgumentError(f"step {step} has no probabilities of {site.path}")
+            row = torch.as_tensor(probabilities[site.path]).detach().to("cpu", torch.float64)
+            check_probabilities(site, row[None], 1)
+            longer[site.path] = torch.cat([self.probabilities[site.path], row[None]])
+        return dataclasses.replace(self, steps=(*self.steps, int(step)), probabilities=longer)
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file, aside and renamed."""
+        described = {
+            "version": VERSION,
+            "sites": [dataclasses.asdict(site) for site in self.sites],
+            "heads": {path: list(numbers) for path, numbers in self.heads.items()},
+            "steps": list(self.steps),
+            "probabilities": {path: each.tolist() for path, each in self.probabilities.items()},
+        }
+        write_file(path, (json.dumps(described) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "GateHistory":
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: if the file is missing, damaged or of another version.
+        """
+        try:
+            found = parse_json(Path(path).read_text(encoding="utf-8"))
+            if found["version"] != VERSION:
+                raise DataError(f"{path} is of version {found['version']!r}; this package reads version {VERSION}")
+            sites = tuple(AttentionSite(**site) for site in found["sites"])
+            heads = {path: tuple(numbers) for path, numbers in found["heads"].items()}
+            steps = tuple(int(step) for step in found["steps"])
+            numbers = {
+                site.path: torch.tensor(found["probabilities"][site.path], dtype=torch.float64).reshape(
+                    len(steps), site.num_heads
+                )
+                for site in sites
+            }
+            return cls(sites, heads, steps, numbers)
+        except DataError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise DataError(f"{path} is missing or no history of gates: {error!r}") from error
+
+
+def check_probabilities(site: AttentionSite, found: Tensor | None, steps: int) -> None:
+    """Raise unless there is one probability per step and head."""
+    if found is None or tuple(found.shape) != (steps, site.num_heads):
+        shape = "no" if found is None else tuple(found.shape)
+        raise ShapeError(f"{site.path}: {shape} probabilities for {steps} steps and {site.num_heads} heads")
+    if not found.isfinite().all():
+        raise NonFiniteError(f"{site.path}: a probability is NaN or infinite")
+    if found.numel() and (found.min() < 0 or found.max() > 1):
+        wrong = found[(found < 0) | (found > 1)][0]
+        raise ArgumentError(f"{site.path}: {float(wrong):g} is no probability")

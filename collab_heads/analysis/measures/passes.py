@@ -1,0 +1,185 @@
+"""One forward pass over a data set, for every measure that needs no gradient."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from collab_heads.analysis.measures.queries import check_exclude, end_tokens, query_masks
+from collab_heads.errors import CalibrationError
+from collab_heads.model.batches import run_batches
+from collab_heads.model.masks import MASKS, decoder_ids, token_masks
+from collab_heads.model.recording import recording
+from collab_heads.model.refusals import check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.sites import AttentionSite
+
+logger = logging.get_logger("transformers.collab_heads")
+
+
+class Attention:
+    """The attention of a site on the batch under way: all observers share what is computed from it.
+
+    Attributes:
+        weights: [B, H, T, S], of query tokens T to key tokens S; float32 where the model has half precision.
+    """
+
+    def __init__(self, weights: Tensor):
+        self.weights = weights if weights.element_size() >= 4 else weights.float()
+
+    @cached_property
+    def largest(self) -> tuple[Tensor, Tensor]:
+        """The largest weight of every query token, and the key position that it falls on: both [B, H, T]."""
+        return self.weights.max(-1)
+
+
+class Batch:
+    """The batch under way: its tokens, and which of them count.
+
+    Attributes:
+        inputs: what the model is called with, on its device.
+        index: the number of the batch, from 0.
+    """
+
+    def __init__(self, model: PreTrainedModel, inputs: Mapping, index: int, exclude: tuple[int, ...]):
+        self.inputs, self.index = inputs, index
+        self._model = model
+        self._queries, self._tokens = query_masks(model, inputs, exclude), token_masks(model, inputs)
+
+    def ids(self, side: str) -> Tensor | None:
+        """The tokens that the "encoder" or the "decoder" reads, [B, T], or None where the inputs hold embeddings.
+
+        What position 0 of the decoder of an encoder-decoder says does not matter: it is the start token.
+        """
+        if side == "decoder" and self._model.config.is_encoder_decoder:
+            return decoder_ids(self._model, self.inputs)
+        ids = self.inputs.get("input_ids")
+        return None if ids is None else ids.flatten(0, -2)  # multiple-choice models: (B, choices, T)
+
+    def queries(self, site: AttentionSite) -> Tensor | None:
+        """Which query tokens of a site count: neither padding nor excluded; [B, T] bool, or None where all do."""
+        return self._queries[MASKS[site.role][0]]
+
+    def keys(self, site: AttentionSite) -> Tensor | None:
+        """Which key tokens of a site are no padding: [B, S] bool, or None where all are none."""
+        return self._tokens[MASKS[site.role][1]]
+
+    def present(self, site: AttentionSite) -> Tensor | None:
+        """Which query tokens of a site are no padding: [B, T] bool, or None where all are none."""
+        return self._tokens[MASKS[site.role][0]]
+
+    def counted(self, site: AttentionSite, values: Tensor) -> Tensor:
+        """The values of the query tokens that count: [B, T, ...] -> [N, ...].
+
+        Raises:
+            CalibrationError: if the mask of the batch does not fit; both shapes are named.
+        """
+        mask = self.queries(site)
+        if mask is None:
+            return values.flatten(0, 1)
+        if mask.shape != values.shape[:2]:
+            raise CalibrationError(
+                f"{site.path}: the {MASKS[site.role][0]} mask {tuple(mask.shape)} does not fit its query tokens "
+                f"{tuple(values.shape[:2])}; give attention masks of shape (batch, tokens)"
+            )
+        return values[mask.to(values.device)]
+
+
+class Observer:
+    """A measure that is taken during a pass. Override what it needs; it keeps sums, never batches.
+
+    Attributes:
+        weights: whether it needs attention weights, which only the eager backend gives.
+        outputs: whether it needs the outputs of heads.
+    """
+
+    weights = False
+    outputs = False
+
+    def start(self, sites: Sequence[AttentionSite]) -> None:
+        """Called once, with the sites that have heads, before the first batch."""
+
+    def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
+        """Called at every site in every batch; a module that serves several layers (ALBERT) calls once per layer."""
+
+    def see_outputs(self, site: AttentionSite, outputs: Tensor, batch: Batch) -> None:
+        """As `see_weights`, with the outputs of the heads, [B, T, H, d_v], before gates and alphas."""
+
+
+def observe(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping],
+    observers: Sequence[Observer],
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    exclude: Iterable[int] | None = None,
+    what: str = "measuring heads",
+) -> list[AttentionSite]:
+    """Run the model once over all batches, without gradients, and show every site to the observers.
+
+    Args:
+        model: a supported transformers model; it runs in evaluation mode and is left as it was.
+        batches: input dicts as the model takes them; any iterable, read once, one batch held at a time.
+        observers: what is measured.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        exclude: ids of tokens that do not count as queries; None for `excluded_tokens`.
+        what: said beside the progress bar.
+
+    Returns:
+        The sites that have heads, in model order.
+
+    Raises:
+        ArgumentError: on ids that are none.
+        CalibrationError: if there are no batches, or the model cannot take one (its index is named).
+        UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it gives no attention weights.
+    """
+    check_wrapper(model)
+    adapter, exclude = get_adapter(model, adapter), excluded_tokens(model, exclude)
+    sites = adapter.sites_with_heads(model)
+    for observer in observers:
+        observer.start(sites)
+    if not sites:
+        return sites
+    seen: list[Batch] = []  # at most one
+
+    def begin(model: PreTrainedModel, inputs: Mapping) -> dict:
+        seen[:] = [Batch(model, inputs, seen[0].index + 1 if seen else 0, exclude)]
+        return {}
+
+    def see_weights(site: AttentionSite, weights: Tensor) -> None:
+        attention = Attention(weights)
+        for observer in of_weights:
+            observer.see_weights(site, attention, seen[0])
+
+    def see_outputs(site: AttentionSite, outputs: Tensor) -> None:
+        for observer in of_outputs:
+            observer.see_outputs(site, outputs, seen[0])
+
+    of_weights = [observer for observer in observers if observer.weights]
+    of_outputs = [observer for observer in observers if observer.outputs]
+    with recording(
+        model, adapter, weights=see_weights if of_weights else None, outputs=see_outputs if of_outputs else None
+    ):
+        run_batches(model, batches, {}, what, begin)
+    return sites
+
+
+def excluded_tokens(model: PreTrainedModel, exclude: Iterable[int] | None) -> tuple[int, ...]:
+    """The ids that do not count as queries: those given, else the ends of sentences that the model's configs name.
+
+    Where they name none (BERT), all tokens count, and that is said once.
+
+    Raises:
+        ArgumentError: on ids that are none.
+    """
+    if exclude is not None:
+        return check_exclude(exclude)
+    found = end_tokens(model)
+    if not found and model.main_input_name == "input_ids":
+        logger.warning_once(
+            f"the config of this {type(model).__name__} names no end-of-sentence token, so ends of sentences count in "
+            "head statistics: pass exclude=[tokenizer.sep_token_id], or exclude=[] if that is right"
+        )
+    return found

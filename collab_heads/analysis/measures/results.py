@@ -1,0 +1,175 @@
+"""What the heads of a model were measured to do: for people (`str`), for machines (`to_dict`), on disk (`save`)."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from collab_heads.analysis.measures.storage import read_statistics, write_statistics
+from collab_heads.checks import did_you_mean
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.sites import AttentionSite
+from collab_heads.text import text_table
+
+OF_HEADS = ("confidence", "entropy", "attention_distance")  # a number per head
+OF_PAIRS = ("cosine", "l2")  # a number per pair of heads
+MEASURES = OF_HEADS + OF_PAIRS
+# role -> stack and name of the attention, as Azov and Landau key their statistics
+PLACES = {
+    "enc-self": ("encoder", "self_attn"),
+    "dec-self": ("decoder", "self_attn"),
+    "dec-enc": ("decoder", "enc_attn"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class HeadStatistics:
+    """What `head_statistics` measured. Tensors are float64 on the CPU.
+
+    Attributes:
+        sites: the sites that have heads, in model order.
+        measures: what was measured.
+        excluded: ids of the tokens that did not count as queries.
+        tokens: path -> number of query tokens; of all its layers where a module serves several.
+        confidence: path -> [H], mean over query tokens of the head's largest attention weight.
+        entropy: path -> [H], mean entropy of the head's attention weights, in nats.
+        attention_distance: path -> [H], mean distance in tokens from a query to what it attends to.
+        cosine: path -> [H, H], mean over query tokens of the cosine between the outputs of two heads.
+        l2: path -> [H, H], the same of their Euclidean distance.
+        alphas: path -> [H, H], of the sites that have alphas.
+    """
+
+    sites: tuple[AttentionSite, ...]
+    measures: tuple[str, ...]
+    excluded: tuple[int, ...]
+    tokens: Mapping[str, int]
+    confidence: Mapping[str, Tensor] = field(default_factory=dict)
+    entropy: Mapping[str, Tensor] = field(default_factory=dict)
+    attention_distance: Mapping[str, Tensor] = field(default_factory=dict)
+    cosine: Mapping[str, Tensor] = field(default_factory=dict)
+    l2: Mapping[str, Tensor] = field(default_factory=dict)
+    alphas: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def distance(self, path: str) -> Tensor:
+        """[H]: the mean Euclidean distance of every head to the other heads of its site; 0 for a single head.
+
+        Raises:
+            ArgumentError: if "l2" was not measured, or the path is no site that has heads.
+        """
+        if "l2" not in self.measures:
+            raise ArgumentError(f'distances need the measure "l2"; these are {", ".join(self.measures)}')
+        if path not in self.l2:
+            raise ArgumentError(f"no statistics of {path!r}{did_you_mean(path, self.l2)}")
+        return mean_distance(self.l2[path])
+
+    def per_site(self, site: AttentionSite) -> dict[str, Tensor]:
+        """Measure (or "alphas") -> tensor, of one site."""
+        return {name: getattr(self, name)[site.path] for name in self.names() if site.path in getattr(self, name)}
+
+    def names(self) -> tuple[str, ...]:
+        """The measures, and "alphas"."""
+        return (*self.measures, "alphas")
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        tensors = {name: {path: each.tolist() for path, each in getattr(self, name).items()} for name in self.names()}
+        sites = [dataclasses.asdict(site) for site in self.sites]
+        described = {"measures": list(self.measures), "excluded": list(self.excluded), "sites": sites}
+        return described | {"tokens": dict(self.tokens)} | tensors
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, HeadStatistics) else NotImplemented
+
+    def __str__(self) -> str:
+        heads = [name for name in OF_HEADS if name in self.measures]
+        pairs = [name for name in OF_PAIRS if name in self.measures]
+        rows = []
+        for site in self.sites:
+            row = [site.path, site.role, str(site.num_heads), str(self.tokens[site.path])]
+            for name in heads:
+                values = getattr(self, name)[site.path]
+                row.append(f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})")
+            rows.append(row + [pair_mean(getattr(self, name)[site.path]) for name in pairs])
+        header = ["site", "role", "heads", "tokens", *(name.replace("_", " ") for name in heads), *pairs]
+        ends = f"without the token ids {', '.join(map(str, self.excluded))}" if self.excluded else "of any kind"
+        return text_table(
+            header, rows, f"means over query tokens {ends}, and the range over heads; cosine and l2 over pairs"
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Write `head_statistics.safetensors` and `head_statistics.json` into a folder, which may hold other files.
+
+        Tensors are named like `encoder.0.self_attn.confidence`. The JSON file describes them and has all numbers once
+        more, nested as `{"encoder": [{"self_attn": {...}}, ...], "decoder": [{"self_attn": {...}, "enc_attn": {...}},
+        ...]}` with an entry per layer, empty where nothing was measured. Both are written aside and renamed.
+
+        Source: the nesting: Azov and Landau 2020 (MHR-NLP-Transformers).
+        """
+        sites = [
+            {**dataclasses.asdict(s), "tokens": self.tokens[s.path], "alphas": s.path in self.alphas}
+            for s in self.sites
+        ]
+        described = {"measures": self.measures, "excluded": self.excluded, "sites": sites}
+        tensors = {f"{prefix(s)}.{name}": each for s in self.sites for name, each in self.per_site(s).items()}
+        write_statistics(Path(folder), tensors, described | self.nested())
+
+    def nested(self) -> dict[str, list[dict]]:
+        """Stack -> per layer: name of the attention -> measure -> numbers."""
+        stacks: dict[str, list[dict]] = {"encoder": [], "decoder": []}
+        for site in self.sites:
+            stack, attention = PLACES[site.role]
+            layers = stacks[stack]
+            layers += [{} for _ in range(site.layer + 1 - len(layers))]
+            layers[site.layer][attention] = {name: each.tolist() for name, each in self.per_site(site).items()}
+        return stacks
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "HeadStatistics":
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: if a file is missing, damaged or of a newer version, or the two do not fit each other.
+        """
+        folder = Path(folder)
+        tensors, described = read_statistics(folder)
+        try:
+            sites = [
+                AttentionSite(**{f.name: s[f.name] for f in dataclasses.fields(AttentionSite)})
+                for s in described["sites"]
+            ]
+            tokens = {each["path"]: int(each["tokens"]) for each in described["sites"]}
+            measures, excluded = tuple(described["measures"]), tuple(described["excluded"])
+            found = {name: pick(tensors, name, sites) for name in measures}
+            mixed = [site for site, each in zip(sites, described["sites"], strict=True) if each["alphas"]]
+            found["alphas"] = pick(tensors, "alphas", mixed)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{folder}: its head statistics are incomplete: {error!r}") from error
+        return cls(tuple(sites), measures, excluded, tokens, **found)
+
+
+def prefix(site: AttentionSite) -> str:
+    """Where a site is, such as "decoder.2.enc_attn"."""
+    stack, attention = PLACES[site.role]
+    return f"{stack}.{site.layer}.{attention}"
+
+
+def pick(tensors: Mapping[str, Tensor], name: str, sites: Sequence[AttentionSite]) -> dict[str, Tensor]:
+    """The tensors of one measure, path -> tensor; ValueError if one has not one row per head."""
+    found = {site.path: tensors[f"{prefix(site)}.{name}"] for site in sites}
+    for site in sites:
+        if found[site.path].shape != (site.num_heads,) * (1 if name in OF_HEADS else 2):
+            raise ValueError(f"{prefix(site)}.{name} is {tuple(found[site.path].shape)}, of {site.num_heads} heads")
+    return found
+
+
+def pair_mean(matrix: Tensor) -> str:
+    """The mean over pairs of different heads, for a table."""
+    heads = len(matrix)
+    return f"{float((matrix.sum() - matrix.trace()) / (heads * (heads - 1))):.3f}" if heads > 1 else "-"
+
+
+def mean_distance(distances: Tensor) -> Tensor:
+    """The mean over the other heads, [H, H] -> [H]; 0 for a head that is alone."""
+    return (distances.sum(-1) - distances.diagonal()) / max(1, len(distances) - 1)

@@ -1,0 +1,1 @@
+"""What heads, source tokens and target tokens contribute to an output."""

@@ -1,0 +1,230 @@
+"""How much every head contributes to what a model says: layer-wise relevance propagation to the outputs of heads."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from collab_heads.analysis.measures.queries import check_exclude, end_tokens
+from collab_heads.analysis.relevance.backward import explain_batches, leaf
+from collab_heads.analysis.relevance.targets import check_target, top_logits
+from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
+from collab_heads.heads.importance import broken_site
+from collab_heads.model.refusals import check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.sites import AttentionSite
+from collab_heads.text import text_table
+
+Target = Callable[[ModelOutput, Mapping], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadRelevance:
+    """What `head_relevance` measured. Tensors are float64 on the CPU.
+
+    Attributes:
+        sites: the sites that have heads, in model order.
+        relevance: path -> [H], the share of each head in the relevance of its layer: at least 0, with the sum 1.
+        signed: path -> [H], the mean over sentences of the relevance itself, in units of the target; of all its layers
+            where a module serves several. A head with a negative one speaks against what the model says.
+        explained: the mean over sentences of the target: of what the model says, summed over its positions.
+        sentences: number of sentences.
+        positions: number of positions that were explained, of all sentences.
+        excluded: ids of the tokens that did not count as positions.
+    """
+
+    sites: tuple[AttentionSite, ...]
+    relevance: Mapping[str, Tensor]
+    signed: Mapping[str, Tensor]
+    explained: float
+    sentences: int
+    positions: int
+    excluded: tuple[int, ...]
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        tensors = {name: {k: v.tolist() for k, v in getattr(self, name).items()} for name in ("relevance", "signed")}
+        described = {name: getattr(self, name) for name in ("explained", "sentences", "positions")}
+        sites = [dataclasses.asdict(site) for site in self.sites]
+        return {"sites": sites, "excluded": list(self.excluded)} | described | tensors
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, HeadRelevance) else NotImplemented
+
+    def __str__(self) -> str:
+        rows = []
+        for site in self.sites:
+            shares, signed = self.relevance[site.path], self.signed[site.path]
+            order = shares.argsort(descending=True, stable=True).tolist()
+            rows.append(
+                [
+                    site.path,
+                    site.role,
+                    str(site.num_heads),
+                    ", ".join(f"{head} ({shares[head]:.2f})" for head in order[:3]),
+                    f"{shares[order[-1]]:.3f}",
+                    f"{float(signed.sum()):.3f}",
+                ]
+            )
+        said = f"{self.explained:.3f} is explained per sentence: means of {self.sentences} sentences"
+        header = ["site", "role", "heads", "strongest heads (share)", "weakest", "relevance of all"]
+        return text_table(header, rows, f"{said}, {self.positions} positions")
+
+
+class RunningRelevance:
+    """Sums over sentences of the relevance of a site's heads, in float64 on the CPU.
+
+    Attributes:
+        count: sentences seen, of every layer that the module serves.
+        shares: [H], sum of the normalised ones.
+        signed: [H], sum of the relevances themselves.
+    """
+
+    def __init__(self):
+        self.count, self.shares, self.signed = 0, 0.0, 0.0
+
+    def add(self, relevance: Tensor) -> None:
+        """Add the sentences of a batch: [B, H]."""
+        sizes = relevance.abs()
+        whole = sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)  # 0: no say, so no shares
+        self.count += len(relevance)
+        self.shares = self.shares + (sizes / whole).sum(0)
+        self.signed = self.signed + relevance.sum(0)
+
+
+def head_relevance(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping],
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    exclude: Iterable[int] | None = None,
+    target: Target | None = None,
+) -> HeadRelevance:
+    """Measure how much every head contributes to the top-1 logits, by conservative relevance propagation.
+
+    One forward and one backward pass per batch, with the model's own attention backend; memory does not grow with the
+    number of batches. The relevance of a head in a sentence is its output (as it enters the output projection, before
+    gates and alphas) times the gradient, summed over tokens and neurons, with the graph of `conservative`. In every
+    layer heads, residual stream and biases together give what is explained. Per sentence, absolute values are divided
+    by their sum over the heads of the layer; sentences count alike.
+
+    Where a sentence has several positions (translation), their logits are explained as a sum: the graph is linear, so
+    relevances of positions add up. Voita et al. normalise at every position instead, at a backward pass each.
+
+    Args:
+        model: a supported transformers model, original or collaborative, gated, mixed, pruned; it runs in evaluation
+            mode and is left as it was. Half precision makes the gradients as coarse: `model.float()` is exact.
+        batches: input dicts as the model takes them; any iterable, read once. Encoder-decoders need labels or decoder
+            inputs: of a reference, or of their own translation, `model.generate(...)[:, :-1]`.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        exclude: ids of tokens that are no positions to explain, instead of `eos_token_id` and `sep_token_id` of the
+            config and the generation config; for models that predict something at every token.
+        target: what to explain instead of `top_logits`: called with the outputs and the inputs of a batch, gives one
+            number per sentence [B] or per position [B, P] that depends on the outputs.
+
+    Returns:
+        The relevance of every site that has heads; `print` it.
+
+    Raises:
+        ArgumentError: on ids that are none, a target of another shape, or outputs that need a target.
+        CalibrationError: if there are no batches, the model cannot take one (its index is named), a mask does not fit,
+            no position counted, or a site was not reached.
+        NonFiniteError: if a relevance is NaN or inf; the site whose weights are to blame is named.
+        UnsupportedModelError: if there is no adapter for the model, it is wrapped, or a norm has no rule.
+
+    Source: Ali et al. 2022, arXiv:2202.07304; of heads: Voita et al. 2019, arXiv:1905.09418, section 4.
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, adapter)
+    excluded = end_tokens(model) if exclude is None else check_exclude(exclude)
+    sites = adapter.sites_with_heads(model)
+    side = "encoder" if all(site.role == "enc-self" for site in adapter.sites(model)) else "decoder"
+    sums = {site.path: RunningRelevance() for site in sites}
+    seen: list[tuple[AttentionSite, Tensor]] = []  # of the batch under way, in the order of the calls
+    said: list[tuple[float, int, int]] = []  # of every batch: what was explained, sentences, positions
+
+    def listen(site: AttentionSite):
+        def hook(projection, inputs):
+            concatenated = leaf(inputs[0])  # (B, T, H * d_v)
+            seen.append((site, concatenated))
+            return concatenated, *inputs[1:]
+
+        return hook
+
+    def see(inputs: Mapping, outputs: ModelOutput) -> None:
+        if target is None:
+            values, counts = top_logits(model, outputs, inputs, excluded, side)
+        else:
+            values, counts = check_target(target(outputs, inputs), model)
+        values, kept = values.masked_fill(~counts, 0.0), counts.any(-1).cpu()
+        for site, relevance in propagate(values, seen):
+            sums[site.path].add(relevance[kept])
+        said.append((float(values.detach().cpu().double().sum()), int(kept.sum()), int(counts.sum())))
+        seen.clear()
+
+    handles = [adapter.output_projection(model, site).register_forward_pre_hook(listen(site)) for site in sites]
+    try:
+        explain_batches(model, adapter, batches, see)
+    finally:
+        for handle in handles:
+            handle.remove()
+    explained, sentences, positions = map(sum, zip(*said, strict=True))
+    if not sentences:
+        raise CalibrationError(
+            f"no position counted: every one was padding or one of the excluded ids {list(excluded)}"
+        )
+    check_sums(model, adapter, sites, sums)
+    return HeadRelevance(
+        sites=tuple(sites),
+        relevance={path: running.shares / running.count for path, running in sums.items()},
+        signed={path: running.signed / running.count for path, running in sums.items()},
+        explained=explained / sentences,
+        sentences=sentences,
+        positions=positions,
+        excluded=excluded,
+    )
+
+
+def check_sums(
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    sites: list[AttentionSite],
+    sums: Mapping[str, RunningRelevance],
+) -> None:
+    """Raise CalibrationError for a site that was not reached, NonFiniteError for one with NaN or inf."""
+    for path, running in sums.items():
+        if not running.count:
+            raise CalibrationError(f"{path} was not reached by any batch")
+        if not torch.isfinite(running.signed).all():
+            path = broken_site(model, adapter, sites) or path
+            raise NonFiniteError(f"{path}: the relevance of its heads is NaN or inf; look at its weights and inputs")
+
+
+def propagate(values: Tensor, seen: Iterable[tuple[AttentionSite, Tensor]]) -> list[tuple[AttentionSite, Tensor]]:
+    """One backward pass.
+
+    Args:
+        values: [B, P], what is explained.
+        seen: sites and their concatenated heads [N, T, H * d_v], where N is B, or B times the choices.
+
+    Returns:
+        The sites, in the same order, and the relevance of their heads per sentence: [B, H], float64 on the CPU.
+    """
+    states = [concatenated for _, concatenated in seen]
+    if not states:
+        return []
+    if not values.requires_grad:
+        raise ArgumentError("what is to be explained does not depend on the output of any head")
+    # not all of it need look at every layer
+    gradients = torch.autograd.grad(values.sum(), states, allow_unused=True, materialize_grads=True)
+    found = []
+    for (site, state), gradient in zip(seen, gradients, strict=True):
+        product = state.detach() * gradient
+        product = product.to(torch.promote_types(product.dtype, torch.float32)).unflatten(-1, (site.num_heads, -1))
+        relevance = product.sum((1, -1)).cpu().double()  # (N, H)
+        found.append((site, relevance.unflatten(0, (len(values), -1)).sum(1)))
+    return found

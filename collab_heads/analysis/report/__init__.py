@@ -1,0 +1,1 @@
+"""All measures of one model together, as text, pictures and a page."""

@@ -1,0 +1,160 @@
+"""What an analysis measured of the heads of a model: for people (`str`) and for machines (`to_dict`)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from collab_heads.analysis.measures.ablation import Ablation
+from collab_heads.analysis.measures.examples import Example
+from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.analysis.measures.results import OF_HEADS, HeadStatistics
+from collab_heads.analysis.measures.summaries import rank_correlation
+from collab_heads.analysis.relevance.contributions import TokenContributions
+from collab_heads.analysis.relevance.head_relevance import HeadRelevance
+from collab_heads.analysis.roles.labels import HeadRoles
+from collab_heads.sites import AttentionSite
+from collab_heads.text import text_table
+
+if TYPE_CHECKING:
+    pass
+
+Scores = Mapping[str, Tensor]
+# what says how much a head matters: the measures that are compared with leaving heads out, and that order a curve
+IMPORTANCE = ("confidence", "relevance", "absolute_relevance", "gradient")
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMeasurements:
+    """Everything that was measured. What was not measured is None or empty.
+
+    Attributes:
+        model: its class and, where it was loaded from somewhere, that.
+        model_type: as its config says.
+        sites: the sites that have heads, in model order.
+        heads: path -> the original numbers of their heads.
+        totals: path -> how many heads the site had, also of sites that lost all.
+        data: what was measured on: a description, sentences, query tokens of every role.
+        statistics: confidence, entropy, attention distance, similarity, alphas.
+        roles: positional, rare-token and syntactic heads.
+        relevance: by conservative propagation.
+        gradient: path -> [H], importance by gradients of the loss.
+        contributions: of source and target to generated tokens.
+        ablation: the metric without each head.
+        curves: measure -> (heads kept, metric).
+        gates: path -> [H], P(open) of the gates that the model has now.
+        gate_history: the same over training.
+        examples: attention maps of some sentences.
+        seconds: part -> how long it took.
+        notes: what a reader must know: what was left out, and why.
+    """
+
+    model: str
+    model_type: str
+    sites: tuple[AttentionSite, ...]
+    heads: Mapping[str, tuple[int, ...]]
+    totals: Mapping[str, int]
+    data: Mapping[str, object]
+    statistics: HeadStatistics | None = None
+    roles: HeadRoles | None = None
+    relevance: HeadRelevance | None = None
+    gradient: Scores | None = None
+    contributions: TokenContributions | None = None
+    ablation: Ablation | None = None
+    curves: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+    gates: Scores = field(default_factory=dict)
+    gate_history: GateHistory | None = None
+    examples: tuple[Example, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def scores(self) -> dict[str, Scores]:
+        """Measure -> path -> [H]: everything that is a number per head, float64 on the CPU."""
+        found: dict[str, Scores] = {}
+        if (statistics := self.statistics) is not None:
+            found |= {name: getattr(statistics, name) for name in OF_HEADS if name in statistics.measures}
+            if "l2" in statistics.measures:
+                found["l2_distance"] = {site.path: statistics.distance(site.path) for site in self.sites}
+        if self.relevance is not None:
+            found["relevance"] = self.relevance.relevance
+            found["absolute_relevance"] = {path: signed.abs() for path, signed in self.relevance.signed.items()}
+        if self.gradient is not None:
+            found["gradient"] = self.gradient
+        if self.ablation is not None:
+            found["leave_one_out"] = self.ablation.harm()
+        if self.gates:
+            found["gate"] = self.gates
+        return found
+
+    def correlations(self) -> dict[str, float]:
+        """Measure -> rank correlation with the harm of leaving each head out; empty without an ablation."""
+        scores = self.scores()
+        harm = scores.get("leave_one_out")
+        if harm is None:
+            return {}
+        paths = list(harm)
+        loss = torch.cat([harm[path] for path in paths])
+        return {
+            name: rank_correlation(torch.cat([scores[name][path].double() for path in paths]), loss)
+            for name in IMPORTANCE
+            if name in scores
+        }
+
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """A table of all heads: its header, and a row per head."""
+        scores = self.scores()
+        header = ["role", "layer", "head", *(name.replace("_", " ") for name in scores)]
+        rows = []
+        for site in self.sites:
+            for place, number in enumerate(self.heads[site.path]):
+                row = [site.role, str(site.layer), str(number)]
+                row += [f"{float(s[site.path][place]):.3f}" if site.path in s else "" for s in scores.values()]
+                rows.append(row + ([", ".join(self.roles.labels[site.path][place])] if self.roles else []))
+        return header + (["what it does"] if self.roles else []), rows
+
+    def described(self) -> list[str]:
+        """What was measured on which data, in sentences."""
+        tokens = ", ".join(f"{count:,} of {role}" for role, count in self.data["query_tokens"].items())
+        lines = [f"{self.model} ({self.model_type}): {sum(site.num_heads for site in self.sites)} heads"]
+        lines[0] += f" of {sum(self.totals.values())}" if sum(self.totals.values()) > len(self.rows()[1]) else ""
+        lines.append(f"Data: {self.data['name']}, {self.data['sentences']:,} sentences; query tokens: {tokens}")
+        for name, value in self.correlations().items():
+            lines.append(f"Rank correlation of {name} with the harm of leaving a head out: {value:+.2f}")
+        return lines + [note[:1].upper() + note[1:] for note in self.notes]
+
+    def __str__(self) -> str:
+        return text_table(*self.rows(), "\n".join(self.described()))
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON; without the attention maps of the examples."""
+        whole = {
+            "model": self.model,
+            "model_type": self.model_type,
+            "sites": [asdict(site) for site in self.sites],
+            "heads": {path: list(numbers) for path, numbers in self.heads.items()},
+            "totals": dict(self.totals),
+            "data": dict(self.data),
+            "curves": {name: [list(point) for point in points] for name, points in self.curves.items()},
+            "gates": as_lists(self.gates),
+            "seconds": dict(self.seconds),
+            "notes": list(self.notes),
+            "correlations": self.correlations(),
+            "gradient": None if self.gradient is None else as_lists(self.gradient),
+            "examples": [{side: list(tokens) for side, tokens in each.tokens.items()} for each in self.examples],
+        }
+        for name in ("statistics", "roles", "relevance", "contributions", "ablation"):
+            found = getattr(self, name)
+            whole[name] = None if found is None else found.to_dict()
+        return whole
+
+    def to_json(self) -> str:
+        """All numbers, as `to_dict` has them."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+
+def as_lists(scores: Scores) -> dict[str, list[float]]:
+    """Numbers of heads, ready for JSON."""
+    return {path: values.tolist() for path, values in scores.items()}

@@ -1,0 +1,1 @@
+"""What heads do: positional, rare-token and syntactic heads."""

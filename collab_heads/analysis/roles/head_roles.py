@@ -1,0 +1,154 @@
+"""Find the roles of heads on data: positional, rare tokens, syntactic."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from collab_heads.analysis.measures.passes import excluded_tokens, observe
+from collab_heads.analysis.measures.queries import end_tokens
+from collab_heads.analysis.roles.labels import HeadRoles, RoleThresholds, roles_from_measures
+from collab_heads.analysis.roles.positional import Positional
+from collab_heads.analysis.roles.rare import RareTokens, count_tokens
+from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
+from collab_heads.analysis.treebank.conllu import Sentence
+from collab_heads.analysis.treebank.treebank_batches import Treebank
+from collab_heads.errors import ArgumentError
+from collab_heads.model.refusals import check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter, head_numbers
+
+SPECIAL = ("bos", "cls", "eos", "sep", "pad", "mask", "decoder_start")  # what configs name as `..._token_id`
+
+
+def head_roles(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping] | None = None,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    exclude: Iterable[int] | None = None,
+    treebank: Treebank | str | Path | Sequence[Sentence] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    token_counts: Tensor | None = None,
+    thresholds: RoleThresholds | None = None,
+    relations: Sequence[str] = RELATIONS,
+    batch_size: int = 32,
+) -> HeadRoles:
+    """Find out what heads of self-attention do, by where their largest weights fall.
+
+    Positional heads look at one relative position. Rare-token heads, of the first layer, look at the rarest token of
+    the sentence. Both are measured on `batches`, or on the treebank where there are none (encoders only, then).
+    Syntactic heads of an encoder find the other end of a dependency of the treebank. Measured in one pass, or two where
+    there are batches and a treebank; memory does not grow with the number of batches.
+
+    Args:
+        model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
+        batches: input dicts as the model takes them. Read once, and once more where tokens must be counted.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        exclude: ids of tokens that do not count as queries for positions and rare tokens; None for the end of a
+            sentence, as the configs name it or, where they do not (BERT), the tokenizer.
+        treebank: a CoNLL-U file, its sentences, or a `Treebank`.
+        tokenizer: the model's; needed for a treebank. Its special tokens are never rare.
+        token_counts: [V], how often every token is in your corpus; None counts those of `batches`.
+        thresholds: None for the paper's.
+        relations: the dependencies asked for, by the main types of Universal Dependencies.
+        batch_size: sentences of a batch of the treebank.
+
+    Returns:
+        Labels and all numbers; `print` it.
+
+    Raises:
+        ArgumentError: without data, on a treebank without a tokenizer or for a model without an encoder, on batches
+            that can be read only once and must be counted, on counts, relations or ids that are none.
+        CalibrationError: if there are no batches, the model cannot take one, or no token counted at a site.
+        DataError: if the treebank is missing or broken, or none of its sentences can be measured.
+        NonFiniteError: if attention weights are NaN.
+        UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it gives no attention weights.
+
+    Source: Voita et al. 2019, arXiv:1905.09418, section 5.
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, adapter)
+    if batches is None and treebank is None:
+        raise ArgumentError("head_roles has no data: pass batches, a treebank, or both")
+    syntax = syntax_observer(model, adapter, treebank, tokenizer, relations, batch_size)
+    exclude = ended(model, exclude, tokenizer)
+    own = syntax.treebank if batches is None else batches
+    # of a decoder that reads a single token there is nothing to learn
+    positional = Positional(("enc-self",)) if batches is None else Positional()
+    rare = rare_observer(model, adapter, own, tokenizer=tokenizer, token_counts=token_counts, exclude=exclude)
+    mine = [each for each in (positional, rare, None if batches is not None else syntax) if each is not None]
+    sites = observe(model, own, mine, adapter, exclude=exclude, what="finding roles")
+    if batches is not None and syntax is not None:
+        observe(model, syntax.treebank, [syntax], adapter, exclude=exclude, what="finding dependencies")
+    return roles_from_measures(
+        sites, head_numbers(model, adapter), positional=positional, rare=rare, syntax=syntax, thresholds=thresholds
+    )
+
+
+def rare_observer(
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    batches: Iterable[Mapping],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    token_counts: Tensor | None = None,
+    exclude: Iterable[int] = (),
+) -> RareTokens | None:
+    """The observer of rare tokens, counted if need be; None for models and batches without token ids.
+
+    Raises:
+        ArgumentError: if `batches` must be counted and can be read only once, or the counts are none.
+    """
+    if model.main_input_name != "input_ids":
+        return None
+    counts = count_tokens(model, batches) if token_counts is None else token_counts
+    if counts is None:
+        return None
+    role = "enc-self" if any(site.role == "enc-self" for site in adapter.sites(model)) else "dec-self"
+    return RareTokens(counts, {*special_tokens(model, tokenizer), *exclude}, role)
+
+
+def syntax_observer(
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    treebank: Treebank | str | Path | Sequence[Sentence] | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    relations: Sequence[str] = RELATIONS,
+    batch_size: int = 32,
+) -> Syntax | None:
+    """The observer of dependencies, with its treebank; None without a treebank.
+
+    Raises:
+        ArgumentError: without a tokenizer, or if no encoder's self-attention has heads.
+        DataError: if the treebank is missing or broken, or none of its sentences can be measured.
+    """
+    if treebank is None:
+        return None
+    if not any(site.role == "enc-self" for site in adapter.sites_with_heads(model)):
+        raise ArgumentError(
+            f"this {type(model).__name__} has no self-attention of an encoder, and dependencies are looked for there "
+            "only: leave the treebank out"
+        )
+    if not isinstance(treebank, Treebank):
+        if tokenizer is None:
+            raise ArgumentError("a treebank needs the model's tokenizer: pass tokenizer=")
+        treebank = Treebank(treebank, tokenizer, model, batch_size=batch_size)
+    return Syntax(treebank, relations)
+
+
+def ended(
+    model: PreTrainedModel, exclude: Iterable[int] | None, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[int, ...]:
+    """The ids that do not count as queries: those given, else the ends of sentences of the configs or the tokenizer."""
+    if exclude is None and tokenizer is not None and not end_tokens(model):
+        exclude = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None}
+    return excluded_tokens(model, exclude)
+
+
+def special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> set[int]:
+    """The ids that begin and end sentences and the like, by the config and the tokenizer; unknown words are words."""
+    found = {getattr(model.config, f"{name}_token_id", None) for name in SPECIAL} | set(end_tokens(model))
+    if tokenizer is not None:
+        found |= set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    return {each for each in found if isinstance(each, int)}

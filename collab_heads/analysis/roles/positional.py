@@ -1,0 +1,105 @@
+"""Positional heads: those that mostly look at one relative position."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collab_heads.analysis.measures.passes import Attention, Batch, Observer
+from collab_heads.errors import CalibrationError, NonFiniteError
+from collab_heads.sites import AttentionSite
+
+
+@dataclass(frozen=True, eq=False)
+class PositionalNumbers:
+    """Where the heads of a site look, relative to the query token.
+
+    Attributes:
+        offset: [H] int64, the offset (key position - query position) that the largest weight falls on most often.
+        share: [H] float64, how often it does, of all query tokens: also of those too near an end to look so far.
+        tokens: query tokens; of all its layers where a module serves several.
+    """
+
+    offset: Tensor
+    share: Tensor
+    tokens: int
+
+
+class Positional(Observer):
+    """Counts, per head of self-attention, the relative positions that the largest weight falls on.
+
+    Memory: one number per head and relative position of the longest sentence.
+
+    Args:
+        roles: what is measured.
+
+    Attributes:
+        counts: path -> [H, 2 L - 1] int64 on the CPU, for the offsets -(L-1) to L-1, L tokens in the longest sentence.
+    """
+
+    weights = True
+
+    def __init__(self, roles: Collection[str] = ("enc-self", "dec-self")):
+        self.roles = roles
+
+    def start(self, sites: Sequence[AttentionSite]) -> None:
+        """Begin at zero."""
+        measured = [site for site in sites if site.role in self.roles]
+        self.counts = {site.path: torch.zeros(site.num_heads, 1, dtype=torch.int64) for site in measured}
+        self.finite = {site.path: True for site in measured}
+
+    def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
+        """Add a batch."""
+        if site.path not in self.counts:
+            return
+        values, positions = attention.largest  # (B, H, T)
+        heads, length = positions.shape[1:]
+        # the same for padding on the left: offsets are differences
+        offsets = positions - torch.arange(length, device=positions.device)
+        counted = batch.counted(site, offsets.mT) + length - 1  # (N, H), from 0
+        bins = counted + torch.arange(heads, device=counted.device) * (2 * length - 1)
+        counts = torch.bincount(bins.flatten(), minlength=heads * (2 * length - 1)).view(heads, -1).cpu()
+        self.counts[site.path] = add_centred(self.counts[site.path], counts)
+        if not torch.isfinite(values).all():  # rare: NaN may stand in padding
+            self.finite[site.path] &= bool(torch.isfinite(batch.counted(site, values.mT)).all())
+
+    def results(self) -> Mapping[str, PositionalNumbers]:
+        """The most frequent offset of every head; of equally frequent ones the nearest, of two such the one before.
+
+        Raises:
+            CalibrationError: if no query token counted at a site.
+            NonFiniteError: if its attention weights are NaN.
+        """
+        found = {}
+        for path, counts in self.counts.items():
+            tokens = int(counts[0].sum())
+            if not tokens:
+                raise CalibrationError(
+                    f"{path} saw no query token that counts: every one was padding or excluded, or no batch reached it"
+                )
+            if not self.finite[path]:
+                raise NonFiniteError(f"{path}: attention weights are NaN or inf; look at its weights and inputs")
+            middle = counts.shape[1] // 2
+            order = sorted(range(-middle, middle + 1), key=lambda offset: (abs(offset), offset))
+            nearest_first = counts[:, torch.tensor(order) + middle]
+            best, most = first_largest(nearest_first)
+            found[path] = PositionalNumbers(torch.tensor(order)[best], most.double() / tokens, tokens)
+        return found
+
+
+def add_centred(one: Tensor, other: Tensor) -> Tensor:
+    """The sum of two [H, odd], middles in one place."""
+    wide, narrow = (one, other) if one.shape[1] >= other.shape[1] else (other, one)
+    aside = (wide.shape[1] - narrow.shape[1]) // 2
+    total = wide.clone()
+    total[:, aside : aside + narrow.shape[1]] += narrow
+    return total
+
+
+def first_largest(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The first column with the largest number of every row, and that number: both [H]."""
+    most = counts.amax(1)
+    return (counts == most[:, None]).int().argmax(
+        1
+    ), most  # argmax over equal ones promises no order, over 0/1 it is one

@@ -1,0 +1,173 @@
+"""Syntactic heads: those that find the other end of a dependency better than a fixed offset does."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collab_heads.analysis.measures.passes import Attention, Batch, Observer
+from collab_heads.analysis.treebank.alignment import NOTHING, Aligned
+from collab_heads.analysis.treebank.conllu import Sentence
+from collab_heads.analysis.treebank.treebank_batches import Treebank
+from collab_heads.errors import ArgumentError, CalibrationError
+from collab_heads.sites import AttentionSite
+
+RELATIONS = ("nsubj", "obj", "amod", "advmod")
+RENAMED = {"dobj": "obj"}  # as Universal Dependencies 1 and the paper say
+DIRECTIONS = ("dependent->head", "head->dependent")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What always looking at one relative position finds of a relation in one direction.
+
+    Attributes:
+        offset: the best such position, in words.
+        accuracy: the share of queries that it answers.
+        queries: words that have the relation, in the sentences measured.
+    """
+
+    offset: int
+    accuracy: float
+    queries: int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How the words of a batch lie on its tokens, and what is asked.
+
+    Attributes:
+        parts: [B, T, U], 1 where a token is part of a word.
+        asked: [4, P], the row, querying word, sought word and kind of every pair.
+        kinds: [K], the number of queries of every kind.
+    """
+
+    parts: Tensor
+    asked: Tensor
+    kinds: Tensor
+
+
+class Syntax(Observer):
+    """Counts how often the largest weight of a word falls on a word that it has a dependency with.
+
+    Attention between words is the sum over the sub-words of the word attended to and the mean over those of the word
+    that attends. The largest is taken over the words of the sentence, the word itself among them: special tokens are
+    no candidates. A query is a word that has the relation; it is answered by any of the words it has it with.
+    Words that no token tells apart are one word; a relation between two such is not asked.
+
+    Only an encoder's self-attention is measured: a decoder does not see what follows.
+
+    Args:
+        treebank: the batches of the pass must be its own.
+        relations: main types of Universal Dependencies: "nsubj" is "nsubj:pass" too. "dobj" is "obj".
+
+    Raises:
+        ArgumentError: if no relation is named.
+
+    Source: Voita et al. 2019, arXiv:1905.09418, section 5.2; words from sub-words: Clark et al. 2019, arXiv:1906.04341,
+        section 4.1.
+    """
+
+    weights = True
+
+    def __init__(self, treebank: Treebank, relations: Sequence[str] = RELATIONS):
+        relations = (relations,) if isinstance(relations, str) else relations
+        self.relations = tuple(dict.fromkeys(RENAMED.get(each, each) for each in relations))
+        if not self.relations or not all(isinstance(each, str) for each in self.relations):
+            raise ArgumentError(f"relations={relations!r}: name some, such as {', '.join(RELATIONS)}")
+        self.treebank = treebank
+        self.kinds = [(relation, direction) for relation in self.relations for direction in DIRECTIONS]
+        self._pool: tuple[Batch, Pool] | None = None
+
+    def start(self, sites: Sequence[AttentionSite]) -> None:
+        """Begin at zero."""
+        measured = [site for site in sites if site.role == "enc-self"]
+        self.right = {s.path: torch.zeros(len(self.kinds), s.num_heads, dtype=torch.int64) for s in measured}
+        self.asked = {s.path: torch.zeros(len(self.kinds), dtype=torch.int64) for s in measured}
+        self._pool = None
+
+    def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
+        """Add a batch."""
+        if site.path not in self.right:
+            return
+        weights = attention.weights  # (B, H, T, T)
+        if self._pool is None or self._pool[0] is not batch:
+            self._pool = (batch, self.pool(batch.index, weights))
+        pool = self._pool[1]
+        parts = pool.parts[:, None]
+        # sums over the sub-words that attend have their largest where the means have it
+        words = parts.mT @ (weights @ parts)  # (B, H, U, U)
+        row, query, sought, kind = pool.asked
+        hits = words.argmax(-1)[row, :, query] == sought[:, None]  # (P, H): a query seeks no word twice
+        found = torch.zeros(len(self.kinds), hits.shape[1], dtype=torch.int64, device=hits.device)
+        self.right[site.path] += found.index_add_(0, kind, hits.long()).cpu()
+        self.asked[site.path] += pool.kinds
+
+    def pool(self, index: int, weights: Tensor) -> Pool:
+        """What all layers of a batch share."""
+        batch, (rows, _, length, _) = self.treebank.batch(index), weights.shape
+        if len(batch) != rows or max(len(aligned.ids) for _, aligned in batch) != length:
+            raise CalibrationError(f"batch {index} is not that of the treebank: pass the treebank itself as batches")
+        most = max(aligned.num_units for _, aligned in batch)
+        parts, asked, kinds = torch.zeros(rows, length, most), [], torch.zeros(len(self.kinds), dtype=torch.int64)
+        for row, (sentence, aligned) in enumerate(batch):
+            units = torch.tensor(aligned.token_units)
+            tokens = (units != NOTHING).nonzero().flatten()
+            parts[row, tokens, units[tokens]] = 1.0
+            pairs = list(self.pairs(sentence, aligned))
+            asked += [(row, *pair) for pair in pairs]
+            for kind in {(query, kind) for query, _, kind in pairs}:
+                kinds[kind[1]] += 1
+        asked = torch.tensor(asked, dtype=torch.int64).view(-1, 4).T.contiguous()
+        return Pool(parts.to(weights), asked.to(weights.device), kinds)
+
+    def pairs(self, sentence: Sentence, aligned: Aligned) -> Iterator[tuple[int, int, int]]:
+        """The querying word, the sought word and the kind of every dependency asked for, each once."""
+        seen = {}
+        for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
+            main = relation.split(":")[0]
+            main = RENAMED.get(main, main)
+            if main in self.relations and head:
+                dependent, governor = aligned.word_units[word], aligned.word_units[head - 1]
+                kind = 2 * self.relations.index(main)
+                if dependent != governor:
+                    seen |= {(dependent, governor, kind): None, (governor, dependent, kind + 1): None}
+        return iter(seen)
+
+    def results(self) -> tuple[Mapping[str, Mapping[tuple[str, str], Tensor]], Mapping[tuple[str, str], Baseline]]:
+        """Accuracies and baselines of the relations that are there.
+
+        Returns:
+            path -> (relation, direction) -> [H] float64; (relation, direction) -> its best fixed offset.
+
+        Raises:
+            CalibrationError: if no batch reached a site.
+        """
+        for path, asked in self.asked.items():
+            if not asked.any() and any(self.baselines()):
+                raise CalibrationError(f"{path} saw no batch of the treebank")
+        baselines = self.baselines()
+        present = [(index, kind) for index, kind in enumerate(self.kinds) if kind in baselines]
+        return {
+            path: {kind: right[index].double() / int(self.asked[path][index]) for index, kind in present}
+            for path, right in self.right.items()
+        }, baselines
+
+    def baselines(self) -> dict[tuple[str, str], Baseline]:
+        """The fixed offset that answers most queries of the treebank; of equally good ones the nearest, then before."""
+        offsets: list[Counter] = [Counter() for _ in self.kinds]
+        queries = [0] * len(self.kinds)
+        for sentence, aligned in self.treebank.sentences:
+            pairs = list(self.pairs(sentence, aligned))
+            for query, sought, kind in pairs:
+                offsets[kind][sought - query] += 1
+            for _, kind in {(query, kind) for query, _, kind in pairs}:
+                queries[kind] += 1
+        found = {}
+        for kind, counts, asked in zip(self.kinds, offsets, queries, strict=True):
+            if asked:
+                offset = min(counts, key=lambda each: (-counts[each], abs(each), each))
+                found[kind] = Baseline(offset, counts[offset] / asked, asked)
+        return found

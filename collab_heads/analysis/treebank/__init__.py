@@ -1,0 +1,1 @@
+"""Sentences with gold dependencies, and which pieces their words are made of."""

@@ -1,0 +1,133 @@
+"""Which sub-word tokens the words of a sentence are made of, for tokenizers with and without offsets."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from collab_heads.analysis.treebank.conllu import Sentence, Span
+
+NOTHING = -1  # the unit of a token that is part of no word
+DROPPED = ("Mn", "Cc", "Cf", "Zs", "Zl", "Zp")  # accents, control characters, spaces: tokenizers differ in them
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A sentence as the model takes it, and how its words lie on it.
+
+    A unit is a word, or several words that no token tells apart ("du" for "de le", "cannot" as one token). Units are
+    numbered from 0 in the order of the sentence; every unit has a token, every token is part of one unit at most.
+
+    Attributes:
+        ids: its tokens, special ones included.
+        token_units: the unit of every token; -1 for special tokens.
+        word_units: the unit of every word.
+    """
+
+    ids: tuple[int, ...]
+    token_units: tuple[int, ...]
+    word_units: tuple[int, ...]
+
+    @property
+    def num_units(self) -> int:
+        """U."""
+        return len(set(self.word_units))
+
+
+def align(sentence: Sentence, tokenizer: PreTrainedTokenizerBase) -> Aligned | None:
+    """Tokenize a sentence as it is written and find the tokens of its words.
+
+    A token is part of the word that holds most of its characters, of the first where several do. A word that is left
+    without a token is one unit with the word whose token covers it.
+
+    Args:
+        sentence: from `read_conllu`.
+        tokenizer: any of transformers. Fast ones give offsets. For the others the characters of their pieces are
+            matched to those of the text, whatever the tokenizer does to case, accents and compatibility characters.
+
+    Returns:
+        None where no token covers a word, or the pieces cannot be matched to the text (an unknown piece that does not
+        say which characters it stands for).
+    """
+    found = with_offsets(sentence.text, tokenizer) if tokenizer.is_fast else with_pieces(sentence.text, tokenizer)
+    if found is None:
+        return None
+    ids, spans = found
+    letters: dict[int, int] = {}  # position in the text -> the first word that it is part of
+    for word, (start, end) in enumerate(sentence.spans):
+        for position in range(start, end):
+            letters.setdefault(position, word)
+    owners = [owner(letters, span) for span in spans]
+    leaders = [leader(word, span, owners, spans) for word, span in enumerate(sentence.spans)]
+    if None in leaders:
+        return None
+    units = {word: unit for unit, word in enumerate(sorted(set(leaders)))}
+    token_units = tuple(NOTHING if word is None else units[word] for word in owners)
+    return Aligned(tuple(ids), token_units, tuple(units[word] for word in leaders))
+
+
+def owner(letters: dict[int, int], span: Span) -> int | None:
+    """The word that holds most characters of a token; None if none does."""
+    words = Counter(letters[position] for position in range(*span) if position in letters)
+    return words.most_common(1)[0][0] if words else None  # ties: the first that was met
+
+
+def leader(word: int, span: Span, owners: Sequence[int | None], spans: Sequence[Span]) -> int | None:
+    """The word itself if it owns a token, else the owner of the first token that overlaps it, None if none does."""
+    if word in owners:
+        return word
+    over = (who for who, (start, end) in zip(owners, spans, strict=True) if start < span[1] and span[0] < end)
+    return next((who for who in over if who is not None), None)
+
+
+def with_offsets(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Sequence[int], Sequence[Span]]:
+    """The tokens of a text and where they lie in it, as a fast tokenizer says; special tokens lie nowhere."""
+    encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    return encoded["input_ids"], encoded["offset_mapping"]
+
+
+def with_pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Sequence[int], Sequence[Span]] | None:
+    """The same of a tokenizer without offsets: by the characters of its pieces. None where they do not match."""
+    pieces = tokenizer.tokenize(text)
+    ids, inner = tokenizer(text, verbose=False)["input_ids"], tokenizer.convert_tokens_to_ids(pieces)
+    before = next((i for i in range(len(ids) - len(inner) + 1) if ids[i : i + len(inner)] == inner), None)
+    spans = piece_spans(text, pieces)
+    if before is None or spans is None:
+        return None
+    after = len(ids) - len(inner) - before
+    return ids, [(0, 0)] * before + spans + [(0, 0)] * after
+
+
+def piece_spans(text: str, pieces: Sequence[str]) -> list[Span] | None:
+    """Where pieces lie in a text, one after the other; None unless they make up all of it.
+
+    A piece without characters of its own, such as SentencePiece's lone "▁", goes with the character that follows.
+    """
+    letters = [(letter, position) for position, char in enumerate(text) for letter in fold(char)]
+    folded, spans, at = "".join(letter for letter, _ in letters), [], 0
+    if not folded:
+        return None
+    for piece in pieces:
+        found = next((form for form in bare_forms(piece) if folded.startswith(form, at)), None)
+        if found is None:
+            return None
+        following = min(at, len(letters) - 1)
+        first, last = (at, at + len(found) - 1) if found else (following, following)
+        spans.append((letters[first][1], letters[last][1] + 1))
+        at += len(found)
+    return spans if at == len(letters) else None
+
+
+def bare_forms(piece: str) -> Iterator[str]:
+    """What a piece may stand for: itself without the mark of a space, or without the mark of a continuation."""
+    yield fold(piece.replace("\u2581", ""))  # SentencePiece
+    yield fold(piece.removeprefix("##"))  # WordPiece
+    yield fold(piece.removesuffix("@@").removesuffix("</w>"))  # byte-pair encodings
+
+
+def fold(text: str) -> str:
+    """Characters as they compare: decomposed, without case, accents and spaces."""
+    decomposed = unicodedata.normalize("NFKD", text).casefold()
+    return "".join(char for char in decomposed if unicodedata.category(char) not in DROPPED)

@@ -1,0 +1,53 @@
+"""Validators of arguments: each message names the thing, the value and the way out."""
+
+import difflib
+import sys
+from collections.abc import Iterable
+
+from collab_heads.errors import ArgumentError
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" for the nearest known name, or an empty string."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
+    """Raise ArgumentError unless `value` is one of `choices`; the message lists them and suggests the nearest."""
+    choices = list(choices)
+    if value not in choices:
+        raise ArgumentError(f"unknown {what} {value!r}{did_you_mean(str(value), choices)}; known: {', '.join(choices)}")
+
+
+def check_count(what: str, value: object, least: int = 0, most: int | None = None) -> None:
+    """Raise ArgumentError unless `value` is a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ArgumentError(f"{what} {value!r} must be a whole number, {least} or more")
+    if most is not None and value > most:
+        raise ArgumentError(f"{what} {value!r:.40} is too large: {most:,} at most")
+
+
+def check_seed(seed: object) -> None:
+    """Raise ArgumentError unless `seed` is one that every generator takes."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < MAX_SEED:
+        raise ArgumentError(f"seed must be a whole number from 0 to {MAX_SEED - 1}, not {seed!r:.80}")
+
+
+MAX_SEED = 1 << 32  # numpy's limit, below torch's
+
+
+def is_count(value: object) -> bool:
+    """Whether `value` is a positive integer and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a finite number, not a bool, and no larger than a float can be."""
+    largest = sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
+
+
+def is_index(value: object, size: int) -> bool:
+    """Whether `value` is an integer from 0 to size - 1 and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size

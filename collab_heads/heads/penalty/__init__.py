@@ -1,0 +1,1 @@
+"""What training adds for heads: the parts of `HeadPenalty`, one a file."""

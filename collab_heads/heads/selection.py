@@ -1,0 +1,140 @@
+"""How many heads to keep: targets in all or per role, and the choice of the best heads under them."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from collab_heads.checks import check_choice, is_index
+from collab_heads.errors import ArgumentError, NonFiniteError
+from collab_heads.sites import AttentionSite
+
+Target = int | Mapping[str, int]
+
+
+def roles_of_heads(sites: Sequence[AttentionSite]) -> list[str]:
+    """The role of every head of some sites, in their order."""
+    return [site.role for site in sites for _ in range(site.num_heads)]
+
+
+def check_target(target: Target, roles: Sequence[str]) -> None:
+    """Check a number of heads against what there is.
+
+    Args:
+        target: a total, or role -> number.
+        roles: the role of every head, [N].
+
+    Raises:
+        ArgumentError: on a number below 0 or above what exists, on a role without heads, on a role left out, and on a
+            total so small that it would empty a role.
+    """
+    present = list(dict.fromkeys(roles))
+    if isinstance(target, Mapping):
+        for role, count in target.items():
+            check_choice("role in target_heads", role, present)
+            check_number(count, sum(r == role for r in roles), f"target_heads[{role!r}]", f"{role} heads")
+        if missing := [role for role in present if role not in target]:
+            raise ArgumentError(
+                f"target_heads names no number for the gated heads of {', '.join(missing)}: add it, or gate other "
+                "sites only"
+            )
+        return
+    check_number(target, len(roles), "target_heads", "heads")
+    if target < len(present):
+        raise ArgumentError(
+            f"target_heads {target} would empty a role: the heads have {len(present)} roles ({', '.join(present)}) and "
+            "each keeps at least one; to empty a role say so with a number per role"
+        )
+
+
+def check_number(count: object, most: int, what: str, kind: str) -> None:
+    """Raise ArgumentError unless `count` is a whole number from 0 to `most`."""
+    if not is_index(count, most + 1):
+        raise ArgumentError(f"{what} is {count!r}, must be a whole number from 0 to the {most} {kind} that exist")
+
+
+def check_scores(scores: Mapping[str, Tensor | Sequence[float]], sites: Sequence[AttentionSite]) -> dict[str, Tensor]:
+    """Check that there is a finite score for every head of some sites.
+
+    Args:
+        scores: path -> [H].
+        sites: the sites.
+
+    Returns:
+        path -> [H], float32.
+
+    Raises:
+        ArgumentError: if a site has no scores, or not one for every head that it has now.
+        NonFiniteError: if a score is NaN or inf; the site is named.
+    """
+    check_by_path(scores)
+    found = {}
+    for site in sites:
+        if site.path not in scores:
+            raise ArgumentError(f"scores lack {site.path}: measure the heads of this model")
+        try:
+            found[site.path] = torch.as_tensor(scores[site.path]).detach().float().cpu()
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ArgumentError(f"scores of {site.path} must be one number per head: {error}") from error
+        if found[site.path].shape != (site.num_heads,):
+            raise ArgumentError(
+                f"scores of {site.path} have shape {tuple(found[site.path].shape)}, it has {site.num_heads} heads: "
+                "measure them again after pruning"
+            )
+        if not torch.isfinite(found[site.path]).all():
+            raise NonFiniteError(f"scores of {site.path} contain NaN or inf")
+    return found
+
+
+def check_by_path(scores: object) -> None:
+    """Raise ArgumentError unless scores are a dict."""
+    if not isinstance(scores, Mapping):
+        raise ArgumentError(f"scores must be a dict, path -> one number per head, not {scores!r:.80}")
+
+
+def choose(scores: Tensor, roles: Sequence[str], target: Target) -> Tensor:
+    """Pick the heads with the highest scores: [N], bool.
+
+    A total keeps at least the best head of every role; numbers per role are kept to the letter.
+
+    Args:
+        scores: [N].
+        roles: the role of every head, [N].
+        target: a total, or role -> number.
+    """
+    chosen, members = torch.zeros_like(scores, dtype=torch.bool), members_of(roles, scores.device)
+    if isinstance(target, Mapping):
+        for role, indices in members.items():
+            chosen[indices[scores[indices].topk(target[role]).indices]] = True
+        return chosen
+    ranked = scores.clone()
+    for indices in members.values():
+        ranked[indices[scores[indices].argmax()]] = torch.inf
+    chosen[ranked.topk(target).indices] = True
+    return chosen
+
+
+def members_of(roles: Sequence[str], device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Role -> indices of its heads."""
+    return {
+        role: torch.tensor([i for i, own in enumerate(roles) if own == role], device=device)
+        for role in dict.fromkeys(roles)
+    }
+
+
+def on_the_way(target: Target, roles: Sequence[str], progress: float) -> Target:
+    """The number of heads after a share of the way from all of them to the target: falls evenly, never below it.
+
+    Args:
+        target: a total, or role -> number.
+        roles: the role of every head, [N].
+        progress: from 0 (all heads) to 1 (the target).
+    """
+    if isinstance(target, Mapping):
+        return {role: between(sum(r == role for r in roles), count, progress) for role, count in target.items()}
+    return between(len(roles), target, progress)
+
+
+def between(start: int, end: int, progress: float) -> int:
+    """A whole number on the way from `start` to `end`."""
+    return start - int((start - end) * min(1.0, progress))

@@ -1,0 +1,112 @@
+"""The core of collaborative attention: cache layout and score.
+
+A family's replacement class keeps the stock class's signature and calls two functions: `cached_key_value`, then
+`attend`. What differs between the kinds of query/key projection is in `query_key`.
+
+Shapes: B batch, T query tokens, S key tokens, H heads, R width of the query/key projection over all heads,
+d_v width of a value head, W = R + H rounded up to a multiple of 8.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from collab_heads.errors import SwapError
+from collab_heads.layers.one_key import one_key_attention
+from collab_heads.layers.query_key import split_heads
+from collab_heads.layers.removed import is_empty
+
+
+def cached_key_value(
+    module: nn.Module, value: nn.Linear, states: Tensor, past_key_values: Cache | None, *, is_cross: bool
+) -> tuple[Tensor, Tensor]:
+    """Project keys and values, through the cache if there is one.
+
+    Args:
+        module: a replaced attention module: its `query_key` and, with a cache, its `layer_idx` are used.
+        value: the module's value projection.
+        states: [B, S, D_k], what is attended to.
+        past_key_values: as the stock module takes it.
+        is_cross: whether `states` come from an encoder, and are cached once.
+
+    Returns:
+        key [B, 1, S', W or R] and value [B, 1, S', H * d_v] over all S' tokens seen: one packed head each, the layout
+        that dynamic and static caches both store.
+    """
+    if past_key_values is None:
+        return module.query_key.keys(states).unsqueeze(1), value(states).unsqueeze(1)
+    cache, encoder_decoder = past_key_values, isinstance(past_key_values, EncoderDecoderCache)
+    if encoder_decoder:
+        cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
+        if is_cross and past_key_values.is_updated.get(module.layer_idx):
+            return cache.layers[module.layer_idx].keys, cache.layers[module.layer_idx].values
+    key, packed = module.query_key.keys(states).unsqueeze(1), value(states).unsqueeze(1)
+    key, packed = cache.update(key, packed, module.layer_idx)
+    if encoder_decoder and is_cross:
+        past_key_values.is_updated[module.layer_idx] = True
+    return key, packed
+
+
+def attend(
+    module: nn.Module,
+    hidden_states: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask,
+    *,
+    eager,
+    dropout: float,
+    **kwargs,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend from `hidden_states` to packed keys and values, with the backend that the model is set to.
+
+    Args:
+        module: a replaced attention module.
+        hidden_states: [B, T, D_q].
+        key: [B, 1, S, W or R] from `cached_key_value`.
+        value: [B, 1, S, H * d_v].
+        attention_mask: in whatever form the backend takes.
+        eager: the family's own eager attention function.
+        dropout: probability, applied in training mode only.
+        **kwargs: handed to the backend (`position_bias`, `is_causal`, ...).
+
+    Returns:
+        The concatenated heads [B, T, H * d_v] and, where the backend gives them, the weights [B, H, T, S].
+
+    Raises:
+        SwapError: on a paged cache (continuous batching), whose layout comes from the stock config.
+    """
+    if kwargs.get("cache") is not None:
+        raise SwapError(
+            "continuous batching (a paged cache) does not know the layout of collaborative attention; use generate()"
+        )
+    query_key, implementation = module.query_key, module.config._attn_implementation
+    if is_empty(module):
+        shape = *hidden_states.shape[:-1], key.shape[-2]  # (B, T, S)
+        weights = hidden_states.new_empty(shape[0], 0, *shape[1:]) if implementation == "eager" else None
+        return hidden_states.new_empty(*shape[:-1], 0), weights
+    query = query_key.queries(hidden_states)
+    value = split_heads(value.squeeze(1), query_key.num_heads)  # (B, H, S, d_v)
+    if implementation == "sdpa" and query.device.type == "cpu" and query_key.state.kind == "shared":
+        backend = one_key_attention
+    else:
+        backend, key = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager), query_key.split(key)
+        missing = value.shape[-1] - query.shape[-1]
+        if missing > 0 and implementation != "eager":
+            # fused kernels want one width for query, key and value; zeros do not change the dot product
+            query, key = F.pad(query, (0, missing)), F.pad(key, (0, missing))
+        if implementation == "flex_attention" and kwargs.get("position_bias") is not None:
+            # transformers' score function indexes the bias by batch, also where it is one for all (stock T5 fails)
+            kwargs["position_bias"] = kwargs["position_bias"].expand(query.shape[0], -1, -1, -1)
+    output, weights = backend(
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout=dropout if module.training else 0.0,
+        scaling=query_key.state.scale,
+        **kwargs,
+    )
+    return output.flatten(-2), weights

@@ -1,0 +1,175 @@
+"""Where gates and alphas live: between the concatenated heads and W_O.
+
+Shapes: H heads, d_v width of a value head, D width of the model.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from collab_heads.layers.alphas import HeadAlphas
+from collab_heads.layers.gates import HeadGates
+from collab_heads.state import GateState
+
+PARTS = ("gates", "mixing")  # in the order in which heads go through them
+# Before torch 2.7 an export cannot be told from a compilation.
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
+
+class HeadOutputProjection(nn.Module):
+    """The output projection of a site, with gates on its heads, or alphas that mix them, or both.
+
+    W_O Concat(Z'_1, ..., Z'_H) + b, where Z'_i = sum_j alpha_ij g_j Z_j. A family's output Linear becomes one in place
+    (`install_gates`, `install_alphas`) and keeps the names of its weights, so no attention forward is written again. It
+    is deliberately no `nn.Linear`: whatever treats it as one (LoRA, quantisation) would see the heads as they were
+    before, or lose gates and alphas, and refuses or skips it this way.
+
+    Parameters: `weight` [D, H * d_v], `bias` [D] or None, `gates.log_alpha` [H] (or the buffer `gates.alive`) if it has
+    `gates`, `mixing.alpha` [H, H] if it has a `mixing`.
+    """
+
+    def forward(self, concatenated: Tensor) -> Tensor:
+        """[..., H * d_v] -> [..., D]."""
+        if self.gates is not None:
+            heads = concatenated.unflatten(-1, (self.gates.num_heads, -1))
+            concatenated = (heads * self.gates().to(heads.dtype).unsqueeze(-1)).flatten(-2)
+        weight = self.weight
+        if self.mixing is not None:
+            # the cheaper of the two; a graph that leaves Python takes the one that is cheap for many tokens
+            if not is_exporting() and concatenated.shape[:-1].numel() < self.out_features:
+                concatenated = self.mixing.heads(concatenated)
+            else:
+                weight = self.mixing(weight)
+        return F.linear(concatenated, weight, self.bias)
+
+    @torch.no_grad()
+    def folded_weight(self) -> Tensor:
+        """W_O with the alphas and the gates of evaluation multiplied in: [D, H * d_v]."""
+        weight = self.weight.detach()
+        if self.mixing is not None:  # for good, so not in a GPU's TF32
+            weight = self.mixing(weight.cpu()).to(weight)
+        if self.gates is None:
+            return weight
+        heads = weight.unflatten(-1, (self.gates.num_heads, -1))
+        return (heads * self.gates.values().to(heads.dtype).unsqueeze(-1)).flatten(-2)
+
+    def extra_repr(self) -> str:
+        """PEFT quotes this where it refuses to adapt the module."""
+        way_out = "prune_heads or fold_heads" if self.mixing is None else "fold_heads"  # alphas outlive removal
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, gated or mixed heads: an adapter "
+            f"beside it would see them as they were before; call collab_heads.{way_out} first, or leave this module "
+            "out of target_modules"
+        )
+
+
+class ConstantOutput(nn.Module):
+    """The output projection of a site without heads: its bias, or zero.
+
+    Parameters: `bias` [D] where the Linear had one.
+    """
+
+    def forward(self, concatenated: Tensor) -> Tensor:
+        """[..., 0] -> [..., D]."""
+        if self.bias is None:
+            return concatenated.new_zeros(*concatenated.shape[:-1], self.out_features)
+        return self.bias.to(concatenated.dtype).expand(*concatenated.shape[:-1], -1)
+
+    def extra_repr(self) -> str:
+        """All heads are gone."""
+        return f"out_features={self.out_features}, no heads"
+
+
+def is_exporting() -> bool:
+    """Whether what runs becomes a graph for inputs of any size, in which no size can be asked for."""
+    return _is_exporting() or torch.jit.is_tracing()
+
+
+def gates_of(projection: nn.Module) -> HeadGates | None:
+    """The gates of an output projection, if it has any."""
+    return projection.gates if isinstance(projection, HeadOutputProjection) else None
+
+
+def alphas_of(projection: nn.Module) -> HeadAlphas | None:
+    """The alphas of an output projection, if it has any."""
+    return projection.mixing if isinstance(projection, HeadOutputProjection) else None
+
+
+def install_gates(projection: nn.Module, state: GateState, num_heads: int) -> HeadGates:
+    """Give an output projection open gates, in place: hooks and names survive."""
+    return install(projection, "gates", HeadGates(state, num_heads))
+
+
+def install_alphas(projection: nn.Module, num_heads: int) -> HeadAlphas:
+    """Give an output projection alphas, an identity, in place: hooks and names survive."""
+    return install(projection, "mixing", HeadAlphas(num_heads))
+
+
+def install(projection: nn.Module, name: str, part: nn.Module) -> nn.Module:
+    """Put a part into an output projection, plain or not, on its device and in its dtype."""
+    part.to(projection.weight.device, projection.weight.dtype).train(projection.training)
+    if not isinstance(projection, HeadOutputProjection):
+        projection.__class__ = HeadOutputProjection
+        for other in PARTS:
+            projection.register_module(other, None)
+    setattr(projection, name, part)
+    return part
+
+
+@torch.no_grad()
+def fold_output(projection: HeadOutputProjection) -> None:
+    """Multiply alphas and the gates of evaluation into W_O and turn the module back into a plain Linear, in place."""
+    projection.weight.copy_(projection.folded_weight())
+    for name in PARTS:
+        delattr(projection, name)
+    projection.__class__ = nn.Linear
+
+
+@torch.no_grad()
+def remove_gates(projection: HeadOutputProjection) -> None:
+    """Take the gates away, in place: W_O takes them, and the alphas too, which start again as an identity."""
+    mixing = projection.mixing
+    fold_output(projection)
+    if mixing is not None:
+        mixing.reset()
+        install(projection, "mixing", mixing)
+
+
+@torch.no_grad()
+def fold_alphas(projection: HeadOutputProjection) -> None:
+    """Multiply the alphas into W_O and start them again as an identity, in place."""
+    projection.weight.copy_(projection.mixing(projection.weight.cpu()))
+    projection.mixing.reset()
+
+
+@torch.no_grad()
+def keep_output_heads(projection: nn.Module, kept: list[int], num_heads: int) -> None:
+    """Leave only the columns (and gates) of the kept heads, in place; without any, the bias alone.
+
+    Alphas go into W_O first: a removed head took part in the others. They start again as an identity of the heads that
+    are left, or end where there are not two to mix.
+    """
+    if not kept:
+        projection.in_features = 0
+        for name in ("weight", *PARTS):
+            if hasattr(projection, name):
+                delattr(projection, name)
+        projection.__class__ = ConstantOutput
+        return
+    if mixing := alphas_of(projection):
+        fold_alphas(projection)
+        mixing.reset(len(kept))
+        if len(kept) < 2:
+            projection.mixing = None
+    if gates := gates_of(projection):
+        gates.keep_heads(kept)
+    columns = projection.weight.unflatten(-1, (num_heads, -1))[:, kept].flatten(-2)
+    projection.weight = nn.Parameter(columns.clone(), projection.weight.requires_grad)
+    projection.in_features = columns.shape[-1]
+    if isinstance(projection, HeadOutputProjection) and not any(getattr(projection, name) for name in PARTS):
+        fold_output(projection)
+
+
+def dense_weight(projection: nn.Module) -> Tensor:
+    """The weight that an output projection applies in evaluation, gates and alphas included: [D, H * d_v]."""
+    return projection.folded_weight() if isinstance(projection, HeadOutputProjection) else projection.weight.detach()

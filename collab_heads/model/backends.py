@@ -1,0 +1,36 @@
+"""Run a model for measuring: in evaluation mode, with an attention backend that fits, and left as it was."""
+
+from collections.abc import Collection
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel):
+    """Evaluation mode without gradients; every module's own mode is restored."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def attention_backend(model: PreTrainedModel, backend: str, accepted: Collection[str]):
+    """Use a backend where the model and its stacks have none of the accepted ones; what they had is restored."""
+    # One by one: transformers 5.17 does not reach T5's stacks from the model. And in the configs: its
+    # set_attn_implementation judges by the source of a class, and refuses those that were written in a notebook.
+    stacks = {m: m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)}
+    try:
+        for stack, own in stacks.items():
+            if own not in accepted:
+                stack.config._attn_implementation = backend
+        yield
+    finally:
+        for stack, own in stacks.items():  # from the outside in: setting a config sets those in it
+            stack.config._attn_implementation = own

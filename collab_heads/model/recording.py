@@ -1,0 +1,100 @@
+"""See what heads do during ordinary forward passes: their attention weights and their outputs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from collab_heads.errors import UnsupportedModelError
+from collab_heads.model.backends import attention_backend
+from collab_heads.model.refusals import check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.sites import AttentionSite
+
+logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
+
+Callback = Callable[[AttentionSite, Tensor], None]
+
+
+@contextmanager
+def recording(
+    model: PreTrainedModel,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    weights: Callback | None = None,
+    outputs: Callback | None = None,
+) -> Iterator[None]:
+    """Call back at every site that has heads, in every forward pass of the model while the context is open.
+
+    Works for changed sites as for stock ones. A module that serves several layers (ALBERT) calls back once per layer.
+    Nothing is kept here once a callback has returned. In training mode the weights are those after dropout.
+
+    Only the eager backend gives weights. Where `weights` is asked for, the model uses that backend while the context
+    is open (slower, with [B, H, T, S] in memory) and says so at the level "info"; afterwards, also on an error, it has
+    its own again, and no hook is left.
+
+    Args:
+        model: a supported transformers model, original or collaborative, gated, mixed, pruned.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        weights: called with the site and its attention weights [B, H, T, S]: H heads, T query tokens, S key tokens.
+        outputs: called with the site and the outputs of its heads [B, T, H, d_v], as they enter the output projection:
+            before gates and alphas.
+
+    Raises:
+        UnsupportedModelError: if there is no adapter for the model, it is wrapped, or a site returns no weights.
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, adapter)
+    backend = nullcontext() if weights is None else eager_backend(model)
+    handles = []
+    with backend:
+        try:
+            for site in adapter.sites_with_heads(model):
+                if weights is not None:
+                    hook = weights_hook(adapter, site, weights)
+                    handles.append(model.base_model.get_submodule(site.path).register_forward_hook(hook))
+                if outputs is not None:
+                    projection = adapter.output_projection(model, site)
+                    handles.append(projection.register_forward_pre_hook(outputs_hook(site, outputs)))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def eager_backend(model: PreTrainedModel):
+    """The eager backend for the model and its stacks; theirs are restored."""
+    own = {m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)} - {"eager"}
+    if own:
+        logger.info(
+            f"{type(model).__name__} uses the eager attention backend instead of {', '.join(sorted(own))} while its "
+            "attention weights are recorded"
+        )
+    return attention_backend(model, "eager", accepted=("eager",))
+
+
+def weights_hook(adapter: AttentionAdapter, site: AttentionSite, callback: Callback):
+    """A forward hook on the attention module of a site."""
+
+    def hook(module: nn.Module, inputs: tuple, output: tuple) -> None:
+        weights = output[adapter.weights_at]
+        if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[1] != site.num_heads:
+            found = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+            raise UnsupportedModelError(
+                f"{site.path} returned no attention weights of {site.num_heads} heads but {found}, with the backend "
+                f"{module.config._attn_implementation!r}: see weights_at of {type(adapter).__name__}"
+            )
+        callback(site, weights)
+
+    return hook
+
+
+def outputs_hook(site: AttentionSite, callback: Callback):
+    """A forward pre-hook on the output projection of a site."""
+
+    def hook(projection: nn.Module, inputs: tuple) -> None:
+        callback(site, inputs[0].unflatten(-1, (site.num_heads, -1)))
+
+    return hook

@@ -1,0 +1,143 @@
+"""What must not be changed in place, and what to do instead."""
+
+from collections.abc import Sequence
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from collab_heads.errors import SwapError, UnsupportedModelError
+from collab_heads.layers.output import HeadOutputProjection
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.registry import AttentionAdapter
+from collab_heads.sites import AttentionSite
+
+# Class name of a wrapper -> what to do instead. By name, so that no optional package is imported.
+_WRAPPERS = {
+    "DistributedDataParallel": "swap the inner model (model.module) before wrapping, on every rank with the same data",
+    "DataParallel": "swap the inner model (model.module) before wrapping",
+    "FullyShardedDataParallel": "swap before sharding",
+    "FSDPModule": "swap before sharding",
+    "DeepSpeedEngine": "swap before deepspeed.initialize",
+    "OptimizedModule": "swap before torch.compile (the original is model._orig_mod)",
+    "PeftModel": "swap the base model before adding adapters, or merge_and_unload() them first",
+    "SentenceTransformer": "swap the transformer inside: model[0].auto_model",
+}
+
+
+def check_wrapper(model: object) -> None:
+    """Raise UnsupportedModelError if `model` is a wrapper, or no transformers model at all."""
+    for base in type(model).__mro__:
+        if base.__name__ in _WRAPPERS:
+            raise UnsupportedModelError(f"cannot change a {base.__name__} in place: {_WRAPPERS[base.__name__]}")
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}")
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        raise UnsupportedModelError("cannot change a compiled model in place: swap before model.compile()")
+    if getattr(model, "peft_config", None):
+        raise UnsupportedModelError(f"cannot change a model with PEFT adapters in place: {_WRAPPERS['PeftModel']}")
+
+
+def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
+    """Raise SwapError unless every site is a stock attention module whose class and projections can be replaced."""
+    check_unshared(model, adapter, sites, ("query", "key"), inside=False)
+    for site in sites:
+        module = model.base_model.get_submodule(site.path)
+        if is_swapped(module):
+            raise SwapError(
+                f"{site.path} is collaborative already: load the original checkpoint again to choose another width, "
+                "or leave the site out with sites="
+            )
+        if adapter.stock_class(module) is None:
+            raise SwapError(
+                f"{site.path} is a {type(module).__name__}, not one of the stock classes that "
+                f"{type(adapter).__name__} replaces ({', '.join(c.__name__ for c in adapter.replacements)})"
+            )
+        check_forward(site, module)
+        for projection in (*adapter.projections(module), adapter.value_projection(module)):
+            check_projection(site, projection)
+
+
+def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
+    """Raise SwapError unless the output projection of every site is a plain Linear, or ours, and its alone."""
+    check_unshared(model, adapter, sites, ("output",))
+    for site in sites:
+        projection = adapter.output_projection(model, site)
+        check_forward(site, projection)
+        if isinstance(projection, HeadOutputProjection):
+            check_weight(site, projection)
+        else:
+            check_projection(site, projection)
+
+
+def check_unshared(
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    sites: Sequence[AttentionSite],
+    names: Sequence[str],
+    *,
+    inside: bool = True,
+) -> None:
+    """Raise SwapError if a projection of the sites, or its weight, is another one too: that would change with it.
+
+    Args:
+        model: the model.
+        adapter: its adapter.
+        sites: those that are about to change.
+        names: which of "query", "key", "value" and "output" change.
+        inside: whether one weight in two places of a single site matters, too.
+    """
+    if not sites:
+        return
+    owners: dict[int, list[tuple[str, str]]] = {}
+    for site in adapter.sites_with_heads(model):
+        for name, projection in projections_of(model, adapter, site, names).items():
+            owners.setdefault(id(getattr(projection, "weight", projection)), []).append((site.path, name))
+    changing = {site.path for site in sites}
+    for places in owners.values():
+        (path, name), *others = sorted(places, key=lambda place: place[0] not in changing)
+        for other, other_name in others:
+            if path in changing and (inside or other != path):
+                raise SwapError(
+                    f"the {name} projection of {path} is the {other_name} projection of {other}, too: changing one "
+                    "would change both; give one a copy of its own (copy.deepcopy) first"
+                )
+
+
+def projections_of(
+    model: PreTrainedModel, adapter: AttentionAdapter, site: AttentionSite, names: Sequence[str]
+) -> dict[str, nn.Module]:
+    """Some of the projections of a site: name -> module; a collaborative site has no query and key of its own."""
+    module, found = model.base_model.get_submodule(site.path), {}
+    if not is_swapped(module):
+        found |= zip(("query", "key"), adapter.projections(module), strict=True)
+    found["value"] = adapter.value_projection(module)
+    if "output" in names:
+        found["output"] = adapter.output_projection(model, site)
+    return {name: found[name] for name in names if name in found}
+
+
+def check_forward(site: AttentionSite, module: nn.Module) -> None:
+    """Raise SwapError if a module's forward is overridden on the instance: a change of class would not show."""
+    if "forward" in vars(module):
+        raise SwapError(
+            f"{site.path} has a forward of its own (accelerate's device_map or offloading sets one), which would "
+            "hide the new class: swap on one device, save, and load the result with device_map"
+        )
+
+
+def check_projection(site: AttentionSite, projection: nn.Module) -> None:
+    """Raise SwapError unless a projection is a plain Linear with real weights."""
+    if type(projection) is not nn.Linear:
+        raise SwapError(
+            f"{site.path}: a projection is a {type(projection).__module__}.{type(projection).__name__}, not a plain "
+            "nn.Linear (quantised, or with adapters): swap before quantising, or merge the adapters first"
+        )
+    check_weight(site, projection)
+
+
+def check_weight(site: AttentionSite, projection: nn.Module) -> None:
+    """Raise SwapError unless a projection has real, floating point weights."""
+    if projection.weight.is_meta:
+        raise SwapError(f"{site.path}: its weights are on the meta device: load the checkpoint before swapping")
+    if not projection.weight.is_floating_point():
+        raise SwapError(f"{site.path}: its weights are {projection.weight.dtype}, not floating point")

@@ -1,0 +1,1 @@
+"""Heads change places: by a schedule, or by how strong they are."""

@@ -1,0 +1,231 @@
+"""swap_heads: let the parameters of heads change places.
+
+H heads of a site, d the width of a head, D the width of the model.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from collab_heads.checks import did_you_mean, is_index
+from collab_heads.errors import ArgumentError, ShapeError, SwapError, UnsupportedModelError
+from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.output import alphas_of, gates_of
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.model.refusals import check_projection, check_unshared, check_wrapper
+from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.rotation.optimizer_state import inner_optimizer, moments
+from collab_heads.sites import AttentionSite
+from collab_heads.state import CollabConfig, kept_heads
+
+# Wrappers that leave the parameters of the model inside as they are -> where it is.
+_INSIDE = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a head in a model; not the head that is there now.
+
+    Attributes:
+        path: dotted path of the site, relative to the base model.
+        head: its number in the original model.
+    """
+
+    path: str
+    head: int
+
+    def __str__(self):
+        return f"head {self.head!r} of {self.path}"
+
+
+Pairs = Iterable[tuple[Slot, Slot]]
+
+
+def swap_heads(
+    model: PreTrainedModel,
+    pairs: Pairs,
+    optimizer: torch.optim.Optimizer | None = None,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+) -> None:
+    """Let pairs of heads change places, in place: rows of W_Q, W_K, W_V and their biases.
+
+    The columns of W_O stay, else nothing would change; so do alphas, and T5's position bias, which belongs to the
+    place of a head. Gates travel with their heads. So does what the optimizer keeps about these rows (Adam's moments,
+    SGD's momentum); counts of steps, and second moments that a group shares, stay. Parameters stay the same objects,
+    with their dtype, device and `requires_grad`. The same pairs in reversed order restore every bit. Swap between
+    optimizer steps: gradients stay where they are. On an error everything is left as it was.
+
+    Args:
+        model: a supported transformers model, original, gated or alpha-mixed, whole or pruned; in training the one
+            inside the wrapper, on every rank alike.
+        pairs: pairs of places, swapped one after the other; a place is a `Slot` or (path, head). Where heads were
+            removed, places keep the numbers that they had in the original model.
+        optimizer: the one that trains the model, or accelerate's around it; None leaves its state where it is.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+
+    Raises:
+        UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
+        ArgumentError: on a path or head that does not exist or was removed, a pair of one place, or of places of
+            different roles or stacks; on an optimizer that is sharded or not this model's.
+        ShapeError: if the heads of a pair have different widths.
+        SwapError: if a site is collaborative, has gates and alphas, or projections that are sharded or not plain
+            Linears; if only one place of a pair has gates, biases or moments, or theirs are of another kind.
+
+    Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping".
+    """
+    planned = plan_swaps(model, pairs, optimizer, adapter)
+    # Nothing has changed up to here; nothing can fail from here on.
+    with torch.no_grad():
+        for first, second in planned:
+            for name, rows in first.items():
+                kept = rows.clone()
+                rows.copy_(second[name])
+                second[name].copy_(kept)
+
+
+def plan_swaps(model, pairs: Pairs, optimizer=None, adapter=None) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Check everything, change nothing: for each pair, the tensors that change places, by name. See `swap_heads`."""
+    adapter = unwrapped_adapter(model, adapter)
+    optimizer = inner_optimizer(optimizer, model)
+    sites, planned = {site.path: site for site in adapter.sites(model)}, []
+    for pair in slot_pairs(pairs):
+        ends = [(find_site(sites, slot), slot) for slot in pair]
+        if pair[0] == pair[1]:
+            raise ArgumentError(f"{pair[0]} cannot change places with itself: name two places")
+        if len({site.role for site, _ in ends}) > 1:
+            raise ArgumentError(
+                " and ".join(f"{slot} ({site.role})" for site, slot in ends) + " cannot change places across roles or "
+                "stacks: pair heads of one role"
+            )
+        indices = [place(model, site, slot) for site, slot in ends]
+        check_unshared(model, adapter, [site for site, _ in ends], ("query", "key", "value"))
+        check_gates(pair, [gates_of(adapter.output_projection(model, site)) for site, _ in ends])
+        first, second = (
+            head_rows(model, adapter, site, index, optimizer) for (site, _), index in zip(ends, indices, strict=True)
+        )
+        check_fit(pair, first, second)
+        planned.append((first, second))
+    return planned
+
+
+def unwrapped_adapter(model, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> AttentionAdapter:
+    """The adapter of a model; UnsupportedModelError if it is a wrapper: where one leaves the model whole, pass that."""
+    for base in type(model).__mro__:
+        if inside := _INSIDE.get(base.__name__):
+            raise UnsupportedModelError(f"heads change places in the model inside a {base.__name__}: pass .{inside}")
+    check_wrapper(model)
+    return get_adapter(model, adapter)
+
+
+def slot_pairs(pairs: object) -> list[tuple[Slot, Slot]]:
+    """Pairs of slots from what a caller, or a JSON file, has.
+
+    Raises:
+        ArgumentError: if something is not a pair, or an end is neither a `Slot` nor (path, head).
+    """
+    found = []
+    for pair in pairs if isinstance(pairs, Iterable) else [pairs]:
+        ends = list(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else []
+        if len(ends) != 2:
+            raise ArgumentError(f"pairs must be pairs of places, such as (('path', 0), ('path', 3)), not {pair!r:.200}")
+        for index, end in enumerate(ends):
+            if not isinstance(end, Slot):
+                if isinstance(end, str) or not isinstance(end, Sequence) or len(end) != 2:
+                    raise ArgumentError(f"a place must be a Slot or (path, head), not {end!r:.200}")
+                ends[index] = Slot(*end)
+        found.append((ends[0], ends[1]))
+    return found
+
+
+def find_site(sites: dict[str, AttentionSite], slot: Slot) -> AttentionSite:
+    """The site of a slot, or an ArgumentError that names a path that exists."""
+    if not isinstance(slot.path, str) or slot.path not in sites:
+        raise ArgumentError(
+            f"{slot.path!r} is not the path of a site of this model{did_you_mean(slot.path, sites)}; paths are "
+            f"relative to the base model, such as {next(iter(sites))!r}"
+        )
+    return sites[slot.path]
+
+
+def place(model: PreTrainedModel, site: AttentionSite, slot: Slot) -> int:
+    """The index of a slot among the heads that its site has now."""
+    record = CollabConfig.of(model.config)
+    numbers = list(kept_heads(record.sites, site))
+    if not numbers:
+        raise ArgumentError(f"{slot}: all heads of the site were removed; name another site")
+    if is_index(slot.head, record.site(site).num_heads) and slot.head in numbers:
+        return numbers.index(slot.head)
+    why = "was removed" if is_index(slot.head, record.site(site).num_heads) else "does not exist"
+    raise ArgumentError(f"{slot} {why}; the site has {', '.join(map(str, numbers))}")
+
+
+def head_rows(model, adapter, site: AttentionSite, index: int, optimizer) -> dict[str, Tensor]:
+    """What belongs to a head and travels with it: name -> its rows, views [d, ...] or [1]."""
+    module, output = model.base_model.get_submodule(site.path), adapter.output_projection(model, site)
+    if is_swapped(module):
+        raise SwapError(
+            f"{site.path} is collaborative: its query/key projection is one for all heads; swap heads before "
+            "swap_to_collaborative, or leave the site out"
+        )
+    tensors, gates = {}, gates_of(output)
+    if gates is not None and alphas_of(output) is not None:
+        raise SwapError(
+            f"{site.path} has gates and alphas: gates would leave and alphas stay; rotate with one of the two, or "
+            "fold_heads first"
+        )
+    projections = *adapter.projections(module), adapter.value_projection(module)
+    for name, linear in zip(("query", "key", "value"), projections, strict=True):
+        check_projection(site, linear)
+        for part, parameter in linear.named_parameters():
+            tensors[f"{name}.{part}"] = parameter
+            check_whole(f"{site.path}: {name}.{part}", parameter, (linear.out_features, linear.in_features))
+    if gates is not None:
+        own = *gates.named_parameters(), *gates.named_buffers(), *(gates.draw._asdict() if gates.draw else {}).items()
+        tensors |= {f"gates.{name}": tensor for name, tensor in own}
+    for name, tensor in list(tensors.items()):
+        states = moments(optimizer, tensor, f"{site.path}: {name}")
+        tensors |= {f"{state} of {name}": value for state, value in states.items()}
+    return {name: tensor.detach().unflatten(0, (site.num_heads, -1))[index] for name, tensor in tensors.items()}
+
+
+def check_whole(what: str, parameter: Tensor, shape: tuple[int, int]) -> None:
+    """Raise SwapError if this process does not have a whole parameter of a Linear: [H * d, D] or [H * d]."""
+    sharded = any(base.__name__ == "DTensor" for base in type(parameter).__mro__) or hasattr(parameter, "ds_id")
+    if sharded or tuple(parameter.shape) != shape[: parameter.ndim] or not parameter.ndim:
+        raise SwapError(
+            f"{what} is sharded (a {type(parameter).__name__} of shape {tuple(parameter.shape)}): no process has all "
+            "of its rows; train with DDP, or swap heads before FSDP, tensor parallelism or DeepSpeed ZeRO-3"
+        )
+
+
+def check_gates(pair: tuple[Slot, Slot], gates: Sequence[HeadGates | None]) -> None:
+    """Raise SwapError if the heads of a pair have gates that work in different ways."""
+    if None not in gates and gates[0].state != gates[1].state:
+        raise SwapError(
+            f"{pair[0]} and {pair[1]} have gates of different kinds, {gates[0].state} and {gates[1].state}: gate both "
+            "sites in one call of swap_to_gated"
+        )
+
+
+def check_fit(pair: tuple[Slot, Slot], first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    """Raise SwapError or ShapeError unless two heads consist of tensors of the same names, shapes and dtypes."""
+    for one, other, slot in ((first, second, pair[0]), (second, first, pair[1])):
+        if lone := [name for name in one if name not in other]:
+            raise SwapError(
+                f"{pair[0]} and {pair[1]} cannot change places: only {slot} has {', '.join(lone)}; gate both sites or "
+                "none, and train both or none"
+            )
+    for name, rows in first.items():
+        if rows.shape != second[name].shape:
+            raise ShapeError(
+                f"{pair[0]} and {pair[1]} cannot change places: their {name} are {tuple(rows.shape)} and "
+                f"{tuple(second[name].shape)}; pair heads of one width"
+            )
+        if rows.dtype != second[name].dtype:
+            raise SwapError(
+                f"{pair[0]} and {pair[1]} cannot change places: their {name} are {rows.dtype} and "
+                f"{second[name].dtype}, and a swap would round; cast the model to one dtype"
+            )

@@ -1,0 +1,163 @@
+"""HeadRotation: heads change places before the epochs that a schedule names."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
+from collab_heads.reading import parse_json
+from collab_heads.registry import AttentionAdapter
+from collab_heads.rotation.exchange import Pairs, Slot, plan_swaps, slot_pairs, swap_heads, unwrapped_adapter
+from collab_heads.rotation.history import History, check_epoch, check_settings, plain_json
+from collab_heads.rotation.schedule import Schedule, distinct, read_schedule
+
+
+class HeadRotation:
+    """Heads change places as planned by hand: W_Q, W_K, W_V and their biases, and what the optimizer keeps of them.
+
+        rotation = HeadRotation.from_json("rotation.json")
+        rotation.check(model, epochs=12)
+        for epoch in range(1, 13):
+            rotation.apply(model, epoch=epoch, optimizer=optimizer)
+            train(model, epoch)
+
+    Before epoch 3, head 0 of the decoder's cross-attention in layer 1 (counted from 0) and head 0 of layer 5:
+
+        {"3": [{"role": "dec-enc", "layers": [1, 5], "heads": [0, 0]}]}
+
+    or, by paths relative to the base model, `{"paths": [..., ...], "heads": [0, 0]}`, or as the source writes it.
+
+    Args:
+        schedule: epoch, counted from 1 -> exchanges made before it starts, in order.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+
+    Raises:
+        ArgumentError: on a schedule that makes no sense; epoch and exchange are named.
+
+    Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping", manual.
+    """
+
+    def __init__(self, schedule: Mapping, adapter: type[AttentionAdapter] | AttentionAdapter | None = None):
+        self.schedule: Schedule = read_schedule(schedule)
+        self.adapter, self.record = adapter, History()
+
+    @classmethod
+    def from_json(
+        cls, path: str | Path, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
+    ) -> "HeadRotation":
+        """Read the schedule from a JSON file: the source's, as it is, or one of ours.
+
+        Raises:
+            DataError: if the file cannot be read or is no schedule; it is named.
+        """
+        try:
+            return cls(parse_json(Path(path).read_text(encoding="utf-8"), object_pairs_hook=distinct), adapter)
+        except (OSError, ValueError) as error:  # an ArgumentError is a ValueError, and so is JSON's
+            raise DataError(f"{path}: {error}") from error
+
+    @property
+    def history(self) -> list[dict]:
+        """The exchanges so far, ready for JSON: epoch, kind ("swap"), pairs of [path, head]."""
+        return plain_json(self.record.entries)
+
+    def check(self, model: PreTrainedModel, epochs: int | None = None) -> None:
+        """Check the whole schedule against a model, before training; nothing changes.
+
+        Args:
+            model: as `apply` will take it.
+            epochs: how many epochs the training has, if known.
+
+        Raises:
+            ArgumentError: on an epoch after the last, or a layer, head, path or pair that cannot be.
+            CollabHeadsError: whatever else `swap_heads` would refuse. Both name the epoch.
+        """
+        if epochs is not None:
+            check_epoch("epochs", epochs)
+            if late := [epoch for epoch in self.schedule if epoch > epochs]:
+                raise ArgumentError(f"the schedule has epoch {late[0]}, the training {epochs}: no such epoch starts")
+        for epoch in self.schedule:
+            try:
+                plan_swaps(model, self.pairs(model, epoch), None, self.adapter)
+            except CollabHeadsError as error:
+                raise type(error)(f"epoch {epoch}: {error}") from error
+
+    def pairs(self, model: PreTrainedModel, epoch: int) -> list[tuple[Slot, Slot]]:
+        """What the schedule has for an epoch, as places in a model."""
+        sites = unwrapped_adapter(model, self.adapter).sites(model)
+        return [(first.slot(sites), second.slot(sites)) for first, second in self.schedule.get(epoch, ())]
+
+    def plan(
+        self, model: PreTrainedModel, epoch: int, batches: Iterable[Mapping] | None = None
+    ) -> list[tuple[Slot, Slot]]:
+        """What `apply` would exchange before an epoch; nothing changes.
+
+        Args:
+            model: a supported transformers model.
+            epoch: counted from 1.
+            batches: not needed; a `DynamicRotation` does.
+
+        Returns:
+            Pairs of places, in order; none where nothing is due, or the epoch was done already.
+
+        Raises:
+            ArgumentError: on an epoch before the last one done, or a layer that the model does not have.
+        """
+        return self.pairs(model, epoch) if self.record.comes(epoch) else []
+
+    def apply(
+        self,
+        model: PreTrainedModel,
+        *,
+        epoch: int,
+        optimizer: torch.optim.Optimizer | None = None,
+        batches: Iterable[Mapping] | None = None,
+        pairs: Pairs | None = None,
+    ) -> list[tuple[Slot, Slot]]:
+        """Make the exchanges that are due before an epoch, in place; call it before every epoch.
+
+        Called again for the same epoch (a training resumed in its middle) it does nothing. On an error model,
+        optimizer and history are left as they were.
+
+        Args:
+            model: see `swap_heads`.
+            epoch: the epoch that is about to start, counted from 1.
+            optimizer: see `swap_heads`.
+            batches: not needed.
+            pairs: what to exchange instead of the plan, such as the plan of another rank.
+
+        Returns:
+            What was exchanged.
+
+        Raises:
+            CollabHeadsError: as `plan` and `swap_heads`.
+        """
+        if not self.record.comes(epoch):
+            return []
+        pairs = self.plan(model, epoch) if pairs is None else slot_pairs(pairs)
+        swap_heads(model, pairs, optimizer, self.adapter)
+        self.record.add(epoch, "swap", pairs)
+        return pairs
+
+    def settings(self) -> dict:
+        """The schedule in a form for JSON."""
+        ends = {
+            epoch: [list(map(dataclasses.asdict, pair)) for pair in pairs] for epoch, pairs in self.schedule.items()
+        }
+        return plain_json({"schedule": ends})
+
+    def state_dict(self) -> dict:
+        """The schedule and the history, ready for JSON: save it beside the checkpoint of the model."""
+        return self.settings() | self.record.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from there, with the model and the optimizer of the same checkpoint.
+
+        Raises:
+            ArgumentError: if it is not a state of this schedule.
+        """
+        record = History.of(state)
+        check_settings(self.settings(), state)
+        self.record = record

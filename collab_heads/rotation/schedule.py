@@ -1,0 +1,142 @@
+"""Which heads change places before which epoch: how users write it down, and what it means for a model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from collab_heads.checks import check_choice
+from collab_heads.errors import ArgumentError
+from collab_heads.heads.choices import is_list
+from collab_heads.rotation.exchange import Slot
+from collab_heads.sites import ROLES, AttentionSite, check_name
+
+# (stack, module) in the source's files -> role.
+MODULES = {
+    ("encoder", "self_attn"): "enc-self",
+    ("decoder", "self_attn"): "dec-self",
+    ("decoder", "encoder_attn"): "dec-enc",
+    ("decoder", "enc_attn"): "dec-enc",
+}
+SOURCE_KEYS = {f"{side}_{name}" for side in "sd" for name in ("layer", "head", "layer_module", "transformer_module")}
+FORMS = "'role', 'layers' and 'heads'; or 'paths' and 'heads'; or the eight keys of the source's files (s_layer, ...)"
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of an exchange, named by a path, or by role and layer (from 0).
+
+    Attributes:
+        head: number of the head in the original model.
+        path: of the site, or None.
+        role: of the site, where there is no path.
+        layer: of the site in its stack, where there is no path.
+    """
+
+    head: int
+    path: str | None = None
+    role: str | None = None
+    layer: int | None = None
+
+    def slot(self, sites: Sequence[AttentionSite]) -> Slot:
+        """The place in a model with these sites; an unknown path is left to the swap to refuse.
+
+        Raises:
+            ArgumentError: if the model has no such role or layer.
+        """
+        if self.path is not None:
+            return Slot(self.path, self.head)
+        check_name(sites, self.role)
+        own = {site.layer: site.path for site in sites if site.role == self.role}
+        if self.layer not in own:
+            raise ArgumentError(f"the model has no {self.role} layer {self.layer}; it has {', '.join(map(str, own))}")
+        return Slot(own[self.layer], self.head)
+
+
+Schedule = dict[int, tuple[tuple[End, End], ...]]
+
+
+def distinct(pairs: list[tuple[str, object]]) -> dict:
+    """A JSON object; a key that comes twice is an error, not a silent loss."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ArgumentError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
+def read_schedule(schedule: object) -> Schedule:
+    """Read a schedule: epoch -> exchanges.
+
+    Args:
+        schedule: epoch, counted from 1 and possibly a string -> list of exchanges, each a dict of the `FORMS`.
+
+    Returns:
+        epoch -> pairs of ends, ascending.
+
+    Raises:
+        ArgumentError: on anything else; epoch and exchange are named.
+    """
+    if not isinstance(schedule, Mapping) or not schedule:
+        raise ArgumentError(f"a schedule must be a dict, epoch -> list of exchanges, not {schedule!r:.200}")
+    found = {}
+    for key, exchanges in schedule.items():
+        epoch = number(key, "an epoch")
+        if epoch < 1 or epoch in found:
+            raise ArgumentError(f"epoch {key!r} " + ("is there twice" if epoch in found else "must be 1 or more"))
+        if not is_list(exchanges) or not exchanges:
+            raise ArgumentError(f"epoch {epoch} must have a list of exchanges, not {exchanges!r:.200}")
+        pairs = []
+        for index, exchange in enumerate(exchanges):
+            try:
+                pairs.append(read_exchange(exchange))
+            except ArgumentError as error:
+                raise ArgumentError(f"epoch {epoch}, exchange {index}: {error}") from error
+        found[epoch] = tuple(pairs)
+    return dict(sorted(found.items()))
+
+
+def read_exchange(exchange: object) -> tuple[End, End]:
+    """Read one exchange, in any of the `FORMS`."""
+    keys = set(exchange) if isinstance(exchange, Mapping) else set()
+    if keys == SOURCE_KEYS:
+        return source_end(exchange, "s"), source_end(exchange, "d")
+    if keys == {"role", "layers", "heads"}:
+        check_choice("role", exchange["role"], ROLES)
+        layers, heads = (two(exchange[name], name) for name in ("layers", "heads"))
+        ends = [
+            End(number(head, "a head"), role=exchange["role"], layer=number(layer, "a layer"))
+            for layer, head in zip(layers, heads, strict=True)
+        ]
+    elif keys == {"paths", "heads"}:
+        paths, heads = (two(exchange[name], name) for name in ("paths", "heads"))
+        if not all(isinstance(path, str) for path in paths):
+            raise ArgumentError(f"paths must be strings, not {paths!r:.200}")
+        ends = [End(number(head, "a head"), path=path) for path, head in zip(paths, heads, strict=True)]
+    else:
+        raise ArgumentError(f"an exchange must have {FORMS}; this one is {exchange!r:.300}")
+    return ends[0], ends[1]
+
+
+def source_end(exchange: Mapping, side: str) -> End:
+    """One end in the source's form: "s" or "d"."""
+    stack, module = (exchange[f"{side}_{name}_module"] for name in ("transformer", "layer"))
+    if not isinstance(stack, str) or not isinstance(module, str) or (stack, module) not in MODULES:
+        known = ", ".join(f"{stack} {module}" for stack, module in MODULES)
+        raise ArgumentError(f"there is no attention {module!r} in a stack {stack!r}; known: {known}")
+    layer, head = number(exchange[f"{side}_layer"], "a layer"), number(exchange[f"{side}_head"], "a head")
+    return End(head, role=MODULES[stack, module], layer=layer)
+
+
+def two(value: object, what: str) -> Sequence:
+    """A list of two."""
+    if not is_list(value) or len(value) != 2:
+        raise ArgumentError(f"{what} must be a list of two, not {value!r:.200}")
+    return value
+
+
+def number(value: object, what: str) -> int:
+    """A whole number from 0, or a string of one."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ArgumentError(f"{what} must be a whole number, not {value!r:.200}")
+    return value

@@ -1,0 +1,255 @@
+"""What is stored in `model.config.collab_heads`: the single source of truth for rebuilding a changed model.
+
+State, not history: a version and, per site path relative to the base model, what the site is now.
+
+    {"version": 1,
+     "sites": {"encoder.layer.0.attention.self":
+         {"role": "enc-self", "num_heads": 12, "kept": [0, 2, 3, 7],
+          "query_key": {"kind": "shared", "dim": 128, "dim_head": 32, "scale": 0.17677669529663687, "bias": true,
+                        "mixing_init": "concatenate"},
+          "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}, "alphas": true}}}
+
+What a site does not have is left out. It is built in the order kept, query_key, gates, alphas, however it came about.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from collab_heads.checks import is_count, is_index, is_number
+from collab_heads.errors import ConfigError
+from collab_heads.sites import ROLES, AttentionSite
+
+FIELD = "collab_heads"
+VERSION = 1
+KINDS = ("shared", "per_head")
+MAX_SCALE = 1e6  # scores are scaled by 1 or less; anything near this is a damaged file
+GATE_RANGE = (1e-6, 1e3)  # of temperatures, and of what a stretch adds to [0, 1]; beyond it float32 loses the gates
+MIXING_INITS = ("concatenate", "ones", "normal")
+GATE_KINDS = ("learned", "subset", "fixed")
+# What records always held: a default here would be a guess. `mixing_init` matters for new models only.
+REQUIRED = {
+    "query_key": ("kind", "dim", "dim_head", "scale", "bias"),
+    "gates": ("kind", "temperature", "stretch"),
+}
+
+
+@dataclass(frozen=True)
+class QueryKeyState:
+    """The query/key projection of a site.
+
+    Attributes:
+        kind: "shared" (full mixing) or "per_head" (narrower ordinary heads).
+        dim: R, the width over all heads.
+        dim_head: d_k, the width of a query/key head of the original module; at R = H * d_k the swap is exact.
+        scale: factor of the dot product, that of the original module.
+        bias: whether the original query had a bias.
+        mixing_init: how training from scratch starts: "concatenate" (0/1 blocks), "ones" or "normal".
+    """
+
+    kind: str
+    dim: int
+    dim_head: int
+    scale: float
+    bias: bool
+    mixing_init: str = "concatenate"
+
+    def __post_init__(self):
+        expect(self.kind in KINDS, "query_key.kind", self.kind, f"one of {', '.join(KINDS)}")
+        expect(is_count(self.dim), "query_key.dim", self.dim, "a positive integer")
+        expect(is_count(self.dim_head), "query_key.dim_head", self.dim_head, "a positive integer")
+        valid_scale = isinstance(self.scale, int | float) and 0 < self.scale <= MAX_SCALE
+        expect(valid_scale and not isinstance(self.scale, bool), "query_key.scale", self.scale, "a positive number")
+        expect(isinstance(self.bias, bool), "query_key.bias", self.bias, "true or false")
+        wanted = f"one of {', '.join(MIXING_INITS)}"
+        expect(self.mixing_init in MIXING_INITS, "query_key.mixing_init", self.mixing_init, wanted)
+
+
+@dataclass(frozen=True)
+class GateState:
+    """The gates on the heads of a site.
+
+    Attributes:
+        kind: "learned" (Hard Concrete), "subset" (an exact number, open or closed in every step) or "fixed" (for good).
+        temperature: of the Hard Concrete samples.
+        stretch: (gamma, zeta), the interval to which samples are stretched before they are clipped to [0, 1].
+    """
+
+    kind: str = "learned"
+    temperature: float = 0.33
+    stretch: tuple[float, float] = (-0.1, 1.1)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the gates have a parameter."""
+        return self.kind != "fixed"
+
+    def __post_init__(self):
+        expect(self.kind in GATE_KINDS, "gates.kind", self.kind, f"one of {', '.join(GATE_KINDS)}")
+        low, high = GATE_RANGE
+        valid = is_number(self.temperature) and low <= self.temperature <= high
+        expect(valid, "gates.temperature", self.temperature, f"a number above 0, from {low} to {high:g}")
+        pair = isinstance(self.stretch, Sequence) and len(self.stretch) == 2 and all(map(is_number, self.stretch))
+        valid = pair and -high <= self.stretch[0] <= -low and 1 + low <= self.stretch[1] <= high
+        wanted = f"a pair of numbers, one below 0 and one above 1, of at most {high:g} and {low} away from them"
+        expect(valid, "gates.stretch", self.stretch, wanted)
+        object.__setattr__(self, "stretch", tuple(self.stretch))  # JSON has lists
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """What one site is now.
+
+    Attributes:
+        role: "enc-self", "dec-self" or "dec-enc".
+        num_heads: number of heads of the original module.
+        query_key: the query/key projection that replaced the original one; None for the original.
+        kept: the original numbers of the heads that are left, ascending; None if no head was removed.
+        gates: the gates on the heads that are left; None without.
+        alphas: whether an alpha matrix mixes the heads that are left.
+    """
+
+    role: str
+    num_heads: int
+    query_key: QueryKeyState | None = None
+    kept: tuple[int, ...] | None = None
+    gates: GateState | None = None
+    alphas: bool = False
+
+    def __post_init__(self):
+        expect(self.role in ROLES, "role", self.role, f"one of {', '.join(ROLES)}")
+        expect(is_count(self.num_heads), "num_heads", self.num_heads, "a positive integer")
+        if self.kept is not None:
+            numbers = isinstance(self.kept, Sequence) and all(is_index(head, self.num_heads) for head in self.kept)
+            ascending = numbers and all(a < b for a, b in zip(self.kept, self.kept[1:], strict=False))
+            fewer = ascending and len(self.kept) < self.num_heads
+            expect(fewer, "kept", self.kept, f"some of the heads 0 to {self.num_heads - 1}, ascending")
+            object.__setattr__(self, "kept", tuple(self.kept))
+        if not self.heads:
+            empty = self.query_key is None and self.gates is None
+            expect(empty, "kept", self.kept, "at least one head where there are gates or a query/key projection")
+        expect(isinstance(self.alphas, bool), "alphas", self.alphas, "true or false")
+        expect(not self.alphas or self.heads > 1, "alphas", self.alphas, f"false: {self.heads} heads cannot be mixed")
+        if self.query_key is not None:
+            self.check_query_key()
+
+    def check_query_key(self) -> None:
+        """Check the width of the query/key projection against the heads."""
+        exact = self.num_heads * self.query_key.dim_head
+        expect(self.query_key.dim <= exact, "query_key.dim", self.query_key.dim, f"at most {exact}, which is exact")
+        if self.query_key.kind == "per_head" and self.query_key.dim % self.heads:
+            raise ConfigError(
+                f"query_key.dim {self.query_key.dim} of a per_head site is not a multiple of its {self.heads} heads"
+            )
+
+    @property
+    def heads(self) -> int:
+        """How many heads are left."""
+        return self.num_heads if self.kept is None else len(self.kept)
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether nothing about the site is changed."""
+        return self.query_key is None and self.kept is None and self.gates is None and not self.alphas
+
+    def to_dict(self) -> dict:
+        """The JSON form, without what the site does not have."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, False)}
+
+
+@dataclass(frozen=True)
+class CollabConfig:
+    """The whole record of a model."""
+
+    sites: Mapping[str, SiteState] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> "CollabConfig":
+        """Read `config.collab_heads`; empty if the model was never changed.
+
+        Raises:
+            ConfigError: if the record comes from a newer version or does not make sense; the site is named.
+        """
+        record = getattr(config, FIELD, None)
+        if record is None:
+            return cls()
+        if not isinstance(record, Mapping) or not isinstance(record.get("sites"), Mapping):
+            raise ConfigError(f"config.{FIELD} must hold 'version' and 'sites', not {record!r:.200}")
+        version = record.get("version")
+        if not is_count(version):
+            raise ConfigError(f"config.{FIELD}.version must be a positive integer, not {version!r}")
+        if version > VERSION:
+            raise ConfigError(
+                f"config.{FIELD} has version {version}, this package reads up to {VERSION}: upgrade collab_heads"
+            )
+        check_keys(record, {"version", "sites"}, FIELD)
+        for path in record["sites"]:
+            expect(isinstance(path, str), f"a path in config.{FIELD}.sites", path, "a string")
+        return cls({path: parse_site(path, site) for path, site in record["sites"].items()})
+
+    def site(self, site: AttentionSite) -> SiteState:
+        """The state of a site, that of a stock one if it was never changed."""
+        return self.sites.get(site.path, SiteState(site.role, site.num_heads))
+
+    def with_sites(self, sites: Mapping[str, SiteState]) -> "CollabConfig":
+        """Return a record in which `sites` are added or replaced; those that are stock again are left out."""
+        return CollabConfig({p: state for p, state in {**self.sites, **sites}.items() if not state.is_stock})
+
+    def to_dict(self) -> dict:
+        """The JSON form."""
+        sites = {path: site.to_dict() for path, site in self.sites.items()}
+        return json.loads(json.dumps({"version": VERSION, "sites": sites}))  # lists for tuples, as a loaded one has
+
+    def write(self, model: PreTrainedModel) -> None:
+        """Store the record in the config of a model and of its inner stacks (T5 gives each stack its own copy).
+
+        A model without changed sites has no record.
+        """
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel) and module.config.model_type == model.config.model_type:
+                if self.sites:
+                    setattr(module.config, FIELD, self.to_dict())
+                elif hasattr(module.config, FIELD):
+                    delattr(module.config, FIELD)
+
+
+def parse_site(path: str, record: object) -> SiteState:
+    """Read one site of the record; errors name the path."""
+    try:
+        check_keys(record, {f.name for f in dataclasses.fields(SiteState)}, path, ("role", "num_heads"))
+        parts = {}
+        for name, state in (("query_key", QueryKeyState), ("gates", GateState)):
+            if name in record:
+                check_keys(record[name], {f.name for f in dataclasses.fields(state)}, f"{path}.{name}", REQUIRED[name])
+                parts[name] = state(**record[name])
+        expect("kept" not in record or record["kept"] is not None, "kept", None, "a list of heads, or no such entry")
+        site = SiteState(**{**record, **parts})
+        expect(not site.is_stock, "the site", dict(record), "one with a query_key, kept, gates or alphas")
+        return site
+    except (KeyError, TypeError, ValueError) as error:  # a ConfigError is a ValueError, and so is Python's own
+        raise ConfigError(f"config.{FIELD}, site {path!r}: {error}") from error
+
+
+def check_keys(record: object, known: set[str], where: str, required: Sequence[str] = ()) -> None:
+    """Raise ConfigError if `record` is no mapping, has entries that this version does not know, or lacks required."""
+    if not isinstance(record, Mapping):
+        raise ConfigError(f"{where} must be a mapping, not {record!r:.200}")
+    if unknown := set(record) - known:
+        raise ConfigError(f"{where} has unknown entries {sorted(unknown, key=str)}; known: {sorted(known)}")
+    if missing := [name for name in required if name not in record]:
+        raise ConfigError(f"{where} has no {', '.join(missing)}: the file is damaged, or was written by hand")
+
+
+def expect(condition: bool, name: str, value: object, wanted: str) -> None:
+    """Raise ConfigError unless the condition holds."""
+    if not condition:
+        raise ConfigError(f"{name} is {value!r}, expected {wanted}")
+
+
+def kept_heads(record: Mapping[str, SiteState], site: AttentionSite) -> Sequence[int]:
+    """The original numbers of the heads that a site has now."""
+    state = record.get(site.path)
+    return range(site.num_heads) if state is None or state.kept is None else state.kept

@@ -1,0 +1,18 @@
+"""Names of models and data for reports, which travel further than the folders of the machine that made them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def portable_name(name: str) -> str:
+    """What a model or a file is called anywhere: the last two parts of an absolute path; any other name as it is."""
+    path = Path(name)
+    return "/".join(path.parts[1:][-2:]) if path.is_absolute() else name
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], last: str) -> str:
+    """Columns under a header, and a closing line."""
+    rows = [header, *rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], last])

@@ -1,0 +1,1 @@
+"""Examples: read, encoded, put into batches, measured."""

@@ -1,0 +1,128 @@
+"""Encode the examples of a classification or regression task, and predict."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from datasets import Dataset
+from tqdm import tqdm
+from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from collab_heads.errors import ArgumentError
+from collab_heads.model.backends import evaluating
+from collab_heads.training.data.batches import longest_first
+from collab_heads.training.data.glue import Data, Task
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How the task's classes are numbered by the model.
+
+    Attributes:
+        order: task number -> model number; empty for regression.
+    """
+
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, task: Task, config: PretrainedConfig) -> "Labels":
+        """Follow the names in a trained checkpoint's config where they are the task's, in whatever order."""
+        for case in (str, str.lower):
+            names = {case(str(name)): number for name, number in (config.label2id or {}).items()}
+            wanted = [case(name) for name in task.labels]
+            if is_trained(config) and names.keys() == set(wanted) and len(names) == len(wanted):
+                return cls(tuple(int(names[name]) for name in wanted))
+        return cls(tuple(range(len(task.labels))))
+
+    def to_model(self, label: float) -> float:
+        """The model's number of a class; a regression target as it is."""
+        return self.order[label] if self.order else float(label)
+
+    def to_task(self, logits: np.ndarray) -> np.ndarray:
+        """[N, C] logits in the task's order of classes; [N] scores for regression."""
+        return logits[:, self.order] if self.order else logits[:, 0]
+
+
+def check_head(task: Task, config: PretrainedConfig, ignore_mismatched_sizes: bool) -> None:
+    """Raise ArgumentError if a trained checkpoint's head has another number of outputs than the task has labels."""
+    if not is_trained(config) or ignore_mismatched_sizes or config.num_labels == task.num_labels:
+        return
+    have = ", ".join(str(name) for name in config.id2label.values())
+    want = ", ".join(task.labels) or "one score (regression)"
+    raise ArgumentError(
+        f"the model's head has {config.num_labels} output(s) ({have}), the task needs {task.num_labels} ({want}): "
+        "choose another model or task, or pass --ignore_mismatched_sizes to start a new head"
+    )
+
+
+def is_trained(config: PretrainedConfig) -> bool:
+    """Whether a checkpoint brings a head for sequence classification."""
+    return any("ForSequenceClassification" in name for name in config.architectures or ())
+
+
+def configure(task: Task, config: PretrainedConfig) -> Labels:
+    """Write the task's labels into the config of a model that does not know them."""
+    labels = Labels.of(task, config)
+    known = is_trained(config) and {str(name).lower() for name in config.label2id} == {n.lower() for n in task.labels}
+    if not known:
+        config.num_labels = task.num_labels
+        if task.labels:
+            config.id2label = dict(enumerate(task.labels))
+            config.label2id = {name: number for number, name in enumerate(task.labels)}
+    config.problem_type = "single_label_classification" if task.labels else "regression"
+    return labels
+
+
+def encode(
+    data: Data, tokenizer: PreTrainedTokenizerBase, labels: Labels, max_length: int, pad: bool
+) -> dict[str, Dataset]:
+    """Tokenize every split; labels are numbered as the model does."""
+
+    def tokenize(columns: Mapping[str, list]) -> dict[str, list]:
+        texts = [columns[name] for name in data.task.texts]
+        encoded = tokenizer(*texts, truncation=True, max_length=max_length, padding="max_length" if pad else False)
+        found = dict(encoded)
+        if "label" in columns:
+            found["labels"] = [labels.to_model(label) for label in columns["label"]]
+        return found
+
+    encoded = {}
+    for split, columns in data.splits.items():
+        raw = Dataset.from_dict(dict(columns))
+        encoded[split] = raw.map(tokenize, batched=True, remove_columns=raw.column_names, desc=f"tokenizing {split}")
+    return encoded
+
+
+def predict(
+    accelerator: Accelerator, model: PreTrainedModel, examples: Dataset, collate: DataCollatorWithPadding, size: int
+) -> np.ndarray:
+    """Logits of all examples, in their order, on every process: [N, C] float32. Every module's mode is restored."""
+    batches = longest_first([len(ids) for ids in examples["input_ids"]], size)
+    own = batches[accelerator.process_index :: accelerator.num_processes]
+    rows = []
+    with evaluating(model):
+        for indices in tqdm(own, desc="evaluating", leave=False, disable=not accelerator.is_main_process):
+            batch = collate([{k: v for k, v in examples[i].items() if k != "labels"} for i in indices])
+            logits = model(**{name: tensor.to(accelerator.device) for name, tensor in batch.items()}).logits
+            rows += zip(indices, logits.float().cpu().numpy(), strict=True)
+    if accelerator.num_processes > 1:
+        rows = gather_object(rows)
+    return np.stack([row for _, row in sorted(rows, key=lambda pair: pair[0])])
+
+
+def draw(examples: Dataset, count: int, seed: int) -> Dataset:
+    """A random sample for calibration."""
+    chosen = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))[:count]
+    return examples.select(chosen.tolist())
+
+
+def calibration_batches(
+    examples: Dataset, collate: DataCollatorWithPadding, size: int = 32, *, labels: bool = False
+) -> Sequence[Mapping]:
+    """Batches of inputs as the model takes them, examples of like length together."""
+    examples = examples if labels else examples.remove_columns("labels")
+    indices = longest_first([len(ids) for ids in examples["input_ids"]], size)
+    return [dict(collate([examples[i] for i in batch])) for batch in indices]

@@ -1,0 +1,123 @@
+"""Translation models: how pairs are encoded, batched by tokens, trained on, translated and scored."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import sacrebleu
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from collab_heads.model.backends import evaluating
+from collab_heads.training.data.batches import longest_first
+from collab_heads.training.data.collate import IGNORED, tokenize
+from collab_heads.training.data.parallel import Corpus
+
+
+def encode(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, prefix: str, max_source: int, max_target: int
+) -> dict[str, Dataset]:
+    """Tokenize every split: `input_ids` and `labels`, truncated to their limits.
+
+    Args:
+        corpus: the pairs.
+        tokenizer: with its languages set, where it has any.
+        prefix: put before every source sentence (T5).
+        max_source: the longest input, in pieces.
+        max_target: the longest output, in pieces.
+    """
+
+    def pieces(pairs: Mapping[str, list[str]]) -> dict[str, list]:
+        return tokenize(pairs, tokenizer, prefix, max_source, max_target)
+
+    encoded = {}
+    for split, pairs in corpus.splits.items():
+        raw = Dataset.from_dict(pairs)
+        encoded[split] = raw.map(pieces, batched=True, remove_columns=raw.column_names, desc=f"tokenizing {split}")
+    return encoded
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The training loss: cross-entropy per target piece.
+
+    Attributes:
+        smoothing: share of the probability that is spread over all pieces (label smoothing).
+        dropped: probability of a source or target word piece to be replaced by the unknown one (word dropout).
+        unknown: id of the unknown piece.
+        special: ids that are never replaced.
+    """
+
+    smoothing: float
+    dropped: float
+    unknown: int | None
+    special: tuple[int, ...]
+
+    def __call__(self, model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """The mean over the target pieces of a batch."""
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        if self.dropped:
+            inputs |= {name: self.drop(inputs[name]) for name in ("input_ids", "decoder_input_ids")}
+        logits = model(**inputs, use_cache=False).logits
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            batch["labels"].flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=self.smoothing,
+        )
+
+    def drop(self, ids: Tensor) -> Tensor:
+        """Replace pieces at random."""
+        keep = torch.isin(ids, torch.tensor(self.special, device=ids.device))
+        keep |= torch.rand(ids.shape, device=ids.device) >= self.dropped
+        return torch.where(keep, ids, self.unknown)
+
+
+def num_targets(batch: Mapping[str, Tensor]) -> int:
+    """How many target pieces the loss of a batch is over."""
+    return int((batch["labels"] != IGNORED).sum())
+
+
+def translate(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    examples: Dataset,
+    collate: Callable,
+    tokenizer: PreTrainedTokenizerBase,
+    size: int,
+    **settings,
+) -> list[str]:
+    """Translate all examples, in their order, on every process.
+
+    Args:
+        accelerator: its processes share the work.
+        model: unwrapped; every module's mode is restored.
+        examples: encoded; labels are not looked at.
+        collate: a list of examples -> a batch.
+        tokenizer: of the target.
+        size: sentences at a time on one process.
+        **settings: of `generate`, such as `num_beams`, `length_penalty`, `max_length`, `forced_bos_token_id`.
+    """
+    batches = longest_first([len(ids) for ids in examples["input_ids"]], size)
+    own, found = batches[accelerator.process_index :: accelerator.num_processes], []
+    with evaluating(model):
+        for indices in tqdm(own, desc="translating", leave=False, disable=not accelerator.is_main_process):
+            batch = collate([{"input_ids": examples[i]["input_ids"]} for i in indices])
+            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+            tokens = model.generate(**batch, do_sample=False, **settings)
+            found += zip(indices, tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True)
+    if accelerator.num_processes > 1:
+        found = gather_object(found)
+    return [text for _, text in sorted(found)]
+
+
+def corpus_scores(translations: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+    """SacreBLEU and chrF of translations against one reference each, and their signatures."""
+    metrics = {"bleu": sacrebleu.metrics.BLEU(force=True), "chrf": sacrebleu.metrics.CHRF()}
+    scores = {name: metric.corpus_score(translations, [references]).score for name, metric in metrics.items()}
+    return scores, {name: str(metric.get_signature()) for name, metric in metrics.items()}

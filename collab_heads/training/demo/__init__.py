@@ -1,0 +1,1 @@
+"""The demos of the scripts, and the grammars that make their data."""

@@ -1,0 +1,52 @@
+"""What the scripts do to show the heads of the model that they end with: `--analyze`."""
+
+import argparse
+from argparse import Namespace
+
+from collab_heads.analysis.plots import check_matplotlib
+from collab_heads.analysis.treebank.conllu import Sentence, read_conllu
+from collab_heads.errors import ArgumentError
+from collab_heads.training.flags.arguments import count_from_1, path
+
+ABLATION = ("statistics", "roles", "relevance", "gradient", "ablation")
+
+
+def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is shown of the heads."""
+    group = parser.add_argument_group("looking at heads")
+    group.add_argument(
+        "--analyze", action="store_true", help="a report on the heads at the end: tables and pictures in head_report/"
+    )
+    group.add_argument("--analyze_samples", type=count_from_1, metavar="N", help="validation examples for it; all")
+    group.add_argument(
+        "--analyze_treebank",
+        type=path,
+        metavar="FILE",
+        help="CoNLL-U, in the input's language: heads that find dependencies",
+    )
+    group.add_argument(
+        "--analyze_ablation", action="store_true", help="also the loss without each head: an evaluation per head"
+    )
+
+
+def check_analysis(args: Namespace) -> None:
+    """Check what can be checked without model and data; a treebank is read once.
+
+    Raises:
+        ArgumentError: on flags without effect.
+        DataError: if the treebank is missing or broken.
+        MissingPackageError: if there is no matplotlib to draw with.
+    """
+    for flag in ("analyze_samples", "analyze_treebank", "analyze_ablation"):
+        if getattr(args, flag) and not args.analyze:
+            raise ArgumentError(f"--{flag} has no effect without --analyze")
+    if args.analyze:
+        if args.output_dir is None:
+            raise ArgumentError("--analyze needs --output_dir")
+        check_matplotlib()
+    treebank(args)
+
+
+def treebank(args: Namespace) -> list[Sentence] | None:
+    """The sentences of the treebank; None without."""
+    return read_conllu(args.analyze_treebank) if args.analyze_treebank else None

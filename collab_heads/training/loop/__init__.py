@@ -1,0 +1,1 @@
+"""The training loop: optimizer steps, and an exact way back in."""

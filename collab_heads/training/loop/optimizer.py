@@ -1,0 +1,91 @@
+"""One optimizer step: parameter groups, schedule, and the gradient of all micro-batches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel, get_scheduler
+
+from collab_heads.errors import ArgumentError
+from collab_heads.heads.adamw import HeadAdamW
+from collab_heads.heads.penalty.head_penalty import HeadPenalty
+
+Loss = Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], torch.Tensor]
+
+
+def parameter_groups(
+    model: PreTrainedModel, weight_decay: float, penalty: HeadPenalty | None = None, **rates: float | None
+) -> list[dict]:
+    """The trainable parameters; biases, norms and everything else of one dimension without weight decay.
+
+    Gates and alphas, without weight decay too, have learning rates of their own: `gate_lr`, `alpha_lr`.
+    """
+    own = {id(p) for p in ([] if penalty is None else penalty.parameters())}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in own]
+    # content_bias and alphas are matrices
+    plain = {name for name, p in named if p.ndim < 2 or "bias" in name or name.endswith(".mixing.alpha")}
+    groups = [
+        {"params": [p for name, p in named if name not in plain], "weight_decay": weight_decay},
+        {"params": [p for name, p in named if name in plain], "weight_decay": 0.0},
+    ]
+    groups += [] if penalty is None else penalty.groups(**rates)
+    found = [group for group in groups if group["params"]]
+    if not found:
+        raise ArgumentError("no parameter of the model is trainable")
+    return found
+
+
+def optimizer_and_schedule(groups, learning_rate, schedule, warmup, total, scaled=False):
+    """AdamW, fused where torch can (a fifth of a step's time on a CPU), and its learning rate schedule.
+
+    With a gradient scaler (fp16) it is not fused: a fused step does not tell when it was skipped.
+    """
+    fused = groups[0]["params"][0].device.type in ("cpu", "cuda") and not scaled
+    optimizer = HeadAdamW(groups, lr=learning_rate, fused=fused)
+    return optimizer, get_scheduler(schedule, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+
+
+def own_loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The mean loss that the model computes itself."""
+    return model(**batch).loss
+
+
+def optimizer_step(
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[Mapping[str, torch.Tensor]],
+    weights: Sequence[int],
+    max_grad_norm: float,
+    penalty: HeadPenalty | None = None,
+    loss_of: Loss = own_loss,
+) -> torch.Tensor:
+    """Accumulate the gradient of the mean loss over all micro-batches of all processes, and step.
+
+    Returns:
+        The mean loss on this process, times its share of the step: summed over processes it is the step's.
+    """
+    total = sum(weights)
+    if accelerator.num_processes > 1:
+        total = int(accelerator.reduce(torch.tensor(total, device=accelerator.device)))
+    mean = torch.zeros((), device=accelerator.device)
+    for index, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+        last = index == len(batches) - 1
+        with nullcontext() if last else accelerator.no_sync(model):
+            loss = loss_of(model, batch)
+            extra = 0.0 if penalty is None else penalty.total(batch, tokens=total)
+            accelerator.backward((loss + extra) * (weight / total * accelerator.num_processes))  # DDP takes the mean
+        mean += loss.detach() * (weight / total)
+    if penalty is not None:
+        penalty.before_step()
+    if max_grad_norm:
+        weights = (
+            model.parameters() if penalty is None else penalty.others(model)
+        )  # gates and alphas have scales of their own
+        accelerator.clip_grad_norm_(weights, max_grad_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    if penalty is not None:
+        penalty.step(skipped=accelerator.optimizer_step_was_skipped)
+    return mean

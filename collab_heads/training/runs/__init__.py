@@ -1,0 +1,1 @@
+"""A run of a script, from loading to the results."""

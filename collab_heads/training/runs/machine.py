@@ -1,0 +1,79 @@
+"""Whether the attention backend that the flags name works here, tried on one example before anything is written."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from collab_heads.errors import ArgumentError, CollabHeadsError
+from collab_heads.training.flags.arguments import trains
+
+if TYPE_CHECKING:
+    from collab_heads.training.runs.run import Run
+
+EVERYWHERE = (None, "sdpa", "eager")
+
+
+def check_backend(run: "Run") -> None:
+    """Take one training example forward, and backward where the run trains, on the device of the run.
+
+    Raises:
+        ArgumentError: if the backend cannot do it: its package, the device, the precision or dropout is not supported.
+    """
+    name = run.args.attn_implementation
+    if name in EVERYWHERE:
+        return
+    model, training = run.model.to(run.accelerator.device), trains(run.args)
+    batch = {key: tensor.to(model.device) for key, tensor in run.collate([run.encoded["train"][0]]).items()}
+    model.train(training)
+    try:
+        with torch.set_grad_enabled(training), run.accelerator.autocast():
+            loss = model(**batch).loss
+        if training:
+            loss.backward()
+    except CollabHeadsError:
+        raise
+    except Exception as error:  # whatever torch and the backend raise
+        reason = str(error).strip().split("\n")[0]
+        raise ArgumentError(
+            f"--attn_implementation {name} does not work for this run ({type(error).__name__}: {reason}): leave it "
+            "out, or use sdpa or eager"
+        ) from error
+    finally:
+        model.zero_grad()
+        model.eval()
+
+
+BYTES = 16  # of a parameter in float32: itself, its gradient, and two moments of Adam
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
+
+
+def check_memory(parameters: int, sizes: str, cpu: bool) -> None:
+    """Check that so many parameters can be trained.
+
+    Args:
+        parameters: of the model, about.
+        sizes: what they come from, for the message.
+        cpu: leave GPUs alone.
+
+    Raises:
+        ArgumentError: if they cannot; the message holds what is needed and what there is.
+    """
+    available, where = memory(cpu)
+    if parameters * BYTES > available:
+        raise ArgumentError(
+            f"{sizes} make a model of {parameters:.3g} parameters: training takes {parameters * BYTES / 1e9:,.0f} GB "
+            f"(float32 weights, gradients and two moments), and {where} has {available / 1e9:,.0f} GB: ask for less"
+        )
+
+
+def memory(cpu: bool) -> tuple[int, str]:
+    """The bytes that a training can have at most, and where."""
+    if torch.cuda.is_available() and not cpu:
+        return torch.cuda.get_device_properties(0).total_memory, "the GPU"
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in map(Path, LIMITS):
+        text = path.read_text().strip() if path.is_file() else ""
+        sizes += [int(text)] if text.isdigit() else []
+    return min(sizes), "this machine"

@@ -1,0 +1,103 @@
+"""Translation models from scratch: a config from a few sizes, a vocabulary from the data."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from collab_heads.collaborative.scratch import collaborative_config
+from collab_heads.errors import ArgumentError
+from collab_heads.registry import blueprints
+from collab_heads.training.data.parallel import Corpus
+from collab_heads.training.data.vocabulary import train_tokenizer
+from collab_heads.training.runs.loading import load_or_explain
+from collab_heads.training.runs.machine import check_memory
+
+DEFAULTS = {"d_model": 256, "num_layers": 3, "num_heads": 8, "d_ff": 1024, "dropout": 0.1}
+
+
+def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Make the model and the tokenizer that the flags describe.
+
+    Args:
+        args: from `add_scratch_arguments`, and the collaborative ones.
+        corpus: its training pairs give the vocabulary, unless `--tokenizer_name` does.
+        folder: for the files of the tokenizer, as long as it is used.
+
+    Raises:
+        CollabHeadsError: on sizes that do not fit each other, or a vocabulary that the data does not allow.
+    """
+    config = load_or_explain(AutoConfig, args.config_name) if args.config_name else None
+    model_type = args.model_type or config.model_type
+    longest = max(args.max_source_length, args.max_target_length, args.val_max_target_length or 0)
+    check_sizes(args, config, longest)
+    if args.tokenizer_name:
+        tokenizer = load_or_explain(AutoTokenizer, args.tokenizer_name, use_fast=not args.use_slow_tokenizer)
+    else:
+        pairs = corpus.splits["train"]
+        languages = {"source_lang": args.source_lang, "target_lang": args.target_lang}
+        tokenizer = train_tokenizer(
+            model_type, pairs["source"] + pairs["target"], args.vocab_size, folder, max_length=longest, **languages
+        )
+    config = config or AutoConfig.for_model(model_type, **sizes(args, longest), **blueprints()[model_type].usual)
+    for name, value in tokens_of(tokenizer, config).items():
+        setattr(config, name, value)
+    if args.collaborative:
+        width, mixing = args.dim_shared_query_key, args.mixing
+        config = collaborative_config(
+            config, dim_shared_query_key=width, mixing=mixing, mixing_init=args.mixing_init, sites=args.sites
+        )
+    try:
+        backend = {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
+        return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, **backend), tokenizer
+    except ImportError as error:
+        raise ArgumentError(
+            f"--attn_implementation {args.attn_implementation} (without it sdpa is used): {error}"
+        ) from error
+    except ValueError as error:  # such as a width that is not a multiple of the heads
+        raise ArgumentError(f"no {model_type} of these sizes: {error}") from error
+
+
+def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) -> None:
+    """Check that the model can be trained in the memory that there is, before any of it is made.
+
+    Raises:
+        ArgumentError: if it cannot.
+    """
+    given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
+    wanted = DEFAULTS | {"vocab_size": args.vocab_size, "max_length": longest} | given
+    if config is not None and config.model_type in blueprints():
+        names = blueprints()[config.model_type].sizes
+        wanted |= {name: getattr(config, own[0]) for name, own in names.items() if getattr(config, own[0], None)}
+    width, inner = wanted["d_model"], wanted["d_ff"]
+    # four projections of attention in the encoder and eight in the decoder, two of the feed-forward layer in both
+    layers = wanted["num_layers"] * (12 * width * width + 4 * width * inner)
+    tables = (wanted["vocab_size"] + 2 * wanted["max_length"]) * width
+    named = {name: wanted[name] for name in ("d_model", "num_layers", "d_ff", "vocab_size", "max_length")}
+    check_memory(layers + tables, ", ".join(f"{name} {value}" for name, value in named.items()), args.cpu)
+
+
+def sizes(args: Namespace, longest: int) -> dict:
+    """The sizes of a config, in its own names."""
+    given = {name: getattr(args, name) for name in DEFAULTS}
+    wanted = DEFAULTS | {name: value for name, value in given.items() if value is not None}
+    if wanted["d_model"] % wanted["num_heads"]:
+        raise ArgumentError(f"--d_model {wanted['d_model']} is not a multiple of --num_heads {wanted['num_heads']}")
+    wanted |= {"max_length": longest, "d_head": wanted["d_model"] // wanted["num_heads"]}
+    return {own: wanted[name] for name, owns in blueprints()[args.model_type].sizes.items() for own in owns}
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> dict:
+    """What a config must know of its vocabulary; decoders start from padding, as Marian's and T5's do."""
+    size, pad, eos = len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id
+    found = {"pad_token_id": pad, "eos_token_id": eos, "decoder_start_token_id": pad, "bos_token_id": None}
+    own = {"forced_eos_token_id": eos, "decoder_vocab_size": size}  # with a forced end T5's config could not be saved
+    return found | {"vocab_size": size} | {name: value for name, value in own.items() if hasattr(config, name)}

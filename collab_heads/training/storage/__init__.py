@@ -1,0 +1,1 @@
+"""What a run writes: its output folder, reserved and recorded, and checkpoints."""

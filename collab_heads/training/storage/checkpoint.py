@@ -1,0 +1,239 @@
+"""Checkpoints that are whole or not there: written beside their place, listed in a manifest, synced, renamed.
+
+A checkpoint folder is what `save_pretrained` writes (so `from_pretrained` loads it), Accelerate's state of optimizer,
+schedule and random generators, `progress.json`, and `manifest.json` with the size and SHA-256 of every file.
+Accelerate's files are pickles, read with torch's restricted unpickler: go on only from your own.
+"""
+
+import json
+import logging
+import re
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils.other import load as unpickle
+
+from collab_heads.errors import OutputError
+from collab_heads.files import PARTIAL, write_json, writing
+from collab_heads.folders import DELETED, MANIFEST, OLD, begin, commit, damage, digest, is_ours, retire, unharmed
+from collab_heads.folders import write_manifest as write_folder_manifest
+from collab_heads.training.storage.progress import check_progress
+from collab_heads.training.storage.reservation import LOCK
+
+PROGRESS = "progress.json"
+FORMAT = 2  # from here on with a manifest
+NAME = re.compile(r"(?:epoch|step)_\d+(?:_\d+)?")
+RESUME = "--resume_from_checkpoint"
+# what makes up a checkpoint that was written before there were manifests
+FILES = re.compile(
+    r"progress\.json|(?:generation_)?config\.json|model[\w.-]*\.safetensors(?:\.index\.json)?|optimizer\.bin|"
+    r"scheduler\.bin|scaler\.pt|random_states_\d+\.pkl|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
+    r"added_tokens\.json|vocab\.(?:txt|json)|merges\.txt|(?:spiece|tokenizer)\.model|(?:source|target)\.spm"
+)
+
+logger = logging.getLogger(__name__)
+
+
+def save_checkpoint(
+    accelerator: Accelerator, folder: Path, save_model, progress: Mapping, size: int | None = None
+) -> None:
+    """Save everything that a run needs to go on. All processes call it.
+
+    Args:
+        accelerator: its prepared optimizer and schedule are saved; the model is not (see `save_model`).
+        folder: where it ends up.
+        save_model: writes model and tokenizer into a folder; called on the main process.
+        progress: JSON, what `load_progress` gives back.
+        size: bytes that it will take, as far as known.
+
+    Raises:
+        OutputError: if it cannot be written, such as to a full disk; what was there stays.
+    """
+    main = accelerator.is_main_process
+    partial = folder.with_name(folder.name + PARTIAL)
+    with unharmed(folder, size) if main else writing(folder, size):
+        if main:
+            begin(folder)
+            save_model(partial)
+        accelerator.wait_for_everyone()
+        hook = accelerator.register_save_state_pre_hook(lambda models, weights, output_dir: weights.clear())
+        try:
+            accelerator.save_state(str(partial))
+        finally:
+            hook.remove()
+        accelerator.wait_for_everyone()
+        if main:
+            write_json(partial / PROGRESS, {**progress, "format": FORMAT})
+            commit(folder)
+    accelerator.wait_for_everyone()
+
+
+def load_state(accelerator: Accelerator, folder: Path) -> None:
+    """Load optimizer, schedule and random generators into what the accelerator has prepared.
+
+    Raises:
+        OutputError: if a file is damaged, or does not fit; it is named.
+    """
+    name = f"random_states_{accelerator.process_index}.pkl"
+    hook = accelerator.register_load_state_pre_hook(lambda models, input_dir: models.clear())
+    try:
+        accelerator.load_state(str(folder))
+    except Exception as error:
+        for each in ("optimizer.bin", "scheduler.bin"):
+            read_state(folder / each)  # names the one that cannot be read
+        raise OutputError(f"{RESUME}: the state in {folder} does not fit this run: {error}") from error
+    finally:
+        hook.remove()
+    drawn = read_state(folder / name).get("torch_manual_seed")  # Accelerate is silent where it cannot set them
+    if drawn is None or not torch.equal(torch.get_rng_state(), drawn):
+        raise OutputError(f"{RESUME}: {folder / name} is damaged: its random generators could not be set")
+
+
+def read_state(path: Path) -> Mapping:
+    """What a file of Accelerate's holds, or an OutputError that names it."""
+    try:
+        return unpickle(path, map_location="cpu")
+    except Exception as error:  # whatever the unpickler makes of a damaged file
+        raise OutputError(f"{RESUME}: {path} is damaged: {(str(error) or repr(error)).splitlines()[0]}") from error
+
+
+def load_progress(folder: Path) -> dict:
+    """Read what a checkpoint says of itself.
+
+    Raises:
+        OutputError: if the folder is no finished checkpoint of ours, or its progress cannot be.
+    """
+    if folder.name.endswith((PARTIAL, OLD, DELETED)):
+        raise OutputError(
+            f"{RESUME}: {folder} was not finished: the run ended while writing it, or deleting it; without a value the "
+            "newest checkpoint that is whole is taken"
+        )
+    if not folder.is_dir():
+        raise OutputError(f"{RESUME}: {folder} is not a folder")
+    try:
+        progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        check_progress(progress)
+    except (OSError, ValueError, RecursionError) as error:
+        raise OutputError(
+            f"{RESUME}: {folder} is not a finished checkpoint of this script (no valid {PROGRESS}: {error})"
+        ) from error
+    random_states = [f"random_states_{rank}.pkl" for rank in range(progress["processes"])]
+    expected = ["config.json", "optimizer.bin", "scheduler.bin", *random_states]
+    expected += [MANIFEST] if progress.pop("format", 1) >= FORMAT else []
+    if missing := [name for name in expected if not (folder / name).is_file()]:
+        raise OutputError(f"{RESUME}: {folder} lacks {', '.join(missing)}: it is damaged")
+    return progress
+
+
+def check_whole(folder: Path) -> None:
+    """Check that every file of a checkpoint is as it was written.
+
+    Raises:
+        OutputError: if one is not; folder and file are named.
+    """
+    if wrong := damage(folder):
+        raise OutputError(f"{RESUME}: {folder} is damaged: {wrong}")
+
+
+def checkpoints(output_dir: Path) -> list[Path]:
+    """The finished checkpoints of an output folder, oldest first."""
+    ages = {}
+    for folder in output_dir.glob("*_*"):
+        if NAME.fullmatch(folder.name):
+            try:
+                progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+                check_progress(progress)
+                ages[folder] = progress["phase"], progress["step"]
+            except (OSError, ValueError, RecursionError):
+                continue  # not one of ours, or damaged: `load_progress` says so to whoever asks for it
+    return sorted(ages, key=ages.get)
+
+
+def newest_whole(output_dir: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint of an output folder that is whole, and what is wrong with those that are not."""
+    known = checkpoints(output_dir)
+    unreadable = [path for path in output_dir.glob("*_*") if NAME.fullmatch(path.name) and is_ours(path)]
+    wrong = []
+    for folder in [*sorted(set(unreadable) - set(known)), *reversed(known)]:
+        try:
+            load_progress(folder)
+            check_whole(folder)
+            return folder, wrong
+        except OutputError as error:
+            wrong.append(str(error).removeprefix(f"{RESUME}: "))
+    return None, wrong
+
+
+def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
+    """Resolve `--resume_from_checkpoint`: a folder, or "latest", which is the newest that is whole.
+
+    Raises:
+        OutputError: if there is none, or the folder is damaged; the newest whole one is offered.
+    """
+    if resume_from == "latest":
+        newest, wrong = newest_whole(output_dir)
+        if newest is None:
+            damaged = "".join(f"; {each}" for each in wrong)
+            in_use = output_dir.is_dir() and any(path.name != LOCK for path in output_dir.iterdir())
+            way = "give --overwrite_output_dir instead" if in_use else "leave it out"
+            raise OutputError(
+                f"{RESUME}: {output_dir} holds no finished checkpoint{damaged}: to start from the beginning {way}; "
+                "--checkpointing_steps writes checkpoints to resume from"
+            )
+        for each in wrong:
+            logger.warning("%s; going on from %s, the newest that is whole", each, newest)
+        return newest
+    folder = Path(resume_from)
+    try:
+        load_progress(folder)
+        check_whole(folder)
+    except OutputError as error:
+        newest = newest_whole(folder.parent)[0] if NAME.fullmatch(folder.name) and folder.is_dir() else None
+        offer = "" if newest is None else f". The newest checkpoint that is whole: {RESUME} {newest}"
+        raise OutputError(f"{error}{offer}") from error
+    return folder
+
+
+def check_continues(folder: Path, progress: Mapping, arguments: Mapping, processes: int) -> None:
+    """Raise OutputError unless a run with these arguments continues the recorded one; name what differs."""
+    recorded = progress["arguments"]
+    now = json.loads(json.dumps(arguments))  # tuples as lists, as the record has them
+    # as text: a width of 1 is not a share of 1.0
+    differing = [name for name in sorted(recorded.keys() | now) if repr(recorded.get(name)) != repr(now.get(name))]
+    if differing:
+        pairs = ", ".join(f"{name} was {recorded.get(name)!r} and is {now.get(name)!r}" for name in differing)
+        raise OutputError(f"{RESUME} {folder}: the run would not be the same: {pairs}")
+    if progress["processes"] != processes:
+        raise OutputError(
+            f"{RESUME} {folder}: it was made with {progress['processes']} process(es), this run has {processes}"
+        )
+
+
+def go_on_from(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
+    """The checkpoint that the flags name, checked against this run, and what it says of itself; (None, {}) without."""
+    if not args.resume_from_checkpoint:
+        return None, {}
+    folder = find_checkpoint(args.resume_from_checkpoint, Path(args.output_dir))
+    progress = load_progress(folder)
+    check_continues(folder, progress, arguments, processes)
+    if not (folder / MANIFEST).exists():
+        logger.warning("%s has no %s: whether it is damaged cannot be checked", folder, MANIFEST)
+    return folder, progress
+
+
+def prune_checkpoints(output_dir: Path, keep: int | None, newest: Path | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints; None keeps all. Files in them that we did not write stay.
+
+    Those after `newest` neither count nor go: a run that went on from it, as they were damaged, has yet to come there.
+    """
+    known = checkpoints(output_dir)
+    if newest in known:
+        known = known[: known.index(newest) + 1]
+    for folder in known[:-keep] if keep else []:
+        if not (folder / MANIFEST).exists():
+            names = [path.name for path in folder.iterdir() if path.is_file() and FILES.fullmatch(path.name)]
+            write_folder_manifest(folder, {name: digest(folder / name) for name in names})
+        retire(folder)

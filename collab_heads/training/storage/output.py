@@ -1,0 +1,270 @@
+"""The output folder of a run: what is written into it, and which of it is ours to replace and to delete."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from collab_heads.errors import OutputError
+from collab_heads.files import PARTIAL, write_file, writing
+from collab_heads.folders import (
+    DELETED,
+    MANIFEST,
+    OLD,
+    digest,
+    digest_of,
+    is_begun,
+    is_ours,
+    keep,
+    read_manifest,
+    recover,
+    retire,
+    write_folder,
+    write_manifest,
+)
+from collab_heads.training.storage.checkpoint import NAME, PROGRESS
+from collab_heads.training.storage.reservation import LOCK
+
+RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"
+BEST, TRANSLATIONS, STATISTICS, REPORT = "best", "translations", "head_statistics", "head_report"
+STAGED = "model.staged"  # the final model, whole, on its way into the output folder itself
+FOLDERS = (BEST, STATISTICS, REPORT, STAGED)  # written as wholes, as checkpoints are
+RECORD = "collab_heads_output"  # marks the manifest of an output folder, not that of a folder written as a whole
+CONFIG = "config.json"  # without it no model loads
+MODEL = (CONFIG, "generation_config.json", "model.safetensors", "model.safetensors.index.json")
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt")
+TOKENIZER += ("vocab.json", "merges.txt", "spiece.model", "source.spm", "target.spm", "tokenizer.model")
+TOKENIZER += ("sentencepiece.bpe.model", "chat_template.jinja")
+NEEDED = (RESULTS, *MODEL, *TOKENIZER)
+
+
+class Output:
+    """An output folder, and the record in it of what a run of ours wrote there.
+
+    The record, `manifest.json`, names a file before it is written, with the digests of what is there and of what will
+    be: whenever the run is killed, a file is ours if and only if its digest is recorded.
+
+    Args:
+        path: the folder; it may not be there yet.
+
+    Attributes:
+        recorded: whether there was a record.
+        files: name, relative to the folder -> digests that it may have; None for one that grows, such as a log.
+        model: the names of the final model's files.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        found = read_record(path)
+        self.recorded = found is not None
+        self.files: dict[str, list[dict] | None] = found["files"] if found else {}
+        self.model: list[str] = found["model"] if found else []
+
+    def owns(self, name: str) -> bool:
+        """Whether a file is there as we wrote it."""
+        path = self.path / name
+        if name not in self.files or path.is_symlink() or not path.is_file():
+            return False
+        if (expected := self.files[name]) is None:  # known by its name only
+            return path.resolve().is_relative_to(self.path.resolve())
+        return digest(path) in expected
+
+    def claim(self, digests: dict[str, dict]) -> None:
+        """Record what is about to be written; move what is in its place and not ours."""
+        for name, coming in digests.items():
+            path, partial = self.path / name, self.path / (name + PARTIAL)
+            if os.path.lexists(partial) and name not in self.files:
+                keep(partial)
+            if os.path.lexists(path) and not self.owns(name):
+                keep(path)
+            self.files[name] = [*([digest(path)] if path.exists() else []), coming]
+        self.save()
+
+    def save(self) -> None:
+        """Write the record."""
+        write_manifest(self.path, self.files, RECORD, model=self.model)
+
+    def write(self, name: str, content: bytes) -> Path:
+        """Write a file; its name may have folders in it."""
+        self.claim({name: digest_of(content)})
+        return write_file(self.path / name, content)
+
+    def write_json(self, name: str, content: Mapping) -> Path:
+        """Write JSON."""
+        return self.write(name, (json.dumps(content, indent=1) + "\n").encode())
+
+    def write_folder(self, name: str, fill: Callable[[Path], object], size: int | None = None) -> Path:
+        """Write a folder with a manifest of its own."""
+        if not (self.path / MANIFEST).exists():
+            self.save()  # it marks the folder as ours
+        write_folder(self.path / name, fill, size)
+        return self.path / name
+
+    def write_model(self, fill: Callable[[Path], object], size: int | None = None) -> None:
+        """Write the final model into the output folder itself: it loads as it was, or as it will be, or not at all."""
+        self.write_folder(STAGED, fill, size)
+        self.install()
+
+    def install(self) -> None:
+        """Move the files of the staged model into place, also after a run that was killed while it did so.
+
+        The config goes first and comes last: without it nothing loads, so no mixture of two models does.
+        """
+        staged = self.path / STAGED
+        listed = (read_manifest(staged) or {}).get("files") or {}
+        with writing(self.path):
+            self.claim({name: entry for name, entry in listed.items() if (staged / name).exists()})
+            gone = [name for name in self.model if name not in listed]
+            for name in [CONFIG, *gone] if (staged / CONFIG).exists() else gone:
+                if self.owns(name):
+                    (self.path / name).unlink()
+            for name in sorted(listed, key=lambda name: name == CONFIG):
+                if (staged / name).exists():
+                    (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(staged / name, self.path / name)
+            self.model = sorted(listed)
+            self.files = {name: entry for name, entry in self.files.items() if name not in gone}
+            self.save()
+            retire(staged)
+
+    def note_logs(self, act: Callable[[], object]) -> None:
+        """Do something that starts log files, and record them as ours."""
+        before = set(self.logs())
+        act()
+        if new := [name for name in self.logs() if name not in before]:
+            self.files |= dict.fromkeys(new)
+            self.save()
+
+    def logs(self) -> list[str]:
+        """The files below `logs`."""
+        return [p.relative_to(self.path).as_posix() for p in (self.path / LOGS).rglob("*") if p.is_file()]
+
+    def folders(self) -> list[Path]:
+        """The folders that we wrote as wholes: checkpoints, the best weights, reports."""
+        return [
+            path
+            for path in self.path.iterdir()
+            if (NAME.fullmatch(path.name) or path.name in FOLDERS) and is_ours(path)
+        ]
+
+    def recover(self) -> None:
+        """Put right what a run that was killed left here."""
+        for name in {path.name.removesuffix(end) for path in self.path.iterdir() for end in (PARTIAL, OLD, DELETED)}:
+            if NAME.fullmatch(name) or name in FOLDERS:
+                recover(self.path / name)
+        for name in self.files:
+            (self.path / (name + PARTIAL)).unlink(missing_ok=True)
+        if is_begun(self.path / (MANIFEST + PARTIAL)):
+            (self.path / (MANIFEST + PARTIAL)).unlink()
+        if is_ours(self.path / STAGED) and (read_manifest(self.path / STAGED) or {}).get("files"):
+            self.install()
+
+    def clear(self) -> None:
+        """Delete what runs of ours left, as far as it is as they left it; what loads or tells of results goes first."""
+        with writing(self.path):
+            for name in sorted(self.files, key=lambda name: name not in (RESULTS, CONFIG)):
+                if self.owns(name):
+                    (self.path / name).unlink()
+            for folder in self.folders():
+                retire(folder)
+            for name in {Path(name).parent.as_posix() for name in self.files}:
+                remove_if_empty(self.path, name)
+            self.files, self.model = {}, []
+            if (self.path / MANIFEST).exists():
+                self.save()
+
+    def check(self, *, overwrite: bool, resume: bool, inputs: Iterable[str] = ()) -> None:
+        """Check that a run may write here, without touching anything.
+
+        Args:
+            overwrite: what an earlier run left is to be replaced.
+            resume: the run goes on from a checkpoint in this folder.
+            inputs: files and folders that the run reads.
+
+        Raises:
+            OutputError: if the folder is a file, or is in use and neither to be overwritten nor to be resumed in; if
+                something that the run reads would be deleted; if something that we did not write would be replaced.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise OutputError(f"--output_dir {self.path} is a file")
+        there = [path for path in self.path.iterdir() if path.name != LOCK] if self.path.is_dir() else []
+        if there and not overwrite and not resume:
+            raise OutputError(
+                f"--output_dir {self.path} is in use: choose another, go on with --resume_from_checkpoint, "
+                "or replace what an earlier run wrote there with --overwrite_output_dir"
+            )
+        if overwrite and not resume:
+            for each in inputs:
+                if lies_in(Path(each), self.path, self.files):
+                    raise OutputError(
+                        f"--overwrite_output_dir would delete {each}, which the run reads: choose another "
+                        "--output_dir, or move it"
+                    )
+        for name, ours in ((MANIFEST, self.recorded), (MANIFEST + PARTIAL, is_begun(self.path / (MANIFEST + PARTIAL)))):
+            if os.path.lexists(self.path / name) and not ours:
+                raise OutputError(
+                    f"--output_dir {self.path} holds a {name} that is damaged, of a newer version or not ours: "
+                    "move it, or choose another folder"
+                )
+        if there and (overwrite or self.recorded):
+            self.check_replaced()
+        mistaken = [path.name for path in there if NAME.fullmatch(path.name) and is_record(path)]
+        if mistaken and overwrite and not resume:
+            raise OutputError(
+                f"--output_dir {self.path} holds {', '.join(mistaken)}, of a run that kept no {MANIFEST}: this run's "
+                "checkpoints could be mistaken for these: move them, or choose another folder"
+            )
+
+    def check_replaced(self) -> None:
+        """Raise OutputError if the run would have to replace something that we did not write, or that was changed."""
+        names = [*NEEDED, *(name + PARTIAL for name in NEEDED if name not in self.files)]
+        wrong = [name for name in names if os.path.lexists(self.path / name) and not self.owns(name)]
+        for name in FOLDERS:
+            own = (read_manifest(self.path / name) or {}).get("files") or {}
+            wrong += [f"{name}/{each}" for each in NEEDED if each not in own and (self.path / name / each).exists()]
+        for name in (*FOLDERS, TRANSLATIONS, PREDICTIONS, LOGS):
+            path = self.path / name
+            wrong += [name] if os.path.lexists(path) and not path.is_dir() else []
+        if wrong:
+            raise OutputError(
+                f"--output_dir {self.path} holds {', '.join(wrong)}: a run would write there, and no {MANIFEST} says "
+                "that one of ours did (or it was changed since): move it, or choose another folder"
+            )
+
+
+def read_record(folder: Path) -> dict | None:
+    """The record of an output folder; None if there is none, or it is damaged, of a newer version or not ours."""
+    found = read_manifest(folder, RECORD)
+    if found is None or not isinstance(found["files"], dict):
+        return None
+    model = found.get("model")
+    fits = all(isinstance(entry, list | None) for entry in found["files"].values())
+    return found if fits and isinstance(model, list) and all(isinstance(name, str) for name in model) else None
+
+
+def is_record(checkpoint: Path) -> bool:
+    """Whether a folder is a checkpoint without a manifest."""
+    return (checkpoint / PROGRESS).exists() and not is_ours(checkpoint)
+
+
+def lies_in(source: Path, folder: Path, files: Iterable[str]) -> bool:
+    """Whether a file or folder lies in an output folder, or is one of its files by another name."""
+    if not os.path.lexists(source):
+        return False  # a name on the Hub
+    places = source.resolve(), source.parent.resolve() / source.name
+    if any(same_place(each, folder) for place in places for each in (place, *place.parents)):
+        return True
+    return source.resolve() in {(folder / name).resolve() for name in files}
+
+
+def same_place(one: Path, other: Path) -> bool:
+    """Whether two paths lead to the same place, also where upper and lower case are the same."""
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def remove_if_empty(output_dir: Path, name: str) -> None:
+    """Remove a folder below the output folder, and those around it, as far as nothing is in them."""
+    for path in (output_dir / name, *(output_dir / name).parents):
+        if path == output_dir or not path.is_dir() or path.is_symlink() or any(path.iterdir()):
+            return
+        path.rmdir()

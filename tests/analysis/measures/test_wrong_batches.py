@@ -1,0 +1,86 @@
+"""A batch that is wrong is named by its number and by what is wrong with it, wherever batches are given."""
+
+import pytest
+import torch
+from measuring import EOS, STEPS, ended, model_in
+from unchanged import refused
+
+from collab_heads import analyze_heads, head_importance, head_relevance, head_statistics, mean_loss
+from collab_heads.analysis.measures.sentences import Sentences
+from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
+from families import cast
+
+
+@pytest.fixture(scope="module")
+def marian():
+    return model_in("marian")
+
+
+@pytest.fixture
+def inputs(marian):
+    inputs, _ = ended("marian")
+    labels = inputs["decoder_input_ids"].roll(-1, 1)
+    for row, length in enumerate(STEPS):
+        labels[row, length:] = -100
+    return cast({**inputs, "labels": labels}, marian.dtype)
+
+
+MEASURES = {
+    "importance": head_importance,
+    "loss": mean_loss,
+    "analysis": analyze_heads,
+    "gradient": lambda model, batches: analyze_heads(model, batches, parts=("gradient",)),
+    "relevance": head_relevance,
+    "statistics": lambda model, batches: head_statistics(model, batches, exclude=[EOS]),
+}
+WRONG = {  # how a batch is wrong -> what changes in it, and what is said
+    "vocabulary": (lambda batch: {"input_ids": batch["input_ids"] + 10_000}, ""),
+    "text": (lambda batch: {"input_ids": "the dog"}, ""),
+    "negative": (lambda batch: {"input_ids": batch["input_ids"] - 1000}, ""),
+    "numbers": (lambda batch: {"input_ids": batch["input_ids"].float()}, ""),
+    "mask": (lambda batch: {"attention_mask": batch["attention_mask"][:, :-1]}, ""),
+}
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_batch_that_the_model_cannot_take(measure, kind, marian, inputs):
+    change, said = WRONG[kind]
+    with refused(marian, CalibrationError, "batch 1", said):
+        MEASURES[measure](marian, [inputs, inputs | change(inputs)])
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_batch_that_is_none(measure, marian, inputs):
+    with refused(marian, CalibrationError, "batch 1 is a list, expected a dict"):
+        MEASURES[measure](marian, [inputs, [1, 2]])
+
+
+@pytest.mark.parametrize("measure", ("importance", "loss", "analysis", "gradient"))
+def test_a_batch_without_labels_or_without_any_that_counts(measure, marian, inputs):
+    without = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+    with refused(marian, CalibrationError, "gives no loss for batch 1: it needs labels"):
+        MEASURES[measure](marian, [inputs, without])
+    nothing = inputs | {"labels": torch.full_like(inputs["labels"], -100)}
+    with refused(marian, NonFiniteError, "the loss of batch 1 is nan: does it have a label that counts (not -100)?"):
+        MEASURES[measure](marian, [inputs, nothing])
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    (
+        ({"num_examples": -1}, "num_examples -1 must be a whole number, 0 or more"),
+        ({"num_examples": 1.5}, "num_examples 1.5 must be"),
+        ({"contribution_sentences": 0}, "contribution_sentences 0 must be a whole number, 1 or more"),
+        ({"contribution_sentences": -3}, "contribution_sentences -3 must be"),
+    ),
+)
+def test_counts_that_cannot_be(options, said, marian, inputs):
+    with refused(marian, ArgumentError, said):
+        analyze_heads(marian, [inputs], **options)
+
+
+def test_the_first_no_sentences_are_refused(inputs):
+    for number in (0, -1):
+        with pytest.raises(ArgumentError, match="the number of sentences"):
+            next(Sentences([inputs]).first(number))

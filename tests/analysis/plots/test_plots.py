@@ -1,0 +1,212 @@
+"""Pictures: what stands in them is what they were given; what cannot be shown is refused."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from collab_heads.analysis import plots
+from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
+from collab_heads.extras import MissingPackageError
+from collab_heads.sites import AttentionSite
+
+pytest.importorskip("matplotlib")
+SITES = (
+    AttentionSite("e0", "enc-self", 0, 2),
+    AttentionSite("e1", "enc-self", 1, 3),
+    AttentionSite("d0", "dec-self", 0, 3),
+)
+HEADS = {"e0": (0, 2), "e1": (0, 1, 2), "d0": (0, 1, 2)}
+VALUES = {"e0": torch.tensor([0.1, 0.9]), "e1": torch.tensor([0.2, 0.3, 0.4]), "d0": torch.tensor([0.5, 0.6, 0.7])}
+
+
+def texts(axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def ticks(axis) -> list[str]:
+    return [text.get_text() for text in axis.get_ticklabels()]
+
+
+def panels(figure):
+    return [axes for axes in figure.axes if axes.get_title()]
+
+
+def grid_of(axes):
+    return axes.collections[0].get_array()
+
+
+def test_a_map_has_a_panel_per_role_and_heads_keep_their_numbers():
+    figure = plots.head_map(SITES, VALUES, heads=HEADS, label="confidence")
+    encoder, decoder = panels(figure)
+    assert (encoder.get_title(), decoder.get_title()) == ("enc-self", "dec-self")
+    assert ticks(encoder.xaxis) == ["0", "1", "2"] and ticks(encoder.yaxis) == ["0", "1"]
+    assert ticks(decoder.yaxis) == ["0"] and encoder.get_ylabel() == "layer" and encoder.get_xlabel() == "head"
+    grid = grid_of(encoder)
+    assert grid.mask.tolist() == [[False, True, False], [False] * 3]
+    assert grid.compressed().tolist() == pytest.approx([0.1, 0.9, 0.2, 0.3, 0.4])
+    assert texts(encoder) == ["0.10", "0.90", "0.20", "0.30", "0.40"]
+    (removed,) = [patch for patch in encoder.patches if patch.get_hatch()]
+    assert removed.get_xy() == (0.5, -0.5) and not any(patch.get_hatch() for patch in decoder.patches)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["removed"]
+    assert encoder.collections[0].get_clim() == decoder.collections[0].get_clim() == pytest.approx((0.1, 0.9))
+
+
+def test_totals_show_heads_that_are_gone_at_the_end_and_marks_stand_for_numbers():
+    figure = plots.head_map(SITES, VALUES, heads=HEADS, totals=4, label="x", marks={"e0": ["a", "b"]})
+    encoder = panels(figure)[0]
+    assert ticks(encoder.xaxis) == ["0", "1", "2", "3"] and texts(encoder) == ["a", "b", "", "", ""]
+    assert sum(bool(patch.get_hatch()) for patch in encoder.patches) == 3
+
+
+def test_values_of_both_signs_are_centred_on_zero():
+    figure = plots.head_map(SITES, {"d0": torch.tensor([-1.0, 0.5, 0.2])}, label="change")
+    (only,) = panels(figure)
+    assert only.get_title() == "dec-self" and only.collections[0].get_clim() == (-1.0, 1.0)
+    low, zero, high = (only.collections[0].cmap(only.collections[0].norm(v))[:3] for v in (-1.0, 0.0, 1.0))
+    assert min(zero) > 0.9 and max(low) < 0.6 and max(high) < 0.6  # white in the middle
+
+
+@pytest.mark.parametrize(
+    "values, error, said",
+    (
+        ({"e0": torch.tensor([0.1, float("nan")])}, NonFiniteError, "e0"),
+        ({"e0": torch.tensor([0.1])}, ShapeError, "e0"),
+        ({"nowhere": torch.tensor([0.1])}, ArgumentError, "nowhere"),
+        ({}, ArgumentError, "nothing|no "),
+    ),
+)
+def test_what_a_map_refuses(values, error, said):
+    with pytest.raises(error, match=said):
+        plots.head_map(SITES, values, label="x")
+
+
+def test_roles_have_colours_and_letters():
+    kinds = {"e0": ["positional", ["syntactic", "rare tokens"]], "e1": ["none", "", "positional"]}
+    figure = plots.role_map(SITES, kinds, heads=HEADS)
+    (encoder,) = panels(figure)
+    assert texts(encoder) == ["P", "S", "R", "", "", "P"]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["positional (P)", "rare tokens (R)", "syntactic (S)", "none", "removed"]
+    filled = [patch.get_facecolor() for patch in encoder.patches if patch.get_fill() and not patch.get_hatch()]
+    assert len(set(filled)) == 4 and filled[0] == filled[-1]
+
+
+def test_matrices_and_alphas():
+    matrix = torch.tensor([[1.0, 0.2], [0.4, 1.0]])
+    figure = plots.matrix_maps(SITES, {"e0": matrix}, heads=HEADS, label="cosine", diagonal=False)
+    (only,) = panels(figure)
+    assert only.get_title() == "enc-self, layer 0" and ticks(only.xaxis) == ["0", "2"] == ticks(only.yaxis)
+    assert grid_of(only).compressed().tolist() == pytest.approx([0.2, 0.4])
+    mixed = panels(plots.alpha_maps(SITES, {"e0": torch.eye(2) + torch.tensor([[0.0, 0.3], [0.0, -0.1]])}))[0]
+    assert grid_of(mixed).ravel().tolist() == pytest.approx([0.0, 0.3, 0.0, -0.1])
+    assert mixed.collections[0].get_clim() == pytest.approx((-0.3, 0.3))
+    with pytest.raises(ShapeError, match="e0"):
+        plots.matrix_maps(SITES, {"e0": torch.eye(3)}, label="x")
+
+
+def test_curves_differ_without_colour():
+    figure = plots.quality_curves(
+        {"a": [(2, 1.0), (8, 3.0)], "b": [(8, 3.0), (4, 2.0)]}, original=3.5, metric="BLEU", total=8
+    )
+    (axes,) = figure.axes
+    whole, *lines = axes.get_lines()
+    assert whole.get_ydata()[0] == 3.5 and axes.get_ylabel() == "BLEU" and axes.get_xlabel() == "heads kept of 8"
+    assert [list(line.get_xdata()) for line in lines] == [[2, 8], [4, 8]] and list(lines[1].get_ydata()) == [2.0, 3.0]
+    assert len({line.get_linestyle() for line in lines}) == len({line.get_marker() for line in lines}) == 2
+    for curves, error in (
+        ({}, ArgumentError),
+        ({"a": [(9, 1.0)]}, ArgumentError),
+        ({"a": [(2, float("nan"))]}, NonFiniteError),
+    ):
+        with pytest.raises(error):
+            plots.quality_curves(curves, metric="x", total=8)
+
+
+def test_distributions_of_two_models():
+    models = {"plain": VALUES, "mixed": {path: torch.ones_like(v) for path, v in VALUES.items()}}
+    figure = plots.importance_distributions(models, SITES, "relevance")
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert len(titles) == 4 and titles[1] == "mixed, enc-self\nbalance 1.00"
+    bars = [patch.get_height() for patch in figure.axes[0].patches if hasattr(patch, "get_height")][:5]
+    assert bars == pytest.approx([value / 0.38 for value in (0.9, 0.4, 0.3, 0.2, 0.1)])
+
+
+def test_attention_of_a_sentence_with_its_tokens():
+    weights = torch.tensor([[[0.7, 0.3], [0.2, 0.8]], [[0.1, 0.9], [0.5, 0.5]]])
+    figure = plots.attention_map(weights, ["$a_b$", "▁x"], ["y", "</s>"], heads=(1, 3), site=SITES[0])
+    first, second = panels(figure)
+    assert [first.get_title(), second.get_title()] == ["head 1", "head 3"]
+    assert grid_of(first).ravel().tolist() == pytest.approx([0.7, 0.3, 0.2, 0.8])
+    assert ticks(first.yaxis) == ["$a_b$", "▁x"] and ticks(first.xaxis) == ["y", "</s>"]
+    assert not any(label.get_parse_math() for label in first.get_yticklabels())  # a dollar is a dollar
+    assert "enc-self, layer 0" in figure.get_suptitle()
+    cut = plots.attention_map(torch.full((1, 3, 3), 1 / 3), list("abc"), list("abc"), longest=2)
+    assert ticks(panels(cut)[0].yaxis) == ["a", "b"] and "first 2 of 3" in cut.get_suptitle()
+    with pytest.raises(ShapeError, match=r"\(2, 2, 2\)"):
+        plots.attention_map(weights, ["a"], ["b", "c"])
+    with pytest.raises(NonFiniteError, match="head 0"):
+        plots.attention_map(weights * float("nan"), ["a", "b"], ["c", "d"])
+
+
+def history() -> GateHistory:
+    found = GateHistory(SITES[:2], {"e0": (0, 2)})
+    for step, share in ((0, 1.0), (5, 0.5), (10, 0.0)):
+        found = found.record(step, {"e0": [share, 1.0], "e1": [1.0, 1.0, share]})
+    return found
+
+
+def test_gates_over_training_as_a_strip_and_moving(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    figure = plots.gate_strip(history())
+    strip = next(axes for axes in figure.axes if axes.collections)
+    grid = grid_of(strip).reshape(5, 3)
+    assert grid[0].tolist() == [1.0, 0.5, 0.0] == grid[4].tolist() and (grid[1:4] == 1.0).all()
+    path = plots.gate_animation(history(), tmp_path / "gates.gif", dpi=40)
+    with image.open(path) as moving:
+        frames = []
+        for number in range(moving.n_frames):
+            moving.seek(number)
+            frames.append(moving.convert("RGB").tobytes())
+        assert moving.n_frames == 3 and len(set(frames)) == 3
+    assert [each.name for each in tmp_path.iterdir()] == ["gates.gif"]
+    with pytest.raises(ArgumentError, match=r"\.gif"):
+        plots.gate_animation(history(), tmp_path / "gates.mp4")
+    with pytest.raises(ArgumentError, match="empty"):
+        plots.gate_strip(GateHistory(SITES[:2]))
+
+
+def test_files_are_the_same_every_time_and_settings_stay(tmp_path):
+    import matplotlib
+    from PIL import Image
+
+    before = dict(matplotlib.rcParams)
+    drawn = []
+    for name in ("one", "two"):
+        figure = plots.source_share([0.9, 0.6], [4, 2])
+        png, svg = plots.save_figure(figure, tmp_path / name)
+        drawn.append((png.read_bytes(), svg.read_bytes()))
+    assert drawn[0] == drawn[1] and drawn[0][1].startswith(b"<?xml")
+    with Image.open(io.BytesIO(drawn[0][0])) as picture:
+        assert picture.format == "PNG" and len(set(picture.convert("L").tobytes())) > 20
+    assert dict(matplotlib.rcParams) == before and sorted(p.name for p in tmp_path.iterdir()) == [
+        "one.png", "one.svg", "two.png", "two.svg",
+    ]  # fmt: skip
+    with pytest.raises(ArgumentError, match="without"):
+        plots.save_figure(figure, tmp_path / "three.png")
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.style", None)
+    with pytest.raises(MissingPackageError, match="pictures need matplotlib: pip install matplotlib "):
+        plots.check_matplotlib()
+
+
+@pytest.mark.slow
+def test_the_package_does_not_import_it():
+    code = "import collab_heads, sys; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

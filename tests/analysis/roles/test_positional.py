@@ -1,0 +1,96 @@
+"""Positional heads: planted ones, with exact numbers."""
+
+import pytest
+import torch
+from planted import looking, show, site, text
+
+from collab_heads.analysis.roles.labels import roles_from_measures
+from collab_heads.analysis.roles.positional import Positional
+from collab_heads.errors import CalibrationError, NonFiniteError
+
+IDS = [[2, 10, 11, 12, 3], [2, 10, 3, 0, 0]]
+
+
+def before(length: int, offset: int = -1) -> list[int]:
+    """Where a head looks that always looks at an offset, and at itself where it cannot."""
+    return [t + offset if 0 <= t + offset < length else t for t in range(length)]
+
+
+def test_shares_of_planted_heads():
+    """A head that looks one back and one that looks at position 2; padding and [SEP] do not count."""
+    positions = [[before(5), [2] * 5], [[0, 0, 1, 4, 4], [2, 2, 2, 0, 0]]]
+    batch = (text(IDS, [5, 3]), {"one": looking(positions, 5)})
+    seen = show(Positional(), [site()], [batch], exclude=[3])
+    numbers = seen.results()["one"]
+    # of 4 + 2 tokens, the two first cannot look back; head 1 looks at 2, 1, 0, -1 and 2, 1: one back only once
+    assert numbers.tokens == 6 and numbers.share.dtype == torch.float64 and numbers.offset.dtype == torch.int64
+    assert numbers.offset.tolist() == [-1, 1] and numbers.share.tolist() == [4 / 6, 2 / 6]
+    assert seen.counts["one"].tolist()[1] == [0, 0, 0, 1, 1, 2, 2, 0, 0]  # offsets -4 to 4
+
+
+def test_batches_of_any_length_give_the_same():
+    positions = [[before(5), before(5, 2)], [[*before(3), 0, 0], [*before(3, 2), 1, 1]]]
+    whole = show(Positional(), [site()], [(text(IDS, [5, 3]), {"one": looking(positions, 5)})])
+    single = [
+        (text([IDS[0]]), {"one": looking([positions[0]], 5)}),
+        (text([IDS[1][:3]]), {"one": looking([[row[:3] for row in positions[1]]], 3)}),
+    ]
+    for batches in (single, single[::-1]):
+        apart = show(Positional(), [site()], batches)
+        assert torch.equal(apart.counts["one"], whole.counts["one"])
+    assert whole.results()["one"].share.tolist() == [6 / 8, 4 / 8]
+
+
+def test_padding_on_the_left_moves_nothing():
+    right = show(Positional(), [site(heads=1)], [(text([IDS[0]], [4]), {"one": looking([[[0, 0, 1, 1, 1]]], 5)})])
+    left = show(Positional(), [site(heads=1)], [(text([IDS[0]], [4], True), {"one": looking([[[0, 1, 1, 2, 2]]], 5)})])
+    assert torch.equal(right.counts["one"], left.counts["one"]) and int(right.counts["one"].sum()) == 4
+
+
+def test_ties_go_to_the_nearest_then_to_the_one_before():
+    looks = [[[1, 0, 0, 2, 2], [1, 1, 1, 1, 4]]]  # +1 -1 -2 -1 -2; +1 0 -1 -2 0
+    numbers = show(Positional(), [site()], [(text([IDS[0]]), {"one": looking(looks, 5)})]).results()["one"]
+    assert numbers.offset.tolist() == [-1, 0]
+    looks = [[[2, 2, 0, 4, 4], [1, 0, 2, 3, 4]]]  # +2 +1 -2 +1 0; +1 -1 0 0 0
+    numbers = show(Positional(), [site()], [(text([IDS[0]]), {"one": looking(looks, 5)})]).results()["one"]
+    assert numbers.offset.tolist() == [1, 0]
+    looks = [[[1, 0, 2, 2, 3], [3, 4, 2, 0, 1]]]  # +1 -1 0 -1 -1; +3 +3 0 -3 -3
+    numbers = show(Positional(), [site()], [(text([IDS[0]]), {"one": looking(looks, 5)})]).results()["one"]
+    assert numbers.offset.tolist() == [-1, -3]
+
+
+def test_labels_from_the_threshold_on():
+    """Nine of ten tokens look one back: 0.9 is enough. A head that looks at itself is positional too."""
+    looks = looking([[before(10), list(range(10)), [0] * 10]], 10)
+    seen = show(Positional(), [site(heads=3)], [(text([list(range(2, 12))]), {"one": looks})])
+    roles = roles_from_measures([site(heads=3)], {"one": (0, 1, 5)}, positional=seen)
+    assert roles.labels == {"one": (("positional -1",), ("positional 0",), ())}
+    ahead = show(Positional(), [site()], [(text([[2] * 10]), {"one": looking([[before(10, 1), before(10, 2)]], 10)})])
+    assert roles_from_measures([site()], {"one": (0, 1)}, positional=ahead).labels == {"one": (("positional +1",), ())}
+
+
+def test_a_module_of_several_layers_counts_them_all():
+    weights = looking([[before(5), before(5, 1)]], 5), looking([[before(5, 1), before(5, 1)]], 5)
+    seen = show(Positional(), [site()], [(text([IDS[0]]), {"one": each}) for each in weights])
+    numbers = seen.results()["one"]
+    assert numbers.tokens == 10 and numbers.share.tolist() == [4 / 10, 8 / 10]
+
+
+def test_self_attention_only():
+    sites = [site("a", "enc-self"), site("b", "dec-self"), site("c", "dec-enc")]
+    weights = {each.path: looking([[before(5), before(5)]], 5) for each in sites}
+    assert show(Positional(), sites, [(text([IDS[0]]), weights)]).results().keys() == {"a", "b"}
+    assert show(Positional(("enc-self",)), sites, [(text([IDS[0]]), weights)]).results().keys() == {"a"}
+
+
+def test_no_token_and_nan_are_refused():
+    batch = (text([IDS[0]]), {"one": looking([[before(5), before(5)]], 5)})
+    with pytest.raises(CalibrationError, match="one saw no query token"):
+        show(Positional(), [site()], [batch], exclude=range(20)).results()
+    with pytest.raises(CalibrationError, match="one saw no query token"):
+        show(Positional(), [site()], []).results()
+    weights = looking([[before(5), before(5)]], 5)
+    weights[0, 1, 3] = float("nan")
+    with pytest.raises(NonFiniteError, match="one: attention weights are NaN"):
+        show(Positional(), [site()], [(text([IDS[0]]), {"one": weights})]).results()
+    show(Positional(), [site()], [(text([IDS[0]], [3]), {"one": weights})]).results()  # in padding it is no matter

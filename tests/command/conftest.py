@@ -1,0 +1,1 @@
+from training_fixtures import bert, bilingual, files, fresh_accelerate, marian  # noqa: F401

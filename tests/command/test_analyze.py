@@ -1,0 +1,180 @@
+"""python -m collab_heads.analysis: what it takes, what it measures on, what it refuses before the model runs."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import translation_models
+from translation_script import write_lines
+
+from collab_heads.command import analyze
+from collab_heads.command.analyze import batches_of, load, main, parse, read_data, translations
+from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
+
+PARTS = ("--parts", "statistics", "--examples", "0")
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """Drawing has tests of its own."""
+    saved = []
+    monkeypatch.setattr(analyze.HeadReport, "save", lambda report, folder: saved.append(folder) or folder)
+    return saved
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    found = translation_models.pairs(7, 5)
+    return [write_lines(tmp_path / f"dev.{end}", found[side]) for end, side in (("xx", "source"), ("en", "target"))]
+
+
+def loaded(*argv):
+    args = parse([str(word) for word in argv])
+    return args, *load(args)
+
+
+def test_pairs_are_batched_with_their_labels(marian, pairs):
+    args, model, tokenizer = loaded(marian, "--data", *pairs, "--batch_size", 4)
+    assert type(model).__name__ == "MarianMTModel" and model.dtype == torch.float32
+    texts = read_data(args)
+    batches = batches_of(args, model, tokenizer, texts)
+    assert [len(batch["labels"]) for batch in batches] == [4, 3]
+    seen = {}
+    for batch in batches:
+        for source, target in zip(batch["input_ids"], batch["labels"], strict=True):
+            kept = target[target != -100]
+            seen[tokenizer.decode(source, skip_special_tokens=True)] = tokenizer.decode(kept, skip_special_tokens=True)
+    assert seen == dict(zip(texts["source"], texts["target"], strict=True))
+
+
+def test_one_file_is_translated(marian, pairs, tmp_path):
+    packed = tmp_path / "dev.xx.gz"
+    with gzip.open(packed, "wt", encoding="utf-8") as file, open(pairs[0], encoding="utf-8") as plain:
+        file.write(plain.read())
+    args, model, tokenizer = loaded(marian, "--data", packed, "--max_length", 12, "--samples", 3)
+    texts = read_data(args)
+    assert len(texts["source"]) == 3 and "target" not in texts
+    own = translations(args, model, tokenizer, texts["source"])
+    batches = batches_of(args, model, tokenizer, texts)
+    rows = [row[row != -100] for batch in batches for row in batch["labels"]]
+    assert sorted(tokenizer.batch_decode(rows, skip_special_tokens=True)) == sorted(own)
+
+
+def test_an_encoder_reads_text(bert, tmp_path, capsys, no_pictures):
+    lines = ["the dog runs", "", "a cat", "the old man sees it", " "]
+    report = main([str(bert), "--data", write_lines(tmp_path / "text.txt", lines), *PARTS, "--output_dir", "there"])
+    printed = capsys.readouterr().out
+    assert "left out 2 of 5 lines, which are empty" in printed and str(report) in printed
+    assert report.data["sentences"] == 3 and report.data["name"].endswith("text.txt") and report.roles is None
+    assert [str(folder) for folder in no_pictures] == ["there"]
+    tokens = report.statistics.tokens[report.sites[0].path]
+    _, _, tokenizer = loaded(bert, "--data", tmp_path / "text.txt")
+    ids = [tokenizer(line)["input_ids"] for line in lines if line.strip()]
+    assert tokens == sum(len(row) - 1 for row in ids)  # [SEP] does not count, [CLS] does
+
+
+def test_sentences_that_are_too_long_are_left_out_and_counted(bert, marian, pairs, tmp_path, capsys):
+    text = write_lines(tmp_path / "text.txt", ["a dog", "the old man sees it", "a cat"])
+    report = main([str(bert), "--data", text, *PARTS, "--max_length", "4"])
+    assert report.data["sentences"] == 2
+    assert "left out 1 of 3 sentences of more than 4 pieces" in capsys.readouterr().out
+    report = main(
+        [str(bert), "--data", write_lines(tmp_path / "long", ["a dog", "a " * 300]), *PARTS, "--max_length", "999"]
+    )
+    assert report.data["sentences"] == 1  # the model's own limit counts
+    with pytest.raises(ArgumentError, match="--max_length 2: every sentence of"):
+        main([str(bert), "--data", text, *PARTS, "--max_length", "2"])
+    args, _, tokenizer = loaded(marian, "--data", *pairs, "--max_length", 1000)
+    texts = read_data(args)
+    args.max_length = max(len(row) for row in tokenizer(text_target=texts["target"])["input_ids"]) - 1
+    kept = analyze.fitting(args, tokenizer, texts)
+    assert 0 < len(kept["source"]) == len(kept["target"]) < len(texts["source"])
+    assert (
+        dict(zip(texts["source"], texts["target"], strict=True)).items()
+        >= dict(zip(*kept.values(), strict=True)).items()
+    )
+
+
+def test_what_is_refused(bert, marian, pairs, tmp_path):
+    short = write_lines(tmp_path / "short", ["one line"])
+    empty = write_lines(tmp_path / "empty", [])
+    blank = write_lines(tmp_path / "blank", [" ", "  "])
+    gpt = tmp_path / "gpt"
+    gpt.mkdir()
+    (gpt / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}))
+    for argv, error, said in (
+        ([marian, "--data", pairs[0], short], DataError, "7 lines and .* 1"),
+        ([marian, "--data", *pairs, short], ArgumentError, "--data has 3 files"),
+        ([bert, "--data", *pairs], ArgumentError, "BertModel takes one: it does not translate"),
+        ([bert, "--data", empty], DataError, "empty is empty"),
+        ([bert, "--data", blank], DataError, "blank is empty"),
+        ([bert, "--data", tmp_path / "missing"], DataError, "missing"),
+        ([bert, "--data", short, "--treebank", tmp_path / "no.conllu"], DataError, "no.conllu"),
+        ([bert, "--data", short, "--output_dir", short], OutputError, "is a file"),
+        ([bert, "--data", short, "--output_dir", gpt], OutputError, "gpt is in use: choose another"),
+        ([tmp_path / "nothing", "--data", short], ArgumentError, "cannot load AutoConfig"),
+        ([bert, "--data", short, "--parts", "lrp"], ArgumentError, "unknown part 'lrp'"),
+        ([bert, "--data", short, "--device", "nonsense"], ArgumentError, "--device nonsense"),
+    ):
+        with pytest.raises(error, match=said):
+            main([str(word) for word in argv])
+    with pytest.raises((UnsupportedModelError, ArgumentError), match=r"gpt2|cannot load"):
+        main([str(gpt), "--data", short])
+
+
+WITHOUT_TRAIN = """
+import runpy, sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        missing = "accelerate datasets evaluate sacrebleu sklearn scipy sentencepiece tensorboard tensorly".split()
+        return None if name.split(".")[0] in missing else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+sys.argv[:1] = ["collab_heads", "analyze"]
+runpy.run_module("collab_heads", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_as_a_command_with_the_packages_of_its_own_extra_only(bert, marian, pairs, tmp_path):
+    """Those of `train` are not there; SentencePiece is, which Marian's tokenizer needs."""
+    text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
+    code = WITHOUT_TRAIN.replace("sentencepiece ", "")
+    for without, argv in (
+        (WITHOUT_TRAIN, ["--help"]),
+        (WITHOUT_TRAIN, [bert, "--data", text, "--output_dir", tmp_path / "bert"]),
+        (code, [marian, "--data", *pairs, "--output_dir", tmp_path / "marian"]),
+    ):
+        command = [sys.executable, "-c", without, *map(str, argv)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "bert" / "report.html").is_file() and (tmp_path / "marian" / "report.html").is_file()
+
+
+def test_the_command_that_was_says_where_it_went():
+    done = subprocess.run([sys.executable, "-m", "collab_heads.analysis"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "python -m collab_heads analyze MODEL" in done.stderr
+
+
+@pytest.mark.slow
+def test_as_a_command(bert, tmp_path):
+    text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "collab_heads", "analyze", str(bert), "--data", text]
+    subprocess.run([*command, "--output_dir", str(out)], check=True, cwd=tmp_path)
+    assert (out / "report.html").stat().st_size > 10_000
+    wrong = subprocess.run(
+        [*command, "--output_dir", "new", "--parts", "lrp"], capture_output=True, text=True, check=False
+    )
+    assert wrong.returncode == 1 and "Traceback" not in wrong.stderr
+    assert wrong.stderr.endswith("contributions, ablation\n")
