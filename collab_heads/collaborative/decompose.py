@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collab_heads.collaborative.solvers import MAX_SWEEPS, METHODS, head_svd, relative
+from collab_heads.collaborative.solvers import MAX_SWEEPS, METHODS, Method, head_svd, relative
 from collab_heads.errors import ArgumentError, ShapeError
-from collab_heads.layers.query_key import block_mixing
+from collab_heads.layers.shared_query_key import block_mixing
 from collab_heads.numerics import few_threads, float64
 
 
@@ -66,7 +66,7 @@ def decompose_shared(
     *,
     query_root: Tensor | None = None,
     key_root: Tensor | None = None,
-    method: str = "als",
+    method: Method = "als",
     tol: float = 1e-4,
     seed: int = 0,
     max_sweeps: int = MAX_SWEEPS,

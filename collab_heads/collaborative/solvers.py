@@ -5,6 +5,7 @@ except by the reference.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from collab_heads.checks import check_choice
 from collab_heads.extras import check_extra
 
+Method = Literal["als", "parafac"]
 MAX_SWEEPS = 100
 # Weight of the pull towards the last iterate, relative to the mean diagonal of the normal matrix. It keeps the solves
 # well posed when components become collinear, and cannot make the error grow (proximal ALS).
@@ -87,10 +89,10 @@ def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sw
     return *balance_factors(left.mT, right.mT, mixing), error, len(errors)
 
 
-METHODS: dict[str, Callable] = {"als": als, "parafac": parafac}
+METHODS: dict[Method, Callable] = {"als": als, "parafac": parafac}
 
 
-def check_method(method: str) -> None:
+def check_method(method: object) -> None:
     """Check, before long work, that a method is known and its package installed.
 
     Raises:

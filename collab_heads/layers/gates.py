@@ -46,6 +46,8 @@ class HeadGates(nn.Module):
     Parameters: `log_alpha` [H] if learned. Buffers: `alive` [H] if fixed.
     """
 
+    alive: Tensor
+
     def __init__(self, state: GateState, num_heads: int):
         super().__init__()
         self.state = state

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -19,8 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from collab_heads.errors import CalibrationError
 from collab_heads.model.backends import attention_backend
 from collab_heads.model.masks import MASKS
-from collab_heads.registry import AttentionAdapter
-from collab_heads.sites import AttentionSite
+from collab_heads.model.open_site import OpenSite
 
 BACKEND = "collab_heads_recording"
 SAMPLE_BYTES = 512 * 2**20  # of all recorded inputs together; beyond it half of the portions are let go
@@ -56,7 +56,7 @@ class Recorder:
         share: of the portions that are kept. Every second one would be the shorter half of every batch of two.
     """
 
-    def __init__(self, sites: Sequence[AttentionSite], limit: int = SAMPLE_BYTES):
+    def __init__(self, sites: Sequence[OpenSite], limit: int = SAMPLE_BYTES):
         self.limit, self.portion, self.share = limit, -1, 1.0
         self.calls: dict[str, dict[int, list[Call]]] = {site.path: {} for site in sites}
         self.bytes: dict[int, dict[int, int]] = {}  # portion -> id of a tensor, which several calls may share -> size
@@ -66,7 +66,8 @@ class Recorder:
         self.portion += 1
         while sum(sum(sizes.values()) for sizes in self.bytes.values()) > self.limit and len(self.bytes) > 1:
             self.share /= 2
-            for portions in (self.bytes, *self.calls.values()):
+            by_portion: list[dict[int, Any]] = [self.bytes, *self.calls.values()]
+            for portions in by_portion:
                 for portion in [portion for portion in portions if not self.keeps(portion)]:
                     del portions[portion]
 
@@ -97,10 +98,9 @@ class Recorder:
 
 
 @contextmanager
-def recording(
+def recording_calls(
     model: PreTrainedModel,
-    adapter: AttentionAdapter,
-    sites: Sequence[AttentionSite],
+    sites: Sequence[OpenSite],
     masks: Mapping[str, Tensor | None],
     limit: int = SAMPLE_BYTES,
 ) -> Iterator[Recorder]:
@@ -108,25 +108,23 @@ def recording(
 
     Args:
         model: an unchanged model.
-        adapter: its adapter.
-        sites: sites that are not swapped.
+        sites: those to record, not swapped.
         masks: holds the token masks of the inputs under way, see `run_batches`.
         limit: bytes to hold at most.
     """
-    recorder, base = Recorder(sites, limit), model.base_model
+    recorder = Recorder(sites, limit)
     handles = [model.register_forward_pre_hook(lambda *_: recorder.start_portion())]
     try:
         with attention_backend(model, BACKEND, accepted=(BACKEND,)) if sites else nullcontext():
             for site in sites:
-                module = base.get_submodule(site.path)
                 inputs: dict[str, Tensor] = {}
-                for side, projection in zip(("query", "key"), adapter.projections(module), strict=True):
+                for side, projection in zip(("query", "key"), site.projections, strict=True):
                     handles.append(projection.register_forward_pre_hook(partial(note, inputs, side)))
-                LISTENERS[module] = partial(record, recorder, site, inputs, masks)
+                LISTENERS[site.module] = partial(record, recorder, site, inputs, masks)
             yield recorder
     finally:
         for site in sites:
-            LISTENERS.pop(base.get_submodule(site.path), None)
+            LISTENERS.pop(site.module, None)
         for handle in handles:
             handle.remove()
 
@@ -136,7 +134,14 @@ def note(inputs: dict[str, Tensor], side: str, projection: nn.Module, args: tupl
     inputs[side] = args[0]
 
 
-def record(recorder, site, inputs, masks, keys, biases) -> None:
+def record(
+    recorder: Recorder,
+    site: OpenSite,
+    inputs: dict[str, Tensor],
+    masks: Mapping[str, Tensor | None],
+    keys: int,
+    biases: tuple[Tensor, ...],
+) -> None:
     """Add the call that is under way.
 
     Raises:

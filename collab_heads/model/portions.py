@@ -4,7 +4,7 @@ Real batches hold sentences of many lengths: of 256 sentences of STS-B, in batch
 padding. What a model computes for real tokens does not depend on padding after them, so it need not be computed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -60,17 +60,17 @@ def cut(lengths: Tensor, size: int) -> Iterator[Tensor]:
             start = stop
 
 
-def sides(batch: Mapping, is_encoder_decoder: bool) -> Iterator[tuple[list[str], Tensor]]:
+def sides(batch: Mapping, is_encoder_decoder: bool) -> Iterator[tuple[Sequence[str], Tensor]]:
     """The inputs that share positions, and which of these positions are used: names, [B, T] bool."""
     matrices = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.ndim > 1}
     for mask, names in SIDES.items():
         if mask in matrices and matrices[mask].ndim == 2:
             labelled = mask == ("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
             labelled &= "labels" in matrices and not matrices["labels"].is_floating_point()  # those are of examples
-            names = [name for name in (*names, *["labels"] * labelled) if name in matrices]
+            beside = [name for name in (*names, *["labels"] * labelled) if name in matrices]
             # a mask alone is one of images, whose positions are no dimension of theirs
-            if len(names) > 1 and len({matrices[name].shape[1] for name in names}) == 1:
-                yield names, matrices[mask] != 0
+            if len(beside) > 1 and len({matrices[name].shape[1] for name in beside}) == 1:
+                yield beside, matrices[mask] != 0
     if is_encoder_decoder and "labels" in matrices and not any(name.startswith("decoder_") for name in matrices):
         yield ["labels"], matrices["labels"] != IGNORED
 

@@ -6,7 +6,7 @@ import torch
 from collab_heads.collaborative.decompose import decompose_per_head, decompose_shared, input_root
 from collab_heads.collaborative.solvers import MAX_SWEEPS, svd_start
 from collab_heads.errors import ArgumentError, ShapeError
-from collab_heads.layers.query_key import block_mixing
+from collab_heads.layers.shared_query_key import block_mixing
 
 H, D_HEAD, D_QUERY, D_KEY = 4, 5, 14, 11
 EXACT = H * D_HEAD

@@ -9,10 +9,11 @@ from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
 from collab_heads.errors import CalibrationError
-from collab_heads.layers.query_key import exact_query_key
+from collab_heads.layers.query_key_kinds import exact_query_key
 from collab_heads.model import attention_calls
-from collab_heads.model.attention_calls import Call, Recorder, recording
+from collab_heads.model.attention_calls import Call, Recorder, recording_calls
 from collab_heads.model.batches import run_batches
+from collab_heads.model.open_site import open_sites
 from families import EXACT64, FAMILIES, cast
 
 
@@ -20,7 +21,7 @@ def run(model, inputs, limit=attention_calls.SAMPLE_BYTES, batches=1):
     """The recorder of one run over all sites, and the sites."""
     adapter, masks = collab_heads.get_adapter(model), {}
     found = adapter.sites(model)
-    with recording(model, adapter, found, masks, limit) as recorder:
+    with recording_calls(model, open_sites(model, adapter, found), masks, limit) as recorder:
         run_batches(model, [inputs] * batches, masks, "recording")
     return recorder, found
 

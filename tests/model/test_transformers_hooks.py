@@ -20,9 +20,10 @@ from transformers import (
 
 from collab_heads import collaborative_config, install_hooks
 from collab_heads.errors import UnsupportedModelError
-from collab_heads.layers.query_key import block_mixing, is_swapped
-from collab_heads.model import transformers_hooks
-from collab_heads.model.transformers_hooks import rebuild
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.shared_query_key import block_mixing
+from collab_heads.model import rebuild as rebuild_module
+from collab_heads.model.rebuild import rebuild
 from families import FAMILIES, aligned, bert_config, cast, output, sites, swap
 
 NARROW = {"shared": 20, "per_head": 16}
@@ -218,7 +219,7 @@ def test_inner_stacks_leave_nothing_uninitialised(name, kind, monkeypatch):
     """A stack initialises its stock attention before the whole model changes it: what is new must get its start too."""
     model = FAMILIES[name].build()
     swap(model, kind, 16)
-    build = transformers_hooks.empty_query_key
+    build = rebuild_module.empty_query_key
 
     def poisoned(*arguments):
         made = build(*arguments)
@@ -226,6 +227,6 @@ def test_inner_stacks_leave_nothing_uninitialised(name, kind, monkeypatch):
             parameter.data.fill_(torch.nan)  # memory that nobody has set may hold anything
         return made
 
-    monkeypatch.setattr(transformers_hooks, "empty_query_key", poisoned)
+    monkeypatch.setattr(rebuild_module, "empty_query_key", poisoned)
     fresh = type(model)(copy.deepcopy(model.config))
     assert [name for name, parameter in fresh.named_parameters() if not torch.isfinite(parameter).all()] == []
