@@ -1,7 +1,7 @@
 """T5 and mT5: position bias, no projection biases, a score that is not scaled.
 
 The first layer of a stack makes the position bias for all of them, so every layer takes and hands on the bias of all
-heads, and picks its own columns where it has fewer (`kept_heads`, original numbers).
+heads, and picks the columns of the heads that are left where it has fewer (`kept_heads`, original numbers).
 """
 
 import torch

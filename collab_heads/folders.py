@@ -189,12 +189,12 @@ def contents(folder: Path) -> list[str]:
 
 def digest(path: Path) -> dict[str, int | str]:
     """Size and SHA-256 of a file."""
-    found, size = hashlib.sha256(), 0
+    sha256, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            found.update(chunk)
+            sha256.update(chunk)
             size += len(chunk)
-    return {"bytes": size, "sha256": found.hexdigest()}
+    return {"bytes": size, "sha256": sha256.hexdigest()}
 
 
 def digest_of(content: bytes) -> dict[str, int | str]:
@@ -210,10 +210,10 @@ def write_manifest(folder: Path, files: Mapping[str, object] | None, field: str 
 def read_manifest(folder: Path, field: str = FIELD) -> dict | None:
     """The manifest of a folder; None if there is none, or it is not one of ours, or damaged."""
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = found["files"]
-        fits = found[field] == VERSION and isinstance(files, dict | None) and all(map(is_inside, files or ()))
-        return found if fits else None
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = manifest["files"]
+        fits = manifest[field] == VERSION and isinstance(files, dict | None) and all(map(is_inside, files or ()))
+        return manifest if fits else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -235,8 +235,8 @@ def is_ours(folder: Path) -> bool:
 
 def is_begun(partial: Path) -> bool:
     """Whether a file is a manifest of ours that was not finished."""
-    start = b'{\n "collab_heads_'
-    return partial.is_file() and start.startswith(partial.read_bytes()[: len(start)])
+    beginning = b'{\n "collab_heads_'
+    return partial.is_file() and beginning.startswith(partial.read_bytes()[: len(beginning)])
 
 
 def is_whole(folder: Path) -> bool:

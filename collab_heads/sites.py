@@ -9,9 +9,8 @@ from torch import Tensor
 from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, ShapeError
 
-Role = Literal[
-    "enc-self", "dec-self", "dec-enc"
-]  # the names of the field's papers (Voita et al. 2019, arXiv:1905.09418)
+# The names of the field's papers (Voita et al. 2019, arXiv:1905.09418).
+Role = Literal["enc-self", "dec-self", "dec-enc"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 

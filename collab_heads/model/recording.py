@@ -66,11 +66,11 @@ def recording(
 
 def eager_backend(model: PreTrainedModel):
     """The eager backend for the model and its stacks; theirs are restored."""
-    own = {m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)} - {"eager"}
-    if own:
+    backends = {m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)} - {"eager"}
+    if backends:
         logger.info(
-            f"{type(model).__name__} uses the eager attention backend instead of {', '.join(sorted(own))} while its "
-            "attention weights are recorded"
+            f"{type(model).__name__} uses the eager attention backend instead of {', '.join(sorted(backends))} while "
+            "its attention weights are recorded"
         )
     return attention_backend(model, "eager", accepted=("eager",))
 

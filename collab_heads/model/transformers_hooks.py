@@ -47,9 +47,9 @@ def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
         if getattr(module, "_is_hf_initialized", False) or not initialize_changed(self, module, stock):
             stock(module)
 
-    for wrapper in (post_init, _initialize_weights):
+    for name, wrapper in (("post_init", post_init), ("_initialize_weights", _initialize_weights)):
         setattr(wrapper, MARK, True)
-        setattr(model_class, wrapper.__name__, wrapper)
+        setattr(model_class, name, wrapper)
 
 
 def check_wrapped(model_class: type) -> None:
