@@ -262,7 +262,7 @@ def check_keys(record: object, known: set[str], where: str, required: Sequence[s
 
 
 def expect(condition: bool, name: str, value: object, wanted: str) -> None:
-    """Raise ConfigError unless the condition holds."""
+    """Raise ConfigError, with the name, the value and what is wanted instead, unless the condition holds."""
     if not condition:
         raise ConfigError(f"{name} is {value!r}, expected {wanted}")
 

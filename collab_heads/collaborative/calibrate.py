@@ -54,4 +54,4 @@ def calibrate(
     with listening(sites, masks) as listeners, recording_calls(model, recorded, masks) as recorder:
         run_batches(model, batches, masks, "calibrating", cut=cut)
     moments = {listener.site.path: listener.moments() for listener in listeners}
-    return {path: SiteCalibration(*both, recorder.of(path)) for path, both in moments.items()}
+    return {path: SiteCalibration(*both, recorder.calls_of(path)) for path, both in moments.items()}

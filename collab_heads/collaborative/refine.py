@@ -2,8 +2,8 @@
 
 The decomposition minimises the error of scores under second moments, as if queries and keys were independent and every
 key mattered alike. Neither holds. A few dozen Adam steps on the site's recorded inputs, towards the output that its
-stock weights give, close most of the gap. No labels and no gradient through the rest of the model: every site is fitted
-on its own.
+stock weights give, close most of the gap. It needs no labels and no gradient through the rest of the model: every site
+is fitted alone.
 
 The score error of the decomposition stays in the loss as a penalty. It stands for all pairs of tokens that the
 calibration could have shown, and keeps the fit from learning the few it did show.
@@ -56,9 +56,9 @@ class Sample:
 
 
 class OutputGap:
-    """How far the output of a site is from its own if it computes with another query/key projection.
+    """How far the output of a site moves when another query/key projection replaces its stock one.
 
-    Only what the heads give differs, so the gap after W_O is measured with its Gram matrix.
+    Only the outputs of the heads differ, so the distance after W_O is computed from them with its Gram matrix.
 
     Args:
         weights: of the stock site.
@@ -102,7 +102,7 @@ class OutputGap:
         """Squared norm after W_O of what heads give: [tokens, H * d_v] -> []."""
         return Quadratic.apply(heads, self.gram)
 
-    def of(self, query_key: QueryKey, index: int) -> Tensor:
+    def squared_gap(self, query_key: QueryKey, index: int) -> Tensor:
         """The squared gap in one recorded call, relative to the mean size of the output of a call."""
         sample = self.samples[index]
         return self.square(self.heads(query_key, sample) - sample.heads) * (len(self.samples) / max(self.size, 1e-30))
@@ -110,7 +110,7 @@ class OutputGap:
     @torch.no_grad()
     def error(self, query_key: QueryKey) -> float:
         """Relative error of the site's output over all calls."""
-        squares = [float(self.of(query_key, index)) for index in range(len(self.samples))]
+        squares = [float(self.squared_gap(query_key, index)) for index in range(len(self.samples))]
         return (sum(squares) / len(squares)) ** 0.5 if self.size else 0.0
 
 
@@ -163,7 +163,7 @@ def refine(
     with torch.enable_grad():
         for step in range(steps):
             order = order or torch.randperm(len(gap.samples), generator=generator).tolist()
-            loss = gap.of(fitted, order.pop())
+            loss = gap.squared_gap(fitted, order.pop())
             if step % PENALTY_EVERY == 0:
                 loss = loss + PENALTY_EVERY * PENALTY * score_error(fitted)
             optimizer.zero_grad()

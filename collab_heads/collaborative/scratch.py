@@ -40,7 +40,7 @@ def collaborative_config(
 
     Raises:
         UnsupportedModelError: if there is no adapter for the config.
-        ArgumentError: on a width, role, path, mixing or start that cannot work.
+        ArgumentError: on a width, role, path, kind or initial mixing that cannot work.
         SwapError: if the config describes a changed model already.
     """
     check_kind(mixing, mixing_init=(mixing_init, MIXING_INITS[0]))

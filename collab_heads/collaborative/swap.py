@@ -66,17 +66,17 @@ def swap_to_collaborative(
         tol: the alternating least squares stop when a sweep improves the relative error by less.
         calibration: an iterable of input dicts as the model takes them (32 to 512 sentences are enough). The
             decomposition then preserves the scores on such inputs, which is far better than preserving the weights.
-        mixing: "shared", the paper's layer: every head mixes all R dimensions; smaller and slower than "per_head",
-            where every head has R / H dimensions of its own (rounded up to a multiple of 4).
-        allocation: "uniform" gives every site the width that was asked for; "balanced" takes these widths as a budget
-            of parameters and spreads it so that the worst site's output error is small (sites asked to keep their full
-            width do). It needs calibration.
+        mixing: the kind of query/key projection. "shared" is the paper's layer: every head mixes all R dimensions.
+            "per_head" gives every head R / H dimensions (rounded up to a multiple of 4): larger, and faster.
+        allocation: "uniform" gives every site the width that was asked for. "balanced" takes these widths as a budget
+            of parameters and spreads it so that the worst site's output error is small; sites asked to keep their full
+            width keep it. It needs calibration.
         sites: roles ("enc-self", "dec-self", "dec-enc") or paths; None for all.
         method: "als" or "parafac" (tensorly's, on the dense tensor; for comparison).
-        refine_steps: with calibration, Adam steps per site that fit its new projection to its own output on what was
-            recorded, of long calibrations a sample (no labels, nothing else trained); 0 leaves the decomposition as it
-            is.
-        seed: of random starts ("parafac") and of the order of recorded calls in the refinement.
+        refine_steps: with calibration, Adam steps per site. They fit the new projection to the output that the site had
+            on the calibration inputs (or on a sample of them, if they are many), without labels and without training
+            anything else. 0 leaves the decomposition as it is.
+        seed: of the random factors that "parafac" begins with, and of the order of the inputs in the refinement.
 
     Returns:
         A report with width, relative error, parameters and seconds per site; `print` it.

@@ -45,7 +45,7 @@ class Call:
 
 
 class Recorder:
-    """Collects calls per site; of more than it may hold it keeps an even sample.
+    """Collects calls per site; if they are more than it may hold, it keeps an even sample of them.
 
     Args:
         sites: the sites to record.
@@ -53,7 +53,8 @@ class Recorder:
 
     Attributes:
         calls: path -> portion -> the calls in it; a module that serves several layers is called several times.
-        share: of the portions that are kept. Every second one would be the shorter half of every batch of two.
+        share: of the portions, those that are kept. They are spread unevenly on purpose: were every second portion
+            dropped, it would be the same half of every batch of two portions, such as the one with short sentences.
     """
 
     def __init__(self, sites: Sequence[OpenSite], limit: int = SAMPLE_BYTES):
@@ -62,7 +63,7 @@ class Recorder:
         self.bytes: dict[int, dict[int, int]] = {}  # portion -> id of a tensor, which several calls may share -> size
 
     def start_portion(self) -> None:
-        """Another portion of the batches follows."""
+        """Say that what follows belongs to the next portion; if too much is held, let half of the portions go."""
         self.portion += 1
         while sum(sum(sizes.values()) for sizes in self.bytes.values()) > self.limit and len(self.bytes) > 1:
             self.share /= 2
@@ -82,11 +83,11 @@ class Recorder:
             tensors = call.query_inputs, call.key_inputs, *call.biases
             self.bytes.setdefault(self.portion, {}).update({id(tensor): tensor.nbytes for tensor in tensors})
 
-    def of(self, path: str) -> list[Call]:
+    def calls_of(self, path: str) -> list[Call]:
         """The calls of a site, in the order in which they were made; none if it is not recorded.
 
         Raises:
-            CalibrationError: if it is and was not heard.
+            CalibrationError: if it should have been recorded and no call of it was seen.
         """
         if path in self.calls and not self.calls[path]:
             raise CalibrationError(
@@ -119,22 +120,22 @@ def recording_calls(
             for site in sites:
                 inputs: dict[str, Tensor] = {}
                 for side, projection in zip(("query", "key"), site.projections, strict=True):
-                    handles.append(projection.register_forward_pre_hook(partial(note, inputs, side)))
-                LISTENERS[site.module] = partial(record, recorder, site, inputs, masks)
+                    handles.append(projection.register_forward_pre_hook(partial(keep_input, inputs, side)))
+                RECORDED[site.module] = partial(record_call, recorder, site, inputs, masks)
             yield recorder
     finally:
         for site in sites:
-            LISTENERS.pop(site.module, None)
+            RECORDED.pop(site.module, None)
         for handle in handles:
             handle.remove()
 
 
-def note(inputs: dict[str, Tensor], side: str, projection: nn.Module, args: tuple) -> None:
+def keep_input(inputs: dict[str, Tensor], side: str, projection: nn.Module, args: tuple) -> None:
     """A hook that keeps what a projection is called with."""
     inputs[side] = args[0]
 
 
-def record(
+def record_call(
     recorder: Recorder,
     site: OpenSite,
     inputs: dict[str, Tensor],
@@ -157,14 +158,14 @@ def record(
 
 
 # Attention modules that are being recorded -> what is called with the number of keys and the biases of their scores.
-LISTENERS: WeakKeyDictionary[nn.Module, Callable[[int, tuple[Tensor, ...]], None]] = WeakKeyDictionary()
+RECORDED: WeakKeyDictionary[nn.Module, Callable[[int, tuple[Tensor, ...]], None]] = WeakKeyDictionary()
 
 
 def recorded_attention(module, query, key, value, attention_mask, position_bias=None, **kwargs):
     """The backend: sdpa, after a listener was told of mask and position bias."""
-    if module in LISTENERS:
+    if module in RECORDED:
         biases = tuple(bias for bias in (attention_mask, position_bias) if bias is not None)
-        LISTENERS[module](key.shape[2], biases)
+        RECORDED[module](key.shape[2], biases)
     return sdpa_attention_forward(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
 
 

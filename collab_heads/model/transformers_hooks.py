@@ -59,12 +59,12 @@ def check_wrapped(model_class: type) -> None:
         if not callable(method):
             raise unsupported(f"{model_class.__name__} has no method {name}")
         arguments = inspect.signature(method).parameters.values()
-        needed = [argument.name for argument in arguments if argument.default is argument.empty and is_one(argument)]
+        needed = [argument.name for argument in arguments if argument.default is argument.empty and is_single(argument)]
         if tuple(needed) != expected:
             raise unsupported(f"{model_class.__name__}.{name} takes ({', '.join(needed)}), not ({', '.join(expected)})")
 
 
-def is_one(argument: inspect.Parameter) -> bool:
+def is_single(argument: inspect.Parameter) -> bool:
     """Whether an argument is one, not `*args` or `**kwargs`."""
     return argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
 
