@@ -92,7 +92,7 @@ def retire(folder: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Put right what a writer that was killed has left of a folder; what is not ours is not touched."""
+    """Repair a folder whose writer was killed; files that are not ours are not touched."""
     partial, old, deleted = (beside(folder, end) for end in (PARTIAL, OLD, DELETED))
     if is_ours(partial):
         if not os.path.lexists(folder) and is_whole(partial):
@@ -128,7 +128,7 @@ def finish(leftover: Path, home: Path) -> None:
 
 
 def move_aside(folder: Path, leftover: Path) -> None:
-    """Rename a folder to a leftover of ours, so that `recover` brings back what in it is the user's."""
+    """Rename a folder that is to be replaced or deleted, so that `recover` can bring back what in it is the user's."""
     make_way(leftover, folder)
     if not (folder / MANIFEST).exists():
         write_manifest(folder, {})  # a folder of the user's: nothing in it is ours

@@ -174,7 +174,7 @@ def test_a_missing_dummy_token_is_caught_in_a_lone_decoder(name, monkeypatch):
 
 def one_number_for_every_head(monkeypatch):
     """Heads are numbered as they are now, not as they were."""
-    monkeypatch.setattr(prune, "present_heads", lambda record, site: range(site.num_heads))
+    monkeypatch.setattr(prune, "kept_heads", lambda record, site: range(site.num_heads))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -21,12 +21,12 @@ class SiteReport:
         dim_asked: what was asked for; differs where the kind rounds up.
         dim_exact: H * d_k, the width that needs no approximation.
         relative_error: of the scores on the calibration inputs, or of the weights without calibration.
-        sweeps: ALS sweeps.
+        sweeps: of alternating least squares; 0 where none were needed.
         output_error_before, output_error: relative error of the site's output on the calibration inputs, before and
             after the refinement; None without one.
         parameters_before, parameters_after: of the query/key projections.
         cache_before, cache_after: elements cached per token.
-        seconds: of the decomposition.
+        seconds: to fit the site.
     """
 
     path: str

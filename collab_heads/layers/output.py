@@ -152,7 +152,7 @@ def fold_output(projection: HeadOutputProjection) -> None:
 
 @torch.no_grad()
 def remove_gates(projection: HeadOutputProjection) -> None:
-    """Take the gates away, in place: W_O takes them, and the alphas too, which start again as an identity."""
+    """Multiply gates and alphas into W_O, in place; the gates are gone then, and the alphas are an identity again."""
     alphas = projection.mixing
     fold_output(projection)
     if alphas is not None:
@@ -172,8 +172,8 @@ def fold_alphas(projection: HeadOutputProjection) -> None:
 def keep_output_heads(projection: nn.Module, kept: list[int], num_heads: int) -> None:
     """Leave only the columns (and gates) of the kept heads, in place; without any, the bias alone.
 
-    Alphas go into W_O first: a removed head took part in the others. They start again as an identity of the heads that
-    are left, or end where there are not two to mix.
+    Alphas go into W_O first: a removed head took part in the others. They become an identity of the heads that are
+    left, or are gone where fewer than two are left to combine.
     """
     if not kept:
         cast(nn.Linear, projection).in_features = 0
