@@ -1,8 +1,8 @@
 """Alpha matrices: heads as linear combinations of heads.
 
 Z'_i = sum_j alpha_ij Z_j over the heads of a site, before W_O. Combining heads is linear, and so is W_O. So there are
-two ways to compute it: combine the heads of every token, which is cheap for few tokens, as in generation; or combine the
-columns of W_O, W_O (alpha x I), which costs the same however many tokens there are. `HeadOutputProjection` chooses.
+two ways to compute it: combine the heads of every token, which is cheap for few tokens, as in generation; or combine
+the columns of W_O, W_O (alpha x I), which costs the same however many tokens there are. `HeadOutputProjection` chooses.
 
 H is the number of heads, d_v the width of a value head, D the width of the model.
 
