@@ -1,7 +1,8 @@
 """How each kind of query/key projection is fitted to a site: a class a kind, and the table of them.
 
 A new kind is one class here, one file in `layers/` (named in `layers/query_key_kinds.py`) and one word in
-`state.QueryKeyKind`; nothing else in the package asks which kind it has before it.
+`state.QueryKeyKind` (and in `state.DIVIDED` if every head has R / H dimensions). Nothing else in the package asks which
+kind it has before it; `tests/test_kinds.py` sees to that.
 """
 
 import math
