@@ -1,4 +1,4 @@
-"""Write the result tables of the documentation from benchmarks/results/.
+"""Write the tables of the documentation: results from benchmarks/results/, supported models from the adapters.
 
 python benchmarks/tables.py [--check]
 
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from collab_heads import registry
 from common import RESULTS, ROOT, table
 
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
@@ -268,6 +269,25 @@ def kills() -> str:
     return shown(
         ({"killed": where, "times": times} for where, times in counts.most_common()), {"killed": "", "times": ""}
     )
+
+
+CAPABILITIES = {"collaborative": "collaborative", "gated": "gated", "alpha": "mixed", "prune": "removal"}
+
+
+@made
+def support() -> str:
+    """What the toolkit can do with which models, as their adapters say it."""
+    adapters = dict.fromkeys(registry._ADAPTERS[name] for name in registry.supported_model_types())
+    rows = [
+        {
+            "adapter": f"`{type(adapter).__name__}`",
+            "model types": ", ".join(f"`{name}`" for name in adapter.model_types),
+            "roles": ", ".join(adapter.roles),
+        }
+        | {heading: "yes" if kind in adapter.capabilities else "no" for kind, heading in CAPABILITIES.items()}
+        for adapter in adapters
+    ]
+    return table(rows, dict.fromkeys(rows[0], ""))
 
 
 def row_of(name: str, **wanted) -> dict:

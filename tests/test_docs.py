@@ -14,7 +14,7 @@ from pages import DOCS, NETWORK, PAGES, ROOT, Page, run
 import collab_heads
 from collab_heads import registry
 from collab_heads.extras import EXTRAS
-from test_imports import BASE, imports, packages
+from test_imports import BASE, LAYERS, imports, packages
 
 WITH_EXAMPLES = [name for name, page in PAGES.items() if page.examples]
 # more than a few seconds: a swap that is refined, or a report with all its pictures; the README does both
@@ -118,6 +118,15 @@ def test_links_lead_somewhere(name):
             assert target.is_relative_to(DOCS), f"{link} is no page of the site"
         if anchor:
             assert anchor in PAGES[str(target.relative_to(ROOT))].anchors, link
+
+
+def test_the_architecture_lists_the_layers_in_their_order():
+    (tree,) = re.findall(
+        r"^```text\n(collab_heads/\n.*?)^```", PAGES["docs/architecture.md"].text, re.DOTALL | re.MULTILINE
+    )
+    shown = re.findall(r"^  (\w+(?:/\w+)*)", tree, flags=re.MULTILINE)
+    layers = [names[0].replace(".", "/") or "__init__" for names in LAYERS]
+    assert shown == layers
 
 
 class Site(yaml.SafeLoader):
