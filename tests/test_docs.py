@@ -129,6 +129,30 @@ def test_the_architecture_lists_the_layers_in_their_order():
     assert shown == layers
 
 
+@each_page(PAGES)
+def test_files_that_are_named_are_there(name):
+    named = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|md|toml|yml|ipynb|txt))`", PAGES[name].text)
+    places = (ROOT, ROOT / "collab_heads")
+    assert {path for path in named if not any((place / path).exists() for place in places)} == set()
+
+
+OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--data", "--treebank"}  # of accelerate, of the report
+
+
+def test_flags_that_are_named_are_there(capsys):
+    pytest.importorskip("accelerate")
+    import run_glue
+    import run_translation
+
+    for script in (run_glue, run_translation):
+        with pytest.raises(SystemExit):
+            script.parse(["--help"])
+    known = set(re.findall(r"--\w+", capsys.readouterr().out)) | OTHER_COMMANDS
+    pages = [page for name, page in PAGES.items() if "results" not in name and name != "docs/coming-from.md"]
+    named = {flag for page in pages for flag in re.findall(r"(?<![\w-])--[a-z]\w+", page.text)}
+    assert named > {"--swap", "--target_heads", "--max_tokens"} and named - known == set()
+
+
 class Site(yaml.SafeLoader):
     """mkdocs.yml names functions in tags of its own."""
 
