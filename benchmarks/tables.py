@@ -331,10 +331,10 @@ def summary() -> str:
         (
             "shared keys, balanced, R=64 of 384",
             tasks,
-            "an epoch",
-            (glue, balanced, "average again"),
+            "none",
+            (glue, balanced, "average"),
             (glue, balanced),
-            "",
+            f"after one more epoch each: {glue['average again']:.2f} and {balanced['average again']:.2f}",
         ),
         (
             "shared keys, R=64 of 256",
