@@ -209,8 +209,8 @@ class Analysis:
             },
             data=measured_on,
             gates={
-                site.path: projection.gates.open_probability().detach().double().cpu()
-                for site, projection in gated_sites(model, self.adapter)
+                site.path: gates.open_probability().detach().double().cpu()
+                for site, gates in gated_sites(model, self.adapter)
             },
             gate_history=gate_history,
             seconds=self.seconds,
