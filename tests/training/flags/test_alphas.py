@@ -112,7 +112,7 @@ def test_alphas_of_a_mixed_model(parse):
 
 
 def mixed(model) -> list[tuple[str, int]]:
-    return [(site.role, alphas.num_heads) for site, mixing in mixed_sites(model, get_adapter(model))]
+    return [(site.role, mixing.num_heads) for site, mixing in mixed_sites(model, get_adapter(model))]
 
 
 def test_start_mixes_what_can_be_mixed(parse):
