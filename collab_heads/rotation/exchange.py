@@ -17,7 +17,7 @@ from collab_heads.layers.output import alphas_of, gates_of
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.model.refusals import check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.rotation.optimizer_state import inner_optimizer, moments
+from collab_heads.rotation.optimizer_state import elementwise_state, inner_optimizer
 from collab_heads.sites import AttentionSite
 from collab_heads.state import CollabConfig, kept_heads
 
@@ -41,7 +41,9 @@ class Slot:
         return f"head {self.head!r} of {self.path}"
 
 
-Pairs = Iterable[tuple[Slot, Slot]]
+Place = Slot | tuple[str, int]
+Pairs = Iterable[tuple[Place, Place]]
+HeadTensors = dict[str, Tensor]  # name -> the rows of one head
 
 
 def swap_heads(
@@ -76,7 +78,7 @@ def swap_heads(
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping".
     """
-    planned = plan_swaps(model, pairs, optimizer, adapter)
+    planned = plan_exchanges(model, pairs, optimizer, adapter)
     # Nothing has changed up to here; nothing can fail from here on.
     with torch.no_grad():
         for first, second in planned:
@@ -86,11 +88,17 @@ def swap_heads(
                 second[name].copy_(kept)
 
 
-def plan_swaps(model, pairs: Pairs, optimizer=None, adapter=None) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+def plan_exchanges(
+    model: PreTrainedModel,
+    pairs: Pairs,
+    optimizer: torch.optim.Optimizer | None = None,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+) -> list[tuple[HeadTensors, HeadTensors]]:
     """Check everything, change nothing: for each pair, the tensors that change places, by name. See `swap_heads`."""
     adapter = unwrapped_adapter(model, adapter)
     optimizer = inner_optimizer(optimizer, model)
-    sites, planned = {site.path: site for site in adapter.sites(model)}, []
+    sites = {site.path: site for site in adapter.sites(model)}
+    planned = []
     for pair in slot_pairs(pairs):
         ends = [(find_site(sites, slot), slot) for slot in pair]
         if pair[0] == pair[1]:
@@ -100,18 +108,20 @@ def plan_swaps(model, pairs: Pairs, optimizer=None, adapter=None) -> list[tuple[
                 " and ".join(f"{slot} ({site.role})" for site, slot in ends) + " cannot change places across roles or "
                 "stacks: pair heads of one role"
             )
-        indices = [place(model, site, slot) for site, slot in ends]
+        indices = [index_of(model, site, slot) for site, slot in ends]
         check_unshared(model, adapter, [site for site, _ in ends], ("query", "key", "value"))
         check_gates(pair, [gates_of(adapter.output_projection(model, site)) for site, _ in ends])
         first, second = (
             head_rows(model, adapter, site, index, optimizer) for (site, _), index in zip(ends, indices, strict=True)
         )
-        check_fit(pair, first, second)
+        check_same_tensors(pair, first, second)
         planned.append((first, second))
     return planned
 
 
-def unwrapped_adapter(model, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> AttentionAdapter:
+def unwrapped_adapter(
+    model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
+) -> AttentionAdapter:
     """The adapter of a model; UnsupportedModelError if it is a wrapper: where one leaves the model whole, pass that."""
     for base in type(model).__mro__:
         if inside := _INSIDE.get(base.__name__):
@@ -126,7 +136,7 @@ def slot_pairs(pairs: object) -> list[tuple[Slot, Slot]]:
     Raises:
         ArgumentError: if something is not a pair, or an end is neither a `Slot` nor (path, head).
     """
-    found = []
+    read = []
     for pair in pairs if isinstance(pairs, Iterable) else [pairs]:
         ends = list(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else []
         if len(ends) != 2:
@@ -136,8 +146,8 @@ def slot_pairs(pairs: object) -> list[tuple[Slot, Slot]]:
                 if isinstance(end, str) or not isinstance(end, Sequence) or len(end) != 2:
                     raise ArgumentError(f"a place must be a Slot or (path, head), not {end!r:.200}")
                 ends[index] = Slot(*end)
-        found.append((ends[0], ends[1]))
-    return found
+        read.append((ends[0], ends[1]))
+    return read
 
 
 def find_site(sites: dict[str, AttentionSite], slot: Slot) -> AttentionSite:
@@ -150,7 +160,7 @@ def find_site(sites: dict[str, AttentionSite], slot: Slot) -> AttentionSite:
     return sites[slot.path]
 
 
-def place(model: PreTrainedModel, site: AttentionSite, slot: Slot) -> int:
+def index_of(model: PreTrainedModel, site: AttentionSite, slot: Slot) -> int:
     """The index of a slot among the heads that its site has now."""
     record = CollabConfig.of(model.config)
     numbers = list(kept_heads(record.sites, site))
@@ -162,7 +172,13 @@ def place(model: PreTrainedModel, site: AttentionSite, slot: Slot) -> int:
     raise ArgumentError(f"{slot} {why}; the site has {', '.join(map(str, numbers))}")
 
 
-def head_rows(model, adapter, site: AttentionSite, index: int, optimizer) -> dict[str, Tensor]:
+def head_rows(
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    site: AttentionSite,
+    index: int,
+    optimizer: torch.optim.Optimizer | None,
+) -> HeadTensors:
     """What belongs to a head and travels with it: name -> its rows, views [d, ...] or [1]."""
     module, output = model.base_model.get_submodule(site.path), adapter.output_projection(model, site)
     if is_swapped(module):
@@ -170,7 +186,8 @@ def head_rows(model, adapter, site: AttentionSite, index: int, optimizer) -> dic
             f"{site.path} is collaborative: its query/key projection is one for all heads; swap heads before "
             "swap_to_collaborative, or leave the site out"
         )
-    tensors, gates = {}, gates_of(output)
+    tensors: dict[str, Tensor] = {}
+    gates = gates_of(output)
     if gates is not None and alphas_of(output) is not None:
         raise SwapError(
             f"{site.path} has gates and alphas: gates would leave and alphas stay; rotate with one of the two, or "
@@ -183,10 +200,11 @@ def head_rows(model, adapter, site: AttentionSite, index: int, optimizer) -> dic
             tensors[f"{name}.{part}"] = parameter
             check_whole(f"{site.path}: {name}.{part}", parameter, (linear.out_features, linear.in_features))
     if gates is not None:
-        own = *gates.named_parameters(), *gates.named_buffers(), *(gates.draw._asdict() if gates.draw else {}).items()
-        tensors |= {f"gates.{name}": tensor for name, tensor in own}
+        drawn = {} if gates.draw is None else gates.draw._asdict()
+        of_gates = *gates.named_parameters(), *gates.named_buffers(), *drawn.items()
+        tensors |= {f"gates.{name}": tensor for name, tensor in of_gates}
     for name, tensor in list(tensors.items()):
-        states = moments(optimizer, tensor, f"{site.path}: {name}")
+        states = elementwise_state(optimizer, tensor, f"{site.path}: {name}")
         tensors |= {f"{state} of {name}": value for state, value in states.items()}
     return {name: tensor.detach().unflatten(0, (site.num_heads, -1))[index] for name, tensor in tensors.items()}
 
@@ -203,14 +221,15 @@ def check_whole(what: str, parameter: Tensor, shape: tuple[int, int]) -> None:
 
 def check_gates(pair: tuple[Slot, Slot], gates: Sequence[HeadGates | None]) -> None:
     """Raise SwapError if the heads of a pair have gates that work in different ways."""
-    if None not in gates and gates[0].state != gates[1].state:
+    first, second = gates
+    if first is not None and second is not None and first.state != second.state:
         raise SwapError(
-            f"{pair[0]} and {pair[1]} have gates of different kinds, {gates[0].state} and {gates[1].state}: gate both "
+            f"{pair[0]} and {pair[1]} have gates of different kinds, {first.state} and {second.state}: gate both "
             "sites in one call of swap_to_gated"
         )
 
 
-def check_fit(pair: tuple[Slot, Slot], first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+def check_same_tensors(pair: tuple[Slot, Slot], first: HeadTensors, second: HeadTensors) -> None:
     """Raise SwapError or ShapeError unless two heads consist of tensors of the same names, shapes and dtypes."""
     for one, other, slot in ((first, second, pair[0]), (second, first, pair[1])):
         if lone := [name for name in one if name not in other]:
