@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.analysis.measures.maps import OF_MAPS, map_scores
+from collab_heads.analysis.measures.map_scores import OF_MAPS, map_scores
 from collab_heads.analysis.measures.results import mean_distance
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.heads.selection import check_scores

@@ -10,7 +10,7 @@ from closing import change_queries
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import DynamicRotation, get_adapter, prune_heads, swap_heads, swap_to_gated
-from collab_heads.analysis.measures.maps import map_scores
+from collab_heads.analysis.measures.map_scores import map_scores
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.rotation import ranking
 from collab_heads.rotation.exchange import Slot

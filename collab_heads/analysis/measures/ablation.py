@@ -87,13 +87,13 @@ def without_heads(
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
-    available, present = adapter.sites(model), head_numbers(model, adapter)
-    chosen = removal_choice(available, heads, present)
+    available, numbers = adapter.sites(model), head_numbers(model, adapter)
+    chosen = removal_choice(available, heads, numbers)
     handles = []
     try:
         for site in available:
             if chosen.get(site.path):
-                alive = torch.tensor([head not in chosen[site.path] for head in present[site.path]])
+                alive = torch.tensor([head not in chosen[site.path] for head in numbers[site.path]])
                 projection = adapter.output_projection(model, site)
                 handles.append(projection.register_forward_pre_hook(silencer(alive)))
         yield
@@ -129,8 +129,10 @@ def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
         for index, batch in enumerate(each_batch(batches)):
             loss = float(loss_of(model, batch, index))
             labels = batch.get("labels")
-            tokens = labels is not None and labels.ndim == 2 and not labels.is_floating_point()
-            number = int((labels != IGNORED).sum()) if tokens else rows(batch)
+            if labels is not None and labels.ndim == 2 and not labels.is_floating_point():
+                number = int(labels.ne(IGNORED).sum())
+            else:
+                number = rows(batch)
             if not math.isfinite(loss):
                 raise NonFiniteError(not_finite(loss, index))
             total, count = total + number * loss, count + number

@@ -66,7 +66,7 @@ class Batch:
         """Which key tokens of a site are no padding: [B, S] bool, or None where all are none."""
         return self._tokens[MASKS[site.role][1]]
 
-    def present(self, site: AttentionSite) -> Tensor | None:
+    def unpadded_queries(self, site: AttentionSite) -> Tensor | None:
         """Which query tokens of a site are no padding: [B, T] bool, or None where all are none."""
         return self._tokens[MASKS[site.role][0]]
 
@@ -98,7 +98,7 @@ class Observer:
     weights = False
     outputs = False
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Called once, with the sites that have heads, before the first batch."""
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
@@ -139,7 +139,7 @@ def observe(
     adapter, exclude = get_adapter(model, adapter), excluded_tokens(model, exclude)
     sites = adapter.sites_with_heads(model)
     for observer in observers:
-        observer.start(sites)
+        observer.begin(sites)
     if not sites:
         return sites
     seen: list[Batch] = []  # at most one

@@ -34,7 +34,7 @@ def attention_distance(site: AttentionSite, attention: Attention, batch: Batch) 
     queries, keys = (
         torch.arange(length, device=weights.device)[None] for length in weights.shape[-2:]
     )  # (1, T), (1, S)
-    if (mask := batch.present(site)) is not None:
+    if (mask := batch.unpadded_queries(site)) is not None:
         queries = mask.cumsum(1) - 1  # padding on the left has no position
     if (mask := batch.keys(site)) is not None:
         keys = mask.cumsum(1) - 1
@@ -66,12 +66,12 @@ class RunningMean:
     """
 
     def __init__(self):
-        self.count, self.total = 0, 0.0
+        self.count, self.total = 0, torch.zeros((), dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
         """Add the values of some tokens: [N, ...]."""
         self.count += len(values)
-        self.total = self.total + values.sum(0)
+        self.total = self.total.to(values.device) + values.sum(0)
 
     def mean(self) -> Tensor:
         """[...], on the CPU."""
@@ -94,7 +94,7 @@ class Statistics(Observer):
         self.of_outputs = [name for name in self.measures if name in OF_OUTPUTS]
         self.weights, self.outputs = bool(self.of_weights), bool(self.of_outputs)
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin at zero."""
         self.sites = tuple(sites)
         self.means = {(site.path, measure): RunningMean() for site in sites for measure in self.measures}
@@ -120,10 +120,10 @@ class Statistics(Observer):
         """
         check_means(self.means, excluded)
         sites, first = self.sites, self.measures[0]
-        found = {name: {site.path: self.means[site.path, name].mean() for site in sites} for name in self.measures}
-        alphas = {s.path: mixing.alpha.detach().to("cpu", torch.float64) for s, mixing in mixed_sites(model, adapter)}
+        values = {name: {site.path: self.means[site.path, name].mean() for site in sites} for name in self.measures}
+        alphas = {site.path: each.alpha.detach().to("cpu", torch.float64) for site, each in mixed_sites(model, adapter)}
         tokens = {site.path: self.means[site.path, first].count for site in sites}
-        return HeadStatistics(sites, self.measures, excluded, tokens, alphas=alphas, **found)
+        return HeadStatistics(sites, self.measures, excluded, tokens, alphas=alphas, **values)
 
 
 def head_statistics(

@@ -55,16 +55,18 @@ def quality_curves(
         axes.axhline(original, color="black", linewidth=1, label=f"all {total} heads")
     for i, (name, points) in enumerate(curves.items()):
         kept, quality = zip(*sorted(points), strict=True)
-        style = {"color": OKABE_ITO[i % len(OKABE_ITO)], "marker": MARKERS[i % len(MARKERS)]}
+        colour, marker = OKABE_ITO[i % len(OKABE_ITO)], MARKERS[i % len(MARKERS)]
         # lines are the second wheel: they differ between two curves of the same colour and marker
         line = LINES[(i + i // len(OKABE_ITO)) % len(LINES)]
-        axes.plot(kept, quality, linestyle=line, markersize=5, linewidth=1.4, label=name, **style)
+        axes.plot(kept, quality, linestyle=line, color=colour, marker=marker, markersize=5, linewidth=1.4, label=name)
     axes.set(xlabel=f"heads kept of {total}", ylabel=metric)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    beside = len(curves) > 4 or max(map(len, curves)) > 30
-    axes.legend(**({"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {}), frameon=not beside)
+    if len(curves) > 4 or max(map(len, curves)) > 30:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    else:
+        axes.legend(frameon=True)
     return figure
 
 

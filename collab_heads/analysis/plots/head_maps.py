@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -155,8 +155,9 @@ def head_panels(panels: Sequence[Panel], title: str | None, texts: Sequence[str]
         axes.set_yticks(rows, [str(panel.rows[row].site.layer) for row in rows])
         axes.set(title=panel.role, xlabel="head", ylabel="layer")
         for row, column in panel.removed():
-            cell_of = {"facecolor": GREY, "edgecolor": "white", "hatch": "////", "gid": f"removed-{row}-{column}"}
-            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **cell_of))
+            hatched = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=GREY, edgecolor="white", hatch="////")
+            hatched.set_gid(f"removed-{row}-{column}")
+            axes.add_patch(hatched)
     return figure, every
 
 
@@ -198,9 +199,9 @@ def kind_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     return styles
 
 
-def check_marks(values: Mapping[str, Sequence], marks: Mapping[str, Sequence], what: str) -> None:
+def check_marks(values: Mapping[str, Sized], marks: Mapping[str, Sequence], what: str) -> None:
     """Raise ShapeError unless there is one mark per head."""
     for path, own in marks.items():
         if path not in values or len(own) != len(values[path]):
-            count = len(values.get(path, ()))
+            count = len(values[path]) if path in values else 0
             raise ShapeError(f"{path}: {len(own)} {what}, and {count} heads that are shown")

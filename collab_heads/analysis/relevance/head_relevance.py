@@ -85,7 +85,8 @@ class RunningRelevance:
     """
 
     def __init__(self):
-        self.count, self.shares, self.signed = 0, 0.0, 0.0
+        self.count = 0
+        self.shares = self.signed = torch.zeros((), dtype=torch.float64)
 
     def add(self, relevance: Tensor) -> None:
         """Add the sentences of a batch: [B, H]."""

@@ -3,24 +3,21 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from collab_heads.analysis.measures.ablation import Ablation
-from collab_heads.analysis.measures.examples import Example
+from collab_heads.analysis.measures.attention_examples import AttentionExample
+from collab_heads.analysis.measures.comparison import rank_correlation
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.measures.results import OF_HEADS, HeadStatistics
-from collab_heads.analysis.measures.summaries import rank_correlation
 from collab_heads.analysis.relevance.contributions import TokenContributions
 from collab_heads.analysis.relevance.head_relevance import HeadRelevance
 from collab_heads.analysis.roles.labels import HeadRoles
 from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
-
-if TYPE_CHECKING:
-    pass
 
 Scores = Mapping[str, Tensor]
 # what says how much a head matters: the measures that are compared with leaving heads out, and that order a curve
@@ -57,7 +54,7 @@ class HeadMeasurements:
     sites: tuple[AttentionSite, ...]
     heads: Mapping[str, tuple[int, ...]]
     totals: Mapping[str, int]
-    data: Mapping[str, object]
+    data: Mapping[str, Any]
     statistics: HeadStatistics | None = None
     roles: HeadRoles | None = None
     relevance: HeadRelevance | None = None
@@ -67,7 +64,7 @@ class HeadMeasurements:
     curves: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
     gates: Scores = field(default_factory=dict)
     gate_history: GateHistory | None = None
-    examples: tuple[Example, ...] = ()
+    examples: tuple[AttentionExample, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

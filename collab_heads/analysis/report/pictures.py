@@ -6,9 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from collab_heads.analysis import plots
+from collab_heads.analysis.measures.ablation import Ablation
 from collab_heads.analysis.report.html import Section, page
 from collab_heads.analysis.report.legends import LEGENDS, TITLES
 from collab_heads.analysis.report.measurements import HeadMeasurements
+from collab_heads.analysis.roles.labels import HeadRoles, role_kind
 from collab_heads.sites import ROLES
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def pictures_of(report: HeadMeasurements) -> list[Picture]:
         shares, counts = report.contributions.source, report.contributions.counts.tolist()
         found.append(Picture("source_share", "contributions", lambda: plots.source_share(shares, counts)))
     if report.curves and report.ablation is not None:
-        found.append(Picture("quality", "ablation", lambda: quality(report)))
+        found.append(Picture("quality", "ablation", partial(quality, report, report.ablation)))
     if report.gate_history is not None and report.gate_history.steps:
         found.append(Picture("gate_history", "gate", lambda: plots.gate_strip(report.gate_history)))
     for number, example in enumerate(report.examples):
@@ -58,11 +60,11 @@ def maps_of(report: HeadMeasurements) -> list[Picture]:
     found, common = [], {"heads": report.heads, "totals": {s.path: report.totals[s.path] for s in report.sites}}
     if report.roles is not None:
         kinds = {
-            path: [[kind_of(label) for label in labels] or "none" for labels in every]
+            path: [[role_kind(label) for label in labels] or "none" for labels in every]
             for path, every in report.roles.labels.items()
         }
         found.append(Picture("roles", "roles", lambda: plots.role_map(report.sites, kinds, **common)))
-        found += shares_of(report, common)
+        found += shares_of(report, report.roles, common)
     for name, scores in report.scores().items():
 
         def draw(name=name, scores=scores) -> "Figure":
@@ -78,10 +80,10 @@ def maps_of(report: HeadMeasurements) -> list[Picture]:
     return found
 
 
-def shares_of(report: HeadMeasurements, common: dict) -> list[Picture]:
+def shares_of(report: HeadMeasurements, roles: HeadRoles, common: dict) -> list[Picture]:
     """How close every head comes to a role: the largest share of its best offset, and that of the rarest token."""
-    offsets = {path: numbers.share for path, numbers in report.roles.positional.items()}
-    rare = {path: numbers.rarest for path, numbers in report.roles.rare.items()}
+    offsets = {path: numbers.share for path, numbers in roles.positional.items()}
+    rare = {path: numbers.rarest for path, numbers in roles.rare.items()}
     named = {"positional": (offsets, "share on the best offset"), "rare_tokens": (rare, "share on the rarest token")}
     return [
         Picture(name, "roles", partial(plots.head_map, report.sites, shares, label=label, **common))
@@ -110,16 +112,11 @@ def matrices_of(report: HeadMeasurements) -> list[Picture]:
     return found
 
 
-def quality(report: HeadMeasurements) -> "Figure":
+def quality(report: HeadMeasurements, ablation: Ablation) -> "Figure":
     """Quality against heads kept, a curve per measure."""
-    ablation, total = report.ablation, sum(site.num_heads for site in report.sites)
+    total = sum(site.num_heads for site in report.sites)
     curves = {name.replace("_", " "): points for name, points in report.curves.items()}
     return plots.quality_curves(curves, original=ablation.original, metric=ablation.metric, total=total)
-
-
-def kind_of(label: str) -> str:
-    """What a label is a case of: "positional -1" -> "positional"."""
-    return next((kind for kind in ("positional", "rare tokens") if label.startswith(kind)), "syntactic")
 
 
 def page_of(report: HeadMeasurements, drawn: Mapping[str, bytes]) -> str:

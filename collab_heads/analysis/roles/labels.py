@@ -14,7 +14,7 @@ from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
 
 ROUNDING = 1e-9  # of a difference of two shares: 0.35 - 0.25 is 0.09999999999999998
-KINDS = ("positional", "rare tokens", "syntactic")
+ROLE_KINDS = ("positional", "rare tokens", "syntactic")
 
 
 @dataclass(frozen=True)
@@ -128,19 +128,23 @@ class HeadRoles:
 
     def summary(self) -> list[str]:
         """How many heads have which role, what that stands on, and what was left out."""
-        found = dict(zip(KINDS, (self.positional, self.rare, self.syntax), strict=True))
+        measured = {"positional": set(self.positional), "rare tokens": set(self.rare), "syntactic": set(self.syntax)}
         every = [
-            labels for path, each in self.labels.items() if any(path in f for f in found.values()) for labels in each
+            labels
+            for path, labels_of_site in self.labels.items()
+            if any(path in paths for paths in measured.values())
+            for labels in labels_of_site
         ]
         counts = [
-            f"{sum(any(kind_of(label) == kind for label in labels) for labels in every)} {kind}"
-            if found[kind]
+            f"{sum(any(role_kind(label) == kind for label in labels) for labels in every)} {kind}"
+            if measured[kind]
             else f"{kind} not measured"
-            for kind in KINDS
+            for kind in ROLE_KINDS
         ]
         of = "" if len(every) == (total := sum(map(len, self.labels.values()))) else f" of {total}"
         lines = [f"{len(every)}{of} heads: {', '.join(counts)}, {sum(not labels for labels in every)} without a role"]
-        if tokens := {n.tokens for n in (*self.positional.values(), *self.rare.values())}:
+        numbers: list[PositionalNumbers | RareNumbers] = [*self.positional.values(), *self.rare.values()]
+        if tokens := {each.tokens for each in numbers}:
             lines.append(f"query tokens of a site: {' to '.join(map(str, sorted({min(tokens), max(tokens)})))}")
         if self.sentences:
             left_out = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
@@ -235,6 +239,6 @@ def syntactic_labels(
     )
 
 
-def kind_of(label: str) -> str:
-    """Which of `KINDS` a label is."""
-    return next((kind for kind in KINDS if label.split(" ")[0] == kind.split(" ")[0]), "syntactic")
+def role_kind(label: str) -> str:
+    """Which of `ROLE_KINDS` a label is: "positional -1" is "positional"."""
+    return next((kind for kind in ROLE_KINDS if label.split(" ")[0] == kind.split(" ")[0]), "syntactic")

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
@@ -35,7 +36,7 @@ def count_tokens(model: PreTrainedModel, batches: Iterable[Mapping]) -> Tensor |
             f"batches is a {type(batches).__name__} that can be read only once, and counting tokens takes a reading of "
             "its own: pass a list or a DataLoader, or token_counts=[V], how often every token is in your corpus"
         )
-    counts = torch.zeros(model.get_input_embeddings().num_embeddings, dtype=torch.int64)
+    counts = torch.zeros(cast(nn.Embedding, model.get_input_embeddings()).num_embeddings, dtype=torch.int64)
     for index, inputs in enumerate(each_batch(batches)):
         ids, mask = inputs.get("input_ids"), as_bool(inputs.get("attention_mask"))
         if ids is None:
@@ -97,7 +98,7 @@ class RareTokens(Observer):
                 self.ranks[token] = NEVER
         self._batch: tuple[Batch, tuple[Tensor, Tensor, Tensor] | None] | None = None
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin at zero."""
         self.measured = {site.path: site for site in sites if site.role == self.role}
         self.hits = {path: torch.zeros(2, site.num_heads, dtype=torch.int64) for path, site in self.measured.items()}

@@ -60,8 +60,9 @@ def align(sentence: Sentence, tokenizer: PreTrainedTokenizerBase) -> Aligned | N
         for position in range(start, end):
             letters.setdefault(position, word)
     owners = [owner(letters, span) for span in spans]
-    leaders = [leader(word, span, owners, spans) for word, span in enumerate(sentence.spans)]
-    if None in leaders:
+    all_leaders = [leader(word, span, owners, spans) for word, span in enumerate(sentence.spans)]
+    leaders = [word for word in all_leaders if word is not None]
+    if len(leaders) < len(all_leaders):
         return None
     units = {word: unit for unit, word in enumerate(sorted(set(leaders)))}
     token_units = tuple(NOTHING if word is None else units[word] for word in owners)
@@ -91,7 +92,10 @@ def with_offsets(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Sequenc
 def with_pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Sequence[int], Sequence[Span]] | None:
     """The same of a tokenizer without offsets: by the characters of its pieces. None where they do not match."""
     pieces = tokenizer.tokenize(text)
-    ids, inner = tokenizer(text, verbose=False)["input_ids"], tokenizer.convert_tokens_to_ids(pieces)
+    ids, inner = (
+        list(tokenizer(text, verbose=False)["input_ids"]),
+        [tokenizer.convert_tokens_to_ids(piece) for piece in pieces],
+    )
     before = next((i for i in range(len(ids) - len(inner) + 1) if ids[i : i + len(inner)] == inner), None)
     spans = piece_spans(text, pieces)
     if before is None or spans is None:

@@ -103,7 +103,7 @@ class MapScores(Observer):
         check_choice("measure of maps", measure, OF_MAPS)
         self.measure = measure
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin at zero."""
         self.means = {site.path: RunningMean() for site in sites}
 
