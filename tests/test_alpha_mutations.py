@@ -42,16 +42,16 @@ def rows_and_columns_dropped(monkeypatch):
     def keep_output_heads(projection, kept, num_heads):
         alpha = projection.mixing.alpha.data[kept][:, kept]
         stock(projection, kept, num_heads)
-        if found := output.mixing_of(projection):
+        if found := output.alphas_of(projection):
             found.alpha.data.copy_(alpha)
 
-    monkeypatch.setattr(output, "fold_mixing", lambda projection: None)
+    monkeypatch.setattr(output, "fold_alphas", lambda projection: None)
     monkeypatch.setattr(prune, "keep_output_heads", keep_output_heads)
 
 
 def alphas_dropped(monkeypatch):
     """Removal starts alphas again without folding them."""
-    monkeypatch.setattr(output, "fold_mixing", lambda projection: None)
+    monkeypatch.setattr(output, "fold_alphas", lambda projection: None)
 
 
 def alphas_folded_twice(monkeypatch):
