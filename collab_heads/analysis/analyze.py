@@ -42,7 +42,7 @@ def analyze_heads(
     batches: Iterable[Mapping],
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
-    parts: Iterable[Part] | None = None,
+    parts: Part | Iterable[Part] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     treebank: Treebank | str | Path | Sequence[Sentence] | None = None,
     exclude: Iterable[int] | None = None,

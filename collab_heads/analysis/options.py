@@ -29,7 +29,7 @@ class AnalysisOptions:
         ArgumentError: on an unknown part, no part at all, or a count that cannot be.
     """
 
-    parts: Iterable[Part] | None = None
+    parts: Part | Iterable[Part] | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     treebank: Treebank | str | Path | Sequence[Sentence] | None = None
     exclude: Iterable[int] | None = None

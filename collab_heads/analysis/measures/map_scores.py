@@ -154,7 +154,10 @@ def maps_of(site: AttentionSite, weights: Tensor, batch: Batch) -> Maps:
 
 
 def map_scores(
-    model: PreTrainedModel, batches: Iterable[Mapping], adapter: type[AttentionAdapter] | AttentionAdapter, measure: str
+    model: PreTrainedModel,
+    batches: Iterable[Mapping],
+    adapter: type[AttentionAdapter] | AttentionAdapter,
+    measure: str,
 ) -> dict[str, Tensor]:
     """Measure every head on its attention maps, in one pass; memory does not grow with the number of batches.
 

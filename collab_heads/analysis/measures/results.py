@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -13,8 +14,9 @@ from collab_heads.errors import ArgumentError, DataError
 from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
 
-OF_HEADS = ("confidence", "entropy", "attention_distance")  # a number per head
-OF_PAIRS = ("cosine", "l2")  # a number per pair of heads
+Measure = Literal["confidence", "entropy", "attention_distance", "cosine", "l2"]
+OF_HEADS: tuple[Measure, ...] = ("confidence", "entropy", "attention_distance")  # a number per head
+OF_PAIRS: tuple[Measure, ...] = ("cosine", "l2")  # a number per pair of heads
 MEASURES = OF_HEADS + OF_PAIRS
 # role -> stack and name of the attention, as Azov and Landau key their statistics
 PLACES = {

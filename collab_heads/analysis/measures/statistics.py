@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer, excluded_tokens, observe
-from collab_heads.analysis.measures.results import MEASURES, HeadStatistics
+from collab_heads.analysis.measures.results import MEASURES, HeadStatistics, Measure
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.alpha import mixed_sites
@@ -88,7 +88,7 @@ class Statistics(Observer):
         ArgumentError: on an unknown measure, or none at all.
     """
 
-    def __init__(self, measures: Iterable[str] = MEASURES):
+    def __init__(self, measures: Measure | Iterable[Measure] = MEASURES):
         self.measures = check_measures(measures)
         self.of_weights = [name for name in self.measures if name in OF_WEIGHTS]
         self.of_outputs = [name for name in self.measures if name in OF_OUTPUTS]
@@ -131,7 +131,7 @@ def head_statistics(
     batches: Iterable[Mapping],
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
-    measures: Iterable[str] = MEASURES,
+    measures: Measure | Iterable[Measure] = MEASURES,
     exclude: Iterable[int] | None = None,
 ) -> HeadStatistics:
     """Measure every head over a data set, in one pass; memory does not grow with the number of batches.
@@ -186,7 +186,7 @@ def check_means(means: Mapping[tuple[str, str], RunningMean], excluded: tuple[in
             raise NonFiniteError(f"{path}: the {measure} of its heads is NaN or inf; look at its weights and inputs")
 
 
-def check_measures(measures: Iterable[str]) -> tuple[str, ...]:
+def check_measures(measures: str | Iterable[str]) -> tuple[str, ...]:
     """The measures in their own order, or an ArgumentError if there are none or one is unknown."""
     names = [measures] if isinstance(measures, str) else list(measures)
     for name in names:
