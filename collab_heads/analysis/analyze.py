@@ -15,7 +15,7 @@ from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.measures.passes import Observer, observe
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.analysis.measures.statistics import Statistics
-from collab_heads.analysis.options import AnalysisOptions, Part
+from collab_heads.analysis.options import AnalysisOptions, Part, check_parts
 from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.analysis.report.head_report import HeadReport
@@ -74,20 +74,20 @@ def analyze_heads(
         treebank: a CoNLL-U file, its sentences, or a `Treebank`, for syntactic heads of encoders.
         exclude: ids of tokens that do not count as queries; None for the ends of sentences.
         token_counts: [V], how often every token is in your corpus, for rare tokens; None counts those of `batches`.
-        thresholds: from when on a head has a role; None for the paper's.
+        thresholds: how large shares must be for a head to have a role; None for the paper's.
         evaluate: model -> the task's metric, for the ablation; None for the mean loss on `batches`.
-        metric: what it is called.
+        metric: the name of what `evaluate` measures.
         higher_is_better: whether a higher metric is a better one.
         num_examples: sentences whose attention maps are kept, the first ones of the data.
         contribution_sentences: how many sentences contributions of source and target are measured on, the first ones.
-        gate_history: gates over training, to be shown beside.
+        gate_history: the gates during training, to be shown in the report, too.
         data: what the batches are, for the report.
 
     Returns:
         The report; `print` it, or `.save_html("report.html")`.
 
     Raises:
-        ArgumentError: on an unknown part, a count that cannot be, batches that can be read only once, a treebank
+        ArgumentError: on an unknown part, a count that is too small, batches that can be read only once, a treebank
             without a tokenizer.
         CalibrationError: if there are no batches, the model cannot take one, or no token counted at a site.
         DataError: if the treebank is missing or broken.
@@ -97,7 +97,7 @@ def analyze_heads(
     """
     check_wrapper(model)
     options = AnalysisOptions(
-        parts=parts,
+        parts=check_parts(parts),
         tokenizer=tokenizer,
         treebank=treebank,
         exclude=exclude,

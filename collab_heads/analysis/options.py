@@ -26,10 +26,10 @@ class AnalysisOptions:
     """The options of `analyze_heads`, which are described there.
 
     Raises:
-        ArgumentError: on an unknown part, no part at all, or a count that cannot be.
+        ArgumentError: on a number of sentences that is too small.
     """
 
-    parts: Part | Iterable[Part] | None = None
+    parts: tuple[Part, ...] | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     treebank: Treebank | str | Path | Sequence[Sentence] | None = None
     exclude: Iterable[int] | None = None
@@ -46,14 +46,6 @@ class AnalysisOptions:
     def __post_init__(self):
         check_count("num_examples", self.num_examples)
         check_count("contribution_sentences", self.contribution_sentences, least=1)
-        if self.parts is None:
-            return
-        parts = [self.parts] if isinstance(self.parts, str) else list(self.parts)
-        for part in parts:
-            check_choice("part", part, PARTS)
-        if not parts:
-            raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
-        object.__setattr__(self, "parts", tuple(parts))
 
     def choose(self, model: PreTrainedModel, has_labels: bool) -> tuple[tuple[Part, ...], list[str]]:
         """The parts to measure: those asked for, or all that model and data allow.
@@ -66,13 +58,13 @@ class AnalysisOptions:
             The parts, and what a reader must know of parts that were left out.
 
         Raises:
-            ArgumentError: if contributions are asked for that the model cannot have.
+            ArgumentError: if contributions are asked for and the model has no source.
         """
         has_source = model.config.is_encoder_decoder
         if self.parts is not None:
             if "contributions" in self.parts and not has_source:
                 raise ArgumentError(f"part 'contributions': {NO_SOURCE}")
-            return tuple(self.parts), []
+            return self.parts, []
         missing: set[Part] = set() if has_source else {"contributions"}
         notes = []
         if not has_labels:
@@ -82,3 +74,19 @@ class AnalysisOptions:
             missing.add("ablation")
             notes.append("heads were not left out: pass evaluate, or ask for the ablation")
         return tuple(part for part in PARTS if part not in missing), notes
+
+
+def check_parts(parts: Part | Iterable[Part] | None) -> tuple[Part, ...] | None:
+    """The parts that are asked for, one or several, as a tuple; None stays None.
+
+    Raises:
+        ArgumentError: on an unknown part, or if there are none.
+    """
+    if parts is None:
+        return None
+    names = (parts,) if isinstance(parts, str) else tuple(parts)
+    for part in names:
+        check_choice("part", part, PARTS)
+    if not names:
+        raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
+    return names

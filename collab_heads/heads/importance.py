@@ -144,7 +144,7 @@ def most_important(
         adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Raises:
-        ArgumentError: on a target that cannot be, or scores of sites or heads that the model does not have.
+        ArgumentError: on an impossible target, or scores of sites or heads that the model does not have.
         NonFiniteError: if a score is NaN or inf; the site is named.
     """
     check_by_path(scores)

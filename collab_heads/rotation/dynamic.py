@@ -81,7 +81,7 @@ class DynamicRotation:
     `count`, `frequency`, `rest`, `start` and `end` are numbers, or role -> number.
 
     Raises:
-        ArgumentError: on an unknown policy, metric or role, and numbers that cannot be.
+        ArgumentError: on an unknown policy, metric or role, and on numbers below 1.
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping", dynamic.
     """

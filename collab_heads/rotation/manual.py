@@ -52,7 +52,7 @@ class HeadRotation:
         """Read the schedule from a JSON file: the source's, as it is, or one of ours.
 
         Raises:
-            DataError: if the file cannot be read or is no schedule; it is named.
+            DataError: if the file cannot be read or holds no schedule; the message names it.
         """
         try:
             return cls(parse_json(Path(path).read_text(encoding="utf-8"), object_pairs_hook=distinct), adapter)
@@ -72,7 +72,7 @@ class HeadRotation:
             epochs: how many epochs the training has, if known.
 
         Raises:
-            ArgumentError: on an epoch after the last, or a layer, head, path or pair that cannot be.
+            ArgumentError: on an epoch after the last, or a layer, head or path that does not exist.
             CollabHeadsError: whatever else `swap_heads` would refuse. Both name the epoch.
         """
         if epochs is not None:

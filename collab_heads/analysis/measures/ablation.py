@@ -201,7 +201,7 @@ def ablation_curve(
         (heads kept, the number), fewest heads last.
 
     Raises:
-        ArgumentError: on a count that cannot be, or scores of sites or heads that the model does not have.
+        ArgumentError: on an impossible number of heads, or scores of sites or heads that the model does not have.
         NonFiniteError: if a score or the number is NaN or inf.
     """
     check_wrapper(model)

@@ -23,7 +23,7 @@ def evenness(values: Tensor | Sequence[float]) -> float:
         Between 0 and 1; 1 if all are equal, be they zeros or a single one.
 
     Raises:
-        ArgumentError: if there are none, or one is negative: shares of a total need a sign.
+        ArgumentError: if there are no values, or one is negative: shares of a total must have one sign.
         NonFiniteError: if one is NaN or infinite.
 
     Source: Gini 1912; the correction n / (n - 1): Deltas 2003, "The small-sample bias of the Gini coefficient".

@@ -105,7 +105,7 @@ class HeadStatistics:
 
         Tensors are named like `encoder.0.self_attn.confidence`. The JSON file describes them and has all numbers once
         more, nested as `{"encoder": [{"self_attn": {...}}, ...], "decoder": [{"self_attn": {...}, "enc_attn": {...}},
-        ...]}` with an entry per layer, empty where nothing was measured. Both are written aside and renamed.
+        ...]}` with an entry per layer, empty where nothing was measured. Complete files replace old ones.
 
         Source: the nesting: Azov and Landau 2020 (MHR-NLP-Transformers).
         """
@@ -143,12 +143,12 @@ class HeadStatistics:
             ]
             tokens = {each["path"]: int(each["tokens"]) for each in described["sites"]}
             measures, excluded = tuple(described["measures"]), tuple(described["excluded"])
-            found = {name: pick(tensors, name, sites) for name in measures}
+            values = {name: pick(tensors, name, sites) for name in measures}
             mixed = [site for site, each in zip(sites, described["sites"], strict=True) if each["alphas"]]
-            found["alphas"] = pick(tensors, "alphas", mixed)
+            values["alphas"] = pick(tensors, "alphas", mixed)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{folder}: its head statistics are incomplete: {error!r}") from error
-        return cls(tuple(sites), measures, excluded, tokens, **found)
+        return cls(tuple(sites), measures, excluded, tokens, **values)
 
 
 def prefix(site: AttentionSite) -> str:
@@ -159,11 +159,13 @@ def prefix(site: AttentionSite) -> str:
 
 def pick(tensors: Mapping[str, Tensor], name: str, sites: Sequence[AttentionSite]) -> dict[str, Tensor]:
     """The tensors of one measure, path -> tensor; ValueError if one has not one row per head."""
-    found = {site.path: tensors[f"{prefix(site)}.{name}"] for site in sites}
+    of_measure = {site.path: tensors[f"{prefix(site)}.{name}"] for site in sites}
     for site in sites:
-        if found[site.path].shape != (site.num_heads,) * (1 if name in OF_HEADS else 2):
-            raise ValueError(f"{prefix(site)}.{name} is {tuple(found[site.path].shape)}, of {site.num_heads} heads")
-    return found
+        if of_measure[site.path].shape != (site.num_heads,) * (1 if name in OF_HEADS else 2):
+            raise ValueError(
+                f"{prefix(site)}.{name} is {tuple(of_measure[site.path].shape)}, of {site.num_heads} heads"
+            )
+    return of_measure
 
 
 def pair_mean(matrix: Tensor) -> str:

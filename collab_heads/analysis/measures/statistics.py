@@ -158,7 +158,7 @@ def head_statistics(
         The statistics of every site that has heads; `print` it.
 
     Raises:
-        ArgumentError: on an unknown measure, or ids that are none.
+        ArgumentError: on an unknown measure, or if `exclude` holds anything but token ids.
         CalibrationError: if there are no batches, the model cannot take one (its index is named), a mask does not fit,
             or no token counted at a site.
         NonFiniteError: if a statistic is NaN or inf; the first such site is named.
@@ -187,7 +187,7 @@ def check_means(means: Mapping[tuple[str, str], RunningMean], excluded: tuple[in
 
 
 def check_measures(measures: str | Iterable[str]) -> tuple[str, ...]:
-    """The measures in their own order, or an ArgumentError if there are none or one is unknown."""
+    """The measures in the order of `MEASURES`; an ArgumentError if there are none or one is unknown."""
     names = [measures] if isinstance(measures, str) else list(measures)
     for name in names:
         check_choice("measure", name, MEASURES)

@@ -54,12 +54,12 @@ def importance_distributions(
     if not models:
         raise ArgumentError("there are no models to compare: pass at least one")
     of = {name: sites[name] if isinstance(sites, Mapping) else sites for name in models}
-    found = {name: checked_values(of[name], own, f"{label} in {name}") for name, own in models.items()}
-    ranked = {name: {role: ranking(of[name], found[name], role) for role in ROLES} for name in models}
+    checked = {name: checked_values(of[name], own, f"{label} in {name}") for name, own in models.items()}
+    ranked = {name: {role: ranking(of[name], checked[name], role) for role in ROLES} for name in models}
     roles = [role for role in ROLES if any(len(ranked[name][role][0]) for name in models)]
     if not roles:
         raise ArgumentError("there is no importance to show: pass the values of at least one site")
-    relative = all(bool((each >= 0).all()) for own in found.values() for each in own.values())
+    relative = all(bool((each >= 0).all()) for own in checked.values() for each in own.values())
     layers = [int(layer) for own in ranked.values() for _, each in own.values() for layer in each]
     cmap, norm = matplotlib.colormaps["viridis"], Normalize(min(layers), max(max(layers), min(layers) + 1))
     figure = new_figure(max(3.4, 2.9 * len(models) + 0.5), 2.1 * len(roles) + 0.3, title)
@@ -107,10 +107,10 @@ def legend_of(names: Sequence[str], relative: bool) -> list:
 
 def ranking(sites: Sequence[AttentionSite], values: Mapping[str, Tensor], role: str) -> tuple[np.ndarray, np.ndarray]:
     """Importance of the heads of a role, most important first, and their layers; [n] each."""
-    own = [site for site in sites if site.role == role and site.path in values]
-    if not own:
+    shown = [site for site in sites if site.role == role and site.path in values]
+    if not shown:
         return np.zeros(0), np.zeros(0)
-    joined = torch.cat([values[site.path] for site in own])
-    layers = torch.cat([torch.full((site.num_heads,), site.layer) for site in own])
+    joined = torch.cat([values[site.path] for site in shown])
+    layers = torch.cat([torch.full((site.num_heads,), site.layer) for site in shown])
     order = joined.argsort(descending=True, stable=True)
     return joined[order].numpy(), layers[order].numpy()

@@ -118,7 +118,7 @@ def token_contributions(
         Mean shares by position, counted from 0, the first generated token; `print` them.
 
     Raises:
-        ArgumentError: on ids that are none, or a model without logits or last hidden states.
+        ArgumentError: if `exclude` holds anything but token ids, or for a model without logits or last hidden states.
         CalibrationError: if there are no batches, the model cannot take one (its index is named), a mask does not fit,
             no position counted, or a stack was not run.
         NonFiniteError: if a share is NaN or inf.

@@ -78,9 +78,9 @@ def check_target(values: object, model: PreTrainedModel) -> tuple[Tensor, Tensor
         ArgumentError: if it is something else, or does not depend on the model.
     """
     if not isinstance(values, Tensor) or values.ndim not in (1, 2) or not values.requires_grad:
-        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ArgumentError(
-            f"target gave {found}: expected what the outputs of {type(model).__name__} lead to with gradients, one "
+            f"target gave {shape}: expected what the outputs of {type(model).__name__} lead to with gradients, one "
             "number per sentence (batch,) or per position (batch, positions)"
         )
     values = values.unsqueeze(-1) if values.ndim == 1 else values

@@ -70,21 +70,21 @@ class HeadMeasurements:
 
     def scores(self) -> dict[str, Scores]:
         """Measure -> path -> [H]: everything that is a number per head, float64 on the CPU."""
-        found: dict[str, Scores] = {}
+        scores: dict[str, Scores] = {}
         if (statistics := self.statistics) is not None:
-            found |= {name: getattr(statistics, name) for name in OF_HEADS if name in statistics.measures}
+            scores |= {name: getattr(statistics, name) for name in OF_HEADS if name in statistics.measures}
             if "l2" in statistics.measures:
-                found["l2_distance"] = {site.path: statistics.distance(site.path) for site in self.sites}
+                scores["l2_distance"] = {site.path: statistics.distance(site.path) for site in self.sites}
         if self.relevance is not None:
-            found["relevance"] = self.relevance.relevance
-            found["absolute_relevance"] = {path: signed.abs() for path, signed in self.relevance.signed.items()}
+            scores["relevance"] = self.relevance.relevance
+            scores["absolute_relevance"] = {path: signed.abs() for path, signed in self.relevance.signed.items()}
         if self.gradient is not None:
-            found["gradient"] = self.gradient
+            scores["gradient"] = self.gradient
         if self.ablation is not None:
-            found["leave_one_out"] = self.ablation.harm()
+            scores["leave_one_out"] = self.ablation.harm()
         if self.gates:
-            found["gate"] = self.gates
-        return found
+            scores["gate"] = self.gates
+        return scores
 
     def correlations(self) -> dict[str, float]:
         """Measure -> rank correlation with the harm of leaving each head out; empty without an ablation."""
@@ -143,8 +143,8 @@ class HeadMeasurements:
             "examples": [{side: list(tokens) for side, tokens in each.tokens.items()} for each in self.examples],
         }
         for name in ("statistics", "roles", "relevance", "contributions", "ablation"):
-            found = getattr(self, name)
-            whole[name] = None if found is None else found.to_dict()
+            measured = getattr(self, name)
+            whole[name] = None if measured is None else measured.to_dict()
         return whole
 
     def to_json(self) -> str:

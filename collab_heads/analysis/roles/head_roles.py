@@ -59,7 +59,7 @@ def head_roles(
 
     Raises:
         ArgumentError: without data, on a treebank without a tokenizer or for a model without an encoder, on batches
-            that can be read only once and must be counted, on counts, relations or ids that are none.
+            that can be read only once and must be counted, on counts, relations or token ids of a wrong type.
         CalibrationError: if there are no batches, the model cannot take one, or no token counted at a site.
         DataError: if the treebank is missing or broken, or none of its sentences can be measured.
         NonFiniteError: if attention weights are NaN.
@@ -102,7 +102,7 @@ def rare_observer(
     """The observer of rare tokens, counted if need be; None for models and batches without token ids.
 
     Raises:
-        ArgumentError: if `batches` must be counted and can be read only once, or the counts are none.
+        ArgumentError: if `batches` must be counted and can be read only once, or `token_counts` are no counts.
     """
     if model.main_input_name != "input_ids":
         return None

@@ -19,7 +19,7 @@ ROLE_KINDS = ("positional", "rare tokens", "syntactic")
 
 @dataclass(frozen=True)
 class RoleThresholds:
-    """From when on a head has a role.
+    """How large a share must be for a head to have a role.
 
     Attributes:
         positional: share of the query tokens whose largest weight falls on one relative position.
@@ -98,8 +98,8 @@ class HeadRoles:
             "positional": offsets,
             "rare": rare,
             "syntax": {
-                path: {" ".join(kind): each.tolist() for kind, each in found.items()}
-                for path, found in self.syntax.items()
+                path: {" ".join(kind): each.tolist() for kind, each in accuracies.items()}
+                for path, accuracies in self.syntax.items()
             },
             "baselines": {" ".join(kind): dataclasses.asdict(each) for kind, each in self.baselines.items()},
             "skipped": dict(self.skipped),
@@ -173,7 +173,7 @@ def roles_from_measures(
     Args:
         sites: the sites that have heads, in model order, as `observe` returns them.
         heads: path -> the original numbers of those heads.
-        positional: None if not measured; so for the others.
+        positional: None if not measured, as `rare` and `syntax`.
         rare: its first layer is labelled.
         syntax: its treebank says what was skipped.
         thresholds: None for the paper's.

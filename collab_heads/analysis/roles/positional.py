@@ -71,7 +71,7 @@ class Positional(Observer):
             CalibrationError: if no query token counted at a site.
             NonFiniteError: if its attention weights are NaN.
         """
-        found = {}
+        numbers = {}
         for path, counts in self.counts.items():
             tokens = int(counts[0].sum())
             if not tokens:
@@ -84,8 +84,8 @@ class Positional(Observer):
             order = sorted(range(-middle, middle + 1), key=lambda offset: (abs(offset), offset))
             nearest_first = counts[:, torch.tensor(order) + middle]
             best, most = first_largest(nearest_first)
-            found[path] = PositionalNumbers(torch.tensor(order)[best], most.double() / tokens, tokens)
-        return found
+            numbers[path] = PositionalNumbers(torch.tensor(order)[best], most.double() / tokens, tokens)
+        return numbers
 
 
 def add_centred(one: Tensor, other: Tensor) -> Tensor:

@@ -101,8 +101,8 @@ class Syntax(Observer):
         words = parts.mT @ (weights @ parts)  # (B, H, U, U)
         row, query, sought, kind = pool.asked
         hits = words.argmax(-1)[row, :, query] == sought[:, None]  # (P, H): a query seeks no word twice
-        found = torch.zeros(len(self.kinds), hits.shape[1], dtype=torch.int64, device=hits.device)
-        self.right[site.path] += found.index_add_(0, kind, hits.long()).cpu()
+        right = torch.zeros(len(self.kinds), hits.shape[1], dtype=torch.int64, device=hits.device)
+        self.right[site.path] += right.index_add_(0, kind, hits.long()).cpu()
         self.asked[site.path] += pool.kinds
 
     def pool(self, index: int, weights: Tensor) -> Pool:
@@ -126,7 +126,7 @@ class Syntax(Observer):
 
     def pairs(self, sentence: Sentence, aligned: Aligned) -> Iterator[tuple[int, int, int]]:
         """The querying word, the sought word and the kind of every dependency asked for, each once."""
-        seen: dict[tuple[int, int, int], None] = {}  # in order
+        asked: dict[tuple[int, int, int], None] = {}  # in order
         for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
             main = relation.split(":")[0]
             main = RENAMED.get(main, main)
@@ -134,8 +134,8 @@ class Syntax(Observer):
                 dependent, governor = aligned.word_units[word], aligned.word_units[head - 1]
                 kind = 2 * self.relations.index(main)
                 if dependent != governor:
-                    seen |= {(dependent, governor, kind): None, (governor, dependent, kind + 1): None}
-        return iter(seen)
+                    asked |= {(dependent, governor, kind): None, (governor, dependent, kind + 1): None}
+        return iter(asked)
 
     def results(self) -> tuple[Mapping[str, Mapping[tuple[str, str], Tensor]], Mapping[tuple[str, str], Baseline]]:
         """Accuracies and baselines of the relations that are there.

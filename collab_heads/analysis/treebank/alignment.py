@@ -51,10 +51,10 @@ def align(sentence: Sentence, tokenizer: PreTrainedTokenizerBase) -> Aligned | N
         None where no token covers a word, or the pieces cannot be matched to the text (an unknown piece that does not
         say which characters it stands for).
     """
-    found = with_offsets(sentence.text, tokenizer) if tokenizer.is_fast else with_pieces(sentence.text, tokenizer)
-    if found is None:
+    encoded = with_offsets(sentence.text, tokenizer) if tokenizer.is_fast else with_pieces(sentence.text, tokenizer)
+    if encoded is None:
         return None
-    ids, spans = found
+    ids, spans = encoded
     letters: dict[int, int] = {}  # position in the text -> the first word that it is part of
     for word, (start, end) in enumerate(sentence.spans):
         for position in range(start, end):
@@ -114,13 +114,13 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[Span] | None:
     if not folded:
         return None
     for piece in pieces:
-        found = next((form for form in bare_forms(piece) if folded.startswith(form, at)), None)
-        if found is None:
+        form = next((form for form in bare_forms(piece) if folded.startswith(form, at)), None)
+        if form is None:
             return None
         following = min(at, len(letters) - 1)
-        first, last = (at, at + len(found) - 1) if found else (following, following)
+        first, last = (at, at + len(form) - 1) if form else (following, following)
         spans.append((letters[first][1], letters[last][1] + 1))
-        at += len(found)
+        at += len(form)
     return spans if at == len(letters) else None
 
 

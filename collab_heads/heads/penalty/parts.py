@@ -54,7 +54,7 @@ class PenaltyPart(Protocol):
 
     Attributes:
         name: under which its state is stored.
-        skips_with_optimizer: whether a step that the optimizer skipped is none for this part either.
+        skips_with_optimizer: whether `step` is left out where the optimizer skipped its step.
     """
 
     name: ClassVar[str]
