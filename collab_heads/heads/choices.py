@@ -1,9 +1,8 @@
 """How users name heads: which are alive (the format of Voita et al.), and which to remove."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
 
-from collab_heads.checks import is_index
+from collab_heads.checks import is_index, is_list
 from collab_heads.errors import ArgumentError
 from collab_heads.sites import ROLES, AttentionSite, check_name
 
@@ -96,8 +95,3 @@ def plain(value: object) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     return [plain(item) for item in value] if is_list(value) else value
-
-
-def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Whether a value is a list or tuple."""
-    return isinstance(value, Sequence) and not isinstance(value, str)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -85,7 +85,9 @@ def swap_to_gated(
     return gate_report(model, adapter)
 
 
-def checked_state(kind: str, temperature: Any, stretch: Any, init_log_alpha: object) -> GateState:
+def checked_state(
+    kind: Literal["learned", "fixed"], temperature: Any, stretch: Any, init_log_alpha: object
+) -> GateState:
     """The state of new gates, or an ArgumentError that says which number cannot work."""
     try:
         state = GateState(kind, temperature, stretch)
@@ -106,7 +108,7 @@ def gated_sites(
     ]
 
 
-def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: str) -> None:
+def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["learned", "subset"]) -> None:
     """Have the learned gates of a model be of one kind, "learned" or "subset"."""
     config, changed = CollabConfig.of(model.config), {}
     for site, gates in gated_sites(model, adapter, learned=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from collab_heads.checks import check_choice, check_seed
 from collab_heads.errors import ArgumentError
 from collab_heads.registry import AttentionAdapter
+from collab_heads.rotation.due import Due, SlotPairs, due_before, pairs_by_role
 from collab_heads.rotation.exchange import Pairs, Slot, plan_exchanges, slot_pairs, swap_heads, unwrapped_adapter
 from collab_heads.rotation.history import (
     Direction,
@@ -28,20 +29,6 @@ from collab_heads.sites import ROLES
 from collab_heads.state import CollabConfig, kept_heads
 
 Setting = int | Mapping[str, int]
-
-
-class Due(NamedTuple):
-    """What is due for a role before an epoch.
-
-    Attributes:
-        direction: "swap" or "back".
-        settings: of the role.
-        stack: the places of its heads, layer by layer.
-    """
-
-    direction: Direction
-    settings: RoleSettings
-    stack: Stack
 
 
 class DynamicRotation:
@@ -171,12 +158,7 @@ class DynamicRotation:
         if not self.record.comes(epoch):
             return []
         due = self.due(model, epoch)
-        back = [
-            pair
-            for role, what in due.items()
-            if what.direction == "back"
-            for pair in reversed(self.exchanged[role].pairs)
-        ]
+        back = [pair for what in due.values() for pair in what.back]
         swaps = {role: what for role, what in due.items() if what.direction == "swap"}
         for role, what in swaps.items():
             check_pairs(self.policy, role, what.stack, what.settings.count)
@@ -195,12 +177,7 @@ class DynamicRotation:
 
     def due(self, model: PreTrainedModel, epoch: int) -> dict[str, Due]:
         """What is due before an epoch, for the roles for which something is."""
-        due = {}
-        for role, (settings, stack) in self.stacks(model).items():
-            since = self.exchanged[role].since if role in self.exchanged else None
-            if direction := settings.due(epoch, since):
-                due[role] = Due(direction, settings, stack)
-        return due
+        return due_before(epoch, self.stacks(model), self.exchanged)
 
     def apply(
         self,
@@ -234,9 +211,10 @@ class DynamicRotation:
             return []
         planned = self.plan(model, epoch, batches) if pairs is None else slot_pairs(pairs)
         due = self.due(model, epoch)
-        by_role = self.by_role(model, epoch, planned, due)
+        roles: dict[str, str] = {s.path: s.role for s in unwrapped_adapter(model, self.adapter).sites(model)}
+        by_role = pairs_by_role(epoch, planned, due, roles)
         swap_heads(model, planned, optimizer, self.adapter)
-        made: dict[Direction, list[tuple[Slot, Slot]]] = {"back": [], "swap": []}
+        made: dict[Direction, SlotPairs] = {"back": [], "swap": []}
         for role, what in due.items():
             made[what.direction] += by_role[role]
             if what.direction == "swap":
@@ -246,25 +224,6 @@ class DynamicRotation:
         for direction, of_direction in made.items():
             self.record.add(epoch, direction, of_direction)
         return planned
-
-    def by_role(
-        self, model: PreTrainedModel, epoch: int, pairs: list[tuple[Slot, Slot]], due: Mapping[str, Due]
-    ) -> dict[str, list[tuple[Slot, Slot]]]:
-        """Pairs by their role; an ArgumentError unless they are what is due."""
-        roles = {site.path: site.role for site in unwrapped_adapter(model, self.adapter).sites(model)}
-        by_role: dict[str, list[tuple[Slot, Slot]]] = {role: [] for role in due}
-        for pair in pairs:
-            role = roles.get(pair[0].path)
-            if role is None or role not in due:
-                raise ArgumentError(
-                    f"{pair[0]} and {pair[1]}: nothing of {role or 'this path'} is due at epoch {epoch}"
-                )
-            by_role[role].append(pair)
-        for role, of_role in by_role.items():
-            direction = due[role].direction
-            if not of_role or (direction == "back" and of_role != self.exchanged[role].pairs[::-1]):
-                raise ArgumentError(f"the pairs of {role} are not what is due before epoch {epoch}: {direction}")
-        return by_role
 
     def settings(self) -> dict[str, Any]:
         """What the rotation was made with, in a form for JSON."""

@@ -4,9 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from collab_heads.checks import check_choice, is_count, is_index
+from collab_heads.checks import check_choice, is_count, is_index, is_list
 from collab_heads.errors import ArgumentError
-from collab_heads.heads.choices import is_list
 from collab_heads.rotation.exchange import Slot, slot_pairs
 from collab_heads.sites import ROLES
 

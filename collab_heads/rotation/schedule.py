@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collab_heads.checks import check_choice
+from collab_heads.checks import check_choice, is_list
 from collab_heads.errors import ArgumentError
-from collab_heads.heads.choices import is_list
 from collab_heads.rotation.exchange import Slot
 from collab_heads.sites import ROLES, AttentionSite, check_name
 

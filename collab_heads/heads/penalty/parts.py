@@ -130,13 +130,13 @@ def role_weights(name: str, weights: RoleWeights | None, sites: Iterable[Attenti
     available = {site.role for site in sites}
     roles = [role for role in ROLES if role in available]
     weights = 0.0 if weights is None else weights
-    given = weights if isinstance(weights, Mapping) else dict.fromkeys(roles, weights)
-    for role, weight in given.items():
+    by_role: Mapping[str, float] = weights if isinstance(weights, Mapping) else {role: weights for role in roles}
+    for role, weight in by_role.items():
         check_choice(f"role in {name}", role, roles)
         if not is_number(weight) or weight < 0:
             where = f" of {role}" if isinstance(weights, Mapping) else ""
             raise ArgumentError(f"{name} {weight!r}{where} must be a number, 0 or more")
-    return dict.fromkeys(roles, 0.0) | dict(given)
+    return {**{role: 0.0 for role in roles}, **by_role}
 
 
 def check_state(stored: Mapping, current: Mapping, progress: set[str]) -> None:
