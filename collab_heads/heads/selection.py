@@ -32,14 +32,14 @@ def check_target(target: Target, roles: Sequence[str]) -> None:
     if isinstance(target, Mapping):
         for role, count in target.items():
             check_choice("role in target_heads", role, available)
-            check_number(count, sum(r == role for r in roles), f"target_heads[{role!r}]", f"{role} heads")
+            check_num_heads(count, sum(r == role for r in roles), f"target_heads[{role!r}]", f"{role} heads")
         if missing := [role for role in available if role not in target]:
             raise ArgumentError(
                 f"target_heads names no number for the gated heads of {', '.join(missing)}: add it, or gate other "
                 "sites only"
             )
         return
-    check_number(target, len(roles), "target_heads", "heads")
+    check_num_heads(target, len(roles), "target_heads", "heads")
     if target < len(available):
         raise ArgumentError(
             f"target_heads {target} would empty a role: the heads have {len(available)} roles "
@@ -47,7 +47,7 @@ def check_target(target: Target, roles: Sequence[str]) -> None:
         )
 
 
-def check_number(count: object, most: int, what: str, kind: str) -> None:
+def check_num_heads(count: object, most: int, what: str, kind: str) -> None:
     """Raise ArgumentError unless `count` is a whole number from 0 to `most`."""
     if not is_index(count, most + 1):
         raise ArgumentError(f"{what} is {count!r}, must be a whole number from 0 to the {most} {kind} that exist")

@@ -170,10 +170,10 @@ def leave_one_out(
     numbers = head_numbers(model, adapter)
     original = checked(evaluate(model), metric, "of the whole model")
     without = {site.path: torch.zeros(site.num_heads, dtype=torch.float64) for site in chosen}
-    steps = [(site, place, head) for site in chosen for place, head in enumerate(numbers[site.path])]
-    for site, place, head in tqdm(steps, desc="leaving heads out", leave=False):
+    heads_in_turn = [(site, index, head) for site in chosen for index, head in enumerate(numbers[site.path])]
+    for site, index, head in tqdm(heads_in_turn, desc="leaving heads out", leave=False):
         with without_heads(model, {site.path: [head]}, adapter):
-            without[site.path][place] = checked(evaluate(model), metric, f"without head {head} of {site.path}")
+            without[site.path][index] = checked(evaluate(model), metric, f"without head {head} of {site.path}")
     heads = {site.path: numbers[site.path] for site in chosen}
     return Ablation(tuple(chosen), heads, metric, original, without, higher_is_better)
 
@@ -216,8 +216,10 @@ def ablation_curve(
     plans = [(count, most_important(model, scores, count, adapter)) for count in sorted(set(counts), reverse=True)]
     points = []
     for count, alive in tqdm(plans, desc="removing heads", leave=False):
-        gone = {path: [h for h, on in zip(numbers[path], bits, strict=True) if not on] for path, bits in alive.items()}
-        with without_heads(model, gone, adapter):
+        removed = {
+            path: [h for h, on in zip(numbers[path], bits, strict=True) if not on] for path, bits in alive.items()
+        }
+        with without_heads(model, removed, adapter):
             points.append((count, checked(evaluate(model), metric, f"with {count} heads")))
     return points
 

@@ -106,10 +106,10 @@ class HeadMeasurements:
         header = ["role", "layer", "head", *(name.replace("_", " ") for name in scores)]
         rows = []
         for site in self.sites:
-            for place, number in enumerate(self.heads[site.path]):
+            for index, number in enumerate(self.heads[site.path]):
                 row = [site.role, str(site.layer), str(number)]
-                row += [f"{float(s[site.path][place]):.3f}" if site.path in s else "" for s in scores.values()]
-                rows.append(row + ([", ".join(self.roles.labels[site.path][place])] if self.roles else []))
+                row += [f"{float(s[site.path][index]):.3f}" if site.path in s else "" for s in scores.values()]
+                rows.append(row + ([", ".join(self.roles.labels[site.path][index])] if self.roles else []))
         return header + (["what it does"] if self.roles else []), rows
 
     def described(self) -> list[str]:
