@@ -8,7 +8,7 @@ from test_head_contract import assert_folded_equals, assert_pruned_equals_gated
 
 from collab_heads.heads import prune
 from collab_heads.layers import alphas, output
-from collab_heads.model import transformers_hooks
+from collab_heads.model import initialize
 from families import FAMILIES, LAYOUTS, sites
 
 SOME = ("bert", "albert-groups", "marian-decoder", "t5")  # the output projection is the same class in every layout
@@ -123,7 +123,7 @@ def test_missing_alphas_that_nobody_sets_are_caught(
     name, monkeypatch, tmp_path, warnings_logged, nan_where_nothing_is_written
 ):
     contract.test_missing_alphas_are_an_identity(FAMILIES[name], tmp_path, warnings_logged)
-    monkeypatch.setattr(transformers_hooks, "initialize_part", lambda part: None)
+    monkeypatch.setattr(initialize, "initialize_part", lambda part: None)
     with pytest.raises(AssertionError, match="nan"):
         contract.test_missing_alphas_are_an_identity(FAMILIES[name], tmp_path, warnings_logged)
 

@@ -5,10 +5,12 @@ import math
 from collections.abc import Callable
 
 from collab_heads.checks import check_choice
+from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.solvers import METHODS, check_method
 from collab_heads.collaborative.swap import ALLOCATIONS
 from collab_heads.errors import ArgumentError
 from collab_heads.sites import ROLES
+from collab_heads.state import KINDS
 from collab_heads.training.flags.hub import check_hub
 from collab_heads.training.flags.old_flags import check_old_flag
 from collab_heads.training.flags.path_names import path, plain
@@ -63,7 +65,7 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dim_shared_query_key", type=width, metavar="R", help="width over all heads, or a share such as 0.5; all"
     )
-    group.add_argument("--mixing", default="shared", metavar="KIND", help="shared or per_head (shared)")
+    group.add_argument("--mixing", default=KINDS[0], metavar="KIND", help="shared or per_head (shared)")
     group.add_argument(
         "--allocation", default="uniform", metavar="HOW", help="uniform; balanced: the same parameters where they count"
     )
@@ -143,7 +145,7 @@ def check_shared(args: argparse.Namespace) -> None:
         ArgumentError: naming the flag and the way out.
     """
     check_choice("--swap", args.swap, SWAPS)
-    check_choice("--mixing", args.mixing, ("shared", "per_head"))
+    check_choice("--mixing", args.mixing, KINDS)
     check_choice("--allocation", args.allocation, ALLOCATIONS)
     if args.allocation == "balanced" and not args.calibration_samples:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
@@ -157,12 +159,13 @@ def check_shared(args: argparse.Namespace) -> None:
     ):
         raise ArgumentError("--model_name_or_path is missing: a folder, or a name on the Hub (or run --demo)")
     named = args.dim_shared_query_key, args.sites, args.swap, args.mixing, args.allocation
-    if not args.collaborative and named != (None, None, "before", "shared", "uniform"):
+    if not args.collaborative and named != (None, None, "before", KINDS[0], "uniform"):
         raise ArgumentError(
             "--dim_shared_query_key, --sites, --swap, --mixing and --allocation have no effect without --collaborative"
         )
-    if args.mixing == "per_head" and args.decomposition_method != "als":
-        raise ArgumentError("--decomposition_method has no meaning for --mixing per_head, which is an SVD per head")
+    why = FITS[args.mixing].meaningless.get("method")
+    if why is not None and args.decomposition_method != "als":
+        raise ArgumentError(f"--decomposition_method has no meaning for --mixing {args.mixing}, {why}")
     if args.decomposition_tol >= 1:
         raise ArgumentError(f"--decomposition_tol {args.decomposition_tol} must be below 1")
     if args.output_dir is None:
