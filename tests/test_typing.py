@@ -67,9 +67,6 @@ REPORTED = {
     "analyze_heads(model, batches, parts='statistic')": "arg-type",
     "analyze_heads(model, batches, thresholds=0.9)": "arg-type",
     "swap_to_gated(model, stretch=0.1)": "arg-type",
-}
-# the kind of projection and the method are plain strings as yet
-NOT_YET = {
     "swap_to_collaborative(model, mixing='sharedd')": "arg-type",
     "swap_to_collaborative(model, method='parafacc')": "arg-type",
 }
@@ -80,7 +77,7 @@ def seen(tmp_path_factory) -> dict[str, str]:
     """Expression -> what mypy says of it: a type without its modules, or the code of an error."""
     if find_spec("mypy") is None:
         pytest.skip("mypy is not installed (pip install 'collab-heads[lint]')")
-    expressions = [*SEEN, *REPORTED, *NOT_YET]
+    expressions = [*SEEN, *REPORTED]
     file = tmp_path_factory.mktemp("typing") / "snippet.py"
     file.write_text(SETUP + "".join(f"    reveal_type({each})\n" for each in expressions))
     command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--follow-imports=silent", file]
@@ -104,12 +101,6 @@ def test_results_have_types(seen):
 @pytest.mark.slow
 def test_wrong_words_are_reported(seen):
     assert {expression: seen.get(expression) for expression in REPORTED} == REPORTED
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="plain strings as yet: move these lines to REPORTED once they are Literals")
-def test_more_wrong_words_are_reported(seen):
-    assert {expression: seen.get(expression) for expression in NOT_YET} == NOT_YET
 
 
 @pytest.mark.parametrize(

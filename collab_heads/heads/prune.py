@@ -11,11 +11,10 @@ from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.report import PrunedSite, PruneReport
 from collab_heads.layers.output import PARTS, HeadOutputProjection, alphas_of, keep_output_heads, remove_gates
-from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.removed import is_empty
+from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter, head_numbers
-from collab_heads.sites import AttentionSite
+from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.state import CollabConfig
 
 
@@ -47,36 +46,35 @@ def prune_heads(
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "prune")
-    config, available, numbers = CollabConfig.of(model.config), adapter.sites(model), head_numbers(model, adapter)
-    by_gates = heads is None
-    removed = closed_heads(model, adapter, numbers) if heads is None else removal_choice(available, heads, numbers)
+    config, available = CollabConfig.of(model.config), open_sites(model, adapter, adapter.sites(model))
+    numbers, by_gates = {site.path: site.head_numbers for site in available}, heads is None
+    if heads is None:
+        removed = closed_heads(model, adapter, numbers)
+    else:
+        removed = removal_choice([site.site for site in available], heads, numbers)
     chosen = [site for site in available if removed.get(site.path) or (by_gates and site.path in removed)]
     check_prunable(model, adapter, chosen)
-    parameters_before = model.num_parameters()
-    sizes = {site.path: site_size(model, adapter, site) for site in chosen}
-    kept = {
-        site.path: [index for index, head in enumerate(numbers[site.path]) if head not in removed[site.path]]
-        for site in chosen
-    }
+    parameters_before, sizes = model.num_parameters(), {site.path: size_of(site) for site in chosen}
     # Nothing has changed up to here; nothing can fail from here on.
     states, reports = {}, []
     for site in chosen:
-        output, state = adapter.output_projection(model, site), config.site(site)
-        module: Any = model.base_model.get_submodule(site.path)
-        indices, kept_numbers = kept[site.path], tuple(numbers[site.path][index] for index in kept[site.path])
+        state, output = config.site(site.site), site.output
+        indices = [index for index, head in enumerate(site.head_numbers) if head not in removed[site.path]]
+        kept_numbers = tuple(site.head_numbers[index] for index in indices)
         if by_gates and isinstance(output, HeadOutputProjection):
             remove_gates(output)
         if len(indices) < site.num_heads:
-            adapter.shrink(module, indices)
+            adapter.shrink(site.module, indices)
             keep_output_heads(output, indices, site.num_heads)
+        module: Any = site.module
         states[site.path] = replace(
             state,
             kept=kept_numbers if len(kept_numbers) < state.num_heads else None,
-            query_key=module.query_key.state if is_swapped(module) else None,
+            query_key=module.query_key.state if site.is_swapped else None,
             gates=state.gates if indices and not by_gates else None,
             alphas=alphas_of(output) is not None,
         )
-        before, after = sizes[site.path], site_size(model, adapter, site)
+        before, after = sizes[site.path], size_of(site)
         reports.append(
             PrunedSite(
                 site.path,
@@ -107,20 +105,19 @@ def closed_heads(
     return closed
 
 
-def check_prunable(model: PreTrainedModel, adapter: AttentionAdapter, sites: list[AttentionSite]) -> None:
+def check_prunable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> None:
     """Raise SwapError unless every projection of the sites is a plain Linear, and every class one that we know."""
-    check_outputs(model, adapter, sites)
-    check_unshared(model, adapter, sites, ("query", "key", "value", "output"))
+    named = [site.site for site in sites]
+    check_outputs(model, adapter, named)
+    check_unshared(model, adapter, named, ("query", "key", "value", "output"))
     for site in sites:
-        module = model.base_model.get_submodule(site.path)
-        check_forward(site, module)
-        if adapter.stock_class(module) is None:
+        check_forward(site.site, site.module)
+        if adapter.stock_class(site.module) is None:
             raise SwapError(
-                f"{site.path} is a {type(module).__name__}, not a class that {type(adapter).__name__} knows"
+                f"{site.path} is a {type(site.module).__name__}, not a class that {type(adapter).__name__} knows"
             )
-        projections = () if is_swapped(module) else adapter.projections(module)
-        for projection in (*projections, adapter.value_projection(module)):
-            check_projection(site, projection)
+        for projection in (*(() if site.is_swapped else site.projections), site.value):
+            check_projection(site.site, projection)
 
 
 class SiteSize(NamedTuple):
@@ -135,15 +132,13 @@ class SiteSize(NamedTuple):
     cache: int
 
 
-def site_size(model: PreTrainedModel, adapter: AttentionAdapter, site: AttentionSite) -> SiteSize:
+def size_of(site: OpenSite) -> SiteSize:
     """The size of a site, original or changed."""
-    module: Any = model.base_model.get_submodule(site.path)
-    output, value = adapter.output_projection(model, site), adapter.value_projection(module)
-    if is_swapped(module) or is_empty(module):
+    module: Any = site.module
+    if site.is_swapped or is_empty(module):
         scoring, key_width = [module.query_key], module.query_key.cache_width
     else:
-        scoring = list(adapter.projections(module))
-        key_width = scoring[1].out_features
-    numbers = [p.numel() for projection in (value, *scoring) for p in projection.parameters()]
-    numbers += [p.numel() for name, p in output.named_parameters() if name.split(".")[0] not in PARTS]
-    return SiteSize(sum(numbers), key_width + value.out_features)
+        scoring, key_width = list(site.projections), site.projections[1].out_features
+    numbers = [p.numel() for projection in (site.value, *scoring) for p in projection.parameters()]
+    numbers += [p.numel() for name, p in site.output.named_parameters() if name.split(".")[0] not in PARTS]
+    return SiteSize(sum(numbers), key_width + site.value.out_features)

@@ -14,12 +14,11 @@ from collab_heads.checks import did_you_mean, is_index
 from collab_heads.errors import ArgumentError, ShapeError, SwapError, UnsupportedModelError
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import alphas_of, gates_of
-from collab_heads.layers.query_key import is_swapped
+from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.rotation.optimizer_state import elementwise_state, inner_optimizer
-from collab_heads.sites import AttentionSite
-from collab_heads.state import CollabConfig, kept_heads
+from collab_heads.state import CollabConfig
 
 # Wrappers that leave the parameters of the model inside as they are -> where it is.
 _INSIDE = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -97,8 +96,8 @@ def plan_exchanges(
     """Check everything, change nothing: for each pair, the tensors that change places, by name. See `swap_heads`."""
     adapter = unwrapped_adapter(model, adapter)
     optimizer = inner_optimizer(optimizer, model)
-    sites = {site.path: site for site in adapter.sites(model)}
-    planned = []
+    sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
+    record, planned = CollabConfig.of(model.config), []
     for pair in slot_pairs(pairs):
         ends = [(find_site(sites, slot), slot) for slot in pair]
         if pair[0] == pair[1]:
@@ -108,12 +107,10 @@ def plan_exchanges(
                 " and ".join(f"{slot} ({site.role})" for site, slot in ends) + " cannot change places across roles or "
                 "stacks: pair heads of one role"
             )
-        indices = [index_of(model, site, slot) for site, slot in ends]
-        check_unshared(model, adapter, [site for site, _ in ends], ("query", "key", "value"))
-        check_gates(pair, [gates_of(adapter.output_projection(model, site)) for site, _ in ends])
-        first, second = (
-            head_rows(model, adapter, site, index, optimizer) for (site, _), index in zip(ends, indices, strict=True)
-        )
+        indices = [index_of(record, site, slot) for site, slot in ends]
+        check_unshared(model, adapter, [site.site for site, _ in ends], ("query", "key", "value"))
+        check_gates(pair, [gates_of(site.output) for site, _ in ends])
+        first, second = (head_rows(site, index, optimizer) for (site, _), index in zip(ends, indices, strict=True))
         check_same_tensors(pair, first, second)
         planned.append((first, second))
     return planned
@@ -150,7 +147,7 @@ def slot_pairs(pairs: object) -> list[tuple[Slot, Slot]]:
     return read
 
 
-def find_site(sites: dict[str, AttentionSite], slot: Slot) -> AttentionSite:
+def find_site(sites: dict[str, OpenSite], slot: Slot) -> OpenSite:
     """The site of a slot, or an ArgumentError that names a path that exists."""
     if not isinstance(slot.path, str) or slot.path not in sites:
         raise ArgumentError(
@@ -160,42 +157,34 @@ def find_site(sites: dict[str, AttentionSite], slot: Slot) -> AttentionSite:
     return sites[slot.path]
 
 
-def index_of(model: PreTrainedModel, site: AttentionSite, slot: Slot) -> int:
+def index_of(record: CollabConfig, site: OpenSite, slot: Slot) -> int:
     """The index of a slot among the heads that its site has now."""
-    record = CollabConfig.of(model.config)
-    numbers = list(kept_heads(record.sites, site))
+    numbers = site.head_numbers
     if not numbers:
         raise ArgumentError(f"{slot}: all heads of the site were removed; name another site")
-    if is_index(slot.head, record.site(site).num_heads) and slot.head in numbers:
+    existed = is_index(slot.head, record.site(site.site).num_heads)
+    if existed and slot.head in numbers:
         return numbers.index(slot.head)
-    why = "was removed" if is_index(slot.head, record.site(site).num_heads) else "does not exist"
+    why = "was removed" if existed else "does not exist"
     raise ArgumentError(f"{slot} {why}; the site has {', '.join(map(str, numbers))}")
 
 
-def head_rows(
-    model: PreTrainedModel,
-    adapter: AttentionAdapter,
-    site: AttentionSite,
-    index: int,
-    optimizer: torch.optim.Optimizer | None,
-) -> HeadTensors:
+def head_rows(site: OpenSite, index: int, optimizer: torch.optim.Optimizer | None) -> HeadTensors:
     """What belongs to a head and travels with it: name -> its rows, views [d, ...] or [1]."""
-    module, output = model.base_model.get_submodule(site.path), adapter.output_projection(model, site)
-    if is_swapped(module):
+    if site.is_swapped:
         raise SwapError(
             f"{site.path} is collaborative: its query/key projection is one for all heads; swap heads before "
             "swap_to_collaborative, or leave the site out"
         )
     tensors: dict[str, Tensor] = {}
-    gates = gates_of(output)
-    if gates is not None and alphas_of(output) is not None:
+    gates = gates_of(site.output)
+    if gates is not None and alphas_of(site.output) is not None:
         raise SwapError(
             f"{site.path} has gates and alphas: gates would leave and alphas stay; rotate with one of the two, or "
             "fold_heads first"
         )
-    projections = *adapter.projections(module), adapter.value_projection(module)
-    for name, linear in zip(("query", "key", "value"), projections, strict=True):
-        check_projection(site, linear)
+    for name, linear in zip(("query", "key", "value"), (*site.projections, site.value), strict=True):
+        check_projection(site.site, linear)
         for part, parameter in linear.named_parameters():
             tensors[f"{name}.{part}"] = parameter
             check_whole(f"{site.path}: {name}.{part}", parameter, (linear.out_features, linear.in_features))
