@@ -164,7 +164,7 @@ def watch_alphas() -> list[list[float]]:
 
     def watched(self):
         step(self)
-        norms.append(self.norms().tolist())  # `now` stands still where no norm is pushed
+        norms.append(self.norms().tolist())  # `norms_now` stands still where no norm is pushed
 
     AlphaPenalty.step = watched
     return norms

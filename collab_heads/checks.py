@@ -2,8 +2,8 @@
 
 import difflib
 import sys
-from collections.abc import Iterable
-from typing import TypeGuard
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
 
 from collab_heads.errors import ArgumentError
 
@@ -52,3 +52,8 @@ def is_number(value: object) -> TypeGuard[float]:
 def is_index(value: object, size: int) -> TypeGuard[int]:
     """Whether `value` is an integer from 0 to size - 1 and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a value is a list or tuple."""
+    return isinstance(value, Sequence) and not isinstance(value, str)

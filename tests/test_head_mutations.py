@@ -10,6 +10,7 @@ from collab_heads import registry
 from collab_heads.adapters import t5
 from collab_heads.heads import fold, prune
 from collab_heads.layers import gates, output, removed, shared_query_key
+from collab_heads.model import open_site
 from families import FAMILIES, LAYOUTS
 
 BIASED = [name for name in LAYOUTS if FAMILIES[name].biased]
@@ -174,7 +175,7 @@ def test_a_missing_dummy_token_is_caught_in_a_lone_decoder(name, monkeypatch):
 
 def one_number_for_every_head(monkeypatch):
     """Heads are numbered as they are now, not as they were."""
-    monkeypatch.setattr(prune, "kept_heads", lambda record, site: range(site.num_heads))
+    monkeypatch.setattr(open_site, "kept_heads", lambda record, site: range(site.num_heads))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -238,8 +238,8 @@ WRONG = (
     ("model.transformers_hooks", "from collab_heads.training.demo.glue_demo import main"),
     ("heads.gating", "from collab_heads.heads.penalty import parts"),
     ("heads.prune", "from collab_heads import adapters"),
-    ("heads.selection", "from collab_heads.analysis.measures.maps import map_scores"),
-    ("analysis.measures.maps", "from collab_heads.analysis.report.html import page"),
+    ("heads.selection", "from collab_heads.analysis.measures.map_scores import map_scores"),
+    ("analysis.measures.map_scores", "from collab_heads.analysis.report.html import page"),
     ("training.flags.pruning", "from collab_heads.training.runs.run import Run"),
 )
 FAMILY = ("from transformers import BertModel", "import transformers.models.t5", "from transformers import T5Config")

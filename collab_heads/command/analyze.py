@@ -16,11 +16,12 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.analysis.analyze import PARTS, analyze_heads
+from collab_heads.analysis.analyze import analyze_heads
+from collab_heads.analysis.options import PARTS
 from collab_heads.analysis.plots import check_matplotlib
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.analysis.treebank.treebank_batches import longest_input
+from collab_heads.analysis.treebank.treebank import longest_input
 from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.model.backends import evaluating
 from collab_heads.registry import get_adapter

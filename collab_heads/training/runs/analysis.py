@@ -49,7 +49,7 @@ class GateRecorder:
     def note(self, step: int) -> None:
         """Add how open they are now."""
         with torch.no_grad():
-            rows = {site.path: projection.gates.open_probability() for site, projection in self.sites}
+            rows = {site.path: gates.open_probability() for site, gates in self.sites}
         self.history = self.history.record(step, rows)
 
     def state(self) -> list:

@@ -278,7 +278,7 @@ def test_the_schedule_ends_within_the_training(parse):
 def test_what_training_closed_is_removed(parse):
     model = FAMILIES["bert"].build()
     swap_to_gated(model)
-    gated_sites(model, get_adapter(model))[0][1].gates.log_alpha.data[1:] = -1.0
+    gated_sites(model, get_adapter(model))[0][1].log_alpha.data[1:] = -1.0
     gates, report = pruning.finish(model)
     assert (gates["heads"], gates["open"]) == (8, 5)
     assert report.removed == 3 and heads(model) == [1, 4]

@@ -179,8 +179,8 @@ def gated_model() -> BertForSequenceClassification:
     net = model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     swap_to_gated(net, init_log_alpha=0.5)
     net.train()
-    for _, projection in gated_sites(net, get_adapter(net)):
-        projection.gates.eval()
+    for _, gates in gated_sites(net, get_adapter(net)):
+        gates.eval()
     return net
 
 

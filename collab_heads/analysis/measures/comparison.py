@@ -1,4 +1,4 @@
-"""How evenly importance is spread over heads, as one number."""
+"""Numbers that compare heads: how evenly importance is spread over them, how alike two measures rank them."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
 
 
-def balance(values: Tensor | Sequence[float]) -> float:
+def evenness(values: Tensor | Sequence[float]) -> float:
     """One minus the Gini coefficient, corrected for the number of heads.
 
     1 where all heads have the same value, 0 where one head has everything. Two heads picked at random differ by
-    2 (1 - balance) times the mean, on average. It does not change with the unit of the values, and numbers of heads
+    2 (1 - evenness) times the mean, on average. It does not change with the unit of the values, and numbers of heads
     may differ between the models compared. The normalised entropy says the same, but stays near 1 for any model that
     is not degenerate (0.95 for 48 heads spread evenly between 0 and the largest, where this is 0.67).
 
@@ -23,7 +23,7 @@ def balance(values: Tensor | Sequence[float]) -> float:
         Between 0 and 1; 1 if all are equal, be they zeros or a single one.
 
     Raises:
-        ArgumentError: if there are none, or one is negative: shares of a total need a sign.
+        ArgumentError: if there are no values, or one is negative: shares of a total must have one sign.
         NonFiniteError: if one is NaN or infinite.
 
     Source: Gini 1912; the correction n / (n - 1): Deltas 2003, "The small-sample bias of the Gini coefficient".

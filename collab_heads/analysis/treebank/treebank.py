@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from transformers.utils import logging
 
 from collab_heads.analysis.treebank.alignment import Aligned, align
 from collab_heads.analysis.treebank.conllu import Sentence, read_conllu
+from collab_heads.checks import is_count
 from collab_heads.errors import ArgumentError, DataError
 
 logger = logging.get_logger("transformers.collab_heads")
@@ -18,7 +20,7 @@ logger = logging.get_logger("transformers.collab_heads")
 class Treebank:
     """The sentences of a treebank that a model can read: their tokens, padded on the right, batch by batch.
 
-    Sentences of about one length share a batch. Encoder-decoders get one decoder token, so that they run: it is their
+    Sentences of similar length share a batch. Encoder-decoders get one decoder token, so that they run: it is their
     encoder that is measured. Sentences that are longer than the model takes and sentences whose words cannot be aligned
     to tokens are left out, counted, and reported in a warning.
 
@@ -46,7 +48,7 @@ class Treebank:
         *,
         batch_size: int = 32,
     ):
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        if not is_count(batch_size):
             raise ArgumentError(f"batch_size={batch_size!r}: expected 1 or more")
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ArgumentError(f"tokenizer: expected the model's tokenizer, not {type(tokenizer).__name__}")
@@ -63,9 +65,9 @@ class Treebank:
         self, pairs: Sequence[tuple[Sentence, Aligned | None]]
     ) -> tuple[list[tuple[Sentence, Aligned]], dict[str, int]]:
         """The sentences that can be measured, by length, and how many cannot."""
-        aligned = [pair for pair in pairs if pair[1] is not None]
-        short = [pair for pair in aligned if self.limit is None or len(pair[1].ids) <= self.limit]
-        skipped = {"too long": len(aligned) - len(short), "not aligned": len(pairs) - len(aligned)}
+        with_words = [(sentence, aligned) for sentence, aligned in pairs if aligned is not None]
+        short = [pair for pair in with_words if self.limit is None or len(pair[1].ids) <= self.limit]
+        skipped = {"too long": len(with_words) - len(short), "not aligned": len(pairs) - len(with_words)}
         return sorted(short, key=lambda pair: len(pair[1].ids)), skipped
 
     def report(self, named: str, total: int) -> None:
@@ -94,9 +96,8 @@ class Treebank:
         lengths = torch.tensor([len(row) for row in rows])
         inputs = {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
         if self.has_decoder:
-            inputs["decoder_input_ids"] = ids.new_zeros(
-                len(rows), 1
-            )  # whatever it reads, the encoder sees nothing of it
+            # whatever the decoder reads, the encoder sees nothing of it
+            inputs["decoder_input_ids"] = ids.new_zeros(len(rows), 1)
         return inputs
 
 
@@ -114,7 +115,7 @@ def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, highest: int) -> None:
     """Raise ArgumentError if the tokenizer gives ids that the model does not have."""
-    known = model.get_input_embeddings().num_embeddings
+    known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     if highest >= known:
         raise ArgumentError(
             f"the {type(tokenizer).__name__} gives the id {highest}, but the {type(model).__name__} has {known} "

@@ -4,7 +4,7 @@ import pytest
 import torch
 from measuring import LENGTHS, STEPS, ended, maps_by_hand, model_in, sites_with_heads
 
-from collab_heads.analysis.measures.examples import Examples
+from collab_heads.analysis.measures.attention_examples import AttentionExamples
 from collab_heads.analysis.measures.passes import observe
 from families import EXACT64, FP32_NOISE, cast
 
@@ -17,9 +17,9 @@ class Words:
 
 
 def examples_of(model, batches, *options):
-    examples = Examples(*options)
+    examples = AttentionExamples(*options)
     observe(model, [cast(each, model.dtype) for each in batches], [examples], exclude=[])
-    return examples.found
+    return examples.kept
 
 
 @pytest.mark.parametrize("name", ("bert", "marian", "t5", "albert", "bert-decoder"))

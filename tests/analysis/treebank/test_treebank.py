@@ -6,7 +6,7 @@ import translation_models
 from planted import PIECES, TREEBANK, rows, word_pieces
 
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.analysis.treebank.treebank_batches import Treebank, longest_input
+from collab_heads.analysis.treebank.treebank import Treebank, longest_input
 from collab_heads.errors import ArgumentError, DataError
 from families import FAMILIES
 

@@ -42,9 +42,9 @@ class Maps:
         return self.weights.masked_fill(corner, 0.0)
 
 
-def last(present: Tensor) -> Tensor:
+def last(unpadded: Tensor) -> Tensor:
     """The last token of every sentence, padding on either side: [B, T] bool -> [B, T] bool."""
-    return present & (present.cumsum(1) == present.sum(1, keepdim=True))
+    return unpadded & (unpadded.cumsum(1) == unpadded.sum(1, keepdim=True))
 
 
 def base(maps: Maps) -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ class MapScores(Observer):
         check_choice("measure of maps", measure, OF_MAPS)
         self.measure = measure
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin at zero."""
         self.means = {site.path: RunningMean() for site in sites}
 
@@ -119,17 +119,17 @@ class MapScores(Observer):
             CalibrationError: if no sentence counted at a site.
             NonFiniteError: if a score is NaN or inf; the first such site is named.
         """
-        found = {}
+        scores = {}
         for path, mean in self.means.items():
             if not mean.count:
                 raise CalibrationError(
                     f"{path} saw no sentence that counts for {self.measure!r}: every one was padding or, for "
                     "'wasserstein', a single token"
                 )
-            found[path] = mean_distance(mean.mean()) if self.measure == "map_distance" else mean.mean()
-            if not torch.isfinite(found[path]).all():
+            scores[path] = mean_distance(mean.mean()) if self.measure == "map_distance" else mean.mean()
+            if not torch.isfinite(scores[path]).all():
                 raise NonFiniteError(f"{path}: the {self.measure} of its heads is NaN or inf; look at its weights")
-        return found
+        return scores
 
 
 def maps_of(site: AttentionSite, weights: Tensor, batch: Batch) -> Maps:
@@ -154,7 +154,10 @@ def maps_of(site: AttentionSite, weights: Tensor, batch: Batch) -> Maps:
 
 
 def map_scores(
-    model: PreTrainedModel, batches: Iterable[Mapping], adapter: type[AttentionAdapter] | AttentionAdapter, measure: str
+    model: PreTrainedModel,
+    batches: Iterable[Mapping],
+    adapter: type[AttentionAdapter] | AttentionAdapter,
+    measure: str,
 ) -> dict[str, Tensor]:
     """Measure every head on its attention maps, in one pass; memory does not grow with the number of batches.
 

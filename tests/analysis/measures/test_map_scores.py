@@ -7,7 +7,7 @@ from scipy.stats import wasserstein_distance
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import get_adapter, prune_heads
-from collab_heads.analysis.measures.maps import OF_MAPS, Maps, map_scores
+from collab_heads.analysis.measures.map_scores import OF_MAPS, Maps, map_scores
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from families import EXACT64, FAMILIES, HEADS, cast

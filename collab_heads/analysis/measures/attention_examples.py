@@ -13,7 +13,7 @@ from collab_heads.sites import AttentionSite
 
 
 @dataclass(eq=False)
-class Example:
+class AttentionExample:
     """One sentence, or pair of sentences, without padding.
 
     Attributes:
@@ -30,38 +30,38 @@ class Example:
         return self.weights[site.path], self.tokens[queries], self.tokens[keys]
 
 
-class Examples(Observer):
+class AttentionExamples(Observer):
     """The attention maps of the first sentences of the data.
 
     Args:
         number: how many sentences to keep, of the first batch.
         tokenizer: turns ids into text; None shows ids.
-        start: id of the token that starts a decoder.
+        first_token: id of the token that a decoder reads first.
     """
 
     weights = True
 
-    def __init__(self, number: int, tokenizer: PreTrainedTokenizerBase | None = None, start: int | None = None):
-        self.number, self.tokenizer, self.start_token = number, tokenizer, start
-        self.found: list[Example] = []
+    def __init__(self, number: int, tokenizer: PreTrainedTokenizerBase | None = None, first_token: int | None = None):
+        self.number, self.tokenizer, self.first_token = number, tokenizer, first_token
+        self.kept: list[AttentionExample] = []
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin with none."""
-        self.found = []
+        self.kept = []
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
         """Keep the weights of sentences of the first batch."""
         if batch.index:
             return
         weights = attention.weights
-        self.found += [Example() for _ in range(min(self.number, len(weights)) - len(self.found))]
-        masks = batch.present(site), batch.keys(site)
-        for row, example in enumerate(self.found):
+        self.kept += [AttentionExample() for _ in range(min(self.number, len(weights)) - len(self.kept))]
+        masks = batch.unpadded_queries(site), batch.keys(site)
+        for row, example in enumerate(self.kept):
             if site.path in example.weights:
                 continue  # a module that serves several layers
-            kept = [where(mask, row, length) for mask, length in zip(masks, weights.shape[-2:], strict=True)]
-            example.weights[site.path] = weights[row][:, kept[0]][:, :, kept[1]].detach().float().cpu()
-            for side, places in zip(MASKS[site.role], kept, strict=True):
+            unpadded = [where(mask, row, length) for mask, length in zip(masks, weights.shape[-2:], strict=True)]
+            example.weights[site.path] = weights[row][:, unpadded[0]][:, :, unpadded[1]].detach().float().cpu()
+            for side, places in zip(MASKS[site.role], unpadded, strict=True):
                 if side not in example.tokens:
                     example.tokens[side] = self.text(batch.ids(side), row, places, side == "decoder")
 
@@ -69,10 +69,10 @@ class Examples(Observer):
         """The tokens of a sentence as text; positions where there are no ids."""
         if ids is None:
             return tuple(map(str, range(len(places))))
-        found = ids[row].to(places.device)[places].tolist()
-        if decodes and self.start_token is not None:
-            found[0] = self.start_token  # what `Batch.ids` says there does not matter
-        return tuple(map(str, found if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(found)))
+        sentence = ids[row].to(places.device)[places].tolist()
+        if decodes and self.first_token is not None:
+            sentence[0] = self.first_token  # what `Batch.ids` says there does not matter
+        return tuple(map(str, sentence if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(sentence)))
 
 
 def where(mask: Tensor | None, row: int, length: int) -> Tensor:

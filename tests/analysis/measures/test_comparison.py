@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collab_heads.analysis.measures.summaries import rank_correlation
+from collab_heads.analysis.measures.comparison import rank_correlation
 from collab_heads.errors import ShapeError
 
 
