@@ -28,7 +28,7 @@ from collab_heads.text import portable_name
 from collab_heads.training.data.batches import longest_first
 from collab_heads.training.data.collate import Collate, tokenize
 from collab_heads.training.data.parallel import read_lines, read_two, without_empty
-from collab_heads.training.flags.arguments import Parser, count, count_from_1, path
+from collab_heads.training.flags.parsing import Parser, count, count_from_1, path
 from collab_heads.training.runs.loading import load_or_explain
 
 

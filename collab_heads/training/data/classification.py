@@ -14,7 +14,8 @@ from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedMo
 from collab_heads.errors import ArgumentError
 from collab_heads.model.backends import evaluating
 from collab_heads.training.data.batches import longest_first
-from collab_heads.training.data.glue import Data, Task
+from collab_heads.training.data.glue import Data
+from collab_heads.training.data.glue_tasks import Task
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,12 @@ from collab_heads.errors import ArgumentError
 from collab_heads.registry import blueprints
 from collab_heads.training.data.parallel import Corpus
 from collab_heads.training.data.vocabulary import train_tokenizer
-from collab_heads.training.runs.loading import load_or_explain
+from collab_heads.training.flags.translation_arguments import DEFAULT_SIZES
+from collab_heads.training.runs.loading import backend_options, load_or_explain
 from collab_heads.training.runs.machine import check_memory
 
-DEFAULTS = {"d_model": 256, "num_layers": 3, "num_heads": 8, "d_ff": 1024, "dropout": 0.1}
 
-
-def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def untrained(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Make the model and the tokenizer that the flags describe.
 
     Args:
@@ -56,8 +55,7 @@ def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedMode
             config, dim_shared_query_key=width, mixing=mixing, mixing_init=args.mixing_init, sites=args.sites
         )
     try:
-        backend = {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
-        return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, **backend), tokenizer
+        return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, **backend_options(args)), tokenizer
     except ImportError as error:
         raise ArgumentError(
             f"--attn_implementation {args.attn_implementation} (without it sdpa is used): {error}"
@@ -72,8 +70,8 @@ def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) 
     Raises:
         ArgumentError: if it cannot.
     """
-    given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
-    wanted = DEFAULTS | {"vocab_size": args.vocab_size, "max_length": longest} | given
+    given = {name: getattr(args, name) for name in DEFAULT_SIZES if getattr(args, name) is not None}
+    wanted = DEFAULT_SIZES | {"vocab_size": args.vocab_size, "max_length": longest} | given
     if config is not None and config.model_type in blueprints():
         names = blueprints()[config.model_type].sizes
         wanted |= {name: getattr(config, own[0]) for name, own in names.items() if getattr(config, own[0], None)}
@@ -87,8 +85,8 @@ def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) 
 
 def sizes(args: Namespace, longest: int) -> dict:
     """The sizes of a config, in its own names."""
-    given = {name: getattr(args, name) for name in DEFAULTS}
-    wanted = DEFAULTS | {name: value for name, value in given.items() if value is not None}
+    given = {name: getattr(args, name) for name in DEFAULT_SIZES}
+    wanted = DEFAULT_SIZES | {name: value for name, value in given.items() if value is not None}
     if wanted["d_model"] % wanted["num_heads"]:
         raise ArgumentError(f"--d_model {wanted['d_model']} is not a multiple of --num_heads {wanted['num_heads']}")
     wanted |= {"max_length": longest, "d_head": wanted["d_model"] // wanted["num_heads"]}

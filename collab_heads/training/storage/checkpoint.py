@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -38,7 +38,11 @@ logger = logging.getLogger(__name__)
 
 
 def save_checkpoint(
-    accelerator: Accelerator, folder: Path, save_model, progress: Mapping, size: int | None = None
+    accelerator: Accelerator,
+    folder: Path,
+    save_model: Callable[[Path], None],
+    progress: Mapping,
+    size: int | None = None,
 ) -> None:
     """Save everything that a run needs to go on. All processes call it.
 
@@ -149,14 +153,14 @@ def checkpoints(output_dir: Path) -> list[Path]:
                 ages[folder] = progress["phase"], progress["step"]
             except (OSError, ValueError, RecursionError):
                 continue  # not one of ours, or damaged: `load_progress` says so to whoever asks for it
-    return sorted(ages, key=ages.get)
+    return sorted(ages, key=ages.__getitem__)
 
 
 def newest_whole(output_dir: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint of an output folder that is whole, and what is wrong with those that are not."""
     known = checkpoints(output_dir)
     unreadable = [path for path in output_dir.glob("*_*") if NAME.fullmatch(path.name) and is_ours(path)]
-    wrong = []
+    wrong: list[str] = []
     for folder in [*sorted(set(unreadable) - set(known)), *reversed(known)]:
         try:
             load_progress(folder)
@@ -212,7 +216,7 @@ def check_continues(folder: Path, progress: Mapping, arguments: Mapping, process
         )
 
 
-def go_on_from(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
+def checkpoint_to_resume(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
     """The checkpoint that the flags name, checked against this run, and what it says of itself; (None, {}) without."""
     if not args.resume_from_checkpoint:
         return None, {}

@@ -11,6 +11,7 @@ from collab_heads.errors import OutputError
 from collab_heads.folders import write_folder
 from collab_heads.training.runs.provenance import provenance
 from collab_heads.training.storage.output import Output
+from collab_heads.training.storage.output_checks import check_output
 from collab_heads.training.storage.reservation import LOCK
 
 
@@ -60,21 +61,21 @@ def again(output):
 
 
 def test_a_new_or_empty_folder_is_free_and_is_not_made(tmp_path):
-    Output(tmp_path / "new").check(overwrite=False, resume=False)
+    check_output(Output(tmp_path / "new"), overwrite=False, resume=False)
     assert not (tmp_path / "new").exists()
     (tmp_path / LOCK).touch()  # of this run
-    Output(tmp_path).check(overwrite=False, resume=False)
+    check_output(Output(tmp_path), overwrite=False, resume=False)
 
 
 @pytest.mark.parametrize("name", ("thesis.txt", ".hidden"))
 def test_a_folder_in_use_is_free_to_overwrite_or_to_resume_only(name, tmp_path):
     (tmp_path / name).touch()
     with pytest.raises(OutputError) as caught:
-        Output(tmp_path).check(overwrite=False, resume=False)
+        check_output(Output(tmp_path), overwrite=False, resume=False)
     for fragment in (str(tmp_path), "is in use", "--resume_from_checkpoint", "--overwrite_output_dir"):
         assert fragment in str(caught.value)
-    Output(tmp_path).check(overwrite=True, resume=False)
-    Output(tmp_path).check(overwrite=False, resume=True)
+    check_output(Output(tmp_path), overwrite=True, resume=False)
+    check_output(Output(tmp_path), overwrite=False, resume=True)
     assert contents(tmp_path) == [name]
 
 
@@ -83,7 +84,7 @@ def test_a_file_is_refused_whatever_is_asked(tmp_path):
     path.touch()
     for overwrite, resume in ((False, False), (True, False), (False, True)):
         with pytest.raises(OutputError, match="out is a file"):
-            Output(path).check(overwrite=overwrite, resume=resume)
+            check_output(Output(path), overwrite=overwrite, resume=resume)
 
 
 def test_clearing_deletes_what_a_run_left_and_nothing_else(output):
@@ -102,7 +103,7 @@ def test_clearing_deletes_what_a_run_left_and_nothing_else(output):
         (output.path / name).parent.mkdir(parents=True, exist_ok=True)
         (output.path / name).write_text(text)
     output = again(output)
-    output.check(overwrite=True, resume=False)
+    check_output(output, overwrite=True, resume=False)
     output.recover()
     output.clear()
     assert texts(output.path) == mine
@@ -112,7 +113,7 @@ def test_a_folder_without_a_manifest_is_not_cleared(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "diary.txt").write_text("mine")
     (tmp_path / "thesis.txt").write_text("mine")
-    Output(tmp_path).check(overwrite=True, resume=False)
+    check_output(Output(tmp_path), overwrite=True, resume=False)
     Output(tmp_path).clear()
     assert texts(tmp_path) == {"logs/diary.txt": "mine", "thesis.txt": "mine"}
 
@@ -133,28 +134,28 @@ def test_what_we_did_not_write_is_not_replaced(name, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text('{"mine": 1}')
     with pytest.raises(OutputError, match=f"holds {name}: a run would write there, and no manifest.json says"):
-        Output(tmp_path).check(overwrite=True, resume=False)
+        check_output(Output(tmp_path), overwrite=True, resume=False)
 
 
 def test_checkpoints_from_before_there_were_manifests_are_not_mistaken(tmp_path):
     (tmp_path / "step_0_5").mkdir()
     (tmp_path / "step_0_5" / "progress.json").write_text("{}")
     with pytest.raises(OutputError, match="holds step_0_5, of a run that kept no manifest"):
-        Output(tmp_path).check(overwrite=True, resume=False)
-    Output(tmp_path).check(overwrite=False, resume=True)
+        check_output(Output(tmp_path), overwrite=True, resume=False)
+    check_output(Output(tmp_path), overwrite=False, resume=True)
 
 
 @pytest.mark.parametrize("resume", (True, False))
 def test_what_was_changed_since_is_not_replaced(resume, output):
-    again(output).check(overwrite=not resume, resume=resume)
+    check_output(again(output), overwrite=not resume, resume=resume)
     (output.path / "model.safetensors").write_text("other weights")
     with pytest.raises(OutputError, match=r"holds model\.safetensors: a run would write there"):
-        again(output).check(overwrite=not resume, resume=resume)
+        check_output(again(output), overwrite=not resume, resume=resume)
 
 
 def test_a_changed_file_is_not_deleted(output):
     (output.path / "translations" / "validation.txt").write_text("corrected by hand")
-    again(output).check(overwrite=True, resume=False)
+    check_output(again(output), overwrite=True, resume=False)
     again(output).clear()
     assert texts(output.path / "translations") == {"validation.txt": "corrected by hand"}
     Output(output.path).write("translations/validation.txt", b"new")
@@ -187,8 +188,10 @@ def inputs_of(tmp_path):
 def test_what_the_run_reads_is_not_overwritten(kind, output, tmp_path):
     path = str(inputs_of(tmp_path)[kind])
     with pytest.raises(OutputError, match=f"--overwrite_output_dir would delete {path}, which the run reads"):
-        again(output).check(overwrite=True, resume=False, inputs=["bert-base-uncased", path])
-    again(output).check(overwrite=True, resume=False, inputs=["bert-base-uncased", str(tmp_path / "elsewhere.txt")])
+        check_output(again(output), overwrite=True, resume=False, inputs=["bert-base-uncased", path])
+    check_output(
+        again(output), overwrite=True, resume=False, inputs=["bert-base-uncased", str(tmp_path / "elsewhere.txt")]
+    )
 
 
 def test_what_is_written_through_a_link_is_not_read_from(tmp_path):
@@ -199,7 +202,9 @@ def test_what_is_written_through_a_link_is_not_read_from(tmp_path):
     output = Output(tmp_path / "out")
     output.write("translations/validation.txt", b"ours")
     with pytest.raises(OutputError, match="which the run reads"):
-        again(output).check(overwrite=True, resume=False, inputs=[str(tmp_path / "big_disk" / "validation.txt")])
+        check_output(
+            again(output), overwrite=True, resume=False, inputs=[str(tmp_path / "big_disk" / "validation.txt")]
+        )
 
 
 def model_files(output):
@@ -239,8 +244,8 @@ def test_killed_at_any_operation_the_old_model_loads_or_the_new_one_or_none(tmp_
         new = {"config.json": "new", "model.safetensors": "new weights", "tokenizer.json": "new tokenizer"}
         assert model_files(output) in (old, new)
         assert contents(output.path) == sorted([*model_files(output), "all_results.json", "manifest.json"])
-        again(output).check(overwrite=True, resume=False)
-        again(output).check(overwrite=False, resume=True)
+        check_output(again(output), overwrite=True, resume=False)
+        check_output(again(output), overwrite=False, resume=True)
         if not died:
             break
     assert {*seen} == {("old", "old weights"), ("new", "new weights"), None}
@@ -264,7 +269,7 @@ def test_killed_at_any_operation_nothing_of_ours_is_taken_for_the_users(tmp_path
 
         died = dies_at(number, run)
         left = again(output)
-        left.check(overwrite=True, resume=False)
+        check_output(left, overwrite=True, resume=False)
         left.recover()
         left.clear()
         assert set(contents(output.path)) <= {"manifest.json"}

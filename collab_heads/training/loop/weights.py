@@ -1,4 +1,4 @@
-"""Put stored weights back into a model: the best ones, or the mean of several checkpoints."""
+"""Stored weights: their size, and the way back into a model, of one folder or as the mean of several checkpoints."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +16,18 @@ def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
     Raises:
         OutputError: if there are fewer than `count`.
     """
-    found = [folder for folder in checkpoints(output_dir) if load_progress(folder)["phase"] == phase][-count:]
-    if len(found) < count:
+    newest = [folder for folder in checkpoints(output_dir) if load_progress(folder)["phase"] == phase][-count:]
+    if len(newest) < count:
         raise OutputError(
-            f"--average_checkpoints {count}: {output_dir} holds {len(found)} of this phase: lower --checkpointing_steps"
+            f"--average_checkpoints {count}: {output_dir} holds {len(newest)} of this phase: lower "
+            "--checkpointing_steps"
         )
-    return found
+    return newest
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """About how many bytes a stored model takes."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 @torch.no_grad()
