@@ -25,8 +25,8 @@ from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.model.backends import evaluating
 from collab_heads.registry import get_adapter
 from collab_heads.text import portable_name
-from collab_heads.training.data.batches import longest_first
-from collab_heads.training.data.collate import Collate, tokenize
+from collab_heads.training.data.batches import chunked, longest_first
+from collab_heads.training.data.collate import Collate, generate, tokenize
 from collab_heads.training.data.parallel import read_lines, read_two, without_empty
 from collab_heads.training.flags.parsing import Parser, count, count_from_1, path
 from collab_heads.training.runs.loading import load_or_explain
@@ -152,11 +152,11 @@ def translations(
     args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str]
 ) -> list[str]:
     """What the model makes of the sentences, greedily."""
-    found = []
+    translated: list[str] = []
     with evaluating(model):
-        for start in range(0, len(source), args.batch_size):
-            texts = [args.source_prefix + line for line in source[start : start + args.batch_size]]
+        for batch in chunked(source, args.batch_size):
+            texts = [args.source_prefix + line for line in batch]
             inputs = tokenizer(texts, padding=True, return_tensors="pt")
-            ids = model.generate(**inputs.to(model.device), num_beams=1, do_sample=False, max_length=args.max_length)
-            found += tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return found
+            ids = generate(model, inputs.to(model.device), num_beams=1, max_length=args.max_length)
+            translated += tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return translated

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -67,9 +68,20 @@ class Collate:
 
 def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
     """The decoder's inputs, [B, T] as the labels: these shifted right, as the model itself does it."""
-    own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if own is not None:
-        return own(labels=labels)
+    by_the_model = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if by_the_model is not None:
+        return by_the_model(labels=labels)
     start, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # M2M100 shifts so in its forward
     inputs = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
     return inputs.masked_fill(inputs == IGNORED, pad)
+
+
+def generate(model: PreTrainedModel, batch: Mapping[str, Tensor], **settings: Any) -> Tensor:
+    """What a model makes of inputs, without sampling: token ids, [B, T].
+
+    Args:
+        model: one that generates; its class does not say so.
+        batch: `input_ids` and `attention_mask`, on the model's device.
+        **settings: of `generate`, such as `num_beams` and `max_length`.
+    """
+    return cast(Any, model).generate(**batch, do_sample=False, **settings)

@@ -55,7 +55,9 @@ def from_folder(name: str, folder: str | Path, *, test: bool = False, skip_bad_r
         rows = read_tsv(folder / file, layout.header if labelled else None, skip_bad_rows and labelled)
         wanted = (*layout.texts, layout.label) if labelled else layout.texts
         check_columns(folder / file, rows, wanted)
-        columns = {ours: [row[theirs] for row in rows] for ours, theirs in zip(task.texts, layout.texts, strict=True)}
+        columns: dict[str, list] = {
+            ours: [row[theirs] for row in rows] for ours, theirs in zip(task.texts, layout.texts, strict=True)
+        }
         if labelled:
             names = task.labels if layout.by_name else [str(i) for i in range(len(task.labels))]
             columns["label"] = parse_labels(folder / file, rows, layout.label, names)
@@ -63,13 +65,13 @@ def from_folder(name: str, folder: str | Path, *, test: bool = False, skip_bad_r
     return Data(task, splits)
 
 
-def parse_labels(path: str | Path, rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int] | list[float]:
+def parse_labels(path: str | Path, rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int | float]:
     """Labels as class numbers, or as floats where there are no class names.
 
     Raises:
         DataError: naming the file, the row and what is allowed.
     """
-    labels = []
+    labels: list[int | float] = []
     for number, row in enumerate(rows, 1):
         text = str(row[column]).strip()
         if names and text in names:
@@ -134,7 +136,7 @@ def from_files(
     names = [] if is_regression(values) else sort_labels({t.strip() for t in texts_of(train, tables["train"], label)})
     if len(names) == 1:
         raise DataError(f"{train}: all examples have the label {names[0]!r}: there is nothing to learn")
-    splits = {}
+    splits: dict[str, dict[str, list]] = {}
     for split, rows in tables.items():
         check_columns(files[split], rows, texts if split == "test" else [*texts, label])
         splits[split] = {name: texts_of(files[split], rows, name) for name in texts}

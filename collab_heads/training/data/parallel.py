@@ -58,10 +58,10 @@ def from_files(files: Mapping[str, Sequence[str | Path]], source: str | None, ta
         ArgumentError: if a split has more than two files, or a table no languages.
     """
     splits, dropped = {}, {}
-    for split, paths in files.items():
-        paths = [Path(path) for path in paths]
+    for split, names in files.items():
+        paths = [Path(name) for name in names]
         if len(paths) == 2:
-            sides = read_two(*paths)
+            sides = read_two(paths[0], paths[1])
         elif len(paths) == 1:
             if paths[0].suffix not in TABLES:
                 raise ArgumentError(f"{paths[0]} is one text file: give two, the source and its translation")

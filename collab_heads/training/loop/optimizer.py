@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -12,15 +13,36 @@ from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 
+
+class HeadRates(TypedDict, total=False):
+    """Learning rates of gates and alphas, as `parameter_groups` takes them."""
+
+    gate_lr: float
+    alpha_lr: float | None
+
+
 Loss = Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], torch.Tensor]
 
 
 def parameter_groups(
-    model: PreTrainedModel, weight_decay: float, penalty: HeadPenalty | None = None, **rates: float | None
+    model: PreTrainedModel,
+    weight_decay: float,
+    penalty: HeadPenalty | None = None,
+    *,
+    gate_lr: float = 0.1,
+    alpha_lr: float | None = None,
 ) -> list[dict]:
-    """The trainable parameters; biases, norms and everything else of one dimension without weight decay.
+    """The trainable parameters in groups: only matrices have weight decay, but for alphas.
 
-    Gates and alphas, without weight decay too, have learning rates of their own: `gate_lr`, `alpha_lr`.
+    Args:
+        model: to be trained.
+        weight_decay: not of biases, norms and everything else of one dimension, nor of gates and alphas.
+        penalty: trains gates and alphas, which are groups of their own.
+        gate_lr: learning rate of the gates.
+        alpha_lr: learning rate of the alphas; None for that of all other parameters.
+
+    Raises:
+        ArgumentError: if nothing is trainable.
     """
     apart = {id(p) for p in ([] if penalty is None else penalty.parameters())}
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in apart]
@@ -30,7 +52,7 @@ def parameter_groups(
         {"params": [p for name, p in named if name not in plain], "weight_decay": weight_decay},
         {"params": [p for name, p in named if name in plain], "weight_decay": 0.0},
     ]
-    groups += [] if penalty is None else penalty.groups(**rates)
+    groups += [] if penalty is None else penalty.groups(gate_lr, alpha_lr)
     if not any(group["params"] for group in groups):
         raise ArgumentError("no parameter of the model is trainable")
     return [group for group in groups if group["params"]]

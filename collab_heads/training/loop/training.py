@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from collab_heads.errors import NonFiniteError, OutputError
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.training.loop.monitor import DIVERGED, Clock, Losses
-from collab_heads.training.loop.optimizer import Loss, model_loss, optimizer_and_schedule, parameter_groups
+from collab_heads.training.loop.optimizer import HeadRates, Loss, model_loss, optimizer_and_schedule, parameter_groups
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import weight_bytes
 from collab_heads.training.storage.checkpoint import (
@@ -53,7 +53,7 @@ class Hooks:
     progress: Callable[[], dict]
     steps: TrainingSteps
     penalty: Callable[[int], HeadPenalty | None] | None = None
-    rates: Mapping[str, float | None] = field(default_factory=dict)
+    rates: HeadRates = field(default_factory=lambda: HeadRates())
     before_epoch: Callable[[PreTrainedModel, int, torch.optim.Optimizer], None] | None = None
     after_step: Callable[[int], None] | None = None
     loss: Loss = model_loss

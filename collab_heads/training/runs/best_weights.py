@@ -56,7 +56,7 @@ class BestWeights:
         self.evaluation = {"bleu": bleu, "stage": stage, "step": step}
         if output := self.session.writes_to:
             output.write_folder(BEST, lambda folder: save(model, folder), weight_bytes(model))
-            self.manifest = digest(self.folder / MANIFEST)["sha256"]
+            self.manifest = str(digest(self.folder / MANIFEST)["sha256"])
         self.session.accelerator.wait_for_everyone()
 
     def load(self, stage: str, model: PreTrainedModel) -> bool:

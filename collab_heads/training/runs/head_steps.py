@@ -14,6 +14,7 @@ from collab_heads.registry import get_adapter
 from collab_heads.state import CollabConfig
 from collab_heads.training.flags.alphas import acts_in_training
 from collab_heads.training.flags.pruning import learns_gates, wants_gates
+from collab_heads.training.loop.optimizer import HeadRates
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.training import Hooks
 from collab_heads.training.runs import choose_heads, mix_heads
@@ -90,7 +91,9 @@ class HeadSteps:
         return replace(
             hooks,
             penalty=self.penalty if learns else None,
-            rates={"gate_lr": args.gate_learning_rate, "alpha_lr": args.alpha_learning_rate} if learns else {},
+            rates=HeadRates(gate_lr=args.gate_learning_rate, alpha_lr=args.alpha_learning_rate)
+            if learns
+            else HeadRates(),
             before_epoch=None if self.rotation is None else self.rotate,
             after_step=self.recorder,
         )

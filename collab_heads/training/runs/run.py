@@ -221,7 +221,9 @@ class Run:
 
     def results(self) -> dict:
         """What `all_results.json` holds: final metrics first."""
-        final = next((entry["metrics"] for entry in self.history[::-1] if entry["stage"] != "test"), {})
+        final: Mapping[str, float] = next(
+            (entry["metrics"] for entry in self.history[::-1] if entry["stage"] != "test"), {}
+        )
         return {
             **{f"eval_{name}": value for name, value in final.items()},
             "train_loss": self.trained[-1]["train_loss"] if self.trained else None,

@@ -35,7 +35,7 @@ def untrained(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrained
         CollabHeadsError: on sizes that do not fit each other, or a vocabulary that the data does not allow.
     """
     config = load_or_explain(AutoConfig, args.config_name) if args.config_name else None
-    model_type = args.model_type or config.model_type
+    model_type = args.model_type if config is None else config.model_type
     longest = max(args.max_source_length, args.max_target_length, args.val_max_target_length or 0)
     check_sizes(args, config, longest)
     if args.tokenizer_name:

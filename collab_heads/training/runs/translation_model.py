@@ -28,11 +28,13 @@ def set_languages(
                 f"--{flag} {language!r} is not one of the model's {len(codes)} languages, such as "
                 f"{', '.join(list(codes)[:8])}"
             )
-    tokenizer.src_lang, tokenizer.tgt_lang = source, target
+    code = codes[str(target)]
+    tokenizer.src_lang = source
+    tokenizer.tgt_lang = target
     # the labels begin with the code (mBART-50, M2M100, NLLB), or end with it and the decoder starts from it (mBART)
-    begins = tokenizer(text_target="")["input_ids"][0] == codes[target]
+    begins = tokenizer(text_target="")["input_ids"][0] == code
     name = "forced_bos_token_id" if begins else "decoder_start_token_id"
-    model.generation_config.update(**{name: codes[target]})
+    model.generation_config.update(**{name: code})
 
 
 def language_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

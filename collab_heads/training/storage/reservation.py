@@ -111,13 +111,13 @@ def lock(folder: Path) -> int:
 
 def take(descriptor: int) -> None:
     """Lock an open file, or raise BlockingIOError."""
-    if sys.platform != "win32":
+    if sys.platform == "win32":
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(*error.args) from error
+    else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    except PermissionError as error:
-        raise BlockingIOError(*error.args) from error
 
 
 def try_writing(folder: Path, descriptor: int) -> None:
