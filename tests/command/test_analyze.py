@@ -80,7 +80,7 @@ def test_sentences_that_are_too_long_are_left_out_and_counted(bert, marian, pair
     text = write_lines(tmp_path / "text.txt", ["a dog", "the old man sees it", "a cat"])
     report = main([str(bert), "--data", text, *PARTS, "--max_length", "4"])
     assert report.data["sentences"] == 2
-    assert "left out 1 of 3 sentences of more than 4 pieces" in capsys.readouterr().out
+    assert "left out 1 of 3 sentences of more than 4 tokens" in capsys.readouterr().out
     report = main(
         [str(bert), "--data", write_lines(tmp_path / "long", ["a dog", "a " * 300]), *PARTS, "--max_length", "999"]
     )

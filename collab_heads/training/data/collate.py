@@ -25,8 +25,8 @@ def tokenize(
         pairs: "source" and "target" -> sentences.
         tokenizer: with its languages set, where it has any.
         prefix: put before every source sentence (T5).
-        max_source: the longest input, in pieces.
-        max_target: the longest output, in pieces.
+        max_source: the longest input, in tokens.
+        max_target: the longest output, in tokens.
 
     Returns:
         `input_ids` and `labels`, truncated to their limits.
@@ -42,7 +42,7 @@ class Collate:
 
     Attributes:
         model: whose decoder inputs they are.
-        pad: id of the padding piece.
+        pad: id of the padding token.
         multiple: lengths are rounded up to a multiple of it.
     """
 
@@ -61,7 +61,7 @@ class Collate:
         return batch
 
     def padded(self, rows: Sequence[Sequence[int]], value: int) -> Tensor:
-        """Rows of pieces as one tensor."""
+        """Rows of token ids as one tensor."""
         width = math.ceil(max(map(len, rows)) / self.multiple) * self.multiple
         return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
@@ -71,8 +71,8 @@ def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
     by_the_model = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if by_the_model is not None:
         return by_the_model(labels=labels)
-    start, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # M2M100 shifts so in its forward
-    inputs = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
+    first, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # M2M100 shifts so in its forward
+    inputs = torch.cat([torch.full_like(labels[:, :1], first), labels[:, :-1]], dim=1)
     return inputs.masked_fill(inputs == IGNORED, pad)
 
 

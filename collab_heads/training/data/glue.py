@@ -17,12 +17,12 @@ class Data:
     task: Task
     splits: Mapping[str, Mapping[str, list]]
 
-    def named(self, kind: str) -> list[str]:
-        """The splits of a kind: "validation" gives both of MNLI's."""
-        return [split for split in self.splits if split.split("_")[0] == kind]
+    def named(self, name: str) -> list[str]:
+        """The splits called "train", "validation" or "test": MNLI has two of the latter each."""
+        return [split for split in self.splits if split.split("_")[0] == name]
 
     def first(self, limits: Mapping[str, int | None]) -> "Data":
-        """The leading examples of every split of a kind: kind -> how many, or None for all."""
+        """The leading examples: "train", "validation" or "test" -> how many, or None for all."""
         splits = {
             split: {name: column[: limits.get(split.split("_")[0])] for name, column in columns.items()}
             for split, columns in self.splits.items()

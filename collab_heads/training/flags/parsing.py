@@ -17,10 +17,11 @@ class Help(argparse.RawDescriptionHelpFormatter):
     """Keeps the lines of the description, and adds the default of every flag that has one to say."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        says_nothing = action.default in (None, False, "", argparse.SUPPRESS)
-        if says_nothing or not action.option_strings or "(default:" in (action.help or ""):
-            return action.help
-        return f"{action.help or ''} (default: %(default)s)".strip()
+        default, text = action.default, action.help or ""
+        says_nothing = default is None or default is False or default in ("", argparse.SUPPRESS)
+        if says_nothing or not action.option_strings or "(default:" in text:
+            return text
+        return f"{text} (default: %(default)s)".strip()
 
 
 class Parser(argparse.ArgumentParser):

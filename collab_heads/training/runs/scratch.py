@@ -74,7 +74,7 @@ def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) 
     wanted = DEFAULT_SIZES | {"vocab_size": args.vocab_size, "max_length": longest} | given
     if config is not None and config.model_type in blueprints():
         names = blueprints()[config.model_type].sizes
-        wanted |= {name: getattr(config, own[0]) for name, own in names.items() if getattr(config, own[0], None)}
+        wanted |= {name: getattr(config, its[0]) for name, its in names.items() if getattr(config, its[0], None)}
     width, inner = wanted["d_model"], wanted["d_ff"]
     # four projections of attention in the encoder and eight in the decoder, two of the feed-forward layer in both
     layers = wanted["num_layers"] * (12 * width * width + 4 * width * inner)
@@ -84,18 +84,19 @@ def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) 
 
 
 def sizes(args: Namespace, longest: int) -> dict:
-    """The sizes of a config, in its own names."""
+    """The sizes that the flags give, under the names that the config of the model type has for them."""
     given = {name: getattr(args, name) for name in DEFAULT_SIZES}
     wanted = DEFAULT_SIZES | {name: value for name, value in given.items() if value is not None}
     if wanted["d_model"] % wanted["num_heads"]:
         raise ArgumentError(f"--d_model {wanted['d_model']} is not a multiple of --num_heads {wanted['num_heads']}")
     wanted |= {"max_length": longest, "d_head": wanted["d_model"] // wanted["num_heads"]}
-    return {own: wanted[name] for name, owns in blueprints()[args.model_type].sizes.items() for own in owns}
+    names = blueprints()[args.model_type].sizes
+    return {in_config: wanted[name] for name, in_configs in names.items() for in_config in in_configs}
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> dict:
     """What a config must know of its vocabulary; decoders start from padding, as Marian's and T5's do."""
     size, pad, eos = len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id
-    found = {"pad_token_id": pad, "eos_token_id": eos, "decoder_start_token_id": pad, "bos_token_id": None}
-    own = {"forced_eos_token_id": eos, "decoder_vocab_size": size}  # with a forced end T5's config could not be saved
-    return found | {"vocab_size": size} | {name: value for name, value in own.items() if hasattr(config, name)}
+    every = {"pad_token_id": pad, "eos_token_id": eos, "decoder_start_token_id": pad, "bos_token_id": None}
+    some = {"forced_eos_token_id": eos, "decoder_vocab_size": size}  # with a forced end T5's config could not be saved
+    return every | {"vocab_size": size} | {name: value for name, value in some.items() if hasattr(config, name)}

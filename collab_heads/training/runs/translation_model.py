@@ -89,7 +89,7 @@ def check_pattern(pattern: str, names: Sequence[str]) -> None:
 
 
 def check_fits(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ArgumentError if the model has too few positions, or its tokenizer no piece for dropped words."""
+    """Raise ArgumentError if the model has too few positions, or its tokenizer no token for dropped words."""
     positions = getattr(model.config, "max_position_embeddings", None)
     for flag in ("max_source_length", "max_target_length", "val_max_target_length"):
         if positions is not None and (getattr(args, flag) or 0) > positions:
@@ -97,4 +97,4 @@ def check_fits(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
                 f"--{flag} {getattr(args, flag)}: the model has {positions} positions; ask for so many at most"
             )
     if args.word_dropout and tokenizer.unk_token_id is None:
-        raise ArgumentError(f"--word_dropout {args.word_dropout}: the tokenizer has no piece for unknown words")
+        raise ArgumentError(f"--word_dropout {args.word_dropout}: the tokenizer has no token for unknown words")
