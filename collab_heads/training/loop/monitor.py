@@ -25,7 +25,10 @@ class Losses:
     """
 
     def __init__(self, accelerator: Accelerator, every: int, phase: int, total: int, before: float | None = 0.0):
-        self.accelerator, self.every, self.phase, self.total = accelerator, every, phase, total
+        self.accelerator = accelerator
+        self.every = every
+        self.phase = phase
+        self.total = total
         self.sum: torch.Tensor | float = 0.0
         self.count = 0
         # of the whole phase, in float64: the same sum whether or not the run was resumed

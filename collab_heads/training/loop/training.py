@@ -104,7 +104,11 @@ class Training:
         phase: int,
         resume: tuple[Path, int] | None = None,
     ):
-        self.accelerator, self.model, self.args, self.hooks, self.phase = accelerator, model, args, hooks, phase
+        self.accelerator = accelerator
+        self.model = model
+        self.args = args
+        self.hooks = hooks
+        self.phase = phase
         self.total = hooks.steps.total
         if args.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -129,7 +133,8 @@ class Training:
     def resume(self, checkpoint: Path, step: int) -> float | None:
         """Take everything up as it was at a step: the sum of the losses of the steps before it; None if not known."""
         load_state(self.accelerator, checkpoint)
-        self.done, progress = step, load_progress(checkpoint)
+        self.done = step
+        progress = load_progress(checkpoint)
         if self.penalty is not None:
             try:
                 self.penalty.load_state_dict(progress["penalty"])

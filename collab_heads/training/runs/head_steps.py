@@ -42,7 +42,9 @@ class HeadSteps:
     """
 
     def __init__(self, learner: Learner, steps: TrainingSteps):
-        self.learner, self.session, self.steps = learner, learner.session, steps
+        self.learner = learner
+        self.session = learner.session
+        self.steps = steps
         self.args = learner.session.args
         self.record: dict = self.session.progress.get("heads", {})
         self.importance: Mapping | None = None
@@ -87,13 +89,12 @@ class HeadSteps:
     def add_to(self, hooks: Hooks) -> Hooks:
         """The hooks of the last training, with what it adds for the heads."""
         self.record_gates()
-        args, learns = self.args, learns_gates(self.args) or acts_in_training(self.args)
+        args = self.args
+        learns = learns_gates(args) or acts_in_training(args)
         return replace(
             hooks,
             penalty=self.penalty if learns else None,
-            rates=HeadRates(gate_lr=args.gate_learning_rate, alpha_lr=args.alpha_learning_rate)
-            if learns
-            else HeadRates(),
+            rates=HeadRates(gate_lr=args.gate_learning_rate, alpha_lr=args.alpha_learning_rate),
             before_epoch=None if self.rotation is None else self.rotate,
             after_step=self.recorder,
         )
@@ -125,7 +126,8 @@ class HeadSteps:
 
     def finish(self) -> bool:
         """Note what became of the heads, and remove those that training closed; whether heads were removed."""
-        model, removes = self.learner.model, learns_gates(self.args)
+        model = self.learner.model
+        removes = learns_gates(self.args)
         if self.args.alpha_mixing:
             self.record["alphas"] = alpha_report(model).to_dict()  # gates that are removed take them into W_O
         if removes:

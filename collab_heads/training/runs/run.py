@@ -39,8 +39,10 @@ class Run:
     """
 
     def __init__(self, learner: Learner):
-        self.learner, self.session = learner, learner.session
-        self.args, self.accelerator = self.session.args, self.session.accelerator
+        self.learner = learner
+        self.session = learner.session
+        self.args = self.session.args
+        self.accelerator = self.session.accelerator
         progress = self.session.progress
         self.history: list[dict] = progress.get("history", [])
         self.swapped: dict | None = progress.get("swap")

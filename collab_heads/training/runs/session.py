@@ -104,7 +104,7 @@ class Session:
 
 
 def settle(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
-    """Put right what a killed run left in the output folder, and check that this one may write there.
+    """Finish or undo what a killed run left half done in the output folder, and check that this one may write there.
 
     Args:
         args: the parsed flags.

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
@@ -49,7 +50,7 @@ class Phase:
         return "fine_tuned_again" if self.number else "fine_tuned"
 
 
-def phases(swap: str | None) -> tuple[Phase, ...]:
+def phases(swap: Literal["before", "after", "between"] | None) -> tuple[Phase, ...]:
     """The phases of a run.
 
     Args:

@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or not there: written beside their place, listed in a manifest, synced, renamed.
+"""Checkpoints that are whole or not there: written under another name, listed in a manifest, synced, renamed.
 
 A checkpoint folder is what `save_pretrained` writes (so `from_pretrained` loads it), Accelerate's state of optimizer,
 schedule and random generators, `progress.json`, and `manifest.json` with the size and SHA-256 of every file.
-Accelerate's files are pickles, read with torch's restricted unpickler: go on only from your own.
+Accelerate's files are pickles, read with torch's restricted unpickler: resume only from your own.
 """
 
 import json
@@ -44,7 +44,7 @@ def save_checkpoint(
     progress: Mapping,
     size: int | None = None,
 ) -> None:
-    """Save everything that a run needs to go on. All processes call it.
+    """Save everything that a run needs to resume. All processes call it.
 
     Args:
         accelerator: its prepared optimizer and schedule are saved; the model is not (see `save_model`).
@@ -217,7 +217,7 @@ def check_continues(folder: Path, progress: Mapping, arguments: Mapping, process
 
 
 def checkpoint_to_resume(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
-    """The checkpoint that the flags name, checked against this run, and what it says of itself; (None, {}) without."""
+    """The checkpoint that the flags name, checked against this run, and what it records; (None, {}) without one."""
     if not args.resume_from_checkpoint:
         return None, {}
     folder = find_checkpoint(args.resume_from_checkpoint, Path(args.output_dir))
@@ -231,7 +231,8 @@ def checkpoint_to_resume(args: Namespace, arguments: Mapping, processes: int) ->
 def prune_checkpoints(output_dir: Path, keep: int | None, newest: Path | None = None) -> None:
     """Delete all but the newest `keep` checkpoints; None keeps all. Files in them that we did not write stay.
 
-    Those after `newest` neither count nor go: a run that went on from it, as they were damaged, has yet to come there.
+    Checkpoints after `newest` are neither counted nor deleted: the run resumed from `newest` because they are damaged,
+    and will write them again.
     """
     known = checkpoints(output_dir)
     if newest in known:

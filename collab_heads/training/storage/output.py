@@ -101,7 +101,7 @@ class Output:
         return self.path / name
 
     def write_model(self, fill: Callable[[Path], object], size: int | None = None) -> None:
-        """Write the final model into the output folder itself: it loads as it was, or as it will be, or not at all."""
+        """Write the final model into the output folder; if it is killed, the old one loads, the new one, or none."""
         self.write_folder(STAGED, fill, size)
         self.install()
 
@@ -148,7 +148,7 @@ class Output:
         ]
 
     def recover(self) -> None:
-        """Put right what a run that was killed left here."""
+        """Finish or undo what a killed run left half done."""
         for name in {path.name.removesuffix(end) for path in self.path.iterdir() for end in (PARTIAL, OLD, DELETED)}:
             if NAME.fullmatch(name) or name in FOLDERS:
                 recover(self.path / name)
@@ -160,7 +160,7 @@ class Output:
             self.install()
 
     def clear(self) -> None:
-        """Delete what runs of ours left, as far as it is as they left it; what loads or tells of results goes first."""
+        """Delete what earlier runs wrote, except files that were changed since; results and config first."""
         with writing(self.path):
             for name in sorted(self.files, key=lambda name: name not in (RESULTS, CONFIG)):
                 if self.owns(name):
