@@ -1,5 +1,7 @@
 """Fixtures of tests that run the scripts; each conftest.py that wants them imports them."""
 
+import os
+
 import pytest
 import translation_script
 from scripts import forget_accelerate
@@ -14,6 +16,12 @@ def fresh_accelerate():
     """What the last test has set is forgotten."""
     yield
     forget_accelerate()
+
+
+@pytest.fixture(autouse=True)
+def without_sync(monkeypatch):
+    """What is written need not reach the disk: a process that is killed loses nothing that it has written."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")

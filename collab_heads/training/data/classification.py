@@ -96,7 +96,13 @@ def encode(
     encoded = {}
     for split, columns in data.splits.items():
         raw = Dataset.from_dict(dict(columns))
-        encoded[split] = raw.map(tokenize, batched=True, remove_columns=raw.column_names, desc=f"tokenizing {split}")
+        encoded[split] = raw.map(
+            tokenize,
+            batched=True,
+            remove_columns=raw.column_names,
+            new_fingerprint=split,  # nothing is cached: the tokenizer need not be hashed
+            desc=f"tokenizing {split}",
+        )
     return encoded
 
 

@@ -38,7 +38,13 @@ def encode(
     encoded = {}
     for split, pairs in corpus.splits.items():
         raw = Dataset.from_dict(pairs)
-        encoded[split] = raw.map(tokenized, batched=True, remove_columns=raw.column_names, desc=f"tokenizing {split}")
+        encoded[split] = raw.map(
+            tokenized,
+            batched=True,
+            remove_columns=raw.column_names,
+            new_fingerprint=split,  # nothing is cached: the tokenizer need not be hashed
+            desc=f"tokenizing {split}",
+        )
     return encoded
 
 
