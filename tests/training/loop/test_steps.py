@@ -33,3 +33,4 @@ def test_shuffled_steps_take_every_example_once_an_epoch(parse):
         orders = [[i for step in made.of_epoch(epoch) for batch in step for i in batch] for epoch in (0, 1)]
         assert sorted(orders[0]) == sorted(orders[1]) == list(range(50))
         assert orders[0] != orders[1]
+        assert TrainingSteps.shuffled(parse(flags), examples, 2, seed=8).of_epoch(0) != made.of_epoch(0)
