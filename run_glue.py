@@ -69,7 +69,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.add_model_arguments(parser)
     collaborative.add_collaborative_arguments(parser)
     pruning.add_head_arguments(parser)
-    alphas.add_mixing_arguments(parser)
+    alphas.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)
     analyzing.add_analysis_arguments(parser)
     arguments.add_training_arguments(parser)
@@ -126,7 +126,7 @@ def check(args: argparse.Namespace) -> None:
         raise ArgumentError("--do_predict needs --output_dir")
     arguments.check_shared(args)
     pruning.check_heads(args)
-    alphas.check_mixing(args)
+    alphas.check_alpha_flags(args)
     rotating.check_rotation(args)
     analyzing.check_analysis(args)
 

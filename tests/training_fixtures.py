@@ -62,7 +62,7 @@ def parse():
     arguments.add_model_arguments(parser)
     collaborative.add_collaborative_arguments(parser)
     pruning.add_head_arguments(parser)
-    alphas.add_mixing_arguments(parser)
+    alphas.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)
     arguments.add_training_arguments(parser)
     arguments.add_output_arguments(parser)

@@ -14,7 +14,7 @@ OF_GROWTH = ("alpha_growth_beside", "alpha_growth_radius")
 OF_ALPHAS = ("alpha_sites", "alpha_start", "alpha_growth_weight", *OF_GROWTH, "alpha_learning_rate")
 
 
-def add_mixing_arguments(parser: argparse.ArgumentParser) -> None:
+def add_alpha_arguments(parser: argparse.ArgumentParser) -> None:
     """How heads are mixed, and kept apart."""
     group = parser.add_argument_group("mixing heads")
     add = group.add_argument
@@ -77,7 +77,7 @@ def add_mixing_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_mixing(args: Namespace) -> None:
+def check_alpha_flags(args: Namespace) -> None:
     """Check what a single flag cannot know.
 
     Raises:

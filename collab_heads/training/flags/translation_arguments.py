@@ -48,7 +48,7 @@ def add_translation_data(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="cut inputs to this many tokens (word pieces)",
     )
-    add("--max_target_length", type=count_from_1, default=128, metavar="N", help="cut reference translations to these")
+    add("--max_target_length", type=count_from_1, default=128, metavar="N", help="cut references to this many tokens")
     add("--max_train_samples", type=count_from_1, metavar="N", help="use only the first N training pairs")
     add("--max_eval_samples", type=count_from_1, metavar="N", help="use only the first N validation pairs")
 

@@ -51,7 +51,7 @@ def fine_tune(
             hooks.before_epoch(model, epoch + 1, training.optimizer)
         steps = hooks.steps.of_epoch(epoch)[first : first + training.total - training.done]
         training.begin()
-        for step, batches, weights in loaded(steps, examples, hooks, accelerator, args.dataloader_num_workers):
+        for step, batches, weights in loaded_steps(steps, examples, hooks, accelerator, args.dataloader_num_workers):
             loss = optimizer_step(
                 accelerator,
                 training.wrapped,
@@ -68,7 +68,7 @@ def fine_tune(
     return training.finish()
 
 
-def loaded(
+def loaded_steps(
     steps: Sequence[Step], examples: Dataset, hooks: Hooks, accelerator: Accelerator, workers: int
 ) -> Iterator[tuple[Step, list[Mapping[str, Tensor]], list[int]]]:
     """Load optimizer steps one after the other: the step, this process's micro-batches of it, and their weights."""

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.errors import OutputError
-from collab_heads.training.storage.checkpoint import check_whole, checkpoints, load_progress
+from collab_heads.training.storage.checkpoint import check_undamaged, checkpoints, load_progress
 
 
 def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
@@ -38,7 +38,7 @@ def load_weights(model: PreTrainedModel, folders: Sequence[Path]) -> None:
         OutputError: if one of them is damaged.
     """
     for folder in folders:
-        check_whole(folder)
+        check_undamaged(folder)
     states = [type(model).from_pretrained(folder).state_dict() for folder in folders]
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():

@@ -11,7 +11,7 @@ from collab_heads.folders import MANIFEST, digest
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import load_weights, weight_bytes
 from collab_heads.training.runs.session import Session
-from collab_heads.training.storage.checkpoint import check_whole
+from collab_heads.training.storage.checkpoint import check_undamaged
 from collab_heads.training.storage.output import BEST
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class BestWeights:
             return
         if not (self.folder / "config.json").is_file():
             raise OutputError(f"--load_best_model_at_end: {self.folder} is gone; {self.evaluation} was the best")
-        check_whole(self.folder)
+        check_undamaged(self.folder)
 
     def keep(
         self, stage: str, step: int, bleu: float, model: PreTrainedModel, save: Callable[[PreTrainedModel, Path], None]

@@ -26,7 +26,7 @@ from collab_heads.training.storage.reservation import agreed
 Samples = Callable[[int], Sequence[Mapping]]  # a number of examples -> labelled batches
 
 
-def check_gates(args: Namespace, model: PreTrainedModel) -> None:
+def check_gateable(args: Namespace, model: PreTrainedModel) -> None:
     """Check early, before anything is written, that the model has the sites and heads that the flags name.
 
     Raises:

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from collab_heads.collaborative.score_terms import check_terms
 from collab_heads.training.loop.optimizer import Loss, model_loss
 from collab_heads.training.loop.steps import TrainingSteps
-from collab_heads.training.runs.choose_heads import check_gates
-from collab_heads.training.runs.mix_heads import check_alphas
+from collab_heads.training.runs.choose_heads import check_gateable
+from collab_heads.training.runs.mix_heads import check_mixable
 from collab_heads.training.runs.session import Session
-from collab_heads.training.runs.swap import Phase, check_swap
+from collab_heads.training.runs.swap import Phase, check_swappable
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -127,6 +127,6 @@ def check_flags_fit(args: Namespace, model: PreTrainedModel, *, swaps: bool = Tr
     if args.score_terms != "both":
         check_terms(model, args.score_terms)
     if args.collaborative and swaps:
-        check_swap(args, model)
-    check_gates(args, model)
-    check_alphas(args, model)
+        check_swappable(args, model)
+    check_gateable(args, model)
+    check_mixable(args, model)

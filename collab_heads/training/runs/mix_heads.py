@@ -16,7 +16,7 @@ from collab_heads.state import CollabConfig
 from collab_heads.training.flags.alphas import acts_in_training
 
 
-def check_alphas(args: Namespace, model: PreTrainedModel) -> None:
+def check_mixable(args: Namespace, model: PreTrainedModel) -> None:
     """Check early, before anything is written, that the model has what the flags name.
 
     Raises:

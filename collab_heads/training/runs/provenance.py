@@ -32,6 +32,6 @@ def without_token(argv: Sequence[str]) -> list[str]:
     return ["***" if before == "--hub_token" else word for before, word in zip(["", *argv], masked, strict=False)]
 
 
-def digest(splits: Mapping[str, Mapping[str, list]]) -> str:
+def data_digest(splits: Mapping[str, Mapping[str, list]]) -> str:
     """A short name for the examples: a resumed run must see the same ones."""
     return hashlib.sha256(json.dumps(dict(splits), sort_keys=True).encode()).hexdigest()[:16]

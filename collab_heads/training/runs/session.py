@@ -15,7 +15,7 @@ from collab_heads.training.data.glue import Data
 from collab_heads.training.data.parallel import Corpus
 from collab_heads.training.flags.arguments import fingerprint
 from collab_heads.training.flags.parsing import input_paths
-from collab_heads.training.runs.provenance import digest
+from collab_heads.training.runs.provenance import data_digest
 from collab_heads.training.storage.checkpoint import checkpoint_to_resume
 from collab_heads.training.storage.output import LOGS, Output
 from collab_heads.training.storage.output_checks import check_output, same_path
@@ -85,7 +85,7 @@ class Session:
             OutputError: if there is no such checkpoint, or it is damaged; or the folder is not free.
         """
         precision = accelerator.mixed_precision  # also from `accelerate launch` or its config
-        arguments = {**fingerprint(args), "mixed_precision": precision, "data": digest(data.splits)}
+        arguments = {**fingerprint(args), "mixed_precision": precision, "data": data_digest(data.splits)}
         checkpoint, progress = agreed(accelerator, lambda: settle(args, arguments, accelerator.num_processes))
         output = None if args.output_dir is None else Output(Path(args.output_dir))
         if checkpoint is not None:

@@ -132,7 +132,7 @@ def load_progress(folder: Path) -> dict:
     return progress
 
 
-def check_whole(folder: Path) -> None:
+def check_undamaged(folder: Path) -> None:
     """Check that every file of a checkpoint is as it was written.
 
     Raises:
@@ -164,7 +164,7 @@ def newest_whole(output_dir: Path) -> tuple[Path | None, list[str]]:
     for folder in [*sorted(set(unreadable) - set(known)), *reversed(known)]:
         try:
             load_progress(folder)
-            check_whole(folder)
+            check_undamaged(folder)
             return folder, wrong
         except OutputError as error:
             wrong.append(str(error).removeprefix(f"{RESUME}: "))
@@ -193,7 +193,7 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
     folder = Path(resume_from)
     try:
         load_progress(folder)
-        check_whole(folder)
+        check_undamaged(folder)
     except OutputError as error:
         newest = newest_whole(folder.parent)[0] if NAME.fullmatch(folder.name) and folder.is_dir() else None
         offer = "" if newest is None else f". The newest checkpoint that is whole: {RESUME} {newest}"

@@ -49,9 +49,9 @@ def test_values_are_refused(parse, flags, message):
 )
 def test_flags_that_do_not_go_together(parse, flags, message):
     with pytest.raises(ArgumentError, match=message):
-        alphas.check_mixing(parse(flags))
+        alphas.check_alpha_flags(parse(flags))
 
 
 @pytest.mark.parametrize("flags", ("", "--alpha_mixing --alpha_start 0", "--gate_weight 1 --fold_heads"))
 def test_flags_that_go_together(parse, flags):
-    alphas.check_mixing(parse(flags))
+    alphas.check_alpha_flags(parse(flags))

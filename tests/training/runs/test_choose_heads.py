@@ -17,7 +17,7 @@ from families import FAMILIES, HEADS
 
 def check_refused(model, args, error, *fragments):
     with refused(model, error, *fragments):
-        choose_heads.check_gates(args, model)
+        choose_heads.check_gateable(args, model)
 
 
 ALIVE = {"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]]}
@@ -79,7 +79,7 @@ def test_what_the_model_does_not_have_is_refused(flags, message, parse):
 
 def test_a_number_per_role_gates_these_roles_only(parse):
     model, args = FAMILIES["marian"].build(), parse("--target_heads enc-self=2,dec-enc=3")
-    choose_heads.check_gates(args, model)
+    choose_heads.check_gateable(args, model)
     assert {site.role for site in choose_heads.sites_to_gate(args, model)} == {"enc-self", "dec-enc"}
 
 
@@ -91,14 +91,14 @@ def test_a_model_with_gates_is_refused(fixed, flags, parse, tmp_path):
     swap_to_gated(model, alive_heads=ALIVE if fixed else None)
     args = parse(flags.format(file(tmp_path, ALIVE)))
     check_refused(model, args, ArgumentError, "has gates already: prune_heads or fold_heads")
-    choose_heads.check_gates(parse(""), model)  # to train it on is fine
+    choose_heads.check_gateable(parse(""), model)  # to train it on is fine
 
 
 def test_checking_changes_nothing(parse, tmp_path):
     model = FAMILIES["bert"].build()
     before = snapshot(model)
     for flags in ("", "--target_heads 3", "--gate_weight 1", f"--alive_heads {file(tmp_path, ALIVE)}"):
-        choose_heads.check_gates(parse(flags), model)
+        choose_heads.check_gateable(parse(flags), model)
     assert_unchanged(model, before)
 
 

@@ -24,7 +24,7 @@ def test_models_that_do_not_fit(parse, flags, message):
     model = FAMILIES["bert"].build()
     before = snapshot(model)
     with pytest.raises(CollabHeadsError, match=message):
-        mix_heads.check_alphas(parse(flags), model)
+        mix_heads.check_mixable(parse(flags), model)
     assert_unchanged(model, before)
 
 
@@ -33,16 +33,16 @@ def test_a_single_head_is_refused_before_training(parse):
     path = adapter_sites(model)[1].path
     prune_heads(model, {path: [0, 1, 3]})
     with pytest.raises(ArgumentError, match=f"{path}: a single head cannot be mixed"):
-        mix_heads.check_alphas(parse("--alpha_mixing"), model)
-    mix_heads.check_alphas(parse(f"--alpha_mixing --alpha_sites {adapter_sites(model)[0].path}"), model)
+        mix_heads.check_mixable(parse("--alpha_mixing"), model)
+    mix_heads.check_mixable(parse(f"--alpha_mixing --alpha_sites {adapter_sites(model)[0].path}"), model)
 
 
 def test_alphas_of_a_mixed_model(parse):
     model = FAMILIES["bert"].build()
     swap_to_alpha(model)
     with pytest.raises(ArgumentError, match="some has alphas already: fold_heads them first"):
-        mix_heads.check_alphas(parse("--alpha_mixing"), model)
-    mix_heads.check_alphas(parse(""), model)
+        mix_heads.check_mixable(parse("--alpha_mixing"), model)
+    mix_heads.check_mixable(parse(""), model)
 
 
 def mixed(model) -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ from unchanged import refused
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.layers.query_key import is_swapped
-from collab_heads.training.flags.alphas import add_mixing_arguments
+from collab_heads.training.flags.alphas import add_alpha_arguments
 from collab_heads.training.flags.arguments import add_training_arguments
 from collab_heads.training.flags.collaborative import add_collaborative_arguments
 from collab_heads.training.flags.parsing import Parser
@@ -25,7 +25,7 @@ def arguments(flags: str = "--collaborative") -> Namespace:
     parser = Parser(allow_abbrev=False)
     add_collaborative_arguments(parser)
     add_head_arguments(parser)
-    add_mixing_arguments(parser)
+    add_alpha_arguments(parser)
     add_training_arguments(parser)
     args = parser.parse_args(flags.split())
     args.model_name_or_path = "here"
