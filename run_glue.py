@@ -96,7 +96,11 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     add("--validation_file", type=path, metavar="FILE", help="your own validation examples")
     add("--test_file", type=path, metavar="FILE", help="your own test examples, for --do_predict; no labels needed")
     add("--label_column", default="label", metavar="NAME", help="column of the label in your own files")
-    add("--skip_bad_rows", action="store_true", help="leave out TSV rows with missing fields, instead of refusing them")
+    add(
+        "--skip_bad_rows",
+        action="store_true",
+        help="leave out TSV rows with a wrong number of fields, instead of refusing the file",
+    )
     add("--max_length", type=count_from_1, default=128, metavar="N", help="cut texts to this many tokens")
     add(
         "--pad_to_max_length",

@@ -33,7 +33,11 @@ def add_translation_data(parser: argparse.ArgumentParser) -> None:
             help="one table (.csv .tsv .json .jsonl), or two text files with a sentence a line, the source first "
             "(gzipped where the name ends in .gz)",
         )
-    add("--do_predict", action="store_true", help="translate and score the test split")
+    add(
+        "--do_predict",
+        action="store_true",
+        help="translate and score also the test split of --dataset_name (a --test_file always is)",
+    )
     add(
         "--source_lang",
         metavar="LANG",
