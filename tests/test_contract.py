@@ -19,7 +19,8 @@ import transformers
 from transformers import AutoConfig
 
 import collab_heads
-from collab_heads.layers.query_key import ALIGNMENT, is_swapped
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.shared_query_key import ALIGNMENT
 from families import (
     EXACT,
     EXACT64,

@@ -3,9 +3,11 @@
 import argparse
 
 from collab_heads.checks import check_choice
+from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.solvers import METHODS, check_method
 from collab_heads.collaborative.swap import ALLOCATIONS
 from collab_heads.errors import ArgumentError
+from collab_heads.state import KINDS
 from collab_heads.training.flags.parsing import count, positive, width
 
 SWAPS = ("before", "after", "between")
@@ -25,7 +27,7 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--mixing",
-        default="shared",
+        default=KINDS[0],
         metavar="KIND",
         help="shared: all heads use one projection of queries and keys; per_head: every head has its own, narrower one",
     )
@@ -86,7 +88,7 @@ def check_collaborative(args: argparse.Namespace) -> None:
         ArgumentError: naming the flag and the way out.
     """
     check_choice("--swap", args.swap, SWAPS)
-    check_choice("--mixing", args.mixing, ("shared", "per_head"))
+    check_choice("--mixing", args.mixing, KINDS)
     check_choice("--allocation", args.allocation, ALLOCATIONS)
     if args.allocation == "balanced" and not args.calibration_samples:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
@@ -94,11 +96,12 @@ def check_collaborative(args: argparse.Namespace) -> None:
     check_method(args.decomposition_method)
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
     given = args.dim_shared_query_key, args.sites, args.swap, args.mixing, args.allocation
-    if not args.collaborative and given != (None, None, "before", "shared", "uniform"):
+    if not args.collaborative and given != (None, None, "before", KINDS[0], "uniform"):
         raise ArgumentError(
             "--dim_shared_query_key, --sites, --swap, --mixing and --allocation have no effect without --collaborative"
         )
-    if args.mixing == "per_head" and args.decomposition_method != "als":
-        raise ArgumentError("--decomposition_method has no meaning for --mixing per_head, which is an SVD per head")
+    why = FITS[args.mixing].meaningless.get("method")
+    if why is not None and args.decomposition_method != "als":
+        raise ArgumentError(f"--decomposition_method has no meaning for --mixing {args.mixing}, {why}")
     if args.decomposition_tol >= 1:
         raise ArgumentError(f"--decomposition_tol {args.decomposition_tol} must be below 1")

@@ -14,7 +14,7 @@ from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.collaborative.widths import resolve_width
 from collab_heads.errors import SwapError
 from collab_heads.layers.query_key import is_swapped
-from collab_heads.model.transformers_hooks import rebuild
+from collab_heads.model.rebuild import rebuild
 from collab_heads.registry import get_adapter
 from collab_heads.sites import select_sites
 from collab_heads.state import FIELD
