@@ -33,6 +33,7 @@ test-portable: $(VENV)/.test
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # the site of docs/, in site/; any warning is an error
 docs: $(VENV)/.docs

@@ -1,4 +1,4 @@
-"""Put stored weights back into a model: the best ones, or the mean of several checkpoints."""
+"""Stored weights: their size, and the way back into a model, of one folder or as the mean of several checkpoints."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.errors import OutputError
-from collab_heads.training.storage.checkpoint import check_whole, checkpoints, load_progress
+from collab_heads.training.storage.checkpoint import check_undamaged, checkpoints, load_progress
 
 
 def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
@@ -16,12 +16,18 @@ def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
     Raises:
         OutputError: if there are fewer than `count`.
     """
-    found = [folder for folder in checkpoints(output_dir) if load_progress(folder)["phase"] == phase][-count:]
-    if len(found) < count:
+    newest = [folder for folder in checkpoints(output_dir) if load_progress(folder)["phase"] == phase][-count:]
+    if len(newest) < count:
         raise OutputError(
-            f"--average_checkpoints {count}: {output_dir} holds {len(found)} of this phase: lower --checkpointing_steps"
+            f"--average_checkpoints {count}: {output_dir} holds {len(newest)} of this phase: lower "
+            "--checkpointing_steps"
         )
-    return found
+    return newest
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """About how many bytes a stored model takes."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 @torch.no_grad()
@@ -32,7 +38,7 @@ def load_weights(model: PreTrainedModel, folders: Sequence[Path]) -> None:
         OutputError: if one of them is damaged.
     """
     for folder in folders:
-        check_whole(folder)
+        check_undamaged(folder)
     states = [type(model).from_pretrained(folder).state_dict() for folder in folders]
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():

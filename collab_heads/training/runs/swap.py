@@ -1,14 +1,15 @@
-"""The swap as the scripts' flags describe it."""
+"""The swap that the flags describe, and the phases that it divides a run into."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from collab_heads.collaborative.report import SwapReport
-from collab_heads.collaborative.score_terms import check_terms
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.collaborative.widths import resolve_width
 from collab_heads.errors import SwapError
@@ -19,7 +20,7 @@ from collab_heads.sites import select_sites
 from collab_heads.state import FIELD
 from collab_heads.training.storage.reservation import agreed
 
-PHASES = {  # --swap -> what happens in each phase: whether it starts with the swap, whether it trains
+PHASES = {  # --swap -> what happens in each phase: whether it begins with the swap, whether it trains
     None: ((False, True),),
     "before": ((True, True),),
     "after": ((False, True), (True, False)),
@@ -27,23 +28,46 @@ PHASES = {  # --swap -> what happens in each phase: whether it starts with the s
 }
 
 
-def phases(args: Namespace) -> tuple[tuple[bool, bool], ...]:
-    """The phases of a run."""
-    return PHASES[args.swap if args.collaborative else None]
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run that can be resumed.
+
+    Attributes:
+        number: counted from 0.
+        swaps: whether it begins with the swap.
+        trains: whether the model is trained then.
+        is_last_training: whether no later phase trains: in this one heads are removed, mixed and rotated.
+    """
+
+    number: int
+    swaps: bool
+    trains: bool
+    is_last_training: bool
+
+    @property
+    def stage(self) -> str:
+        """What its training is called in the results."""
+        return "fine_tuned_again" if self.number else "fine_tuned"
 
 
-def check_model(args: Namespace, model: PreTrainedModel) -> None:
+def phases(swap: Literal["before", "after", "between"] | None) -> tuple[Phase, ...]:
+    """The phases of a run.
+
+    Args:
+        swap: "before", "after" or "between" trainings; None for a run that does not swap.
+    """
+    plan = PHASES[swap]
+    last = max(number for number, (_, trains) in enumerate(plan) if trains)
+    return tuple(Phase(number, swaps, trains, number == last) for number, (swaps, trains) in enumerate(plan))
+
+
+def check_swappable(args: Namespace, model: PreTrainedModel) -> None:
     """Check early, before hours of training, what the swap would refuse later.
 
     Raises:
-        UnsupportedModelError: if the family has no adapter, or its scores no content term to keep.
         SwapError: if a site is collaborative already.
         ArgumentError: if a site or the width cannot be.
     """
-    if args.score_terms != "both":
-        check_terms(model, args.score_terms)
-    if not args.collaborative:
-        return
     adapter = get_adapter(model)
     with_heads = adapter.sites_with_heads(model)  # as the swap, which leaves the others alone
     for site in select_sites(with_heads, args.sites):

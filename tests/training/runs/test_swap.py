@@ -9,8 +9,13 @@ from unchanged import refused
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.layers.query_key import is_swapped
-from collab_heads.training.flags import swapping
-from collab_heads.training.flags.arguments import Parser, add_collaborative_arguments, add_training_arguments
+from collab_heads.training.flags.alphas import add_alpha_arguments
+from collab_heads.training.flags.arguments import add_training_arguments
+from collab_heads.training.flags.collaborative import add_collaborative_arguments
+from collab_heads.training.flags.parsing import Parser
+from collab_heads.training.flags.pruning import add_head_arguments
+from collab_heads.training.runs import swap as swapping
+from collab_heads.training.runs.learner import check_flags_fit
 from families import EXACT, FAMILIES, HEADS, sites
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -19,6 +24,8 @@ LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.
 def arguments(flags: str = "--collaborative") -> Namespace:
     parser = Parser(allow_abbrev=False)
     add_collaborative_arguments(parser)
+    add_head_arguments(parser)
+    add_alpha_arguments(parser)
     add_training_arguments(parser)
     args = parser.parse_args(flags.split())
     args.model_name_or_path = "here"
@@ -36,21 +43,20 @@ def other():
     return GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2))
 
 
-SWAP, TRAIN = (True, False), (False, True)
+SWAPS, TRAINS, BOTH = (True, False), (False, True), (True, True)
 
 
 @pytest.mark.parametrize(
-    "flags, phases",
-    (
-        ("", (TRAIN,)),
-        ("--collaborative", ((True, True),)),
-        ("--collaborative --swap before", ((True, True),)),
-        ("--collaborative --swap after", (TRAIN, SWAP)),
-        ("--collaborative --swap between", (TRAIN, (True, True))),
-    ),
+    "swap, plan",
+    ((None, (TRAINS,)), ("before", (BOTH,)), ("after", (TRAINS, SWAPS)), ("between", (TRAINS, BOTH))),
 )
-def test_phases_swap_once_and_train_around_it(flags, phases):
-    assert swapping.phases(arguments(flags)) == phases
+def test_phases_swap_once_and_train_around_it(swap, plan):
+    phases = swapping.phases(swap)
+    assert tuple((phase.swaps, phase.trains) for phase in phases) == plan
+    assert [phase.number for phase in phases] == list(range(len(plan)))
+    (last,) = [phase for phase in phases if phase.is_last_training]
+    assert last.trains and not any(phase.trains for phase in phases[last.number + 1 :])
+    assert [phase.stage for phase in phases] == ["fine_tuned", "fine_tuned_again"][: len(plan)]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_phases_swap_once_and_train_around_it(flags, phases):
 )
 def test_what_can_be_swapped_is_taken_and_left_alone(flags):
     model = bert()
-    swapping.check_model(arguments(flags), model)
+    check_flags_fit(arguments(flags), model)
     assert not any(map(is_swapped, sites(model).values()))
 
 
@@ -82,30 +88,30 @@ def test_what_can_be_swapped_is_taken_and_left_alone(flags):
 def test_sites_and_widths_that_cannot_be_are_refused(flags, fragments):
     model, args = bert(), arguments(f"--collaborative {flags}")
     with refused(model, ArgumentError, *fragments):
-        swapping.check_model(args, model)
+        check_flags_fit(args, model)
 
 
 def test_a_swapped_site_is_refused_and_one_that_is_not_is_taken():
     model = bert()
     swapping.swap(arguments(f"--collaborative --sites {LAYER_0}"), model, None)
     with refused(model, SwapError, "here is collaborative already", LAYER_0, "leave --collaborative out"):
-        swapping.check_model(arguments(), model)
-    swapping.check_model(arguments(f"--collaborative --sites {LAYER_1}"), model)
-    swapping.check_model(arguments(""), model)
+        check_flags_fit(arguments(), model)
+    check_flags_fit(arguments(f"--collaborative --sites {LAYER_1}"), model)
+    check_flags_fit(arguments(""), model)
 
 
 def test_a_family_without_adapter_is_refused_where_one_is_needed():
     model = other()
-    swapping.check_model(arguments(""), model)
+    check_flags_fit(arguments(""), model)
     for flags in ("--collaborative", "--score_terms context"):
         with refused(model, UnsupportedModelError, "'gpt2'"):
-            swapping.check_model(arguments(flags), model)
+            check_flags_fit(arguments(flags), model)
 
 
 def test_content_scores_of_a_model_without_query_biases_are_refused_early():
     model = FAMILIES["t5"].build()
     with refused(model, UnsupportedModelError, "no query bias"):
-        swapping.check_model(arguments("--score_terms content"), model)
+        check_flags_fit(arguments("--score_terms content"), model)
 
 
 def test_the_swap_is_as_the_flags_say(monkeypatch):

@@ -7,7 +7,7 @@ import torch
 import translation_models as tiny
 
 from collab_heads.errors import OutputError
-from collab_heads.training.loop.averaging import last_checkpoints, load_weights
+from collab_heads.training.loop.weights import last_checkpoints, load_weights
 
 
 @pytest.fixture

@@ -13,9 +13,13 @@ from collab_heads import HeadPenalty, get_adapter, swap_to_gated
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.training.flags import pruning
-from collab_heads.training.flags.arguments import Parser, add_output_arguments, add_training_arguments
-from collab_heads.training.loop import loop
-from collab_heads.training.loop.loop import Hooks, optimizer_step, order_of, parameter_groups
+from collab_heads.training.flags.arguments import add_output_arguments, add_training_arguments
+from collab_heads.training.flags.parsing import Parser
+from collab_heads.training.loop import fine_tune as loop
+from collab_heads.training.loop import training
+from collab_heads.training.loop.optimizer import optimizer_step, parameter_groups
+from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.loop.training import Hooks
 from families import bert_config
 
 FP32_SUM = 1e-6  # float32 gradients summed in another order; seen: 2e-7
@@ -47,12 +51,22 @@ def collate(rows) -> dict:
 
 
 def hooks(evaluate=lambda *_: None, **more) -> Hooks:
-    return Hooks(collate, lambda batch: len(batch["labels"]), evaluate, lambda *_: None, dict, lambda epoch: [], **more)
+    return Hooks(
+        collate,
+        lambda batch: len(batch["labels"]),
+        evaluate,
+        lambda *_: None,
+        dict,
+        TrainingSteps(lambda epoch: [], 0),
+        **more,
+    )
 
 
 def fine_tune(accelerator, net, rows, args, hooks):
     """With the order of the examples that the scripts take."""
-    return loop.fine_tune(accelerator, net, rows, args, replace(hooks, order=order_of(args, rows, 1, 0)))
+    return loop.fine_tune(
+        accelerator, net, rows, args, replace(hooks, steps=TrainingSteps.shuffled(args, rows, 1, args.seed))
+    )
 
 
 def accelerator() -> Accelerator:
@@ -143,7 +157,7 @@ def test_the_loss_is_on_the_bar_and_its_mean_in_the_end(every, monkeypatch):
         losses.append(float(optimizer_step(*args)))
         return torch.tensor(losses[-1])
 
-    monkeypatch.setattr(loop.tqdm, "set_postfix_str", lambda bar, text: shown.append(text))
+    monkeypatch.setattr(training.tqdm, "set_postfix_str", lambda bar, text: shown.append(text))
     monkeypatch.setattr(loop, "optimizer_step", step)
     args = arguments("--num_train_epochs", "1", "--logging_steps", str(every))
     trained = fine_tune(accelerator(), model(), examples(34), args, hooks())
@@ -248,9 +262,9 @@ def test_the_penalty_goes_through_the_training(monkeypatch):
         made.append((total, HeadPenalty(net, target_heads=3, steps=5)))
         return made[-1][1]
 
-    stock = loop.optimizer_and_schedule
+    stock = training.optimizer_and_schedule
     monkeypatch.setattr(
-        loop, "optimizer_and_schedule", lambda g, *rest, **kw: groups.extend(g) or stock(g, *rest, **kw)
+        training, "optimizer_and_schedule", lambda g, *rest, **kw: groups.extend(g) or stock(g, *rest, **kw)
     )
     ours = accelerator()
     monkeypatch.setattr(ours, "log", lambda values, step: logged.append((step, values)))
