@@ -76,7 +76,7 @@ def test_every_table_has_every_kind():
         (score_terms.Term, score_terms.TERMS),
         (registry.Capability, registry.CAPABILITIES),
     ),
-    ids=str,
+    ids=lambda part: str(part) if get_args(part) else "table",  # no addresses: processes must agree on names
 )
 def test_types_say_what_is_checked(literal, values):
     """What a type checker accepts is what the checks at run time accept."""
