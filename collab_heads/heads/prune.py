@@ -70,6 +70,7 @@ def prune_heads(
             state,
             kept=numbers if len(numbers) < state.num_heads else None,
             query_key=module.query_key.state if is_swapped(module) else None,
+            values=state.values if kept else None,
             gates=state.gates if kept and not by_gates else None,
             alphas=alphas_of(output) is not None,
         )
