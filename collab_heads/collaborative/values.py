@@ -17,9 +17,16 @@ from collab_heads.collaborative.decompose import input_root
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.layers.values import ValueWeights
 from collab_heads.numerics import float64
+from collab_heads.sites import per_head
 
-RIDGE = 1e-4  # share of a head's mean variance that is added to every direction, so that none is lost for good
+# Share of the variance that a head would have with white inputs, scaled to the one that it has: it decides between
+# directions that the calibration did not show, and keeps heads from making up for others by chance.
+WHITE = 1e-4
+# Share of the mean square of what a head puts out that is added to every direction: above the rounding errors of a
+# covariance, which are all that there is where a head always puts out the same.
+RIDGE = 1e-10
 SWEEPS = 8  # over the heads of a site
+TINY = 1e-300  # instead of dividing by zero
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,12 @@ class HeadMoments:
     Attributes:
         mean: [n]; zeros where it may not be taken off.
         covariance: [n, n], around that mean; zero between heads where each is to be narrowed alone.
+        roots: [H, d_v, d_v], lower-triangular roots of the heads' own covariances, regularised.
     """
 
     mean: Tensor
     covariance: Tensor
+    roots: Tensor
 
 
 def head_moments(weights: ValueWeights, num_heads: int, seen: InputMoments | None, *, has_gates: bool) -> HeadMoments:
@@ -63,18 +72,34 @@ def head_moments(weights: ValueWeights, num_heads: int, seen: InputMoments | Non
         has_gates: whether the site has gates.
     """
     takes_mean = weights.output_bias is not None and not has_gates
+    value, bias = float64(weights.value), weights.value_bias
+    white = value @ value.mT
     if seen is None:
-        value, bias = float64(weights.value), weights.value_bias
         mean = value.new_zeros(len(value)) if bias is None else float64(bias)
-        second = value @ value.mT + mean.outer(mean)
+        second = white + mean.outer(mean)
     else:
         mean, second = seen.mean(), seen.second()
     mean = mean if takes_mean else torch.zeros_like(mean)
     covariance = second - mean.outer(mean)
     if seen is None or has_gates:
-        own = torch.eye(num_heads, device=mean.device).repeat_interleave(len(mean) // num_heads, 0)
-        covariance = covariance * (own @ own.mT)
-    return HeadMoments(mean, covariance)
+        covariance = torch.block_diag(*diagonal_blocks(covariance, num_heads))
+    roots = []
+    for weight, shown, size, by_weights in zip(
+        per_head(float64(weights.output).mT, num_heads),
+        diagonal_blocks(covariance, num_heads),
+        diagonal_blocks(second, num_heads),
+        diagonal_blocks(white, num_heads),
+        strict=True,
+    ):
+        share = WHITE * variance(weight.mT, shown) / max(variance(weight.mT, by_weights), TINY)
+        roots.append(input_root(shown + share * by_weights, 0.0, RIDGE * size.diagonal().mean()))
+    return HeadMoments(mean, covariance, torch.stack(roots))
+
+
+def diagonal_blocks(matrix: Tensor, num_heads: int) -> Tensor:
+    """What a matrix holds of each head by itself: [n, n] -> [H, d_v, d_v]."""
+    blocks = matrix.unflatten(0, (num_heads, -1)).unflatten(2, (num_heads, -1))  # (H, d_v, H, d_v)
+    return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 
 @torch.no_grad()
@@ -89,22 +114,21 @@ def narrow_values(weights: ValueWeights, num_heads: int, width: int, moments: He
     """
     output, covariance = float64(weights.output), moments.covariance
     heads = output.unflatten(1, (num_heads, -1)).transpose(0, 1)  # (H, D, d_v)
-    blocks = covariance.unflatten(0, (num_heads, -1)).unflatten(2, (num_heads, -1)).transpose(1, 2)  # (H, H, d_v, d_v)
-    roots = torch.stack([input_root(blocks[head, head], RIDGE) for head in range(num_heads)])
+    between = covariance.unflatten(0, (num_heads, -1)).unflatten(2, (num_heads, -1))  # (H, d_v, H, d_v)
     error = torch.zeros_like(heads)
     kept: list[tuple[Tensor, Tensor]] = []  # B [D, r] and A [r, d_v] of every head
     for _ in range(SWEEPS):
         kept = []
-        for head, root in enumerate(roots):
-            left_over = torch.einsum("jdv,jvw->dw", error, blocks[:, head]) - error[head] @ blocks[head, head]
+        for head, root in enumerate(moments.roots):
+            left_over = torch.einsum("jdv,jvw->dw", error, between[:, :, head]) - error[head] @ between[head, :, head]
             wanted = heads[head] + torch.cholesky_solve(left_over.mT, root).mT
             columns = leading_directions(wanted @ root, width)
             rows = columns.mT @ wanted
             error[head] = heads[head] - columns @ rows
             kept.append((columns, rows))
     lost = error.transpose(0, 1).flatten(1)  # (D, n)
-    value = float64(weights.value).unflatten(0, (num_heads, -1))
-    bias = None if weights.value_bias is None else float64(weights.value_bias).unflatten(0, (num_heads, -1))
+    value = per_head(float64(weights.value), num_heads)
+    bias = None if weights.value_bias is None else per_head(float64(weights.value_bias), num_heads)
     narrow = ValueWeights(
         torch.cat([rows @ each for (_, rows), each in zip(kept, value, strict=True)]),
         None if bias is None else torch.cat([rows @ each for (_, rows), each in zip(kept, bias, strict=True)]),
@@ -112,7 +136,7 @@ def narrow_values(weights: ValueWeights, num_heads: int, width: int, moments: He
         None if weights.output_bias is None else float64(weights.output_bias) + lost @ moments.mean,
     )
     total = variance(output, covariance)
-    return NarrowValues(narrow, variance(lost, covariance) / total if total else 0.0)
+    return NarrowValues(narrow, min(variance(lost, covariance) / total, 1.0) if total else 0.0)
 
 
 def leading_directions(matrix: Tensor, count: int) -> Tensor:
@@ -122,5 +146,5 @@ def leading_directions(matrix: Tensor, count: int) -> Tensor:
 
 
 def variance(weight: Tensor, covariance: Tensor) -> float:
-    """tr(W C W^T)."""
-    return float(((weight @ covariance) * weight).sum())
+    """tr(W C W^T), which rounding must not make negative."""
+    return max(float(((weight @ covariance) * weight).sum()), 0.0)

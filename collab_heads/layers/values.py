@@ -33,15 +33,14 @@ class ValueWeights:
     output_bias: Tensor | None
 
 
+@torch.no_grad()
 def read_values(value: nn.Linear, output: nn.Module) -> ValueWeights:
     """The weights of a value projection and of the output projection behind it."""
-    weight = cast(nn.Linear, output).weight.detach()
+    weight = cast(nn.Linear, output).weight
     if isinstance(output, HeadOutputProjection) and output.mixing is not None:
         weight = output.mixing(weight.cpu()).to(weight.device)
-    value_bias, output_bias = (
-        None if bias is None else bias.detach() for bias in (value.bias, cast(nn.Linear, output).bias)
-    )
-    return ValueWeights(value.weight.detach(), value_bias, weight, output_bias)
+    tensors = value.weight, value.bias, weight, cast(nn.Linear, output).bias
+    return ValueWeights(*(None if tensor is None else tensor.detach() for tensor in tensors))
 
 
 @torch.no_grad()
