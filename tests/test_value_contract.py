@@ -15,6 +15,7 @@ from unchanged import refused
 
 import test_contract as contract
 from collab_heads import fold_heads, prune_heads, swap_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads.collaborative import values
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.model.open_site import open_sites
@@ -89,8 +90,9 @@ def test_the_contract(number, name, check):
 
 
 @pytest.mark.parametrize("name, path", (("bert", FIRST), ("t5", "encoder.block.0.layer.0.SelfAttention")))
-def test_the_report_predicts_what_a_site_loses(name, path):
+def test_the_report_predicts_what_a_site_loses(name, path, monkeypatch):
     """In the model, with its padding, on the calibration batch: a first site, whose inputs stay as they were."""
+    monkeypatch.setattr(values, "DOUBT", 0.0)
     assert_predicted(name, path)
 
 
@@ -233,9 +235,8 @@ def test_every_order(name):
     """At full width: gates, narrower values beside a swap, removed heads and alphas, whatever comes first."""
     family, configs, outputs = FAMILIES[name], [], []
     kind = WITH_VALUES[LAYOUTS.index(name) % len(WITH_VALUES)]
-    for order in itertools.permutations(("swap", "prune", "gate", "mix")):
-        if order.index("mix") > 1 and order[0] != "swap" and name not in ("bert", "t5"):
-            continue
+    orders = list(itertools.permutations(("swap", "prune", "gate", "mix")))
+    for order in orders if name in ("bert", "t5") else orders[::5]:
         model = family.build().double()
         for step in order:
             if step == "swap":

@@ -34,6 +34,7 @@ class SiteReport:
         dim_value_exact: H * d_v before.
         variance_lost: share of the variance of the site's output that narrower values lose: predicted from what its
             heads put out on the calibration inputs, with the original attention; without calibration for white inputs.
+            Of a site whose W_O has no bias, or that has gates, it is a share of the mean square.
     """
 
     path: str

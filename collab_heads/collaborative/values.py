@@ -25,6 +25,9 @@ WHITE = 1e-4
 # Share of the mean square of what a head puts out that is added to every direction: above the rounding errors of a
 # covariance, which are all that there is where a head always puts out the same.
 RIDGE = 1e-10
+# What calibration shows of the relations between heads counts as if as many tokens as there are dimensions had shown
+# none: of few tokens much is chance, and fitting it costs more than it gains.
+DOUBT = 1.0
 SWEEPS = 8  # over the heads of a site
 TINY = 1e-300  # instead of dividing by zero
 
@@ -35,8 +38,7 @@ class NarrowValues:
 
     Attributes:
         weights: of the narrower values and of what reads them.
-        variance_lost: predicted share of the variance of the site's output that is lost: on the calibration inputs, or
-            without calibration of inputs that are white.
+        variance_lost: predicted share of the variance of the site's output that is lost.
     """
 
     weights: ValueWeights
@@ -49,7 +51,8 @@ class HeadMoments:
 
     Attributes:
         mean: [n]; zeros where it may not be taken off.
-        covariance: [n, n], around that mean; zero between heads where each is to be narrowed alone.
+        covariance: [n, n], around that mean; smaller between heads than it was seen, by `DOUBT`, and zero where each is
+            to be narrowed alone.
         roots: [H, d_v, d_v], lower-triangular roots of the heads' own covariances, regularised.
     """
 
@@ -81,8 +84,8 @@ def head_moments(weights: ValueWeights, num_heads: int, seen: InputMoments | Non
         mean, second = seen.mean(), seen.second()
     mean = mean if takes_mean else torch.zeros_like(mean)
     covariance = second - mean.outer(mean)
-    if seen is None or has_gates:
-        covariance = torch.block_diag(*diagonal_blocks(covariance, num_heads))
+    trusted = 0.0 if seen is None or has_gates else seen.count / (seen.count + DOUBT * len(mean))
+    covariance = trusted * covariance + (1 - trusted) * torch.block_diag(*diagonal_blocks(covariance, num_heads))
     roots = []
     for weight, shown, size, by_weights in zip(
         per_head(float64(weights.output).mT, num_heads),

@@ -89,8 +89,9 @@ def test_the_smallest_directions_are_caught(monkeypatch):
 
 
 @pytest.mark.parametrize("bias, has_gates", ((True, False), (False, False), (True, True)))
-def test_what_is_predicted_is_what_is_lost(bias, has_gates):
+def test_what_is_predicted_is_what_is_lost(bias, has_gates, monkeypatch):
     """By the very tokens that were seen, the bias included; around the mean where a bias can take it."""
+    monkeypatch.setattr(values, "DOUBT", 0.0)
     stock, tokens = weights(bias), heads()
     narrow = narrowed(tokens, 3, bias=bias, has_gates=has_gates)
     new = narrow.weights
@@ -110,6 +111,7 @@ def test_what_is_predicted_is_what_is_lost(bias, has_gates):
 def test_heads_make_up_for_each_other(monkeypatch):
     """Every sweep over the heads makes the error smaller; several are far better than each head alone."""
     tokens, lost = heads(rank=8), []
+    monkeypatch.setattr(values, "DOUBT", 0.0)
     for sweeps in (1, 2, 4, 8, 16):
         monkeypatch.setattr(values, "SWEEPS", sweeps)
         lost.append(narrowed(tokens, 2).variance_lost)
@@ -118,6 +120,16 @@ def test_heads_make_up_for_each_other(monkeypatch):
     gap = tokens @ weights().output.mT - narrow_heads(weights(), alone, tokens) @ alone.output.mT
     total = (tokens - tokens.mean(0)) @ weights().output.mT
     assert lost[-1] < 0.8 * float((gap - gap.mean(0)).square().sum() / total.square().sum())
+
+
+def test_few_tokens_are_doubted():
+    """A tenth of the tokens that it takes says less of the relations between heads than it shows, and all of each."""
+    few, many = (head_moments(weights(), H, seen(heads()[:n]), has_gates=False).covariance for n in (9, TOKENS))
+    for count, found in ((9, few), (TOKENS, many)):
+        shown = torch.cov(heads()[:count].mT, correction=0)
+        torch.testing.assert_close(found[:D_V, :D_V], shown[:D_V, :D_V], rtol=0, atol=EXACT64)
+        trusted = count / (count + H * D_V)
+        torch.testing.assert_close(found[:D_V, D_V:], trusted * shown[:D_V, D_V:], rtol=0, atol=EXACT64)
 
 
 def test_a_planted_width_is_found():
