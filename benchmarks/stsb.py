@@ -1,7 +1,9 @@
 """Swap all-MiniLM-L6-v2 and score STS-B dev without fine-tuning: mean-pooled cosine, Spearman x 100, all 1,500 pairs.
 
 python benchmarks/stsb.py [--draws 3] [--widths 128 64] [--refined]
+python benchmarks/stsb.py --values [--draws 3]
 
+With --values the rows are those with narrower values (`results/values.json`), alone and with narrower query and key.
 Calibration: draws of 256 STS-B train sentences (first sentences of the pairs). "source" is the system of Cordonnier et
 al. 2020: CP decomposition of the dense tensor from a random start, scores divided by sqrt(R / H).
 """
@@ -31,6 +33,19 @@ COLUMNS = {
     "error": ".3f",
     "output_error": ".3f",
     "parameters": ",",
+    "seconds": ".1f",
+}
+VALUE_COLUMNS = {
+    "width": "",
+    "values": "",
+    "method": "",
+    "sentences": "",
+    "spearman": ".2f",
+    "worst_drop": ".2f",
+    "drops": "",
+    "variance_lost": ".3f",
+    "attention": ".0%",
+    "cache": ".0%",
     "seconds": ".1f",
 }
 
@@ -136,11 +151,56 @@ def refined_rows(task: Task, widths: list[int], draws: int, baseline: float):
         yield our_row(task, widths[0], mixing, "calibrated, refined (240 steps)", 1024, 1, 240, baseline)
 
 
+def values_row(task: Task, values: int, draws: int, baseline: float, width: int | None = None, sentences=256) -> dict:
+    """Narrow the values with every draw, and query and key with them if a width is given, and score."""
+    scores, lost = [], []
+    for draw in range(draws):
+        model = AutoModel.from_pretrained(minilm()).eval()
+        dim = model.config.num_attention_heads * values
+        calibration = task.calibration(draw, sentences) if sentences else None
+        narrow = {"dim_shared_query_key": width, "mixing": "per_head"} if width else {}
+        report = swap_to_collaborative(model, dim_value=dim, calibration=calibration, seed=draw, **narrow)
+        scores.append(task.score(model))
+        lost += [site.variance_lost for site in report.sites]
+    sizes = {
+        name: sum(getattr(site, f"{part}_after") for site in report.sites)
+        / sum(getattr(site, f"{part}_before") for site in report.sites)
+        for name, part in (("attention", "parameters"), ("cache", "cache"))
+    }
+    return {
+        "width": f"{width or report.sites[0].dim_exact} of {report.sites[0].dim_exact}",
+        "values": f"{values} of {report.sites[0].dim_value_exact // model.config.num_attention_heads}",
+        "method": ("calibrated, refined" if width else "calibrated") if sentences else "weights only",
+        "sentences": sentences or None,
+        "spearman": sum(scores) / len(scores),
+        "worst_drop": baseline - min(scores),
+        "drops": ", ".join(f"{baseline - score:.2f}" for score in scores),
+        "variance_lost": sum(lost) / len(lost),
+        **sizes,
+        "parameters": report.model_parameters_after,
+        "seconds": report.seconds,
+    }
+
+
+def measure_values(task: Task, draws: int, baseline: float) -> None:
+    """Print and store the rows with narrower values."""
+    rows = [{"method": "original", "spearman": baseline, "attention": 1.0, "cache": 1.0}]
+    for values, width in ((24, None), (16, None), (8, None), (16, 144)):
+        rows.append(values_row(task, values, draws, baseline, width))
+        print(table(rows[-1:], VALUE_COLUMNS), flush=True)
+    rows.append(values_row(task, 16, draws, baseline, sentences=32))
+    rows.append(values_row(task, 8, draws, baseline, sentences=32))
+    rows.append(values_row(task, 16, 1, baseline, sentences=None))
+    print(table(rows, VALUE_COLUMNS))
+    write("values", rows)
+
+
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=3, help="calibration draws")
     parser.add_argument("--refined", action="store_true", help="measure and replace the rows with refinement only")
+    parser.add_argument("--values", action="store_true", help="measure narrower values only, into values.json")
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 64])
     arguments = parser.parse_args()
     logging.disable_progress_bar()
@@ -152,6 +212,9 @@ def main() -> None:
 
     original = AutoModel.from_pretrained(minilm()).eval()
     baseline = task.score(original)
+    if arguments.values:
+        measure_values(task, arguments.draws, baseline)
+        return
     if not arguments.refined:
         add([{"method": "original", "spearman": baseline, "parameters": original.num_parameters()}])
         for width in arguments.widths:
