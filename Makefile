@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # the CPU build of torch by default; another index or wheel folder: make PIP_ARGS="--index-url ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow test-portable lint bench bench-glue bench-heads bench-nmt bench-seen clean
+.PHONY: demo test test-slow test-portable lint docs bench bench-glue bench-heads bench-nmt bench-seen clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python run_glue.py --demo
@@ -33,8 +33,14 @@ test-portable: $(VENV)/.test
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
-# the tables of the README; they need ../shared (or COLLAB_HEADS_SHARED) and take about an hour on two cores
+# the site of docs/, in site/; any warning is an error
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# what the tables of docs/results show (python benchmarks/tables.py writes them); the benchmarks need ../shared (or
+# COLLAB_HEADS_SHARED) and take about an hour on two cores
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/stsb.py
 	$(BIN)/python benchmarks/translation.py

@@ -19,35 +19,57 @@ if __name__ == "__main__":
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CollabHeadsError
-from collab_heads.training.data.glue import TASKS, Data, from_files, from_folder, from_hub
-from collab_heads.training.flags import alphas, analyzing, arguments, pruning, rotating
-from collab_heads.training.runs.glue_run import GlueRun
-from collab_heads.training.runs.start import check_tracking, launch
+from collab_heads.training.data.glue import Data, from_files, from_folder, from_hub
+from collab_heads.training.data.glue_tasks import TASKS
+from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, pruning, rotating
+from collab_heads.training.flags.parsing import Parser, count_from_1, path
+from collab_heads.training.runs.classifier import Classifier
+from collab_heads.training.runs.run import Run
+from collab_heads.training.runs.session import Session, launched
+
+
+def main(argv: Sequence[str] | None = None) -> dict:
+    """Run; returns what `all_results.json` holds."""
+    args = parse(argv)
+    if args.demo:
+        from collab_heads.training.demo import glue_demo
+
+        return glue_demo.main(main)
+    with launched(args) as accelerator:  # the output folder is reserved from here on
+        data = load_data(args)
+        session = Session.begin(args, data, accelerator)  # from the beginning, or from a checkpoint
+        run = Run(Classifier.load(session, data))
+        run.begin()  # a trained model is evaluated as it is
+        for phase in run.phases:  # one, or with --swap after and between two
+            run.prepare(phase)  # swap, choose heads
+            run.train(phase)
+            run.conclude(phase)  # remove heads
+        return run.finish()  # model, predictions, results
+
+
+def load_data(args: argparse.Namespace) -> Data:
+    """Read the examples from wherever the flags say."""
+    if args.task_name is None:
+        files = args.train_file, args.validation_file, args.test_file if args.do_predict else None
+        data = from_files(*files, args.label_column, args.skip_bad_rows)
+    elif args.data_dir:
+        data = from_folder(args.task_name, args.data_dir, test=args.do_predict, skip_bad_rows=args.skip_bad_rows)
+    else:
+        data = from_hub(args.task_name, test=args.do_predict)
+    return data.first({"train": args.max_train_samples, "validation": args.max_eval_samples})
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the flags and check what can be checked without data or model."""
-    parser = arguments.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--demo", action="store_true", help="a generated task and a small model; no other flag needed")
-    data = parser.add_argument_group("data")
-    data.add_argument("--task_name", metavar="TASK", help=", ".join(TASKS))
-    data.add_argument("--data_dir", type=arguments.path, metavar="DIR", help="folder with GLUE's TSV files; the Hub")
-    data.add_argument(
-        "--train_file", type=arguments.path, metavar="FILE", help=".csv, .tsv, .json or .jsonl, instead of a task"
+    parser = Parser(description=__doc__)
+    parser.add_argument(
+        "--demo", action="store_true", help="try everything on a generated task with a small model; ignores other flags"
     )
-    data.add_argument("--validation_file", type=arguments.path, metavar="FILE")
-    data.add_argument("--test_file", type=arguments.path, metavar="FILE")
-    data.add_argument("--label_column", default="label", metavar="NAME", help="in these files (label)")
-    data.add_argument("--skip_bad_rows", action="store_true", help="leave out TSV rows with missing fields")
-    data.add_argument("--max_length", type=arguments.count_from_1, default=128, metavar="N", help="tokens (128)")
-    data.add_argument("--pad_to_max_length", action="store_true", help="pad to it; to the longest of the batch")
-    data.add_argument("--max_train_samples", type=arguments.count_from_1, metavar="N", help="take the first N only")
-    data.add_argument("--max_eval_samples", type=arguments.count_from_1, metavar="N", help="take the first N only")
-    data.add_argument("--do_predict", action="store_true", help="write predictions for the test splits")
+    add_data_arguments(parser)
     arguments.add_model_arguments(parser)
-    arguments.add_collaborative_arguments(parser)
+    collaborative.add_collaborative_arguments(parser)
     pruning.add_head_arguments(parser)
-    alphas.add_mixing_arguments(parser)
+    alphas.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)
     analyzing.add_analysis_arguments(parser)
     arguments.add_training_arguments(parser)
@@ -56,6 +78,38 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if not args.demo:
         check(args)
     return args
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the examples are from, and how they are cut."""
+    group = parser.add_argument_group("data")
+    add = group.add_argument
+    add("--task_name", metavar="TASK", help=f"GLUE task: {', '.join(TASKS)}")
+    add("--data_dir", type=path, metavar="DIR", help="folder with GLUE's TSV files (default: download from the Hub)")
+    add(
+        "--train_file",
+        type=path,
+        metavar="FILE",
+        help="your own training examples, instead of --task_name: a .csv, .tsv, .json or .jsonl file with a label and "
+        "one or two columns of text",
+    )
+    add("--validation_file", type=path, metavar="FILE", help="your own validation examples")
+    add("--test_file", type=path, metavar="FILE", help="your own test examples, for --do_predict; no labels needed")
+    add("--label_column", default="label", metavar="NAME", help="column of the label in your own files")
+    add(
+        "--skip_bad_rows",
+        action="store_true",
+        help="leave out TSV rows with a wrong number of fields, instead of refusing the file",
+    )
+    add("--max_length", type=count_from_1, default=128, metavar="N", help="cut texts to this many tokens")
+    add(
+        "--pad_to_max_length",
+        action="store_true",
+        help="pad every text to --max_length (default: to the longest of its batch)",
+    )
+    add("--max_train_samples", type=count_from_1, metavar="N", help="use only the first N training examples")
+    add("--max_eval_samples", type=count_from_1, metavar="N", help="use only the first N validation examples")
+    add("--do_predict", action="store_true", help="write predictions for the test examples to predictions/")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -74,35 +128,11 @@ def check(args: argparse.Namespace) -> None:
         raise ArgumentError("--do_predict needs --test_file")
     if args.do_predict and args.output_dir is None:
         raise ArgumentError("--do_predict needs --output_dir")
-    check_tracking(args)
     arguments.check_shared(args)
     pruning.check_heads(args)
-    alphas.check_mixing(args)
+    alphas.check_alpha_flags(args)
     rotating.check_rotation(args)
     analyzing.check_analysis(args)
-
-
-def load_data(args: argparse.Namespace) -> Data:
-    """Read the examples from wherever the flags say."""
-    if args.task_name is None:
-        files = args.train_file, args.validation_file, args.test_file if args.do_predict else None
-        data = from_files(*files, args.label_column, args.skip_bad_rows)
-    elif args.data_dir:
-        data = from_folder(args.task_name, args.data_dir, test=args.do_predict, skip_bad_rows=args.skip_bad_rows)
-    else:
-        data = from_hub(args.task_name, test=args.do_predict)
-    limits = {"train": args.max_train_samples, "validation": args.max_eval_samples}
-    return data.first(limits)
-
-
-def main(argv: Sequence[str] | None = None) -> dict:
-    """Run; returns what `all_results.json` holds."""
-    args = parse(argv)
-    if args.demo:
-        from collab_heads.training.demo import glue_demo
-
-        return glue_demo.main(main)
-    return launch(args, load_data, GlueRun)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ class AlbertAdapter(AttentionAdapter):
         config = model.config
         layers_per_group = config.num_hidden_layers / config.num_hidden_groups
         groups = [int(layer / layers_per_group) for layer in range(config.num_hidden_layers)]  # as the stock encoder
-        found = []
+        served = []
         for site in super().sites(model):
             if site.layer in groups:  # with more groups than layers some are never called
                 inner = int(site.path.split(".")[-2])
-                found.append(replace(site, layer=groups.index(site.layer) * config.inner_group_num + inner))
-        return found
+                served.append(replace(site, layer=groups.index(site.layer) * config.inner_group_num + inner))
+        return served

@@ -74,7 +74,7 @@ class MarianAdapter(AttentionAdapter):
         modeling_marian.MarianAttention: CollaborativeMarianAttention,
         modeling_pegasus.PegasusAttention: CollaborativePegasusAttention,
     }
-    fresh = {
+    blueprints = {
         "marian": Blueprint(
             sizes={
                 "d_model": ("d_model",),

@@ -1,7 +1,7 @@
 """T5 and mT5: position bias, no projection biases, a score that is not scaled.
 
 The first layer of a stack makes the position bias for all of them, so every layer takes and hands on the bias of all
-heads, and picks its own columns where it has fewer (`kept_heads`, original numbers).
+heads, and picks the columns of the heads that are left where it has fewer (`kept_heads`, original numbers).
 """
 
 import torch
@@ -31,18 +31,20 @@ def attention(
         mask,
         eager=self.eager,
         dropout=self.dropout,
-        position_bias=own_columns(self, position_bias),
+        position_bias=kept_columns(self, position_bias),
         **kwargs,
     )
     return self.o(output), position_bias, weights
 
 
-def shrunk_attention(self, hidden_states, mask=None, position_bias=None, past_key_values=None, **kwargs):
+def shrunk_attention(
+    self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
+):
     """`forward` of the classes with fewer heads: the stock one, on the columns of the heads that are left."""
     past_length = seen_length(self, past_key_values)
-    columns = None if position_bias is None else own_columns(self, position_bias)
+    columns = None if position_bias is None else kept_columns(self, position_bias)
     output, columns, weights = self.stock.forward(
-        self, hidden_states, mask=mask, position_bias=columns, past_key_values=past_key_values, **kwargs
+        self, hidden_states, mask, key_value_states, columns, past_key_values, **kwargs
     )
     if position_bias is None:
         position_bias = new_position_bias(self, hidden_states, columns.shape[-1], past_length)
@@ -51,10 +53,10 @@ def shrunk_attention(self, hidden_states, mask=None, position_bias=None, past_ke
 
 def shrunk_bias(self, *args, **kwargs):
     """`compute_bias` of the classes with fewer heads, for the stock forward: their columns."""
-    return own_columns(self, self.stock.compute_bias(self, *args, **kwargs))
+    return kept_columns(self, self.stock.compute_bias(self, *args, **kwargs))
 
 
-def own_columns(module, position_bias):
+def kept_columns(module, position_bias):
     """[1, all heads, T, S] -> [1, H, T, S]: those of the heads that are left."""
     if not module.kept_heads:  # all heads, or a site without any, which does not look
         return position_bias
@@ -128,7 +130,7 @@ class T5Adapter(AttentionAdapter):
         modeling_mt5.MT5Attention: ShrunkMT5Attention,
         modeling_t5.T5Attention: ShrunkT5Attention,
     }
-    fresh = {
+    blueprints = {
         "t5": Blueprint(
             sizes={
                 "d_model": ("d_model",),
@@ -154,6 +156,6 @@ class T5Adapter(AttentionAdapter):
         module.kept_heads = [before[head] for head in kept]
 
     def restore(self, module, stock, kept):
-        """All columns are its own again."""
+        """Also let it use all columns of the position bias again."""
         super().restore(module, stock, kept)
         del module.kept_heads

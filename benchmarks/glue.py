@@ -22,7 +22,7 @@ from common import ROOT, WORK, minilm, shared, table, write
 sys.path.insert(0, str(ROOT))
 import run_glue
 from collab_heads.training.data.metrics import score
-from collab_heads.training.flags import swapping
+from collab_heads.training.runs import swap as swapping
 
 TASKS = ("rte", "mrpc", "stsb", "cola")
 COMMON = "--per_device_train_batch_size 16 --per_device_eval_batch_size 32 --learning_rate 5e-5 --warmup_ratio 0.06"

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 import run_glue
 from collab_heads.training.data.metrics import score
 from collab_heads.training.flags.arguments import fingerprint
-from collab_heads.training.runs.glue_run import GlueRun
+from collab_heads.training.runs.run import Run
 
 TASKS, SEEDS, HEADS = ("mrpc", "stsb"), (0, 1, 2), 72
 COUNTS, WEIGHTS = {"learned": (36, 18, 9), "importance": (36, 18, 9), "random": (18, 9)}, (0.01, 0.03, 0.1)
@@ -38,7 +38,7 @@ DEPTH = 9  # points below the original that the picture shows
 NAMES = {"learned": "learned, exact", "importance": "importance", "random": "random", "lambda": "lambda"}
 
 
-evaluate = GlueRun.evaluate  # only after training: the other stages take half of the time, and the tests compare them
+evaluate = Run.evaluate  # only after training: the other stages take half of the time, and the tests compare them
 
 
 def run(task: str, name: str, seed: int, work: Path, start: Path) -> None:
@@ -52,7 +52,7 @@ def run(task: str, name: str, seed: int, work: Path, start: Path) -> None:
         unused = {"mixed_precision"} | ({"selection_share"} if "learned" not in name else set())
         if all(done.get(flag) == value for flag, value in asked.items() if flag not in unused):
             return
-    GlueRun.evaluate = lambda self, stage, *more: evaluate(self, stage, *more) if stage == "fine_tuned" else None
+    Run.evaluate = lambda self, stage, *more: evaluate(self, stage, *more) if stage == "fine_tuned" else None
     run_glue.main([*flags, *paths])
     (folder / "model.safetensors").unlink()
 

@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 import run_translation
 from collab_heads.heads.penalty.alphas import AlphaPenalty
 from collab_heads.training.flags.arguments import fingerprint
-from collab_heads.training.runs.translation_run import TranslationRun
+from collab_heads.training.runs.run import Run
 
 DATA, TEST = "data/multi30k", "test_2016_flickr"
 FILES = {"--train_file": "train", "--validation_file": TEST}
@@ -119,7 +119,7 @@ PARTS = {
     "mixing": Part(MIX, mixed(layers=3, heads=8), MARIAN),
     "born": Part(SCRATCH, mixed(layers=2, heads=4)),
 }
-evaluate, step = TranslationRun.evaluate, AlphaPenalty.step
+evaluate, step = Run.evaluate, AlphaPenalty.step
 
 
 def run(part: str, name: str, seed: int, work: Path) -> None:
@@ -141,13 +141,13 @@ def run(part: str, name: str, seed: int, work: Path) -> None:
 
     def measured(self, stage, *more):
         """Measure at the end, and before the training where the table shows it."""
-        if (stage == "pruned" if "gates" in self.heads else stage == "fine_tuned" and not self.learns) or (
+        if (stage == "pruned" if "gates" in self.heads.record else stage == "fine_tuned" and not self.learns) or (
             of.before and stage in ("loaded", "swapped")
         ):
             evaluate(self, stage, *more)
 
-    TranslationRun.learns = "--gate_weight" in flags or ("--target_heads" in flags and "learned" in name)
-    TranslationRun.evaluate = measured
+    Run.learns = "--gate_weight" in flags or ("--target_heads" in flags and "learned" in name)
+    Run.evaluate = measured
     norms = watch_alphas()
     run_translation.main(flags)
     if norms:
@@ -164,7 +164,7 @@ def watch_alphas() -> list[list[float]]:
 
     def watched(self):
         step(self)
-        norms.append(self.norms().tolist())  # `now` stands still where no norm is pushed
+        norms.append(self.norms().tolist())  # `norms_now` stands still where no norm is pushed
 
     AlphaPenalty.step = watched
     return norms

@@ -2,7 +2,8 @@
 
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
 
 from collab_heads.errors import ArgumentError
 
@@ -37,17 +38,22 @@ def check_seed(seed: object) -> None:
 MAX_SEED = 1 << 32  # numpy's limit, below torch's
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Whether `value` is a positive integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether `value` is a finite number, not a bool, and no larger than a float can be."""
     largest = sys.float_info.max
     return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
 
 
-def is_index(value: object, size: int) -> bool:
+def is_index(value: object, size: int) -> TypeGuard[int]:
     """Whether `value` is an integer from 0 to size - 1 and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a value is a list or tuple."""
+    return isinstance(value, Sequence) and not isinstance(value, str)

@@ -9,6 +9,10 @@ class UnsupportedModelError(CollabHeadsError, TypeError):
     """The model, or the wrapper around it, is not one that the toolkit can change."""
 
 
+class UnsupportedVersionError(CollabHeadsError, ImportError):
+    """The installed version of transformers is not one that the toolkit works with; the message names those."""
+
+
 class ArgumentError(CollabHeadsError, ValueError):
     """An argument has a value that cannot work: a width, a role, a path, a method."""
 

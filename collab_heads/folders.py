@@ -92,7 +92,7 @@ def retire(folder: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Put right what a writer that was killed has left of a folder; what is not ours is not touched."""
+    """Repair a folder whose writer was killed; files that are not ours are not touched."""
     partial, old, deleted = (beside(folder, end) for end in (PARTIAL, OLD, DELETED))
     if is_ours(partial):
         if not os.path.lexists(folder) and is_whole(partial):
@@ -128,7 +128,7 @@ def finish(leftover: Path, home: Path) -> None:
 
 
 def move_aside(folder: Path, leftover: Path) -> None:
-    """Rename a folder to a leftover of ours, so that `recover` brings back what in it is the user's."""
+    """Rename a folder that is to be replaced or deleted, so that `recover` can bring back what in it is the user's."""
     make_way(leftover, folder)
     if not (folder / MANIFEST).exists():
         write_manifest(folder, {})  # a folder of the user's: nothing in it is ours
@@ -189,12 +189,12 @@ def contents(folder: Path) -> list[str]:
 
 def digest(path: Path) -> dict[str, int | str]:
     """Size and SHA-256 of a file."""
-    found, size = hashlib.sha256(), 0
+    sha256, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            found.update(chunk)
+            sha256.update(chunk)
             size += len(chunk)
-    return {"bytes": size, "sha256": found.hexdigest()}
+    return {"bytes": size, "sha256": sha256.hexdigest()}
 
 
 def digest_of(content: bytes) -> dict[str, int | str]:
@@ -210,10 +210,10 @@ def write_manifest(folder: Path, files: Mapping[str, object] | None, field: str 
 def read_manifest(folder: Path, field: str = FIELD) -> dict | None:
     """The manifest of a folder; None if there is none, or it is not one of ours, or damaged."""
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = found["files"]
-        fits = found[field] == VERSION and isinstance(files, dict | None) and all(map(is_inside, files or ()))
-        return found if fits else None
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = manifest["files"]
+        fits = manifest[field] == VERSION and isinstance(files, dict | None) and all(map(is_inside, files or ()))
+        return manifest if fits else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -235,8 +235,8 @@ def is_ours(folder: Path) -> bool:
 
 def is_begun(partial: Path) -> bool:
     """Whether a file is a manifest of ours that was not finished."""
-    start = b'{\n "collab_heads_'
-    return partial.is_file() and start.startswith(partial.read_bytes()[: len(start)])
+    beginning = b'{\n "collab_heads_'
+    return partial.is_file() and beginning.startswith(partial.read_bytes()[: len(beginning)])
 
 
 def is_whole(folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal, cast, get_args
 
 import torch
 import transformers
@@ -13,10 +13,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from collab_heads.blueprints import Blueprint
 from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, UnsupportedModelError
-from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.removed import NoHeads, NoValues, is_empty, keep_rows
-from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, per_head
+from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, Role, per_head
 from collab_heads.state import CollabConfig, kept_heads
+
+Capability = Literal["collaborative", "gated", "alpha", "prune"]
+CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 
 
 class AttentionAdapter:
@@ -40,12 +43,12 @@ class AttentionAdapter:
         gated: class of a gated feed-forward -> name of the activation whose output multiplies its other branch.
         roles: the roles that models of the family can have.
         capabilities: what the toolkit can do with this family.
-        fresh: model type -> how to make a new model and vocabulary of it; where the scripts can.
+        blueprints: model type -> how to make a new model and vocabulary of it; where the scripts can.
         transformers: the lowest version of transformers that loads changed models of this family.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
-    paths: ClassVar[Mapping[str, str]] = {}
+    paths: ClassVar[Mapping[str, Role]] = {}
     replacements: ClassVar[Mapping[type[nn.Module], type[nn.Module]]] = {}
     shrunk: ClassVar[Mapping[type[nn.Module], type[nn.Module]]] = {}
     query: ClassVar[str] = "query"
@@ -57,27 +60,27 @@ class AttentionAdapter:
     weights_at: ClassVar[int] = -1
     rms_norms: ClassVar[tuple[type[nn.Module], ...]] = ()
     gated: ClassVar[Mapping[type[nn.Module], str]] = {}
-    roles: ClassVar[tuple[str, ...]] = ROLES
-    capabilities: ClassVar[frozenset[str]] = frozenset({"collaborative", "gated", "alpha", "prune"})
-    fresh: ClassVar[Mapping[str, Blueprint]] = {}
+    roles: ClassVar[tuple[Role, ...]] = ROLES
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(CAPABILITIES)
+    blueprints: ClassVar[Mapping[str, Blueprint]] = {}
     transformers: ClassVar[str] = "5.15"
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
         """List the attention modules of a model, swapped or not, in model order."""
-        found = []
+        sites, attention = [], tuple(self.replacements)
         for path, module in model.base_model.named_modules():
-            if isinstance(module, tuple(self.replacements)):
+            if isinstance(module, attention):
                 for pattern, role in self.paths.items():
                     if match := re.fullmatch(pattern, path):
-                        role = self.role(role, module)
-                        found.append(AttentionSite(path, role, int(match[1]), getattr(module, self.heads)))
-        return found
+                        num_heads = getattr(module, self.heads)
+                        sites.append(AttentionSite(path, self.role(role, module), int(match[1]), num_heads))
+        return sites
 
     def sites_with_heads(self, model: PreTrainedModel) -> list[AttentionSite]:
         """The sites that have not lost all their heads."""
         return [site for site in self.sites(model) if site.num_heads]
 
-    def role(self, role: str, module: nn.Module) -> str:
+    def role(self, role: Role, module: nn.Module) -> Role:
         """Refine the role that the path suggests (BERT: a decoder has the paths of an encoder)."""
         return role
 
@@ -93,7 +96,7 @@ class AttentionAdapter:
         """The Linear that takes the concatenated heads of a site."""
         if self.output is None:
             raise ArgumentError(f"{type(self).__name__} does not say where the output projection of {site.path} is")
-        return model.base_model.get_submodule(f"{site.path}.{self.output}")
+        return cast(nn.Linear, model.base_model.get_submodule(f"{site.path}.{self.output}"))
 
     def read(self, module: nn.Module) -> AttentionWeights:
         """Read the weights of a stock attention module, per head, without copying."""
@@ -105,8 +108,12 @@ class AttentionAdapter:
             key=per_head(key.weight, heads),
             value=per_head(value.weight, heads),
             value_bias=per_head(value.bias, heads),
-            scale=float(module.scaling),
+            scale=self.scale(module),
         )
+
+    def scale(self, module: nn.Module) -> float:
+        """The factor of the dot product of a stock attention module, before the softmax."""
+        return float(cast(float, module.scaling))
 
     def stock_class(self, module: nn.Module) -> type[nn.Module] | None:
         """The stock class of a site, whatever it is now; None for a class that this adapter does not know."""
@@ -117,7 +124,8 @@ class AttentionAdapter:
 
     def install(self, module: nn.Module, query_key: nn.Module) -> None:
         """Turn an attention module into its collaborative class, in place: hooks and other state survive."""
-        module.__class__ = self.replacements[self.stock_class(module)]
+        stock = cast(type[nn.Module], self.stock_class(module))  # that of every module in `sites`
+        module.__class__ = self.replacements[stock]
         for name in (self.query, self.key):
             if hasattr(module, name):
                 delattr(module, name)
@@ -130,14 +138,14 @@ class AttentionAdapter:
             module: stock or changed.
             kept: indices among the heads that it has now, ascending.
         """
-        heads, stock = getattr(module, self.heads), self.stock_class(module)
+        heads, stock = getattr(module, self.heads), cast(type[nn.Module], self.stock_class(module))
         setattr(module, self.heads, len(kept))
         if not kept:
             delattr(module, self.value)  # a module's place takes nothing else
             setattr(module, self.value, NoValues())
             self.install(module, NoHeads().train(module.training))
         elif is_swapped(module):
-            module.query_key.keep_heads(kept)
+            cast(QueryKey, module.query_key).keep_heads(kept)
             keep_rows(self.value_projection(module), kept, heads)
         else:
             for linear in (*self.projections(module), self.value_projection(module)):
@@ -186,7 +194,7 @@ def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
 
 def blueprints() -> dict[str, Blueprint]:
     """The model types that can be made from sizes."""
-    return {name: made for adapter in _ADAPTERS.values() for name, made in adapter.fresh.items()}
+    return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.blueprints.items()}
 
 
 def supported_model_types() -> list[str]:
@@ -220,7 +228,7 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
 def get_adapter(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
-    capability: str | None = None,
+    capability: Capability | None = None,
 ) -> AttentionAdapter:
     """Return the adapter to use for a model.
 

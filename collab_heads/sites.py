@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args, overload
 
 from torch import Tensor
 
@@ -9,7 +10,8 @@ from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, ShapeError
 
 # The names of the field's papers (Voita et al. 2019, arXiv:1905.09418).
-ROLES = ("enc-self", "dec-self", "dec-enc")
+Role = Literal["enc-self", "dec-self", "dec-enc"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class AttentionSite:
     """
 
     path: str
-    role: str
+    role: Role
     layer: int
     num_heads: int
 
@@ -70,7 +72,21 @@ class AttentionWeights:
         """d_k, the width of one query/key head."""
         return self.query.shape[1]
 
+    @property
+    def dim_query_key(self) -> int:
+        """H * d_k: a query/key projection of this width loses nothing."""
+        return self.num_heads * self.dim_head
 
+    @property
+    def dim_value(self) -> int:
+        """H * d_v, the width of the values over all heads."""
+        return self.num_heads * self.value.shape[1]
+
+
+@overload
+def per_head(tensor: Tensor, heads: int) -> Tensor: ...
+@overload
+def per_head(tensor: None, heads: int) -> None: ...
 def per_head(tensor: Tensor | None, heads: int) -> Tensor | None:
     """[H * d, ...] -> [H, d, ...], a view; None stays None."""
     return None if tensor is None else tensor.unflatten(0, (heads, -1))

@@ -16,25 +16,26 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.checks import is_count, is_index, is_number
 from collab_heads.errors import ConfigError
-from collab_heads.sites import ROLES, AttentionSite
+from collab_heads.sites import ROLES, AttentionSite, Role
 
 FIELD = "collab_heads"
 VERSION = 1
-KINDS = ("shared", "per_head")
 MAX_SCALE = 1e6  # scores are scaled by 1 or less; anything near this is a damaged file
 GATE_RANGE = (1e-6, 1e3)  # of temperatures, and of what a stretch adds to [0, 1]; beyond it float32 loses the gates
-MIXING_INITS = ("concatenate", "ones", "normal")
-GATE_KINDS = ("learned", "subset", "fixed")
-# What records always held: a default here would be a guess. `mixing_init` matters for new models only.
-REQUIRED = {
-    "query_key": ("kind", "dim", "dim_head", "scale", "bias"),
-    "gates": ("kind", "temperature", "stretch"),
-}
+
+QueryKeyKind = Literal["shared", "per_head"]
+KINDS: tuple[QueryKeyKind, ...] = get_args(QueryKeyKind)
+DIVIDED: frozenset[QueryKeyKind] = frozenset({"per_head"})  # kinds whose heads have R / H dimensions each
+MixingInit = Literal["concatenate", "ones", "normal"]
+MIXING_INITS: tuple[MixingInit, ...] = get_args(MixingInit)
+GateKind = Literal["learned", "subset", "fixed"]
+GATE_KINDS: tuple[GateKind, ...] = get_args(GateKind)
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,12 @@ class QueryKeyState:
         mixing_init: how training from scratch starts: "concatenate" (0/1 blocks), "ones" or "normal".
     """
 
-    kind: str
+    kind: QueryKeyKind
     dim: int
     dim_head: int
     scale: float
     bias: bool
-    mixing_init: str = "concatenate"
+    mixing_init: MixingInit = "concatenate"
 
     def __post_init__(self):
         expect(self.kind in KINDS, "query_key.kind", self.kind, f"one of {', '.join(KINDS)}")
@@ -78,7 +79,7 @@ class GateState:
         stretch: (gamma, zeta), the interval to which samples are stretched before they are clipped to [0, 1].
     """
 
-    kind: str = "learned"
+    kind: GateKind = "learned"
     temperature: float = 0.33
     stretch: tuple[float, float] = (-0.1, 1.1)
 
@@ -112,7 +113,7 @@ class SiteState:
         alphas: whether an alpha matrix mixes the heads that are left.
     """
 
-    role: str
+    role: Role
     num_heads: int
     query_key: QueryKeyState | None = None
     kept: tuple[int, ...] | None = None
@@ -134,15 +135,15 @@ class SiteState:
         expect(isinstance(self.alphas, bool), "alphas", self.alphas, "true or false")
         expect(not self.alphas or self.heads > 1, "alphas", self.alphas, f"false: {self.heads} heads cannot be mixed")
         if self.query_key is not None:
-            self.check_query_key()
+            self.check_width(self.query_key)
 
-    def check_query_key(self) -> None:
-        """Check the width of the query/key projection against the heads."""
-        exact = self.num_heads * self.query_key.dim_head
-        expect(self.query_key.dim <= exact, "query_key.dim", self.query_key.dim, f"at most {exact}, which is exact")
-        if self.query_key.kind == "per_head" and self.query_key.dim % self.heads:
+    def check_width(self, query_key: QueryKeyState) -> None:
+        """Raise ConfigError if the width of the query/key projection does not fit the heads."""
+        exact = self.num_heads * query_key.dim_head
+        expect(query_key.dim <= exact, "query_key.dim", query_key.dim, f"at most {exact}, which is exact")
+        if query_key.kind in DIVIDED and query_key.dim % self.heads:
             raise ConfigError(
-                f"query_key.dim {self.query_key.dim} of a per_head site is not a multiple of its {self.heads} heads"
+                f"query_key.dim {query_key.dim} of a {query_key.kind} site is not a multiple of its {self.heads} heads"
             )
 
     @property
@@ -151,9 +152,14 @@ class SiteState:
         return self.num_heads if self.kept is None else len(self.kept)
 
     @property
+    def changes_output(self) -> bool:
+        """Whether the output projection is not the original one."""
+        return self.kept is not None or self.gates is not None or self.alphas
+
+    @property
     def is_stock(self) -> bool:
         """Whether nothing about the site is changed."""
-        return self.query_key is None and self.kept is None and self.gates is None and not self.alphas
+        return self.query_key is None and not self.changes_output
 
     def to_dict(self) -> dict:
         """The JSON form, without what the site does not have."""
@@ -216,35 +222,47 @@ class CollabConfig:
                     delattr(module.config, FIELD)
 
 
+# The parts of a site, and what their records always held: a default here would be a guess. `mixing_init` matters for
+# new models only.
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "query_key": (QueryKeyState, ("kind", "dim", "dim_head", "scale", "bias")),
+    "gates": (GateState, ("kind", "temperature", "stretch")),
+}
+
+
 def parse_site(path: str, record: object) -> SiteState:
     """Read one site of the record; errors name the path."""
     try:
-        check_keys(record, {f.name for f in dataclasses.fields(SiteState)}, path, ("role", "num_heads"))
-        parts = {}
-        for name, state in (("query_key", QueryKeyState), ("gates", GateState)):
-            if name in record:
-                check_keys(record[name], {f.name for f in dataclasses.fields(state)}, f"{path}.{name}", REQUIRED[name])
-                parts[name] = state(**record[name])
-        expect("kept" not in record or record["kept"] is not None, "kept", None, "a list of heads, or no such entry")
-        site = SiteState(**{**record, **parts})
-        expect(not site.is_stock, "the site", dict(record), "one with a query_key, kept, gates or alphas")
+        entries = checked_entries(record, SiteState, path, ("role", "num_heads"))
+        for name, (state, required) in PARTS.items():
+            if name in entries:
+                entries[name] = state(**checked_entries(entries[name], state, f"{path}.{name}", required))
+        expect("kept" not in entries or entries["kept"] is not None, "kept", None, "a list of heads, or no such entry")
+        site = SiteState(**entries)
+        expect(not site.is_stock, "the site", record, "one with a query_key, kept, gates or alphas")
         return site
     except (KeyError, TypeError, ValueError) as error:  # a ConfigError is a ValueError, and so is Python's own
         raise ConfigError(f"config.{FIELD}, site {path!r}: {error}") from error
 
 
-def check_keys(record: object, known: set[str], where: str, required: Sequence[str] = ()) -> None:
-    """Raise ConfigError if `record` is no mapping, has entries that this version does not know, or lacks required."""
+def checked_entries(record: object, state: type, where: str, required: Sequence[str]) -> dict[str, Any]:
+    """The entries of a part of the record, each a field of a state class, with all that are required."""
+    return check_keys(record, {field.name for field in dataclasses.fields(state)}, where, required)
+
+
+def check_keys(record: object, known: set[str], where: str, required: Sequence[str] = ()) -> dict[str, Any]:
+    """The entries of a mapping; ConfigError if it is none, has entries that this version does not know, or too few."""
     if not isinstance(record, Mapping):
         raise ConfigError(f"{where} must be a mapping, not {record!r:.200}")
     if unknown := set(record) - known:
         raise ConfigError(f"{where} has unknown entries {sorted(unknown, key=str)}; known: {sorted(known)}")
     if missing := [name for name in required if name not in record]:
         raise ConfigError(f"{where} has no {', '.join(missing)}: the file is damaged, or was written by hand")
+    return dict(record)
 
 
 def expect(condition: bool, name: str, value: object, wanted: str) -> None:
-    """Raise ConfigError unless the condition holds."""
+    """Raise ConfigError, with the name, the value and what is wanted instead, unless the condition holds."""
     if not condition:
         raise ConfigError(f"{name} is {value!r}, expected {wanted}")
 

@@ -1,4 +1,4 @@
-"""Names of models and data for reports, which travel further than the folders of the machine that made them."""
+"""Text for reports: tables, and names that mean the same on other machines."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -39,9 +39,9 @@ def gate(model, *, empty=True, **options) -> None:
     """Put learned gates on all heads and set them: some closed, some half open."""
     collab_heads.swap_to_gated(model, **options)
     closed = emptied(model) if empty else set()
-    for index, (site, projection) in enumerate(gated_sites(model, collab_heads.get_adapter(model))):
+    for index, (site, gates) in enumerate(gated_sites(model, collab_heads.get_adapter(model))):
         values = [-1.0] * HEADS if site.path in closed else LOG_ALPHAS[index % len(LOG_ALPHAS)]
-        set_gates(projection, values[: site.num_heads])
+        gates.log_alpha.data.copy_(torch.tensor(values[: site.num_heads]))
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ def looking(positions: list[list[list[int]]], length: int) -> torch.Tensor:
 
 def show(observer, sites, batches, *, model: str = "bert", exclude=()):
     """Start an observer and let it see batches: (inputs, site -> weights)."""
-    observer.start(sites)
+    observer.begin(sites)
     built = FAMILIES[model].build()
     for index, (inputs, weights) in enumerate(batches):
         batch = Batch(built, inputs, index, tuple(exclude))

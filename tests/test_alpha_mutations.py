@@ -8,7 +8,7 @@ from test_head_contract import assert_folded_equals, assert_pruned_equals_gated
 
 from collab_heads.heads import prune
 from collab_heads.layers import alphas, output
-from collab_heads.model import transformers_hooks
+from collab_heads.model import initialize
 from families import FAMILIES, LAYOUTS, sites
 
 SOME = ("bert", "albert-groups", "marian-decoder", "t5")  # the output projection is the same class in every layout
@@ -42,16 +42,16 @@ def rows_and_columns_dropped(monkeypatch):
     def keep_output_heads(projection, kept, num_heads):
         alpha = projection.mixing.alpha.data[kept][:, kept]
         stock(projection, kept, num_heads)
-        if found := output.mixing_of(projection):
+        if found := output.alphas_of(projection):
             found.alpha.data.copy_(alpha)
 
-    monkeypatch.setattr(output, "fold_mixing", lambda projection: None)
+    monkeypatch.setattr(output, "fold_alphas", lambda projection: None)
     monkeypatch.setattr(prune, "keep_output_heads", keep_output_heads)
 
 
 def alphas_dropped(monkeypatch):
     """Removal starts alphas again without folding them."""
-    monkeypatch.setattr(output, "fold_mixing", lambda projection: None)
+    monkeypatch.setattr(output, "fold_alphas", lambda projection: None)
 
 
 def alphas_folded_twice(monkeypatch):
@@ -123,7 +123,7 @@ def test_missing_alphas_that_nobody_sets_are_caught(
     name, monkeypatch, tmp_path, warnings_logged, nan_where_nothing_is_written
 ):
     contract.test_missing_alphas_are_an_identity(FAMILIES[name], tmp_path, warnings_logged)
-    monkeypatch.setattr(transformers_hooks, "initialize_part", lambda part: None)
+    monkeypatch.setattr(initialize, "initialize_part", lambda part: None)
     with pytest.raises(AssertionError, match="nan"):
         contract.test_missing_alphas_are_an_identity(FAMILIES[name], tmp_path, warnings_logged)
 

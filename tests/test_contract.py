@@ -19,7 +19,8 @@ import transformers
 from transformers import AutoConfig
 
 import collab_heads
-from collab_heads.layers.query_key import ALIGNMENT, is_swapped
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.shared_query_key import ALIGNMENT
 from families import (
     EXACT,
     EXACT64,
@@ -156,7 +157,7 @@ def test_padding_is_stock(padded_family, kind, backend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+@pytest.mark.parametrize("name", ("bert", "marian"))  # stock T5 cannot run it: its position bias has no batch dimension
 def test_padding_is_stock_under_flex(name, kind):
     assert_padding_is_stock(FAMILIES[name], kind, "flex_attention", torch.float32, FP32_NOISE)
 

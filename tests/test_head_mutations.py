@@ -9,7 +9,8 @@ from closing import changed, output_projections
 from collab_heads import registry
 from collab_heads.adapters import t5
 from collab_heads.heads import fold, prune
-from collab_heads.layers import gates, output, query_key, removed
+from collab_heads.layers import gates, output, removed, shared_query_key
+from collab_heads.model import open_site
 from families import FAMILIES, LAYOUTS
 
 BIASED = [name for name in LAYOUTS if FAMILIES[name].biased]
@@ -64,7 +65,7 @@ def wrong_rows_of_the_value(monkeypatch):
 
 
 def wrong_rows_of_the_mixing(monkeypatch):
-    stock = query_key.SharedQueryKey.keep_heads
+    stock = shared_query_key.SharedQueryKey.keep_heads
 
     def keep_heads(self, kept):
         rows = self.mixing.data[: len(kept)].clone()
@@ -72,33 +73,33 @@ def wrong_rows_of_the_mixing(monkeypatch):
         if rows.shape == self.mixing.shape:
             self.mixing.data = rows
 
-    monkeypatch.setattr(query_key.SharedQueryKey, "keep_heads", keep_heads)
+    monkeypatch.setattr(shared_query_key.SharedQueryKey, "keep_heads", keep_heads)
 
 
 def wrong_rows_of_the_content_bias(monkeypatch):
-    stock = query_key.SharedQueryKey.keep_heads
+    stock = shared_query_key.SharedQueryKey.keep_heads
 
     def keep_heads(self, kept):
         rows = self.content_bias.weight.data[: len(kept)].clone()
         stock(self, kept)
         self.content_bias.weight.data = rows
 
-    monkeypatch.setattr(query_key.SharedQueryKey, "keep_heads", keep_heads)
+    monkeypatch.setattr(shared_query_key.SharedQueryKey, "keep_heads", keep_heads)
 
 
 def first_columns_of_the_position_bias(monkeypatch):
-    def own_columns(module, bias):
+    def kept_columns(module, bias):
         return bias if not module.kept_heads else bias[:, : len(module.kept_heads)]
 
-    monkeypatch.setattr(t5, "own_columns", own_columns)
+    monkeypatch.setattr(t5, "kept_columns", kept_columns)
 
 
-def own_columns_are_handed_on(monkeypatch):
+def kept_columns_are_handed_on(monkeypatch):
     """The position bias is cut for later layers, too."""
 
     def forward(self, *args, **kwargs):
         result, bias, weights = t5.shrunk_attention(self, *args, **kwargs)
-        return result, t5.own_columns(self, bias).repeat(1, 4, 1, 1)[:, :4], weights
+        return result, t5.kept_columns(self, bias).repeat(1, 4, 1, 1)[:, :4], weights
 
     monkeypatch.setattr(t5.ShrunkT5Attention, "forward", forward)
 
@@ -120,7 +121,7 @@ PRUNED = [  # mutation, families, the query/key projection that it needs, whethe
     (wrong_rows_of_the_content_bias, BIASED, "shared", False),
     (first_columns_of_the_position_bias, T5, None, False),
     (first_columns_of_the_position_bias, T5, "shared", False),
-    (own_columns_are_handed_on, T5, None, False),
+    (kept_columns_are_handed_on, T5, None, False),
     (bias_of_the_empty_site_lost, BIASED, None, True),
 ]
 
@@ -174,7 +175,7 @@ def test_a_missing_dummy_token_is_caught_in_a_lone_decoder(name, monkeypatch):
 
 def one_number_for_every_head(monkeypatch):
     """Heads are numbered as they are now, not as they were."""
-    monkeypatch.setattr(prune, "present_heads", lambda record, site: range(site.num_heads))
+    monkeypatch.setattr(open_site, "kept_heads", lambda record, site: range(site.num_heads))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

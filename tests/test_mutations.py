@@ -5,8 +5,8 @@ import torch
 
 import test_contract
 from collab_heads.adapters import albert, bert, distilbert, marian, t5, vit
-from collab_heads.collaborative import fit, swap
-from collab_heads.layers import attention, query_key
+from collab_heads.collaborative import kinds, plan
+from collab_heads.layers import attention
 from families import FAMILIES, each
 
 ADAPTERS = (albert, bert, distilbert, marian, t5, vit)
@@ -14,27 +14,27 @@ ADAPTERS = (albert, bert, distilbert, marian, t5, vit)
 
 def wrong_scale(monkeypatch):
     """The source system's scale, 1 / sqrt(R / H), on a model whose scale is another."""
-    stock = query_key.QueryKeyState
+    stock = plan.QueryKeyState
     monkeypatch.setattr(
-        swap, "QueryKeyState", lambda kind, dim, head, scale, bias: stock(kind, dim, head, scale * 0.9, bias)
+        plan, "QueryKeyState", lambda kind, dim, head, scale, *more: stock(kind, dim, head, scale * 0.9, *more)
     )
 
 
 def dropped_query_bias(monkeypatch):
-    monkeypatch.setattr(fit, "content_bias", lambda bias, key: torch.zeros(key.shape[0], key.shape[2]).double())
+    monkeypatch.setattr(kinds, "content_bias", lambda bias, key: torch.zeros(key.shape[0], key.shape[2]).double())
 
 
 def transposed_mixing(monkeypatch):
-    stock = swap.new_query_key
+    stock = kinds.SharedFit.projection
 
     @torch.no_grad()
-    def new_query_key(*args):
+    def projection(*args):
         query_key = stock(*args)
         heads, dim = query_key.mixing.shape
         query_key.mixing.copy_(query_key.mixing.clone().reshape(dim, heads).T)
         return query_key
 
-    monkeypatch.setattr(swap, "new_query_key", new_query_key)
+    monkeypatch.setattr(kinds.SharedFit, "projection", projection)
 
 
 def no_position_bias(monkeypatch):

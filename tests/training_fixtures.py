@@ -1,10 +1,14 @@
 """Fixtures of tests that run the scripts; each conftest.py that wants them imports them."""
 
+import os
+
 import pytest
 import translation_script
 from scripts import forget_accelerate
 
 import tiny
+from collab_heads.training.flags import alphas, arguments, collaborative, pruning, rotating
+from collab_heads.training.flags.parsing import Parser
 
 
 @pytest.fixture(autouse=True)
@@ -12,6 +16,12 @@ def fresh_accelerate():
     """What the last test has set is forgotten."""
     yield
     forget_accelerate()
+
+
+@pytest.fixture(autouse=True)
+def without_sync(monkeypatch):
+    """What is written need not reach the disk: a process that is killed loses nothing that it has written."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +53,17 @@ def marian(bilingual, tmp_path_factory):
     out = tmp_path_factory.mktemp("marian") / "model"
     translation_script.run(translation_script.SCRATCH, bilingual, out, *translation_script.LEARNS)
     return out
+
+
+@pytest.fixture
+def parse():
+    """Parse flags of a training as the scripts do; a model is named."""
+    parser = Parser()
+    arguments.add_model_arguments(parser)
+    collaborative.add_collaborative_arguments(parser)
+    pruning.add_head_arguments(parser)
+    alphas.add_alpha_arguments(parser)
+    rotating.add_rotation_arguments(parser)
+    arguments.add_training_arguments(parser)
+    arguments.add_output_arguments(parser)
+    return lambda flags: parser.parse_args(["--model_name_or_path", "some", *flags.split()])

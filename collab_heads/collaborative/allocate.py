@@ -5,11 +5,25 @@ early layers need many dimensions, late ones few. The same parameters, moved to 
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from transformers.utils.logging import tqdm
+
+from collab_heads.collaborative.calibrate import SiteCalibration
+from collab_heads.collaborative.fit import FitOptions
+from collab_heads.collaborative.kinds import FITS
+from collab_heads.collaborative.plan import SitePlan
+from collab_heads.collaborative.refine import OutputGap
+
+Allocation = Literal["uniform", "balanced"]
+ALLOCATIONS: tuple[Allocation, ...] = get_args(Allocation)
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)  # of the exact width: where the error is measured
 BISECTIONS = 40
+MEASURED_CALLS, MEASURED_OPTIONS = 4, FitOptions(tol=1e-2)  # of the quick decompositions behind a curve
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,38 @@ class Curve:
             lowest = min(lowest, error)
             points.append((width, lowest))
         return [*points, (self.exact, 0.0)]
+
+
+def balance_widths(plans: Sequence[SitePlan], calibrations: Mapping[str, SiteCalibration]) -> list[SitePlan]:
+    """Spread the planned widths over the sites that are not exact, by the output errors of quick decompositions.
+
+    Args:
+        plans: one per site.
+        calibrations: path -> what calibration saw, calls included where the plan is not exact.
+    """
+    narrow = [plan for plan in plans if not plan.is_exact]
+    measured = tqdm(narrow, desc="measuring widths", leave=False)
+    curves = [site_curve(plan, calibrations[plan.site.path]) for plan in measured]
+    budget = sum(plan.dim * curve.cost for plan, curve in zip(narrow, curves, strict=True))
+    widths = dict(zip((plan.site.path for plan in narrow), balance_errors(curves, budget), strict=True))
+    return [
+        replace(plan, dim=widths[plan.site.path], dim_asked=widths[plan.site.path]) if not plan.is_exact else plan
+        for plan in plans
+    ]
+
+
+def site_curve(plan: SitePlan, calibration: SiteCalibration) -> Curve:
+    """Measure how the output error of a site falls with its width."""
+    weights, kind = plan.weights, FITS[plan.kind]
+    fit, every = kind(weights, calibration), math.ceil(len(calibration.calls) / MEASURED_CALLS)
+    gap = OutputGap(weights, plan.site.output_weight(), calibration.calls[::every])
+
+    def output_error(width: int) -> float:
+        decomposition = fit.decompose(width, MEASURED_OPTIONS)
+        return gap.error(fit.projection(plan.state(width), decomposition).to(dtype=gap.dtype))
+
+    unit, cost = kind.width_unit(plan.dim, weights), kind.parameters_per_width(weights)
+    return measure_curve(unit, weights.dim_query_key, cost, output_error)
 
 
 def measure_curve(unit: int, exact: int, cost: int, output_error: Callable[[int], float]) -> Curve:

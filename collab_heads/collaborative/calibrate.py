@@ -1,181 +1,57 @@
-"""Second moments of what each site sees, from real batches.
+"""Run the calibration batches once, and keep of every site what its fit needs."""
 
-What a decomposition should preserve is the score on real inputs, not the weights: see `decompose`. Padding does not
-count. A module that serves several layers accumulates over all of them.
-"""
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.errors import CalibrationError, NonFiniteError
+from collab_heads.collaborative.input_moments import InputMoments, listening
+from collab_heads.model.attention_calls import Call, recording_calls
 from collab_heads.model.batches import run_batches
-from collab_heads.model.masks import MASKS
-from collab_heads.numerics import float64
-from collab_heads.registry import AttentionAdapter
-from collab_heads.sites import AttentionSite
-
-SIDES = ("query", "key")
+from collab_heads.model.open_site import OpenSite
+from collab_heads.model.portions import portions
 
 
-class Moments:
-    """Running sums of one side (query or key) of one site, in float64.
+@dataclass(frozen=True)
+class SiteCalibration:
+    """What calibration saw of one site.
 
     Attributes:
-        count: tokens seen.
-        total: [D], sum of the inputs.
-        outer: [D, D], sum of their outer products.
-        within: [D, D], the same after the mean of each sequence was taken off.
+        query: moments of the query-side inputs.
+        key: of the key-side inputs.
+        calls: the calls of its module, where they were recorded.
     """
 
-    def __init__(self, like: Tensor):
-        self.count = 0
-        self.total = float64(torch.zeros_like(like[0, 0]))
-        self.outer = torch.zeros_like(self.total).outer(self.total)
-        self.within = torch.zeros_like(self.outer)
-
-    def add(self, inputs: Tensor, mask: Tensor | None) -> None:
-        """Add a batch: inputs [B, T, D], mask [B, T] (true where a token counts) or None for all."""
-        if mask is None:
-            mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
-        tokens = float64(inputs.detach()[mask])  # (tokens that count, D)
-        counts = mask.sum(1).to(tokens.device)  # (B,)
-        sequence = torch.arange(len(counts), device=tokens.device).repeat_interleave(counts)
-        sums = tokens.new_zeros(len(counts), tokens.shape[-1]).index_add_(0, sequence, tokens)  # (B, D)
-        outer = tokens.mT @ tokens
-        self.count += int(counts.sum())
-        self.total += sums.sum(0)
-        self.outer += outer
-        self.within += outer - sums.mT @ (sums / counts.clamp(min=1)[:, None])
-
-    def merge(self, other: "Moments") -> None:
-        """Add what another one saw."""
-        self.count += other.count
-        for name in ("total", "outer", "within"):
-            getattr(self, name).add_(getattr(other, name))
-
-    def mean(self) -> Tensor:
-        """E[x]: [D]."""
-        return self.total / self.count
-
-    def second(self) -> Tensor:
-        """E[x x^T]: [D, D]."""
-        return self.outer / self.count
-
-    def augmented(self) -> Tensor:
-        """E[[x; 1][x; 1]^T]: [D + 1, D + 1], for weights with the bias as a last column."""
-        mean = self.mean()
-        corner = torch.ones(1, 1, dtype=mean.dtype, device=mean.device)
-        return torch.cat(
-            [torch.cat([self.second(), mean[:, None]], dim=1), torch.cat([mean[None], corner], dim=1)], dim=0
-        )
-
-    def centred(self) -> Tensor:
-        """E[(x - mean of its sequence)(...)^T]: [D, D]. What is constant over keys cancels in the softmax."""
-        return self.within / self.count
+    query: InputMoments
+    key: InputMoments
+    calls: Sequence[Call] = ()
 
 
-def collect_moments(
-    model: PreTrainedModel,
-    adapter: AttentionAdapter,
-    sites: Sequence[AttentionSite],
-    batches: Sequence[Mapping],
-) -> dict[str, tuple[Moments, Moments]]:
-    """Run the model on calibration batches and measure what the sites' query and key projections receive.
+def calibrate(
+    model: PreTrainedModel, sites: Sequence[OpenSite], recorded: Sequence[OpenSite], batches: Iterable[Mapping]
+) -> dict[str, SiteCalibration]:
+    """Run calibration batches through an unchanged model, without gradients, in evaluation mode.
 
     Args:
-        model: an unchanged model; it runs in evaluation mode without gradients and is left as it was.
-        adapter: its adapter.
-        sites: the sites to listen to.
-        batches: from `check_batches`: input dicts as the model takes them; tensors are moved to the model's device.
-            For an encoder-decoder they must bring decoder inputs or labels.
+        model: it is left as it was.
+        sites: whose input moments are taken.
+        recorded: those of them whose calls are kept, too.
+        batches: input dicts as the model takes them; tensors are moved to the model's device. An encoder-decoder needs
+            decoder inputs or labels.
 
     Returns:
-        path -> (query-side moments, key-side moments).
+        path -> what was seen.
 
     Raises:
-        CalibrationError: if the model cannot take a batch, a mask does not fit, or a site saw nothing.
+        CalibrationError: if there are no batches, the model cannot take one, a mask does not fit, a site saw nothing,
+            or its calls cannot be recorded.
         NonFiniteError: if an input of a site contains NaN or inf; the site is named.
     """
     masks: dict[str, Tensor | None] = {}
-    with listening(model, adapter, sites, masks) as listeners:
-        run_batches(model, batches, masks, "calibrating")
-    return {site.path: listener.moments() for site, listener in zip(sites, listeners, strict=True)}
-
-
-class Listener:
-    """Takes the moments of both sides of one site, with pre-hooks on its projections.
-
-    What both sides receive, as they do in self-attention, is summed once.
-    """
-
-    def __init__(self, site: AttentionSite, masks: Mapping[str, Tensor | None]):
-        self.site, self.masks = site, masks
-        self.inputs: dict[str, Tensor] = {}  # of the call that is under way
-        self.sums: dict[str, Moments] = {}  # of "query", "key" and "both"
-
-    def hear(self, side: str, states: Tensor) -> None:
-        """Take the input of one side; the second of a call completes it."""
-        self.inputs[side] = states
-        if len(self.inputs) < len(SIDES):
-            return
-        masks = dict(zip(SIDES, (self.masks.get(name) for name in MASKS[self.site.role]), strict=True))
-        for name, inputs in self.inputs.items():
-            self.check(name, inputs, masks[name])
-        if self.inputs["query"] is self.inputs["key"] and masks["query"] is masks["key"]:
-            self.inputs = {"both": states}
-            masks = {"both": masks["query"]}
-        for name, inputs in self.inputs.items():
-            if name not in self.sums:
-                self.sums[name] = Moments(inputs)
-            self.sums[name].add(inputs, masks[name])
-        self.inputs = {}
-
-    def check(self, side: str, states: Tensor, mask: Tensor | None) -> None:
-        """Raise if a mask does not fit the inputs, or those that count are not finite."""
-        if mask is not None and mask.shape != states.shape[:2]:
-            raise CalibrationError(
-                f"{self.site.path}: the {MASKS[self.site.role][SIDES.index(side)]} mask {tuple(mask.shape)} does not "
-                f"fit the inputs of its {side} {tuple(states.shape)}; give attention masks of shape (batch, tokens)"
-            )
-        if not torch.isfinite(states if mask is None else states[mask]).all():
-            raise NonFiniteError(f"{self.site.path}: calibration inputs of its {side} contain NaN or inf")
-
-    def moments(self) -> tuple[Moments, Moments]:
-        """Of the query side and of the key side; raises CalibrationError if nothing was heard."""
-        sums = [[self.sums[name] for name in (side, "both") if name in self.sums] for side in SIDES]
-        if not all(parts and parts[0].count for parts in sums):
-            raise CalibrationError(
-                f"{self.site.path} saw no tokens: give batches that reach it "
-                "(decoder sites need labels or decoder_input_ids), or leave it out with sites="
-            )
-        for first, *others in sums:
-            for other in others:
-                first.merge(other)
-        return sums[0][0], sums[1][0]
-
-
-@contextmanager
-def listening(
-    model: PreTrainedModel,
-    adapter: AttentionAdapter,
-    sites: Sequence[AttentionSite],
-    masks: Mapping[str, Tensor | None],
-) -> Iterator[list[Listener]]:
-    """Listen to sites while the context is open; `masks` holds the token masks of the inputs under way."""
-    listeners, handles = [Listener(site, masks) for site in sites], []
-    try:
-        for listener in listeners:
-            projections = adapter.projections(model.base_model.get_submodule(listener.site.path))
-            for side, projection in zip(SIDES, projections, strict=True):
-                hook = projection.register_forward_pre_hook(
-                    lambda _, args, hear=listener.hear, side=side: hear(side, args[0])
-                )
-                handles.append(hook)
-        yield listeners
-    finally:
-        for handle in handles:
-            handle.remove()
+    cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
+    with listening(sites, masks) as listeners, recording_calls(model, recorded, masks) as recorder:
+        run_batches(model, batches, masks, "calibrating", cut=cut)
+    moments = {listener.site.path: listener.moments() for listener in listeners}
+    return {path: SiteCalibration(*both, recorder.calls_of(path)) for path, both in moments.items()}

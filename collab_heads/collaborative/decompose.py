@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collab_heads.collaborative.solvers import MAX_SWEEPS, METHODS, head_svd, relative
+from collab_heads.collaborative.solvers import MAX_SWEEPS, METHODS, Method, head_svd, relative
 from collab_heads.errors import ArgumentError, ShapeError
-from collab_heads.layers.query_key import block_mixing
+from collab_heads.layers.shared_query_key import block_mixing
 from collab_heads.numerics import few_threads, float64
 
 
@@ -66,7 +66,7 @@ def decompose_shared(
     *,
     query_root: Tensor | None = None,
     key_root: Tensor | None = None,
-    method: str = "als",
+    method: Method = "als",
     tol: float = 1e-4,
     seed: int = 0,
     max_sweeps: int = MAX_SWEEPS,
@@ -79,9 +79,9 @@ def decompose_shared(
         rank: R, at most H * d_k. At H * d_k the weights are copied, with 0/1 mixing, and nothing is lost.
         query_root: [D_q, D_q] lower-triangular root of the second moments of the query-side inputs; None for identity.
         key_root: [D_k, D_k], likewise for the key side.
-        method: "als" (structured, deterministic) or "parafac" (tensorly on the dense tensor, random start).
+        method: "als" (structured, deterministic) or "parafac" (tensorly on the dense tensor, from random factors).
         tol: stop when a sweep improves the relative error by less.
-        seed: of the random start of "parafac".
+        seed: of the random factors that "parafac" begins with.
         max_sweeps: sweeps at most.
 
     Raises:
@@ -114,10 +114,10 @@ def decompose_per_head(
     query_root: Tensor | None = None,
     key_root: Tensor | None = None,
 ) -> Decomposition:
-    """Narrow every head to its own best rank-`width` query/key pair (truncated SVD: optimal in the norm used).
+    """Narrow every head to its best query/key pair of rank `width` (truncated SVD: optimal in the norm used).
 
     Args:
-        query: [H, d_k, D_q]; append the query bias as a last input column to have it decomposed along.
+        query: [H, d_k, D_q]; with the query bias as a last column, the bias is decomposed, too.
         key: [H, d_k, D_k].
         width: r, the width of a narrowed head, at most d_k. At d_k the weights are copied.
         query_root: [D_q, D_q] lower-triangular root of the second moments of the query-side inputs; None for identity.

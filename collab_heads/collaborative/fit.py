@@ -1,22 +1,19 @@
-"""Fit one site: from its weights, and what calibration saw of it, to a new query/key projection."""
+"""What fitting a query/key projection to a site takes, whatever its kind; the kinds are in `kinds`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from collab_heads.collaborative.calibrate import Moments
-from collab_heads.collaborative.decompose import (
-    Decomposition,
-    apply_root,
-    decompose_per_head,
-    decompose_shared,
-    input_root,
-)
-from collab_heads.collaborative.solvers import squared_norm
-from collab_heads.layers.query_key import build_query_key, content_bias
-from collab_heads.model.attention_calls import Call
+from collab_heads.checks import check_count, check_seed
+from collab_heads.collaborative.calibrate import SiteCalibration
+from collab_heads.collaborative.decompose import Decomposition, apply_root, input_root
+from collab_heads.collaborative.solvers import Method, check_method, squared_norm
+from collab_heads.errors import ArgumentError
+from collab_heads.layers.query_key import QueryKey
+from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.numerics import float64
 from collab_heads.sites import AttentionWeights
 from collab_heads.state import QueryKeyState
@@ -27,90 +24,132 @@ RIDGE = 1e-4
 # token) these are rounding errors, 1e-14 of the squares for float32 inputs; all directions then weigh the same.
 FLOOR = 1e-10
 
-
-@dataclass(frozen=True)
-class Seen:
-    """What calibration saw of one site: moments of both sides and, for refinement, the calls of its module."""
-
-    query: Moments
-    key: Moments
-    calls: Sequence[Call] = ()
+Projection = TypeVar("Projection", bound=QueryKey)
 
 
 @dataclass(frozen=True)
-class Target:
-    """What is decomposed: per-head weights, float64, and the roots of the input moments that weight the error.
+class FitOptions:
+    """How sites are fitted; the arguments of `swap_to_collaborative`.
 
-    For `per_head` the query bias is a last column of the query, decomposed along with it; in `shared` it becomes the
-    content bias, which is exact.
+    Raises:
+        ArgumentError: on a value that cannot work.
+        MissingPackageError: if the method needs a package that is not installed.
     """
 
-    query: Tensor
-    key: Tensor
-    query_root: Tensor | None
-    key_root: Tensor | None
+    method: Method = "als"
+    tol: float = 1e-4
+    refine_steps: int = 120
+    seed: int = 0
+
+    def __post_init__(self):
+        check_method(self.method)
+        if isinstance(self.tol, bool) or not isinstance(self.tol, int | float) or not 0 <= self.tol < 1:
+            raise ArgumentError(f"tol {self.tol!r} must be a number from 0 to 1")
+        check_count("refine_steps", self.refine_steps)
+        check_seed(self.seed)
+
+
+class SiteFit(Generic[Projection]):
+    """Fits one kind of query/key projection to one site.
+
+    A kind is a subclass: it says which widths it can have, and how the weights of a site become a projection. An
+    instance holds those weights in float64, and the roots of the input moments that weight the error.
+
+    Attributes:
+        meaningless: options that mean nothing for the kind -> why, as the end of a sentence.
+        width_rule: which widths it rounds up to, for the report; empty if it takes any.
+        cache_rule: why and when it caches more than the original, for the report; empty if never.
+        decomposes_bias: whether the query bias is decomposed along, as a last column of the query.
+        weights: of the stock site.
+        query: [H, d_k, D_q], or [H, d_k, D_q + 1] with the bias.
+        key: [H, d_k, D_k].
+        query_root, key_root: lower-triangular roots of the input moments; None without calibration.
+    """
+
+    meaningless: ClassVar[Mapping[str, str]] = {}
+    width_rule: ClassVar[str] = ""
+    cache_rule: ClassVar[str] = ""
+    decomposes_bias: ClassVar[bool] = False
+
+    @torch.no_grad()
+    def __init__(self, weights: AttentionWeights, calibration: SiteCalibration | None = None):
+        self.weights = weights
+        self.query, self.key = float64(weights.query.detach()), float64(weights.key.detach())
+        has_bias_column = self.decomposes_bias and weights.query_bias is not None
+        if has_bias_column:
+            bias = float64(cast(Tensor, weights.query_bias).detach())
+            self.query = torch.cat([self.query, bias[..., None]], dim=-1)
+        self.query_root: Tensor | None = None
+        self.key_root: Tensor | None = None
+        if calibration is not None:
+            moments = calibration.query.augmented() if has_bias_column else calibration.query.second()
+            self.query_root = input_root(moments, RIDGE)
+            # what is constant over the keys of a sequence cancels in the softmax
+            floor = FLOOR * calibration.key.second().diagonal().mean()
+            self.key_root = input_root(calibration.key.centred(), RIDGE, floor)
 
     @classmethod
-    @torch.no_grad()
-    def of(cls, weights: AttentionWeights, kind: str, seen: Seen | None) -> "Target":
-        """Read the target off the weights of a site."""
-        query, query_root, key_root = float64(weights.query.detach()), None, None
-        augment = kind == "per_head" and weights.query_bias is not None
-        if augment:
-            query = torch.cat([query, float64(weights.query_bias.detach())[..., None]], dim=-1)
-        if seen is not None:
-            query_root = input_root(seen.query.augmented() if augment else seen.query.second(), RIDGE)
-            # what is constant over the keys of a sequence cancels in the softmax
-            key_root = input_root(seen.key.centred(), RIDGE, FLOOR * seen.key.second().diagonal().mean())
-        return cls(query, float64(weights.key.detach()), query_root, key_root)
+    def possible_width(cls, asked: int, weights: AttentionWeights) -> int:
+        """The width that the kind uses where `asked` (1 to H * d_k) is asked for."""
+        return asked
 
-    def decompose(self, state: QueryKeyState, num_heads: int, method: str, tol: float, seed: int) -> Decomposition:
-        """Decompose to the width and kind of `state`."""
-        roots = {"query_root": self.query_root, "key_root": self.key_root}
-        if state.kind == "per_head":
-            return decompose_per_head(self.query, self.key, state.dim // num_heads, **roots)
-        return decompose_shared(self.query, self.key, state.dim, method=method, tol=tol, seed=seed, **roots)
+    @classmethod
+    def width_unit(cls, dim: int, weights: AttentionWeights) -> int:
+        """The steps in which a site of the planned width `dim` may become wider or narrower."""
+        return 1
 
-    def score_error(self, dtype: torch.dtype) -> Callable[[nn.Module], Tensor]:
+    @classmethod
+    def parameters_per_width(cls, weights: AttentionWeights) -> int:
+        """How many parameters one dimension more of R takes."""
+        return weights.query.shape[-1] + weights.key.shape[-1]
+
+    def decompose(self, dim: int, options: FitOptions) -> Decomposition:
+        """Decompose the weights to a width R that the kind can have."""
+        raise NotImplementedError
+
+    def overlap_and_square(
+        self, query_key: Projection, left: Tensor, right: Tensor, query: Tensor, key: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """<T', T> and ||T'||^2, differentiable, of the slices T[h] = query[h]^T key[h] and a projection's T'.
+
+        Args:
+            query_key: the projection.
+            left: [R, D_q], its weighted query rows, with the bias as a last column if it has one.
+            right: [R, D_k], its weighted key rows.
+            query: [H, d_k, D_q], weighted.
+            key: [H, d_k, D_k], weighted.
+        """
+        raise NotImplementedError
+
+    def copy_rest(self, query_key: Projection, decomposition: Decomposition) -> None:
+        """Copy what a decomposition holds beside the weights of the query and the key, in place."""
+
+    def score_error(self, dtype: torch.dtype) -> Callable[[Projection], Tensor]:
         """Return a function that gives the squared relative score error of a projection, differentiable."""
-        query, key = (apply_root(w, r) for w, r in ((self.query, self.query_root), (self.key, self.key_root)))
+        query, key = apply_root(self.query, self.query_root), apply_root(self.key, self.key_root)
         total = squared_norm(query, key)
         query, key, total = query.to(dtype), key.to(dtype), total.to(dtype)
         query_root, key_root = (None if r is None else r.to(dtype) for r in (self.query_root, self.key_root))
-        heads = query.shape[0]
 
-        def error(query_key: nn.Module) -> Tensor:
-            rows = query_key.shared_query.weight
+        def error(query_key: Projection) -> Tensor:
+            left, right = query_key.shared_query.weight, query_key.shared_key.weight
             if query_key.shared_query.bias is not None:
-                rows = torch.cat([rows, query_key.shared_query.bias[:, None]], dim=1)
-            left = rows if query_root is None else rows @ query_root
-            right = query_key.shared_key.weight
+                left = torch.cat([left, query_key.shared_query.bias[:, None]], dim=1)
+            left = left if query_root is None else left @ query_root
             right = right if key_root is None else right @ key_root
-            if query_key.state.kind == "per_head":
-                left, right = left.unflatten(0, (heads, -1)), right.unflatten(0, (heads, -1))
-                cross = ((left @ query.mT) * (right @ key.mT)).sum()
-                return (total - 2 * cross + squared_norm(left, right)) / total
-            overlap = (left @ query.flatten(0, 1).mT) * (right @ key.flatten(0, 1).mT)  # (R, H * d_k)
-            mixing = query_key.mixing
-            cross = (overlap.unflatten(1, (heads, -1)).sum(-1) * mixing.mT).sum()
-            own = ((mixing @ ((left @ left.mT) * (right @ right.mT))) * mixing).sum()
-            return (total - 2 * cross + own) / total
+            overlap, square = self.overlap_and_square(query_key, left, right, query, key)
+            return (total - 2 * overlap + square) / total
 
         return error
 
-
-@torch.no_grad()
-def new_query_key(weights: AttentionWeights, state: QueryKeyState, found: Decomposition) -> nn.Module:
-    """Build the projection that a decomposition describes, in float64."""
-    dims = weights.query.shape[-1], weights.key.shape[-1]
-    query_key = build_query_key(state, weights.num_heads, *dims, device=found.query.device, dtype=torch.float64)
-    columns = query_key.shared_query.in_features
-    query_key.shared_query.weight.copy_(found.query[:, :columns])
-    query_key.shared_key.weight.copy_(found.key)
-    if state.kind == "shared":
-        query_key.mixing.copy_(found.mixing)
-        if state.bias:
-            query_key.content_bias.weight.copy_(content_bias(float64(weights.query_bias), float64(weights.key)))
-    elif state.bias:
-        query_key.shared_query.bias.copy_(found.query[:, columns])
-    return query_key
+    @torch.no_grad()
+    def projection(self, state: QueryKeyState, decomposition: Decomposition) -> Projection:
+        """Build the projection that a decomposition describes, in float64."""
+        dims = self.weights.query.shape[-1], self.weights.key.shape[-1]
+        device = decomposition.query.device
+        built = build_query_key(state, self.weights.num_heads, *dims, device=device, dtype=torch.float64)
+        query_key = cast(Projection, built)
+        query_key.shared_query.weight.copy_(decomposition.query[:, : dims[0]])
+        query_key.shared_key.weight.copy_(decomposition.key)
+        self.copy_rest(query_key, decomposition)
+        return query_key

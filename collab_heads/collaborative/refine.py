@@ -2,8 +2,8 @@
 
 The decomposition minimises the error of scores under second moments, as if queries and keys were independent and every
 key mattered alike. Neither holds. A few dozen Adam steps on the site's recorded inputs, towards the output that its
-stock weights give, close most of the gap. No labels and no gradient through the rest of the model: every site is fitted
-on its own.
+stock weights give, close most of the gap. It needs no labels and no gradient through the rest of the model: every site
+is fitted alone.
 
 The score error of the decomposition stays in the loss as a penalty. It stands for all pairs of tokens that the
 calibration could have shown, and keeps the fit from learning the few it did show.
@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from collab_heads.layers.query_key import exact_query_key, split_heads
+from collab_heads.layers.query_key import QueryKey, split_heads
+from collab_heads.layers.query_key_kinds import exact_query_key
 from collab_heads.model.attention_calls import Call
 from collab_heads.sites import AttentionWeights
 
@@ -55,9 +56,9 @@ class Sample:
 
 
 class OutputGap:
-    """How far the output of a site is from its own if it computes with another query/key projection.
+    """How far the output of a site moves when another query/key projection replaces its stock one.
 
-    Only what the heads give differs, so the gap after W_O is measured with its Gram matrix.
+    Only the outputs of the heads differ, so the distance after W_O is computed from them with its Gram matrix.
 
     Args:
         weights: of the stock site.
@@ -71,7 +72,7 @@ class OutputGap:
         self.dtype, self.scale = dtype, weights.scale
         output = output.to(dtype)
         self.gram = output.mT @ output  # (H * d_v, H * d_v)
-        stock, value = exact_query_key(weights).to(dtype), weights.value.flatten(0, 1).to(dtype)
+        stock, value = exact_query_key(weights).to(dtype=dtype), weights.value.flatten(0, 1).to(dtype)
         self.samples = []
         for call in calls:
             biases = [bias.to(dtype) for bias in call.biases]
@@ -89,7 +90,7 @@ class OutputGap:
             self.samples.append(dataclasses.replace(sample, heads=self.heads(stock, sample)))
         self.size = sum(float(self.square(each.heads - each.heads.mean(0))) for each in self.samples)
 
-    def heads(self, query_key: nn.Module, sample: Sample) -> Tensor:
+    def heads(self, query_key: QueryKey, sample: Sample) -> Tensor:
         """What the heads give with a projection: [tokens, H * d_v]."""
         scores = self.scale * query_key.scores(sample.query_inputs, sample.key_inputs)  # (B, H, T, S)
         if sample.bias is not None:
@@ -101,15 +102,15 @@ class OutputGap:
         """Squared norm after W_O of what heads give: [tokens, H * d_v] -> []."""
         return Quadratic.apply(heads, self.gram)
 
-    def of(self, query_key: nn.Module, index: int) -> Tensor:
+    def squared_gap(self, query_key: QueryKey, index: int) -> Tensor:
         """The squared gap in one recorded call, relative to the mean size of the output of a call."""
         sample = self.samples[index]
         return self.square(self.heads(query_key, sample) - sample.heads) * (len(self.samples) / max(self.size, 1e-30))
 
     @torch.no_grad()
-    def error(self, query_key: nn.Module) -> float:
+    def error(self, query_key: QueryKey) -> float:
         """Relative error of the site's output over all calls."""
-        squares = [float(self.of(query_key, index)) for index in range(len(self.samples))]
+        squares = [float(self.squared_gap(query_key, index)) for index in range(len(self.samples))]
         return (sum(squares) / len(squares)) ** 0.5 if self.size else 0.0
 
 
@@ -131,9 +132,9 @@ class Quadratic(torch.autograd.Function):
 
 
 def refine(
-    query_key: nn.Module,
+    query_key: QueryKey,
     gap: OutputGap,
-    score_error: Callable[[nn.Module], Tensor],
+    score_error: Callable[[QueryKey], Tensor],
     steps: int,
     seed: int,
 ) -> Refinement:
@@ -149,7 +150,7 @@ def refine(
     Returns:
         The errors before and after. If the fit made the output worse, the projection is left as it was.
     """
-    fitted = copy.deepcopy(query_key).to(gap.dtype).requires_grad_(True)
+    fitted = copy.deepcopy(query_key).to(dtype=gap.dtype).requires_grad_(True)
     before = gap.error(fitted)
     parameters = [
         {"params": [parameter], "lr": RELATIVE_RATE * float(parameter.detach().square().mean().sqrt())}
@@ -157,11 +158,12 @@ def refine(
     ]
     optimizer = torch.optim.Adam(parameters)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    generator, order = torch.Generator().manual_seed(seed), []
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
     with torch.enable_grad():
         for step in range(steps):
             order = order or torch.randperm(len(gap.samples), generator=generator).tolist()
-            loss = gap.of(fitted, order.pop())
+            loss = gap.squared_gap(fitted, order.pop())
             if step % PENALTY_EVERY == 0:
                 loss = loss + PENALTY_EVERY * PENALTY * score_error(fitted)
             optimizer.zero_grad()

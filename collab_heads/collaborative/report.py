@@ -3,6 +3,9 @@
 import dataclasses
 from dataclasses import dataclass
 
+from collab_heads.collaborative.kinds import FITS
+from collab_heads.sites import Role
+from collab_heads.state import QueryKeyKind
 from collab_heads.text import text_table
 
 
@@ -13,22 +16,22 @@ class SiteReport:
     Attributes:
         path: the site.
         role: "enc-self", "dec-self" or "dec-enc".
-        mixing: "shared" or "per_head".
+        mixing: the kind of query/key projection, "shared" or "per_head".
         dim: R, the width of the query/key projection over all heads.
-        dim_asked: what was asked for; differs where `per_head` rounds up.
+        dim_asked: what was asked for; differs where the kind rounds up.
         dim_exact: H * d_k, the width that needs no approximation.
         relative_error: of the scores on the calibration inputs, or of the weights without calibration.
-        sweeps: ALS sweeps.
+        sweeps: of alternating least squares; 0 where none were needed.
         output_error_before, output_error: relative error of the site's output on the calibration inputs, before and
             after the refinement; None without one.
         parameters_before, parameters_after: of the query/key projections.
         cache_before, cache_after: elements cached per token.
-        seconds: of the decomposition.
+        seconds: to fit the site.
     """
 
     path: str
-    role: str
-    mixing: str
+    role: Role
+    mixing: QueryKeyKind
     dim: int
     dim_asked: int
     dim_exact: int
@@ -77,14 +80,14 @@ class SwapReport:
     def notes(self) -> list[str]:
         """What a reader should know: widths that were rounded up, caches that grew."""
         notes = []
-        if rounded := [site for site in self.sites if site.dim != site.dim_asked]:
-            pairs = ", ".join(sorted({f"{site.dim_asked} to {site.dim}" for site in rounded}))
-            notes.append(f"note: per-head widths are multiples of 4; rounded up: {pairs}")
-        if grown := [site for site in self.sites if site.cache_after > site.cache_before]:
-            notes.append(
-                f"note: {len(grown)} site(s) cache more per token than the original: a shared key of nearly full width "
-                "is stored beside the content bias; choose a smaller width, or per_head, if the cache matters"
-            )
+        for kind in dict.fromkeys(site.mixing for site in self.sites):
+            sites = [site for site in self.sites if site.mixing == kind]
+            if rounded := [site for site in sites if site.dim != site.dim_asked]:
+                pairs = ", ".join(sorted({f"{site.dim_asked} to {site.dim}" for site in rounded}))
+                notes.append(f"note: {FITS[kind].width_rule}; rounded up: {pairs}")
+            if grown := [site for site in sites if site.cache_after > site.cache_before]:
+                more = f"{len(grown)} site(s) cache more per token than the original"
+                notes.append(f"note: {more}: {FITS[kind].cache_rule}")
         return notes
 
 

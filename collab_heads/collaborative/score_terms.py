@@ -6,19 +6,23 @@ second (content) depends on the key alone.
 Source: Cordonnier, Loukas, Jaggi 2020, arXiv:2006.16362, section 2.
 """
 
-from torch import nn
+from typing import Literal, get_args
+
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import UnsupportedModelError
-from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.query_key import QueryKey
+from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.registry import AttentionAdapter, get_adapter
 
-TERMS = ("content", "context")
+Term = Literal["content", "context"]
+TERMS: tuple[Term, ...] = get_args(Term)
 
 
 def restrict_scores(
-    model: PreTrainedModel, terms: str, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
+    model: PreTrainedModel, terms: Term, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
 ) -> int:
     """Keep one term of the score of every site, in place; the other's parameters become zero and stay so in training.
 
@@ -36,41 +40,39 @@ def restrict_scores(
         ArgumentError: if `terms` is neither.
         UnsupportedModelError: if "content" is asked of a model without query biases.
     """
-    found = check_terms(model, terms, adapter)
-    for context, content in found:
+    parameters = check_terms(model, terms, adapter)
+    for context, content in parameters:
         dropped = context if terms == "content" else content
         if dropped is not None:
             dropped.data.zero_()
             dropped.requires_grad_(False)
-    return len(found)
+    return len(parameters)
 
 
 def check_terms(
-    model: PreTrainedModel, terms: str, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
-) -> list[tuple[nn.Parameter, nn.Parameter | None]]:
+    model: PreTrainedModel, terms: Term, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
+) -> list[tuple[Tensor, Tensor | None]]:
     """Check that the scores can be restricted, without doing it; the arguments and errors of `restrict_scores`.
 
     Returns:
-        Per site, what `score_terms` says.
+        Per site, what `term_parameters` says.
     """
     check_choice("terms", terms, TERMS)
-    adapter, found = get_adapter(model, adapter), []
-    for site in adapter.sites_with_heads(model):
-        found.append(score_terms(adapter, model.base_model.get_submodule(site.path)))
-        if terms == "content" and found[-1][1] is None:
+    parameters = []
+    for site in open_sites(model, get_adapter(model, adapter)):
+        context, content = term_parameters(site)
+        if terms == "content" and content is None:
             raise UnsupportedModelError(
                 f"{site.path} has no query bias, so its score has no content term: nothing would be left"
             )
-    return found
+        parameters.append((context, content))
+    return parameters
 
 
-def score_terms(adapter: AttentionAdapter, module: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:
+def term_parameters(site: OpenSite) -> tuple[Tensor, Tensor | None]:
     """The parameter whose zero leaves only the content term, and the one whose zero leaves only the context term."""
-    if not is_swapped(module):
-        query, _ = adapter.projections(module)
-        return query.weight, query.bias
-    query_key = module.query_key
-    if query_key.state.kind == "per_head":
-        return query_key.shared_query.weight, query_key.shared_query.bias
-    content = query_key.content_bias
-    return query_key.mixing, None if content is None else content.weight
+    query_key = getattr(site.module, "query_key", None)
+    if isinstance(query_key, QueryKey):
+        return query_key.context_parameter, query_key.content_parameter
+    query, _ = site.projections
+    return query.weight, query.bias

@@ -5,6 +5,7 @@ except by the reference.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from collab_heads.checks import check_choice
 from collab_heads.extras import check_extra
 
+Method = Literal["als", "parafac"]
 MAX_SWEEPS = 100
 # Weight of the pull towards the last iterate, relative to the mean diagonal of the normal matrix. It keeps the solves
 # well posed when components become collinear, and cannot make the error grow (proximal ALS).
@@ -30,8 +32,12 @@ def head_svd(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (query_basis @ left).mT, values, right @ key_basis.mT
 
 
-def svd_start(query: Tensor, key: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `rank` largest singular triplets over all heads: P [R, D_q], Q [R, D_k], one-hot mixing [H, R]."""
+def largest_triplets(query: Tensor, key: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `rank` largest singular triplets over all heads, each used by its head alone: where ALS begins.
+
+    Returns:
+        P [R, D_q], Q [R, D_k], one-hot mixing [H, R].
+    """
     left, values, right = head_svd(query, key)
     heads, width = values.shape
     chosen = values.flatten().topk(rank).indices.sort().values
@@ -42,14 +48,14 @@ def svd_start(query: Tensor, key: Tensor, rank: int) -> tuple[Tensor, Tensor, Te
 
 
 def als(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps: int):
-    """Alternating least squares on the factored tensor, from the SVD start; the error never grows.
+    """Alternating least squares on the factored tensor, from `largest_triplets`; the error never grows.
 
     Four products of size (H*d_k x D x R) per sweep. Returns P, Q, mixing, relative error, sweeps.
     """
     heads, width = query.shape[:2]
     stacked_query, stacked_key = query.flatten(0, 1), key.flatten(0, 1)  # (H*d_k, D)
     total = squared_norm(query, key)
-    shared_query, shared_key, mixing = svd_start(query, key, rank)
+    shared_query, shared_key, mixing = largest_triplets(query, key, rank)
     key_overlap = shared_key @ stacked_key.mT  # (R, H*d_k)
     key_gram = shared_key @ shared_key.mT
     error, sweep = relative(total - explained(shared_query, shared_key, mixing), total), 0
@@ -68,11 +74,11 @@ def als(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps
         previous, error = error, relative(residual, total)
         if previous - error < tol:
             break
-    return *balance_factors(shared_query, shared_key, mixing), error, sweep
+    return *equalize_factors(shared_query, shared_key, mixing), error, sweep
 
 
 def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps: int):
-    """The reference: tensorly's CP decomposition of the dense tensor from a seeded random start."""
+    """The reference: tensorly's CP decomposition of the dense tensor from random factors."""
     check_method("parafac")
     import tensorly
     from tensorly.decomposition import parafac as tensorly_parafac
@@ -84,13 +90,13 @@ def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sw
         )
     residual = dense - torch.einsum("ir,hr,jr->ihj", left, mixing, right)
     error = relative(residual.square().sum(), dense.square().sum())
-    return *balance_factors(left.mT, right.mT, mixing), error, len(errors)
+    return *equalize_factors(left.mT, right.mT, mixing), error, len(errors)
 
 
-METHODS: dict[str, Callable] = {"als": als, "parafac": parafac}
+METHODS: dict[Method, Callable] = {"als": als, "parafac": parafac}
 
 
-def check_method(method: str) -> None:
+def check_method(method: object) -> None:
     """Check, before long work, that a method is known and its package installed.
 
     Raises:
@@ -108,7 +114,7 @@ def squared_norm(query: Tensor, key: Tensor) -> Tensor:
 
 
 def explained(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -> Tensor:
-    """||T'||^2 for a start whose components are orthogonal within each head and unmixed."""
+    """||T'||^2 of components that are orthogonal within each head and used by one head each."""
     return (shared_query.square().sum(1) * shared_key.square().sum(1) * mixing.square().sum(0)).sum()
 
 
@@ -130,8 +136,8 @@ def unit_rows(matrix: Tensor) -> Tensor:
     return matrix / norms.where(norms > 0, torch.ones_like(norms))
 
 
-def balance_factors(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the three factors of every component the same share of its size; half precision and weight decay like that.
+def equalize_factors(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the three factors of every component equal shares of its size, which suits half precision and weight decay.
 
     The largest mixing entry of a component becomes 1 in magnitude; query and key rows get equal norms.
     """

@@ -7,12 +7,10 @@ from numbers import Integral, Real
 from collab_heads.errors import ArgumentError
 from collab_heads.sites import AttentionSite, check_name
 
-PER_HEAD_MULTIPLE = 4  # of a narrowed head's width; odd widths are slow everywhere
-
 Width = int | float | None
 
 
-def plan_widths(
+def widths_asked(
     available: Sequence[AttentionSite], chosen: Sequence[AttentionSite], asked: Width | Mapping[str, Width]
 ) -> dict[str, Width]:
     """Say what was asked for each site: path -> int, share or None.
@@ -66,9 +64,3 @@ def resolve_width(asked: Width, site: AttentionSite, exact: int) -> int:
     if not (math.isfinite(asked) and 0 < asked <= 1):
         raise ArgumentError(f"{where}: a float is a share of {exact} and must be in (0, 1]; for a width pass an int")
     return max(1, round(float(asked) * exact))
-
-
-def per_head_width(width: int, site: AttentionSite, exact: int) -> int:
-    """R / H rounded up to a multiple of 4, at most the original head width."""
-    share = math.ceil(width / site.num_heads)
-    return min(math.ceil(share / PER_HEAD_MULTIPLE) * PER_HEAD_MULTIPLE, exact // site.num_heads)

@@ -7,7 +7,6 @@ Text files have a sentence a line; gzipped where the name ends in .gz. A transla
 translations. Labelled examples: `run_glue.py --analyze`.
 """
 
-import argparse
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,49 +15,66 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.analysis.analyze import PARTS, analyze_heads
+from collab_heads.analysis.analyze import analyze_heads
+from collab_heads.analysis.options import PARTS
 from collab_heads.analysis.plots import check_matplotlib
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.analysis.treebank.treebank_batches import longest_input
+from collab_heads.analysis.treebank.treebank import longest_input
 from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.model.backends import evaluating
 from collab_heads.registry import get_adapter
 from collab_heads.text import portable_name
-from collab_heads.training.data.batches import longest_first
-from collab_heads.training.data.collate import Collate, tokenize
+from collab_heads.training.data.batches import chunked, longest_first
+from collab_heads.training.data.collate import Collate, generate, tokenize
 from collab_heads.training.data.parallel import read_lines, read_two, without_empty
-from collab_heads.training.flags.arguments import Parser, count, count_from_1, path
+from collab_heads.training.flags.parsing import Parser, count, count_from_1, path
 from collab_heads.training.runs.loading import load_or_explain
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
     """Read the flags."""
-    parser = Parser(
-        prog="python -m collab_heads analyze",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(prog="python -m collab_heads analyze", description=__doc__)
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="folder, or name on the Hub, of the model")
+    add(
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="text file with a sentence a line; for a translation model also the file of its translations",
     )
-    parser.add_argument("model", metavar="MODEL", help="a folder, or a name on the Hub")
-    parser.add_argument("--data", nargs="+", required=True, metavar="FILE", help="text; and its translation")
-    parser.add_argument("--treebank", metavar="FILE", help="CoNLL-U, in the input's language: heads and dependencies")
-    parser.add_argument(
+    add(
+        "--treebank",
+        metavar="FILE",
+        help="CoNLL-U file in the input's language: the report also shows which heads follow its dependencies",
+    )
+    add(
         "--output_dir",
         type=path,
         default="head_report",
         metavar="DIR",
-        help="for the report; must be new or empty (head_report)",
+        help="folder for the report; must be new or empty",
     )
-    parser.add_argument("--parts", nargs="+", metavar="PART", help=f"some of {', '.join(PARTS)}; all but the last")
-    parser.add_argument("--samples", type=count_from_1, metavar="N", help="the first sentences only; all")
-    parser.add_argument("--examples", type=count, default=1, metavar="N", help="sentences shown as attention maps (1)")
-    parser.add_argument("--batch_size", type=count_from_1, default=32, metavar="N", help="sentences of a batch (32)")
-    parser.add_argument(
-        "--max_length", type=count_from_1, default=128, metavar="N", help="in pieces; longer ones are left out (128)"
+    add(
+        "--parts",
+        nargs="+",
+        metavar="PART",
+        help=f"parts of the report, some of {', '.join(PARTS)} (default: all but {PARTS[-1]})",
     )
-    parser.add_argument("--source_prefix", default="", metavar="TEXT", help="put before every input (T5)")
-    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="such as cuda (cpu)")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
+    add("--samples", type=count_from_1, metavar="N", help="use only the first N sentences (default: all)")
+    add("--examples", type=count, default=1, metavar="N", help="sentences whose attention maps are drawn")
+    add("--batch_size", type=count_from_1, default=32, metavar="N", help="sentences per batch")
+    add(
+        "--max_length",
+        type=count_from_1,
+        default=128,
+        metavar="N",
+        help="leave out sentences of more tokens (word pieces)",
+    )
+    add("--source_prefix", default="", metavar="TEXT", help="text before every input, as T5 wants it")
+    add("--device", default="cpu", metavar="DEVICE", help="where the model runs, such as cuda")
+    add("--trust_remote_code", action="store_true", help="run Python code that comes with the model")
     return parser.parse_args(argv)
 
 
@@ -127,7 +143,7 @@ def fitting(args: Namespace, tokenizer: PreTrainedTokenizerBase, texts: dict[str
     if not fits:
         raise ArgumentError(f"--max_length {args.max_length}: every sentence of {args.data[0]} is longer")
     if missing := len(texts["source"]) - len(fits):
-        print(f"left out {missing} of {len(texts['source']):,} sentences of more than {args.max_length} pieces")
+        print(f"left out {missing} of {len(texts['source']):,} sentences of more than {args.max_length} tokens")
     return {side: [lines[i] for i in fits] for side, lines in texts.items()}
 
 
@@ -152,11 +168,11 @@ def translations(
     args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str]
 ) -> list[str]:
     """What the model makes of the sentences, greedily."""
-    found = []
+    translated: list[str] = []
     with evaluating(model):
-        for start in range(0, len(source), args.batch_size):
-            texts = [args.source_prefix + line for line in source[start : start + args.batch_size]]
+        for batch in chunked(source, args.batch_size):
+            texts = [args.source_prefix + line for line in batch]
             inputs = tokenizer(texts, padding=True, return_tensors="pt")
-            ids = model.generate(**inputs.to(model.device), num_beams=1, do_sample=False, max_length=args.max_length)
-            found += tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return found
+            ids = generate(model, inputs.to(model.device), num_beams=1, max_length=args.max_length)
+            translated += tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return translated

@@ -38,13 +38,13 @@ class HeadAdamW(torch.optim.AdamW):
 
     def shared_step(self, group: dict) -> None:
         """One step of a group; its second moment is kept with its first parameter."""
-        found = [p for p in group["params"] if p.grad is not None]
-        if not found:
+        with_gradient = [p for p in group["params"] if p.grad is not None]
+        if not with_gradient:
             return
         (decay, slow), first = group["betas"], self.state[group["params"][0]]
-        mean = sum(p.grad.float().square().sum() for p in found) / sum(p.numel() for p in found)
+        mean = sum(p.grad.float().square().sum() for p in with_gradient) / sum(p.numel() for p in with_gradient)
         first["mean_square"] = slow * first.get("mean_square", torch.zeros_like(mean)) + (1 - slow) * mean
-        for p in found:
+        for p in with_gradient:
             state = self.state[p]
             state["step"] = state.get("step", torch.zeros(())) + 1
             state["exp_avg"] = decay * state.get("exp_avg", torch.zeros_like(p)) + (1 - decay) * p.grad

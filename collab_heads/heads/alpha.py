@@ -57,19 +57,18 @@ def swap_to_alpha(
         if site.num_heads < 2:
             raise SwapError(f"{site.path} has a single head, nothing to mix it with: leave the site out with sites=")
     config = CollabConfig.of(model.config)
-    record = config.with_sites({site.path: replace(config.site(site), alphas=True) for site in chosen})
+    changed = config.with_sites({site.path: replace(config.site(site), alphas=True) for site in chosen})
     # Nothing has changed up to here; nothing can fail from here on.
     for site in chosen:
         install_alphas(adapter.output_projection(model, site), site.num_heads)
-    record.write(model)
+    changed.write(model)
     return alpha_report(model, adapter)
 
 
 def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple[AttentionSite, HeadAlphas]]:
     """The sites with alphas, in model order, and their alphas."""
-    record = CollabConfig.of(model.config).sites
-    mixed = [site for site in adapter.sites(model) if site.path in record and record[site.path].alphas]
-    return [(site, adapter.output_projection(model, site).mixing) for site in mixed]
+    alphas_by_site = [(site, alphas_of(adapter.output_projection(model, site))) for site in adapter.sites(model)]
+    return [(site, alphas) for site, alphas in alphas_by_site if alphas is not None]
 
 
 @torch.no_grad()
@@ -82,8 +81,8 @@ def alpha_report(
         NonFiniteError: if an alpha contains NaN or inf; the site is named.
     """
     sites = []
-    for site, mixing in mixed_sites(model, get_adapter(model, adapter)):
-        alpha = mixing.alpha.float().cpu()
+    for site, alphas in mixed_sites(model, get_adapter(model, adapter)):
+        alpha = alphas.alpha.float().cpu()
         if not torch.isfinite(alpha).all():
             raise NonFiniteError(f"{site.path}: its alphas contain NaN or inf")
         distance = float((alpha - torch.eye(site.num_heads)).norm())

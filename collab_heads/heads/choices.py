@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from collab_heads.checks import is_index
+from collab_heads.checks import is_index, is_list
 from collab_heads.errors import ArgumentError
 from collab_heads.sites import ROLES, AttentionSite, check_name
 
@@ -36,7 +36,7 @@ def alive_choice(available: Sequence[AttentionSite], alive_heads: Mapping) -> di
 
 
 def removal_choice(
-    available: Sequence[AttentionSite], heads: Mapping, present: Mapping[str, Sequence[int]]
+    available: Sequence[AttentionSite], heads: Mapping, numbers: Mapping[str, Sequence[int]]
 ) -> dict[str, list[int]]:
     """Read which heads to remove.
 
@@ -44,7 +44,7 @@ def removal_choice(
         available: all sites of the model.
         heads: role -> one list of heads per site of that role, in model order; or path -> one list of heads. Heads
             keep the numbers that they had before any was removed.
-        present: path -> the numbers of the heads that the site has now.
+        numbers: path -> the original numbers of the heads that the site has now.
 
     Returns:
         path -> heads to remove, ascending, for the sites named.
@@ -55,8 +55,8 @@ def removal_choice(
 
     def check(site: AttentionSite, values: Sequence) -> None:
         for head in values:
-            if not is_index(head, 1 << 30) or head not in present[site.path]:
-                left = ", ".join(map(str, present[site.path])) or "none"
+            if not is_index(head, 1 << 30) or head not in numbers[site.path]:
+                left = ", ".join(map(str, numbers[site.path])) or "none"
                 raise ArgumentError(f"heads: {site.path} has no head {head!r}; it has {left}")
         if len(set(values)) < len(values):
             raise ArgumentError(f"heads: {site.path} names a head twice: {list(values)}")
@@ -65,27 +65,29 @@ def removal_choice(
 
 
 def per_site(
-    available: Sequence[AttentionSite], given: object, what: str, check: Callable[[AttentionSite, Sequence], None]
+    available: Sequence[AttentionSite], by_name: object, what: str, check: Callable[[AttentionSite, Sequence], None]
 ) -> dict[str, Sequence]:
     """Spread lists by role or path over sites, checking each."""
-    if not isinstance(given, Mapping) or not given:
-        raise ArgumentError(f"{what} must be a dict by role or path, such as {{'enc-self': [...]}}, not {given!r:.200}")
-    found: dict[str, Sequence] = {}
-    for name, values in given.items():
+    if not isinstance(by_name, Mapping) or not by_name:
+        raise ArgumentError(
+            f"{what} must be a dict by role or path, such as {{'enc-self': [...]}}, not {by_name!r:.200}"
+        )
+    by_path: dict[str, Sequence] = {}
+    for name, values in by_name.items():
         check_name(available, name)
         sites = [site for site in available if name in (site.path, site.role)]
         lists = plain(values) if name in ROLES else [values]
         if not is_list(lists) or len(lists) != len(sites):
             count = f"{len(lists)} entries" if is_list(lists) else repr(lists)[:200]
             raise ArgumentError(f"{what}[{name!r}] must hold one list per site, {len(sites)} in all, not {count}")
-        for site, one in zip(sites, map(plain, lists), strict=True):
-            if not is_list(one):
-                raise ArgumentError(f"{what}[{name!r}]: {site.path} needs a list, not {one!r:.200}")
-            if site.path in found:
+        for site, site_values in zip(sites, map(plain, lists), strict=True):
+            if not is_list(site_values):
+                raise ArgumentError(f"{what}[{name!r}]: {site.path} needs a list, not {site_values!r:.200}")
+            if site.path in by_path:
                 raise ArgumentError(f"{what} names {site.path} twice, by role and by path")
-            check(site, one)
-            found[site.path] = one
-    return found
+            check(site, site_values)
+            by_path[site.path] = site_values
+    return by_path
 
 
 def plain(value: object) -> object:
@@ -93,8 +95,3 @@ def plain(value: object) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     return [plain(item) for item in value] if is_list(value) else value
-
-
-def is_list(value: object) -> bool:
-    """Whether a value is a list or tuple."""
-    return isinstance(value, Sequence) and not isinstance(value, str)

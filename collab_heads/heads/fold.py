@@ -1,6 +1,7 @@
 """fold_heads: turn a gated, mixed or pruned model back into a stock checkpoint, which loads without this package."""
 
 import copy
+from typing import cast
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from collab_heads.errors import SwapError
 from collab_heads.heads.prune import check_prunable
 from collab_heads.heads.report import FoldReport
 from collab_heads.layers.output import HeadOutputProjection, fold_output
+from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.state import FIELD, CollabConfig, SiteState
@@ -34,7 +36,8 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
-    config, sites = CollabConfig.of(model.config), {site.path: site for site in adapter.sites(model)}
+    config = CollabConfig.of(model.config)
+    sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
     changed = {path: state for path, state in config.sites.items() if path in sites}
     if not changed:
         raise SwapError("the model has no gates, alphas or removed heads: there is nothing to fold")
@@ -43,29 +46,26 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
             f"{', '.join(collaborative)}: collaborative attention has no stock form; save the model as it is, "
             "and import collab_heads where it is loaded"
         )
-    check_outputs(model, adapter, [sites[path] for path in changed if sites[path].num_heads])
+    check_outputs(model, adapter, [sites[path].site for path in changed if sites[path].num_heads])
     for path in changed:
-        check_forward(sites[path], model.base_model.get_submodule(path))
-        check_forward(sites[path], adapter.output_projection(model, sites[path]))
-    left = [path for path, state in changed.items() if state.kept]
-    check_prunable(model, adapter, [sites[path] for path in left])
+        for module in (sites[path].module, sites[path].output):
+            check_forward(sites[path].site, module)
+    check_prunable(model, adapter, [sites[path] for path, state in changed.items() if state.kept])
     before = model.num_parameters()
-    shrunk = {path: state for path, state in changed.items() if state.kept is not None}
-    stock = stock_twin(model) if shrunk else None
+    kept = {path: state.kept for path, state in changed.items() if state.kept is not None}
+    stock = stock_twin(model) if kept else model
     # Nothing has changed up to here; nothing can fail from here on.
     for path in changed:
-        projection = adapter.output_projection(model, sites[path])
-        if isinstance(projection, HeadOutputProjection):
-            fold_output(projection)
-    for path, state in shrunk.items():
-        module, twin = model.base_model.get_submodule(path), stock.base_model.get_submodule(path)
-        output = adapter.output_projection(model, sites[path])
-        like = getattr(output, "weight", next(output.parameters(), next(model.parameters())))
-        twin.to(like.dtype).to_empty(device=like.device).requires_grad_(like.requires_grad)
-        restore_output(output, state, adapter.output_projection(stock, sites[path]), like)
-        adapter.restore(module, twin, state.kept)
+        if isinstance(output := sites[path].output, HeadOutputProjection):
+            fold_output(output)
+    for path, heads in kept.items():
+        site, whole = sites[path], stock.base_model.get_submodule(path)
+        like = getattr(site.output, "weight", next(site.output.parameters(), next(model.parameters())))
+        whole.to(like.dtype).to_empty(device=like.device).requires_grad_(like.requires_grad)
+        restore_output(site.output, changed[path], adapter.output_projection(stock, site.site), like)
+        adapter.restore(site.module, whole, heads)
     CollabConfig().write(model)
-    removed = {path: tuple(sorted({*range(state.num_heads)} - {*state.kept})) for path, state in shrunk.items()}
+    removed = {path: tuple(sorted({*range(changed[path].num_heads)} - {*heads})) for path, heads in kept.items()}
     gated = tuple(path for path, state in changed.items() if state.gates is not None)
     mixed = tuple(path for path, state in changed.items() if state.alphas)
     return FoldReport(gated, mixed, removed, before, model.num_parameters())
@@ -87,7 +87,7 @@ def restore_output(output: nn.Module, state: SiteState, stock: nn.Linear, like: 
     weight = torch.zeros(stock.weight.shape, dtype=like.dtype, device=like.device)
     if state.kept:
         columns = weight.unflatten(-1, (state.num_heads, -1))
-        columns[:, list(state.kept)] = output.weight.unflatten(-1, (state.heads, -1))
+        columns[:, list(state.kept)] = output.get_parameter("weight").unflatten(-1, (state.heads, -1))
     output.__class__ = nn.Linear
-    output.weight = nn.Parameter(weight, like.requires_grad)
-    output.in_features = stock.in_features
+    linear = cast(nn.Linear, output)
+    linear.weight, linear.in_features = nn.Parameter(weight, like.requires_grad), stock.in_features

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -9,8 +10,8 @@ from transformers import PreTrainedModel
 from collab_heads.errors import ArgumentError, ConfigError, SwapError
 from collab_heads.heads.choices import alive_choice
 from collab_heads.heads.report import GatedSite, GateReport
-from collab_heads.layers.gates import INIT_LOG_ALPHA
-from collab_heads.layers.output import HeadOutputProjection, gates_of, install_gates
+from collab_heads.layers.gates import INIT_LOG_ALPHA, HeadGates
+from collab_heads.layers.output import gates_of, install_gates
 from collab_heads.model.refusals import check_outputs, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, select_sites
@@ -29,9 +30,9 @@ def swap_to_gated(
 ) -> GateReport:
     """Put Hard Concrete gates between the heads of a model and their output projections, in place.
 
-    With the default start the model computes what it computed before, in evaluation. Train with a `HeadPenalty`, then
-    `prune_heads`. Gates are trainable also where the rest of the model is frozen. On an error the model is left as it
-    was.
+    With the default `init_log_alpha` the model computes what it computed before, in evaluation. Train with a
+    `HeadPenalty`, then `prune_heads`. Gates are trainable also where the rest of the model is frozen. On an error the
+    model is left as it was.
 
     Args:
         model: a supported transformers model, original or collaborative, whole or pruned.
@@ -41,7 +42,7 @@ def swap_to_gated(
             list. Only the sites that it names are gated.
         temperature: of the samples in training.
         stretch: (gamma, zeta), to which samples are stretched before they are clipped to [0, 1].
-        init_log_alpha: where learned gates start.
+        init_log_alpha: the first value of learned gates, as a logit; at the default they are all open.
 
     Returns:
         Heads and open heads per site; `print` it.
@@ -71,7 +72,7 @@ def swap_to_gated(
         if gates_of(adapter.output_projection(model, site)) is not None:
             raise SwapError(f"{site.path} has gates already: prune_heads or fold_heads them first")
     config = CollabConfig.of(model.config)
-    record = config.with_sites({site.path: replace(config.site(site), gates=state) for site in chosen})
+    changed = config.with_sites({site.path: replace(config.site(site), gates=state) for site in chosen})
     # Nothing has changed up to here; nothing can fail from here on.
     for site in chosen:
         gates = install_gates(adapter.output_projection(model, site), state, site.num_heads)
@@ -80,11 +81,13 @@ def swap_to_gated(
                 gates.alive.copy_(torch.tensor(alive[site.path]))
             else:
                 gates.log_alpha.fill_(init_log_alpha)
-    record.write(model)
+    changed.write(model)
     return gate_report(model, adapter)
 
 
-def checked_state(kind: str, temperature: object, stretch: object, init_log_alpha: object) -> GateState:
+def checked_state(
+    kind: Literal["learned", "fixed"], temperature: Any, stretch: Any, init_log_alpha: object
+) -> GateState:
     """The state of new gates, or an ArgumentError that says which number cannot work."""
     try:
         state = GateState(kind, temperature, stretch)
@@ -97,31 +100,29 @@ def checked_state(kind: str, temperature: object, stretch: object, init_log_alph
 
 def gated_sites(
     model: PreTrainedModel, adapter: AttentionAdapter, *, learned: bool = False
-) -> list[tuple[AttentionSite, HeadOutputProjection]]:
-    """The sites with gates, in model order, and their output projections; all, or with learned gates."""
-    record, found = CollabConfig.of(model.config).sites, []
-    for site in adapter.sites(model):
-        gates = record[site.path].gates if site.path in record else None
-        if gates is not None and (gates.is_learned or not learned):
-            found.append((site, adapter.output_projection(model, site)))
-    return found
+) -> list[tuple[AttentionSite, HeadGates]]:
+    """The sites with gates, in model order, and their gates; all of them, or those with learned gates."""
+    gates_by_site = [(site, gates_of(adapter.output_projection(model, site))) for site in adapter.sites(model)]
+    return [
+        (site, gates) for site, gates in gates_by_site if gates is not None and (gates.state.is_learned or not learned)
+    ]
 
 
-def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: str) -> None:
+def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["learned", "subset"]) -> None:
     """Have the learned gates of a model be of one kind, "learned" or "subset"."""
-    found, config = gated_sites(model, adapter, learned=True), CollabConfig.of(model.config)
-    states = {site.path: replace(projection.gates.state, kind=kind) for site, projection in found}
-    for site, projection in found:
-        projection.gates.state, projection.gates.draw = states[site.path], None
-    config.with_sites({path: replace(config.sites[path], gates=state) for path, state in states.items()}).write(model)
+    config, changed = CollabConfig.of(model.config), {}
+    for site, gates in gated_sites(model, adapter, learned=True):
+        gates.state, gates.draw = replace(gates.state, kind=kind), None
+        changed[site.path] = replace(config.sites[site.path], gates=gates.state)
+    config.with_sites(changed).write(model)
 
 
 @torch.no_grad()
 def gate_report(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> GateReport:
     """Which heads are open now, by the rule of evaluation; a model without gates has an empty report."""
     adapter, record, sites = get_adapter(model, adapter), CollabConfig.of(model.config).sites, []
-    for site, projection in gated_sites(model, adapter):
-        gates, numbers = projection.gates, kept_heads(record, site)
+    for site, gates in gated_sites(model, adapter):
+        numbers = kept_heads(record, site)
         sites.append(
             GatedSite(
                 path=site.path,

@@ -56,7 +56,7 @@ def head_importance(
         return {}
     importance = {site.path: torch.zeros(site.num_heads, device=model.device) for site in sites}
     gates: dict[str, Tensor] = {}
-    examples = 0
+    num_examples = 0
 
     def gated(path: str, heads: int):
         def hook(module, inputs):
@@ -81,7 +81,7 @@ def head_importance(
                 if not torch.isfinite(loss) and broken_site(model, adapter, sites) is None:
                     raise NonFiniteError(not_finite(loss, index))
                 paths = list(gates)
-                examples += len(gates[paths[0]])
+                num_examples += len(gates[paths[0]])
                 # every example has gates of its own, and 1 / B of the mean loss
                 for path, gradient in zip(paths, torch.autograd.grad(loss, [gates[p] for p in paths]), strict=True):
                     importance[path] += (gradient * len(gradient)).abs().sum(0)
@@ -92,7 +92,7 @@ def head_importance(
         if not torch.isfinite(values).all():
             path = broken_site(model, adapter, sites) or path
             raise NonFiniteError(f"{path}: the gradient of the loss by a head is NaN or inf")
-        scale = values.norm().clamp(min=torch.finfo(values.dtype).tiny) if normalize else examples
+        scale = values.norm().clamp(min=torch.finfo(values.dtype).tiny) if normalize else num_examples
         importance[path] = values / scale
     return {path: values.cpu() for path, values in importance.items()}
 
@@ -144,7 +144,7 @@ def most_important(
         adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Raises:
-        ArgumentError: on a target that cannot be, or scores of sites or heads that the model does not have.
+        ArgumentError: on an impossible target, or scores of sites or heads that the model does not have.
         NonFiniteError: if a score is NaN or inf; the site is named.
     """
     check_by_path(scores)

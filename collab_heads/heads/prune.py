@@ -1,22 +1,21 @@
 """prune_heads: take heads out of a model for real: fewer parameters, less work, a smaller cache."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import SwapError
 from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.report import PrunedSite, PruneReport
-from collab_heads.layers.output import PARTS, alphas_of, keep_output_heads, remove_gates
-from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.output import PARTS, HeadOutputProjection, alphas_of, keep_output_heads, remove_gates
 from collab_heads.layers.removed import is_empty
+from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.sites import AttentionSite
-from collab_heads.state import CollabConfig, kept_heads
+from collab_heads.state import CollabConfig
 
 
 def prune_heads(
@@ -47,81 +46,99 @@ def prune_heads(
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "prune")
-    config, available = CollabConfig.of(model.config), adapter.sites(model)
-    present = {site.path: list(kept_heads(config.sites, site)) for site in available}
-    by_gates = heads is None
-    removed = closed_heads(model, adapter, present) if by_gates else removal_choice(available, heads, present)
+    config, available = CollabConfig.of(model.config), open_sites(model, adapter, adapter.sites(model))
+    numbers, by_gates = {site.path: site.head_numbers for site in available}, heads is None
+    if heads is None:
+        removed = closed_heads(model, adapter, numbers)
+    else:
+        removed = removal_choice([site.site for site in available], heads, numbers)
     chosen = [site for site in available if removed.get(site.path) or (by_gates and site.path in removed)]
     check_prunable(model, adapter, chosen)
-    before, plans = model.num_parameters(), []
-    for site in chosen:
-        plans.append((site, [i for i, head in enumerate(present[site.path]) if head not in removed[site.path]]))
+    parameters_before, sizes = model.num_parameters(), {site.path: size_of(site) for site in chosen}
     # Nothing has changed up to here; nothing can fail from here on.
-    states, sizes = {}, {site.path: size(model, adapter, site) for site in chosen}
-    for site, kept in plans:
-        module, output = model.base_model.get_submodule(site.path), adapter.output_projection(model, site)
-        state, numbers = config.site(site), tuple(present[site.path][i] for i in kept)
-        if by_gates:
+    states, reports = {}, []
+    for site in chosen:
+        state, output = config.site(site.site), site.output
+        indices = [index for index, head in enumerate(site.head_numbers) if head not in removed[site.path]]
+        kept_numbers = tuple(site.head_numbers[index] for index in indices)
+        if by_gates and isinstance(output, HeadOutputProjection):
             remove_gates(output)
-        if len(kept) < site.num_heads:
-            adapter.shrink(module, kept)
-            keep_output_heads(output, kept, site.num_heads)
+        if len(indices) < site.num_heads:
+            adapter.shrink(site.module, indices)
+            keep_output_heads(output, indices, site.num_heads)
+        module: Any = site.module
         states[site.path] = replace(
             state,
-            kept=numbers if len(numbers) < state.num_heads else None,
-            query_key=module.query_key.state if is_swapped(module) else None,
-            gates=state.gates if kept and not by_gates else None,
+            kept=kept_numbers if len(kept_numbers) < state.num_heads else None,
+            query_key=module.query_key.state if site.is_swapped else None,
+            gates=state.gates if indices and not by_gates else None,
             alphas=alphas_of(output) is not None,
         )
-    config.with_sites(states).write(model)
-    sites = [
-        PrunedSite(
-            site.path,
-            site.role,
-            heads_before=site.num_heads,
-            heads_after=len(kept),
-            kept=tuple(present[site.path][i] for i in kept),
-            **dict(zip(("parameters_before", "cache_before"), sizes[site.path], strict=True)),
-            **dict(zip(("parameters_after", "cache_after"), size(model, adapter, site), strict=True)),
-        )
-        for site, kept in plans
-    ]
-    return PruneReport(tuple(sites), before, model.num_parameters())
-
-
-def closed_heads(model, adapter, present: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Path -> numbers of the heads that gates close, for all gated sites."""
-    found = {}
-    for site, projection in gated_sites(model, adapter):
-        is_open = projection.gates.is_open().tolist()
-        found[site.path] = [head for head, opened in zip(present[site.path], is_open, strict=True) if not opened]
-    if not found:
-        raise SwapError("the model has no gates: name the heads to remove, or call swap_to_gated and train first")
-    return found
-
-
-def check_prunable(model: PreTrainedModel, adapter: AttentionAdapter, sites: list[AttentionSite]) -> None:
-    """Raise SwapError unless every projection of the sites is a plain Linear, and every class one that we know."""
-    check_outputs(model, adapter, sites)
-    check_unshared(model, adapter, sites, ("query", "key", "value", "output"))
-    for site in sites:
-        module = model.base_model.get_submodule(site.path)
-        check_forward(site, module)
-        if adapter.stock_class(module) is None:
-            raise SwapError(
-                f"{site.path} is a {type(module).__name__}, not a class that {type(adapter).__name__} knows"
+        before, after = sizes[site.path], size_of(site)
+        reports.append(
+            PrunedSite(
+                site.path,
+                site.role,
+                heads_before=site.num_heads,
+                heads_after=len(indices),
+                kept=kept_numbers,
+                parameters_before=before.parameters,
+                parameters_after=after.parameters,
+                cache_before=before.cache,
+                cache_after=after.cache,
             )
-        projections = () if is_swapped(module) else adapter.projections(module)
-        for projection in (*projections, adapter.value_projection(module)):
-            check_projection(site, projection)
+        )
+    config.with_sites(states).write(model)
+    return PruneReport(tuple(reports), parameters_before, model.num_parameters())
 
 
-def size(model: PreTrainedModel, adapter: AttentionAdapter, site: AttentionSite) -> tuple[int, int]:
-    """Parameters of the four projections of a site, and elements that it caches per token."""
-    module, output = model.base_model.get_submodule(site.path), adapter.output_projection(model, site)
-    value = adapter.value_projection(module)
-    changed = is_swapped(module) or is_empty(module)
-    parts: list[nn.Module] = [value, output, *([module.query_key] if changed else adapter.projections(module))]
-    key_width = module.query_key.cache_width if changed else adapter.projections(module)[1].out_features
-    own = sum(p.numel() for name, p in output.named_parameters() if name.split(".")[0] in PARTS)
-    return sum(p.numel() for part in parts for p in part.parameters()) - own, key_width + value.out_features
+def closed_heads(
+    model: PreTrainedModel, adapter: AttentionAdapter, numbers: Mapping[str, Sequence[int]]
+) -> dict[str, list[int]]:
+    """Path -> original numbers of the heads that gates close, for all gated sites."""
+    closed = {}
+    for site, gates in gated_sites(model, adapter):
+        is_open = gates.is_open().tolist()
+        closed[site.path] = [head for head, opened in zip(numbers[site.path], is_open, strict=True) if not opened]
+    if not closed:
+        raise SwapError("the model has no gates: name the heads to remove, or call swap_to_gated and train first")
+    return closed
+
+
+def check_prunable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> None:
+    """Raise SwapError unless every projection of the sites is a plain Linear, and every class one that we know."""
+    named = [site.site for site in sites]
+    check_outputs(model, adapter, named)
+    check_unshared(model, adapter, named, ("query", "key", "value", "output"))
+    for site in sites:
+        check_forward(site.site, site.module)
+        if adapter.stock_class(site.module) is None:
+            raise SwapError(
+                f"{site.path} is a {type(site.module).__name__}, not a class that {type(adapter).__name__} knows"
+            )
+        for projection in (*(() if site.is_swapped else site.projections), site.value):
+            check_projection(site.site, projection)
+
+
+class SiteSize(NamedTuple):
+    """How large a site is.
+
+    Attributes:
+        parameters: of its four projections, gates and alphas left out.
+        cache: elements that it caches per token.
+    """
+
+    parameters: int
+    cache: int
+
+
+def size_of(site: OpenSite) -> SiteSize:
+    """The size of a site, original or changed."""
+    module: Any = site.module
+    if site.is_swapped or is_empty(module):
+        scoring, key_width = [module.query_key], module.query_key.cache_width
+    else:
+        scoring, key_width = list(site.projections), site.projections[1].out_features
+    numbers = [p.numel() for projection in (site.value, *scoring) for p in projection.parameters()]
+    numbers += [p.numel() for name, p in site.output.named_parameters() if name.split(".")[0] not in PARTS]
+    return SiteSize(sum(numbers), key_width + site.value.out_features)

@@ -15,7 +15,7 @@ class GatedSite:
         path, role: the site.
         heads: heads that it has.
         open: the numbers of its open heads, by the rule of evaluation (original numbers).
-        expected_open: expected number of gates that are not zero while training.
+        expected_open: expected number of gates that are not zero in training.
         decided: gates whose probability to be non-zero is below 0.05 or above 0.95.
     """
 
@@ -50,7 +50,7 @@ class GateReport:
 
     @property
     def decided(self) -> int:
-        """Gates that are all but sure."""
+        """Gates whose probability to be non-zero is below 0.05 or above 0.95."""
         return sum(site.decided for site in self.sites)
 
     def to_dict(self) -> dict:
@@ -60,7 +60,7 @@ class GateReport:
 
     def __str__(self) -> str:
         rows = [
-            (s.path, s.role, f"{len(s.open)}/{s.heads}", f"{s.expected_open:.1f}", str(s.decided), numbers(s.open))
+            (s.path, s.role, f"{len(s.open)}/{s.heads}", f"{s.expected_open:.1f}", str(s.decided), listed(s.open))
             for s in self.sites
         ]
         last = f"{self.open} of {self.heads} heads open, {self.expected_open:.1f} expected in training"
@@ -154,7 +154,7 @@ class PruneReport:
                 f"{s.heads_before} -> {s.heads_after}",
                 f"{s.parameters_before:,} -> {s.parameters_after:,}",
                 f"{s.cache_before} -> {s.cache_after}",
-                numbers(s.kept),
+                listed(s.kept),
             )
             for s in self.sites
         ]
@@ -194,6 +194,6 @@ class FoldReport:
         )
 
 
-def numbers(heads: Sequence[int]) -> str:
+def listed(heads: Sequence[int]) -> str:
     """Head numbers, or "none"."""
     return " ".join(map(str, heads)) or "none"

@@ -28,26 +28,26 @@ def check_target(target: Target, roles: Sequence[str]) -> None:
         ArgumentError: on a number below 0 or above what exists, on a role without heads, on a role left out, and on a
             total so small that it would empty a role.
     """
-    present = list(dict.fromkeys(roles))
+    available = list(dict.fromkeys(roles))
     if isinstance(target, Mapping):
         for role, count in target.items():
-            check_choice("role in target_heads", role, present)
-            check_number(count, sum(r == role for r in roles), f"target_heads[{role!r}]", f"{role} heads")
-        if missing := [role for role in present if role not in target]:
+            check_choice("role in target_heads", role, available)
+            check_num_heads(count, sum(r == role for r in roles), f"target_heads[{role!r}]", f"{role} heads")
+        if missing := [role for role in available if role not in target]:
             raise ArgumentError(
                 f"target_heads names no number for the gated heads of {', '.join(missing)}: add it, or gate other "
                 "sites only"
             )
         return
-    check_number(target, len(roles), "target_heads", "heads")
-    if target < len(present):
+    check_num_heads(target, len(roles), "target_heads", "heads")
+    if target < len(available):
         raise ArgumentError(
-            f"target_heads {target} would empty a role: the heads have {len(present)} roles ({', '.join(present)}) and "
-            "each keeps at least one; to empty a role say so with a number per role"
+            f"target_heads {target} would empty a role: the heads have {len(available)} roles "
+            f"({', '.join(available)}) and each keeps at least one; to empty a role say so with a number per role"
         )
 
 
-def check_number(count: object, most: int, what: str, kind: str) -> None:
+def check_num_heads(count: object, most: int, what: str, kind: str) -> None:
     """Raise ArgumentError unless `count` is a whole number from 0 to `most`."""
     if not is_index(count, most + 1):
         raise ArgumentError(f"{what} is {count!r}, must be a whole number from 0 to the {most} {kind} that exist")
@@ -68,22 +68,22 @@ def check_scores(scores: Mapping[str, Tensor | Sequence[float]], sites: Sequence
         NonFiniteError: if a score is NaN or inf; the site is named.
     """
     check_by_path(scores)
-    found = {}
+    checked = {}
     for site in sites:
         if site.path not in scores:
             raise ArgumentError(f"scores lack {site.path}: measure the heads of this model")
         try:
-            found[site.path] = torch.as_tensor(scores[site.path]).detach().float().cpu()
+            checked[site.path] = torch.as_tensor(scores[site.path]).detach().float().cpu()
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ArgumentError(f"scores of {site.path} must be one number per head: {error}") from error
-        if found[site.path].shape != (site.num_heads,):
+        if checked[site.path].shape != (site.num_heads,):
             raise ArgumentError(
-                f"scores of {site.path} have shape {tuple(found[site.path].shape)}, it has {site.num_heads} heads: "
+                f"scores of {site.path} have shape {tuple(checked[site.path].shape)}, it has {site.num_heads} heads: "
                 "measure them again after pruning"
             )
-        if not torch.isfinite(found[site.path]).all():
+        if not torch.isfinite(checked[site.path]).all():
             raise NonFiniteError(f"scores of {site.path} contain NaN or inf")
-    return found
+    return checked
 
 
 def check_by_path(scores: object) -> None:
@@ -117,7 +117,7 @@ def choose(scores: Tensor, roles: Sequence[str], target: Target) -> Tensor:
 def members_of(roles: Sequence[str], device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Role -> indices of its heads."""
     return {
-        role: torch.tensor([i for i, own in enumerate(roles) if own == role], device=device)
+        role: torch.tensor([i for i, role_of_head in enumerate(roles) if role_of_head == role], device=device)
         for role in dict.fromkeys(roles)
     }
 

@@ -1,9 +1,10 @@
 """Alpha matrices: heads as linear combinations of heads.
 
-Z'_i = sum_j alpha_ij Z_j over the heads of a site, before W_O. The mixing is linear, and so is W_O: the combined heads
-are never computed where there are many tokens: W_O (alpha x I) is, of a size that does not depend on the batch. Where
-there are few, as in generation, mixing the heads takes less. H is the number of heads, d_v the
-width of a value head, D the width of the model.
+Z'_i = sum_j alpha_ij Z_j over the heads of a site, before W_O. Combining heads is linear, and so is W_O. So there are
+two ways to compute it: combine the heads of every token, which is cheap for few tokens, as in generation; or combine
+the columns of W_O, W_O (alpha x I), which costs the same however many tokens there are. `HeadOutputProjection` chooses.
+
+H is the number of heads, d_v the width of a value head, D the width of the model.
 
 Source: Azov and Landau 2020 (MHR-NLP-Transformers), "alphas".
 """
@@ -34,7 +35,7 @@ class HeadAlphas(nn.Module):
         return self.combined(self.alpha.mT, weight)
 
     def heads(self, concatenated: Tensor) -> Tensor:
-        """Z -> Z', the combined heads themselves: [..., H * d_v], likewise."""
+        """Z -> Z', the combined heads: [..., H * d_v], computed in float32 at least, in the dtype of `concatenated`."""
         return self.combined(self.alpha, concatenated)
 
     def combined(self, matrix: Tensor, tensor: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ class HeadAlphas(nn.Module):
 
     @torch.no_grad()
     def reset(self, num_heads: int | None = None) -> None:
-        """Start again as an identity, of another size if given."""
+        """Become an identity again, of `num_heads` heads if given."""
         if num_heads is not None and num_heads != self.num_heads:
             self.alpha = nn.Parameter(self.alpha.new_empty(num_heads, num_heads), self.alpha.requires_grad)
         self.alpha.copy_(torch.eye(self.num_heads))

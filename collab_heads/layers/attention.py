@@ -7,6 +7,9 @@ Shapes: B batch, T query tokens, S key tokens, H heads, R width of the query/key
 d_v width of a value head, W = R + H rounded up to a multiple of 8.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
@@ -19,7 +22,7 @@ from collab_heads.layers.removed import is_empty
 
 
 def cached_key_value(
-    module: nn.Module, value: nn.Linear, states: Tensor, past_key_values: Cache | None, *, is_cross: bool
+    module: Any, value: nn.Module, states: Tensor, past_key_values: Cache | None, *, is_cross: bool
 ) -> tuple[Tensor, Tensor]:
     """Project keys and values, through the cache if there is one.
 
@@ -36,26 +39,26 @@ def cached_key_value(
     """
     if past_key_values is None:
         return module.query_key.keys(states).unsqueeze(1), value(states).unsqueeze(1)
-    cache, encoder_decoder = past_key_values, isinstance(past_key_values, EncoderDecoderCache)
-    if encoder_decoder:
+    cache = past_key_values
+    if isinstance(past_key_values, EncoderDecoderCache):
         cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
         if is_cross and past_key_values.is_updated.get(module.layer_idx):
             return cache.layers[module.layer_idx].keys, cache.layers[module.layer_idx].values
     key, packed = module.query_key.keys(states).unsqueeze(1), value(states).unsqueeze(1)
     key, packed = cache.update(key, packed, module.layer_idx)
-    if encoder_decoder and is_cross:
+    if is_cross and isinstance(past_key_values, EncoderDecoderCache):
         past_key_values.is_updated[module.layer_idx] = True
     return key, packed
 
 
 def attend(
-    module: nn.Module,
+    module: Any,
     hidden_states: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask,
+    attention_mask: Any,
     *,
-    eager,
+    eager: Callable,
     dropout: float,
     **kwargs,
 ) -> tuple[Tensor, Tensor | None]:
@@ -88,8 +91,8 @@ def attend(
         return hidden_states.new_empty(*shape[:-1], 0), weights
     query = query_key.queries(hidden_states)
     value = split_heads(value.squeeze(1), query_key.num_heads)  # (B, H, S, d_v)
-    if implementation == "sdpa" and query.device.type == "cpu" and query_key.state.kind == "shared":
-        backend = one_key_attention
+    if implementation == "sdpa" and query.device.type == "cpu" and query_key.has_one_key:
+        backend: Callable = one_key_attention
     else:
         backend, key = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager), query_key.split(key)
         missing = value.shape[-1] - query.shape[-1]

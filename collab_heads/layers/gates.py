@@ -20,7 +20,7 @@ MARGIN = 1e-6  # uniform samples stay this far from 0 and 1
 
 
 class Draw(NamedTuple):
-    """What a subset of an exact size (`HeadPenalty`) has drawn for the heads of one site.
+    """Which heads of one site are open in a training step, as `HeadPenalty` draws them for gates of kind "subset".
 
     Attributes:
         open: [H], 1.0 for the heads that are in the subset of this step.
@@ -45,6 +45,8 @@ class HeadGates(nn.Module):
 
     Parameters: `log_alpha` [H] if learned. Buffers: `alive` [H] if fixed.
     """
+
+    alive: Tensor
 
     def __init__(self, state: GateState, num_heads: int):
         super().__init__()

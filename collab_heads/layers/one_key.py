@@ -5,15 +5,17 @@ every head: up to 60 times slower than this in decoding. Here all heads are rows
 queries go in blocks whose scores stay in the processor's cache.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 BLOCK = 64  # query tokens; larger blocks fall out of a 1-2 MB cache at 512 keys
 
 
 def one_key_attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -56,16 +58,16 @@ def one_key_attention(
         if position_bias is not None:
             scores = scores + position_bias[:, :, start:stop]
         if attention_mask is not None:
-            mask = part(attention_mask, start, stop)
+            mask = query_rows(attention_mask, start, stop)
             if mask.dtype == torch.bool:
                 scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)  # faster than to fill what is masked
             else:
                 scores = scores + mask
         if blind is not None:  # the softmax of a row of -inf would be NaN, and so would its gradient
-            scores = scores.masked_fill(part(blind, start, stop), 0.0)
+            scores = scores.masked_fill(query_rows(blind, start, stop), 0.0)
         weights = scores.softmax(-1)
         output = (F.dropout(weights, dropout) if dropout else weights) @ value
-        return output if blind is None else output.masked_fill(part(blind, start, stop), 0.0)
+        return output if blind is None else output.masked_fill(query_rows(blind, start, stop), 0.0)
 
     if is_traced() or length <= BLOCK:
         output = attend_rows(0, length)
@@ -99,6 +101,6 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def part(mask: Tensor, start: int, stop: int) -> Tensor:
+def query_rows(mask: Tensor, start: int, stop: int) -> Tensor:
     """The rows of some query tokens, [B, 1, t or 1, ...]."""
     return mask if mask.shape[2] == 1 else mask[:, :, start:stop]

@@ -3,15 +3,18 @@
 Shapes: H heads, d_v width of a value head, D width of the model.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.removed import kept_parameter
 from collab_heads.state import GateState
 
-PARTS = ("gates", "mixing")  # in the order in which heads go through them
+PARTS = ("gates", "mixing")  # attributes of the projection, in the order in which heads go through them
 # Before torch 2.7 an export cannot be told from a compilation.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
@@ -25,8 +28,22 @@ class HeadOutputProjection(nn.Module):
     before, or lose gates and alphas, and refuses or skips it this way.
 
     Parameters: `weight` [D, H * d_v], `bias` [D] or None, `gates.log_alpha` [H] (or the buffer `gates.alive`) if it has
-    `gates`, `mixing.alpha` [H, H] if it has a `mixing`.
+    gates, `mixing.alpha` [H, H] if it has alphas. That attribute is called `mixing` because its name is stored in
+    checkpoints; everywhere else "mixing" is the kind of query/key projection, or the matrix of the shared one.
+
+    Attributes:
+        gates: None without gates.
+        mixing: the alphas; None without.
+        in_features: H * d_v.
+        out_features: D.
     """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    gates: HeadGates | None
+    mixing: HeadAlphas | None
+    in_features: int
+    out_features: int
 
     def forward(self, concatenated: Tensor) -> Tensor:
         """[..., H * d_v] -> [..., D]."""
@@ -69,6 +86,10 @@ class ConstantOutput(nn.Module):
     Parameters: `bias` [D] where the Linear had one.
     """
 
+    bias: nn.Parameter | None
+    in_features: int
+    out_features: int
+
     def forward(self, concatenated: Tensor) -> Tensor:
         """[..., 0] -> [..., D]."""
         if self.bias is None:
@@ -97,23 +118,27 @@ def alphas_of(projection: nn.Module) -> HeadAlphas | None:
 
 def install_gates(projection: nn.Module, state: GateState, num_heads: int) -> HeadGates:
     """Give an output projection open gates, in place: hooks and names survive."""
-    return install(projection, "gates", HeadGates(state, num_heads))
+    gates = HeadGates(state, num_heads)
+    install(projection, "gates", gates)
+    return gates
 
 
 def install_alphas(projection: nn.Module, num_heads: int) -> HeadAlphas:
     """Give an output projection alphas, an identity, in place: hooks and names survive."""
-    return install(projection, "mixing", HeadAlphas(num_heads))
+    alphas = HeadAlphas(num_heads)
+    install(projection, "mixing", alphas)
+    return alphas
 
 
-def install(projection: nn.Module, name: str, part: nn.Module) -> nn.Module:
+def install(projection: nn.Module, name: str, part: nn.Module) -> None:
     """Put a part into an output projection, plain or not, on its device and in its dtype."""
-    part.to(projection.weight.device, projection.weight.dtype).train(projection.training)
+    weight = cast(nn.Linear, projection).weight
+    part.to(weight.device, weight.dtype).train(projection.training)
     if not isinstance(projection, HeadOutputProjection):
         projection.__class__ = HeadOutputProjection
         for other in PARTS:
             projection.register_module(other, None)
     setattr(projection, name, part)
-    return part
 
 
 @torch.no_grad()
@@ -122,54 +147,58 @@ def fold_output(projection: HeadOutputProjection) -> None:
     projection.weight.copy_(projection.folded_weight())
     for name in PARTS:
         delattr(projection, name)
-    projection.__class__ = nn.Linear
+    cast(nn.Module, projection).__class__ = nn.Linear
 
 
 @torch.no_grad()
 def remove_gates(projection: HeadOutputProjection) -> None:
-    """Take the gates away, in place: W_O takes them, and the alphas too, which start again as an identity."""
-    mixing = projection.mixing
+    """Multiply gates and alphas into W_O, in place; the gates are gone then, and the alphas are an identity again."""
+    alphas = projection.mixing
     fold_output(projection)
-    if mixing is not None:
-        mixing.reset()
-        install(projection, "mixing", mixing)
+    if alphas is not None:
+        alphas.reset()
+        install(projection, "mixing", alphas)
 
 
 @torch.no_grad()
 def fold_alphas(projection: HeadOutputProjection) -> None:
-    """Multiply the alphas into W_O and start them again as an identity, in place."""
-    projection.weight.copy_(projection.mixing(projection.weight.cpu()))
-    projection.mixing.reset()
+    """Multiply the alphas, if there are any, into W_O; they become an identity again. In place."""
+    if projection.mixing is not None:
+        projection.weight.copy_(projection.mixing(projection.weight.cpu()))
+        projection.mixing.reset()
 
 
 @torch.no_grad()
 def keep_output_heads(projection: nn.Module, kept: list[int], num_heads: int) -> None:
     """Leave only the columns (and gates) of the kept heads, in place; without any, the bias alone.
 
-    Alphas go into W_O first: a removed head took part in the others. They start again as an identity of the heads that
-    are left, or end where there are not two to mix.
+    Alphas go into W_O first: a removed head took part in the others. They become an identity of the heads that are
+    left, or are gone where fewer than two are left to combine.
     """
     if not kept:
-        projection.in_features = 0
+        cast(nn.Linear, projection).in_features = 0
         for name in ("weight", *PARTS):
             if hasattr(projection, name):
                 delattr(projection, name)
         projection.__class__ = ConstantOutput
         return
-    if mixing := alphas_of(projection):
-        fold_alphas(projection)
-        mixing.reset(len(kept))
-        if len(kept) < 2:
-            projection.mixing = None
-    if gates := gates_of(projection):
-        gates.keep_heads(kept)
-    columns = projection.weight.unflatten(-1, (num_heads, -1))[:, kept].flatten(-2)
-    projection.weight = nn.Parameter(columns.clone(), projection.weight.requires_grad)
-    projection.in_features = columns.shape[-1]
-    if isinstance(projection, HeadOutputProjection) and not any(getattr(projection, name) for name in PARTS):
+    if isinstance(projection, HeadOutputProjection):
+        if projection.mixing is not None:
+            fold_alphas(projection)
+            projection.mixing.reset(len(kept))
+            if len(kept) < 2:
+                projection.mixing = None
+        if projection.gates is not None:
+            projection.gates.keep_heads(kept)
+    linear = cast(nn.Linear, projection)
+    columns = linear.weight.unflatten(-1, (num_heads, -1))[:, kept].flatten(-2)
+    linear.weight, linear.in_features = kept_parameter(linear.weight, columns), columns.shape[-1]
+    if isinstance(projection, HeadOutputProjection) and projection.gates is None and projection.mixing is None:
         fold_output(projection)
 
 
 def dense_weight(projection: nn.Module) -> Tensor:
     """The weight that an output projection applies in evaluation, gates and alphas included: [D, H * d_v]."""
-    return projection.folded_weight() if isinstance(projection, HeadOutputProjection) else projection.weight.detach()
+    if isinstance(projection, HeadOutputProjection):
+        return projection.folded_weight()
+    return cast(nn.Linear, projection).weight.detach()

@@ -1,242 +1,86 @@
-"""The two kinds of query/key projection, shared and per head, that a replaced attention module holds as `query_key`.
+"""What every kind of query/key projection answers; a replaced attention module holds one as `query_key`.
 
-Shapes: B batch, T query tokens, S key tokens, H heads, R width of the query/key projection over all heads,
-W = R + H rounded up to a multiple of 8.
+A kind is one file beside this one, named in `query_key_kinds`; how it is fitted to a site's weights stands in
+`collaborative/kinds.py`.
+
+Shapes: B batch, T query tokens, S key tokens, H heads, R width of the query/key projection over all heads, W width of
+what is cached per token, w width of the dot product of a head.
 """
 
-import dataclasses
+from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from collab_heads.layers.removed import keep_rows
 from collab_heads.sites import AttentionWeights
 from collab_heads.state import QueryKeyState
 
-ALIGNMENT = 8  # elements; fused attention kernels want head widths in multiples of it
-MIXING_STD = 0.2  # of the source system's random start
 
+class QueryKey(nn.Module):
+    """A query/key projection: from inputs to queries and keys whose dot products are the scores, before the scale.
 
-class SharedQueryKey(nn.Module):
-    """One query and one key projection for all heads, and a mixing vector per head.
+    Parameters: `shared_query.weight` [R, D_q] and `shared_key.weight` [R, D_k], and what a kind adds to them. The names
+    are stored; no stock projection has them.
 
-    score_h(x, y) = scale * (((shared_query x) * mixing_h) . (shared_key y) + content_bias_h . y)
-
-    The content bias, exact for any query bias, rides along as H extra key columns beside a one-hot query part, so that
-    the score stays a plain dot product that every attention backend takes and every cache stores.
-
-    Parameters: `shared_query.weight` [R, D_q], `shared_key.weight` [R, D_k], `mixing` [H, R], `content_bias.weight`
-    [H, D_k] where the query had a bias.
-
-    Source: Cordonnier, Loukas, Jaggi 2020, arXiv:2006.16362, section 4.
+    Attributes:
+        has_one_key: whether all heads compare with the same key, so that their queries can be rows of one product.
+        state: what is stored of the projection.
+        num_heads: H.
     """
 
-    def __init__(self, state: QueryKeyState, num_heads: int, dim_query: int, dim_key: int):
+    has_one_key: ClassVar[bool] = False
+    shared_query: nn.Linear
+    shared_key: nn.Linear
+
+    def __init__(self, state: QueryKeyState, num_heads: int):
         super().__init__()
         self.state = state
         self.num_heads = num_heads
-        self.shared_query = nn.Linear(dim_query, state.dim, bias=False)
-        self.shared_key = nn.Linear(dim_key, state.dim, bias=False)
-        self.mixing = nn.Parameter(torch.empty(num_heads, state.dim))
-        self.content_bias = nn.Linear(dim_key, num_heads, bias=False) if state.bias else None
 
     @property
     def cache_width(self) -> int:
-        """Elements cached per token for the key: W."""
-        return shared_cache_width(self.state.dim, self.num_heads if self.state.bias else 0)
+        """W, the elements cached per token for the key."""
+        raise NotImplementedError
+
+    @property
+    def context_parameter(self) -> Tensor:
+        """The parameter without which a score depends on the key alone: its content term."""
+        raise NotImplementedError
+
+    @property
+    def content_parameter(self) -> Tensor | None:
+        """The parameter without which a score only compares query and key: its context term. None without a bias."""
+        raise NotImplementedError
 
     def queries(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, D_q] -> [B, H, T, W]."""
-        query = self.shared_query(hidden_states)  # (B, T, R)
-        mixing = self.mixing.to(query.dtype)
-        if self.content_bias is not None:
-            # 1 in the extra columns of the query times one-hot rows of the mixing picks the head's content bias
-            mixing = torch.cat([mixing, torch.eye(self.num_heads, dtype=mixing.dtype, device=mixing.device)], dim=-1)
-        query = F.pad(query, (0, self.cache_width - query.shape[-1]), value=1.0)
-        mixing = F.pad(mixing, (0, self.cache_width - mixing.shape[-1]))
-        return query.unsqueeze(-3) * mixing.unsqueeze(-2)
+        """[B, T, D_q] -> [B, H, T, w]."""
+        raise NotImplementedError
 
     def keys(self, states: Tensor) -> Tensor:
         """[B, S, D_k] -> [B, S, W], what is cached."""
-        key = self.shared_key(states)
-        if self.content_bias is not None:
-            key = torch.cat([key, self.content_bias(states)], dim=-1)
-        return F.pad(key, (0, self.cache_width - key.shape[-1]))
+        raise NotImplementedError
 
     def split(self, key: Tensor) -> Tensor:
-        """[B, 1, S, W] -> [B, H, S, W], a view."""
-        return key.expand(-1, self.num_heads, -1, -1)
+        """[B, 1, S, W] -> [B, H, S, w], a view."""
+        raise NotImplementedError
 
     def scores(self, query_states: Tensor, key_states: Tensor) -> Tensor:
         """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S]."""
-        query = self.queries(query_states)
-        rows = query.flatten(1, 2) @ self.keys(key_states).mT  # all heads are rows of one product with the one key
-        return rows.unflatten(1, query.shape[1:3])
+        return self.queries(query_states) @ self.split(self.keys(key_states).unsqueeze(1)).mT
 
-    @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:
-        """Forget all other heads, and the dimensions that no kept head mixes: exact."""
-        mixing = self.mixing[kept]
-        used = (mixing != 0).any(0)
-        used[0] |= ~used.any()  # a width of 0 could not be stored
-        used = used.nonzero().flatten()
-        self.mixing = kept_parameter(self.mixing, mixing[:, used])
-        for linear in (self.shared_query, self.shared_key):
-            linear.weight = kept_parameter(linear.weight, linear.weight[used])
-            linear.out_features = len(used)
-        if self.content_bias is not None:
-            self.content_bias.weight = kept_parameter(self.content_bias.weight, self.content_bias.weight[kept])
-            self.content_bias.out_features = len(kept)
-        self.num_heads, self.state = len(kept), dataclasses.replace(self.state, dim=len(used))
+        """Forget all other heads, in place; `kept` are indices among those that are left, ascending."""
+        raise NotImplementedError
 
-    @torch.no_grad()
-    def start_from(self, weights: AttentionWeights) -> None:
-        """Begin training from scratch: leading rows of freshly initialised stock weights, and the chosen mixing.
-
-        Args:
-            weights: what the stock module would have started from; at full width with "concatenate" the result is the
-                stock model exactly.
-        """
-        self.shared_query.weight.copy_(leading_rows(weights.query, self.state.dim))
-        self.shared_key.weight.copy_(leading_rows(weights.key, self.state.dim))
-        if self.state.mixing_init == "ones":
-            self.mixing.fill_(1.0)
-        elif self.state.mixing_init == "normal":
-            self.mixing.normal_(0.0, MIXING_STD)
-        else:
-            self.mixing.copy_(block_mixing(self.num_heads, self.state.dim))
-        if self.content_bias is not None:
-            self.content_bias.weight.copy_(content_bias(weights.query_bias, weights.key))
-
-
-class PerHeadQueryKey(nn.Module):
-    """Ordinary multi-head attention with query/key heads of width r = R / H, narrower than the value heads.
-
-    Parameters: `shared_query.weight` [R, D_q] (with `shared_query.bias` [R] where the query had one),
-    `shared_key.weight` [R, D_k]; the rows of head 0 come first.
-    """
-
-    def __init__(self, state: QueryKeyState, num_heads: int, dim_query: int, dim_key: int):
-        super().__init__()
-        self.state = state
-        self.num_heads = num_heads
-        self.shared_query = nn.Linear(dim_query, state.dim, bias=state.bias)
-        self.shared_key = nn.Linear(dim_key, state.dim, bias=False)
-
-    @property
-    def cache_width(self) -> int:
-        """Elements cached per token for the key: R."""
-        return self.state.dim
-
-    def queries(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, D_q] -> [B, H, T, r]."""
-        return split_heads(self.shared_query(hidden_states), self.num_heads)
-
-    def keys(self, states: Tensor) -> Tensor:
-        """[B, S, D_k] -> [B, S, R], what is cached."""
-        return self.shared_key(states)
-
-    def split(self, key: Tensor) -> Tensor:
-        """[B, 1, S, R] -> [B, H, S, r], a view."""
-        return split_heads(key.squeeze(1), self.num_heads)
-
-    def scores(self, query_states: Tensor, key_states: Tensor) -> Tensor:
-        """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S]."""
-        return self.queries(query_states) @ split_heads(self.keys(key_states), self.num_heads).mT
-
-    @torch.no_grad()
-    def keep_heads(self, kept: list[int]) -> None:
-        """Forget all other heads."""
-        keep_rows(self.shared_query, kept, self.num_heads)
-        keep_rows(self.shared_key, kept, self.num_heads)
-        self.num_heads, self.state = len(kept), dataclasses.replace(self.state, dim=self.shared_key.out_features)
-
-    @torch.no_grad()
-    def start_from(self, weights: AttentionWeights) -> None:
-        """Begin training from scratch: the leading rows of every head of freshly initialised stock weights."""
-        width = self.state.dim // self.num_heads
-        self.shared_query.weight.copy_(weights.query[:, :width].flatten(0, 1))
-        self.shared_key.weight.copy_(weights.key[:, :width].flatten(0, 1))
-        if self.state.bias:
-            self.shared_query.bias.copy_(weights.query_bias[:, :width].flatten())
-
-
-QUERY_KEY_KINDS = {"shared": SharedQueryKey, "per_head": PerHeadQueryKey}
-
-
-def build_query_key(
-    state: QueryKeyState,
-    num_heads: int,
-    dim_query: int,
-    dim_key: int,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> nn.Module:
-    """Make the query/key projection that a site's state asks for, uninitialised: no random number is drawn."""
-    with torch.device("meta"):
-        query_key = QUERY_KEY_KINDS[state.kind](state, num_heads, dim_query, dim_key).to(dtype)
-    return query_key.to_empty(device=device)
-
-
-@torch.no_grad()
-def exact_query_key(weights: AttentionWeights) -> PerHeadQueryKey:
-    """The projection that a site has, as one of ours, in float64."""
-    width, has_bias = weights.num_heads * weights.dim_head, weights.query_bias is not None
-    state = QueryKeyState("per_head", width, weights.dim_head, weights.scale, has_bias)
-    dims = weights.query.shape[-1], weights.key.shape[-1]
-    exact = build_query_key(state, weights.num_heads, *dims, device=weights.query.device, dtype=torch.float64)
-    exact.start_from(weights)
-    return exact
+    def initialize_from(self, weights: AttentionWeights) -> None:
+        """Begin training from scratch, from freshly initialised stock weights; at full width they lose nothing."""
+        raise NotImplementedError
 
 
 def is_swapped(module: nn.Module) -> bool:
     """Whether an attention module holds a collaborative query/key projection."""
-    return isinstance(getattr(module, "query_key", None), tuple(QUERY_KEY_KINDS.values()))
-
-
-def kept_parameter(old: nn.Parameter, kept: Tensor) -> nn.Parameter:
-    """A part of a parameter, in memory of its own."""
-    return nn.Parameter(kept.clone(), old.requires_grad)
-
-
-def content_bias(query_bias: Tensor, key_weight: Tensor) -> Tensor:
-    """Turn a per-head query bias into one score offset per head and key token.
-
-    Expanding (W_Q x + b_Q).(W_K y + b_K) gives three bias terms. Those with b_K are constant over the keys y, so the
-    softmax cancels them; b_Q.W_K y remains and is returned here. Exact.
-
-    Args:
-        query_bias: [H, d_k], before scaling.
-        key_weight: [H, d_k, D].
-
-    Returns:
-        [H, D], in raw-score units: the score's scale still applies.
-
-    Source: Cordonnier, Loukas, Jaggi 2020, arXiv:2006.16362, section 4.
-    """
-    return torch.einsum("hd,hdj->hj", query_bias, key_weight)
+    return isinstance(getattr(module, "query_key", None), QueryKey)
 
 
 def split_heads(packed: Tensor, heads: int) -> Tensor:
     """[B, T, H * d] -> [B, H, T, d], a view."""
     return packed.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def shared_cache_width(dim: int, extra: int) -> int:
-    """Width of a shared key with `extra` content-bias columns, rounded up for the attention kernels."""
-    return -(-(dim + extra) // ALIGNMENT) * ALIGNMENT
-
-
-def leading_rows(weight: Tensor, rows: int) -> Tensor:
-    """[H, d_k, D] -> [rows, D]: nearly equal shares of every head's leading rows, in head order."""
-    heads = weight.shape[0]
-    counts = block_mixing(heads, rows).sum(1).int().tolist()
-    return torch.cat([head[:count] for head, count in zip(weight, counts, strict=True)])
-
-
-def block_mixing(heads: int, rank: int) -> Tensor:
-    """0/1 mixing that gives every head its own, nearly equal block of the shared dimensions: [H, R], float64."""
-    owner = torch.arange(rank) * heads // rank
-    return (owner == torch.arange(heads)[:, None]).double()

@@ -41,6 +41,11 @@ def is_empty(module: nn.Module) -> bool:
     return isinstance(getattr(module, "query_key", None), NoHeads)
 
 
+def kept_parameter(old: Tensor, kept: Tensor) -> nn.Parameter:
+    """A part of a parameter, in memory of its own."""
+    return nn.Parameter(kept.clone(), old.requires_grad)
+
+
 @torch.no_grad()
 def keep_rows(linear: nn.Linear, kept: list[int], num_heads: int) -> None:
     """Leave only the rows of the kept heads of a projection [H * d, D], in place; biases too."""
@@ -48,5 +53,5 @@ def keep_rows(linear: nn.Linear, kept: list[int], num_heads: int) -> None:
         tensor = getattr(linear, name)
         if tensor is not None:
             rows = tensor.unflatten(0, (num_heads, -1))[kept].flatten(0, 1)
-            setattr(linear, name, nn.Parameter(rows.clone(), tensor.requires_grad))
+            setattr(linear, name, kept_parameter(tensor, rows))
     linear.out_features = linear.weight.shape[0]

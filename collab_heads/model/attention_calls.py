@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -19,8 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from collab_heads.errors import CalibrationError
 from collab_heads.model.backends import attention_backend
 from collab_heads.model.masks import MASKS
-from collab_heads.registry import AttentionAdapter
-from collab_heads.sites import AttentionSite
+from collab_heads.model.open_site import OpenSite
 
 BACKEND = "collab_heads_recording"
 SAMPLE_BYTES = 512 * 2**20  # of all recorded inputs together; beyond it half of the portions are let go
@@ -45,7 +45,7 @@ class Call:
 
 
 class Recorder:
-    """Collects calls per site; of more than it may hold it keeps an even sample.
+    """Collects calls per site; if they are more than it may hold, it keeps an even sample of them.
 
     Args:
         sites: the sites to record.
@@ -53,20 +53,22 @@ class Recorder:
 
     Attributes:
         calls: path -> portion -> the calls in it; a module that serves several layers is called several times.
-        share: of the portions that are kept. Every second one would be the shorter half of every batch of two.
+        share: of the portions, those that are kept. They are spread unevenly on purpose: were every second portion
+            dropped, it would be the same half of every batch of two portions, such as the one with short sentences.
     """
 
-    def __init__(self, sites: Sequence[AttentionSite], limit: int = SAMPLE_BYTES):
+    def __init__(self, sites: Sequence[OpenSite], limit: int = SAMPLE_BYTES):
         self.limit, self.portion, self.share = limit, -1, 1.0
         self.calls: dict[str, dict[int, list[Call]]] = {site.path: {} for site in sites}
         self.bytes: dict[int, dict[int, int]] = {}  # portion -> id of a tensor, which several calls may share -> size
 
     def start_portion(self) -> None:
-        """Another portion of the batches follows."""
+        """Say that what follows belongs to the next portion; if too much is held, let half of the portions go."""
         self.portion += 1
         while sum(sum(sizes.values()) for sizes in self.bytes.values()) > self.limit and len(self.bytes) > 1:
             self.share /= 2
-            for portions in (self.bytes, *self.calls.values()):
+            by_portion: list[dict[int, Any]] = [self.bytes, *self.calls.values()]
+            for portions in by_portion:
                 for portion in [portion for portion in portions if not self.keeps(portion)]:
                     del portions[portion]
 
@@ -81,11 +83,11 @@ class Recorder:
             tensors = call.query_inputs, call.key_inputs, *call.biases
             self.bytes.setdefault(self.portion, {}).update({id(tensor): tensor.nbytes for tensor in tensors})
 
-    def of(self, path: str) -> list[Call]:
+    def calls_of(self, path: str) -> list[Call]:
         """The calls of a site, in the order in which they were made; none if it is not recorded.
 
         Raises:
-            CalibrationError: if it is and was not heard.
+            CalibrationError: if it should have been recorded and no call of it was seen.
         """
         if path in self.calls and not self.calls[path]:
             raise CalibrationError(
@@ -97,10 +99,9 @@ class Recorder:
 
 
 @contextmanager
-def recording(
+def recording_calls(
     model: PreTrainedModel,
-    adapter: AttentionAdapter,
-    sites: Sequence[AttentionSite],
+    sites: Sequence[OpenSite],
     masks: Mapping[str, Tensor | None],
     limit: int = SAMPLE_BYTES,
 ) -> Iterator[Recorder]:
@@ -108,35 +109,40 @@ def recording(
 
     Args:
         model: an unchanged model.
-        adapter: its adapter.
-        sites: sites that are not swapped.
+        sites: those to record, not swapped.
         masks: holds the token masks of the inputs under way, see `run_batches`.
         limit: bytes to hold at most.
     """
-    recorder, base = Recorder(sites, limit), model.base_model
+    recorder = Recorder(sites, limit)
     handles = [model.register_forward_pre_hook(lambda *_: recorder.start_portion())]
     try:
         with attention_backend(model, BACKEND, accepted=(BACKEND,)) if sites else nullcontext():
             for site in sites:
-                module = base.get_submodule(site.path)
                 inputs: dict[str, Tensor] = {}
-                for side, projection in zip(("query", "key"), adapter.projections(module), strict=True):
-                    handles.append(projection.register_forward_pre_hook(partial(note, inputs, side)))
-                LISTENERS[module] = partial(record, recorder, site, inputs, masks)
+                for side, projection in zip(("query", "key"), site.projections, strict=True):
+                    handles.append(projection.register_forward_pre_hook(partial(keep_input, inputs, side)))
+                RECORDED[site.module] = partial(record_call, recorder, site, inputs, masks)
             yield recorder
     finally:
         for site in sites:
-            LISTENERS.pop(base.get_submodule(site.path), None)
+            RECORDED.pop(site.module, None)
         for handle in handles:
             handle.remove()
 
 
-def note(inputs: dict[str, Tensor], side: str, projection: nn.Module, args: tuple) -> None:
+def keep_input(inputs: dict[str, Tensor], side: str, projection: nn.Module, args: tuple) -> None:
     """A hook that keeps what a projection is called with."""
     inputs[side] = args[0]
 
 
-def record(recorder, site, inputs, masks, keys, biases) -> None:
+def record_call(
+    recorder: Recorder,
+    site: OpenSite,
+    inputs: dict[str, Tensor],
+    masks: Mapping[str, Tensor | None],
+    keys: int,
+    biases: tuple[Tensor, ...],
+) -> None:
     """Add the call that is under way.
 
     Raises:
@@ -152,14 +158,14 @@ def record(recorder, site, inputs, masks, keys, biases) -> None:
 
 
 # Attention modules that are being recorded -> what is called with the number of keys and the biases of their scores.
-LISTENERS: WeakKeyDictionary[nn.Module, Callable[[int, tuple[Tensor, ...]], None]] = WeakKeyDictionary()
+RECORDED: WeakKeyDictionary[nn.Module, Callable[[int, tuple[Tensor, ...]], None]] = WeakKeyDictionary()
 
 
 def recorded_attention(module, query, key, value, attention_mask, position_bias=None, **kwargs):
     """The backend: sdpa, after a listener was told of mask and position bias."""
-    if module in LISTENERS:
+    if module in RECORDED:
         biases = tuple(bias for bias in (attention_mask, position_bias) if bias is not None)
-        LISTENERS[module](key.shape[2], biases)
+        RECORDED[module](key.shape[2], biases)
     return sdpa_attention_forward(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
 
 

@@ -27,10 +27,10 @@ def attention_backend(model: PreTrainedModel, backend: str, accepted: Collection
     # set_attn_implementation judges by the source of a class, and refuses those that were written in a notebook.
     stacks = {m: m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)}
     try:
-        for stack, own in stacks.items():
-            if own not in accepted:
+        for stack, before in stacks.items():
+            if before not in accepted:
                 stack.config._attn_implementation = backend
         yield
     finally:
-        for stack, own in stacks.items():  # from the outside in: setting a config sets those in it
-            stack.config._attn_implementation = own
+        for stack, before in stacks.items():  # from the outside in: setting a config sets those in it
+            stack.config._attn_implementation = before

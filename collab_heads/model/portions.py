@@ -1,16 +1,16 @@
 """Cut a calibration batch into portions of like length, without the padding that a portion does not need.
 
 Real batches hold sentences of many lengths: of 256 sentences of STS-B, in batches of 32, over half of all positions are
-padding. What a model computes for real tokens does not depend on padding after them, so it need not be computed.
+padding. What a model computes for real tokens does not depend on the padding after them, so that can be left out.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 PORTION = 384  # positions, padding included
-EXAMPLES = 16  # of inputs whose length no mask tells
+ROWS_WITHOUT_MASK = 16  # rows per portion of a batch without a mask, which does not say how long its rows are
 # A mask, and the inputs whose second dimension are its positions.
 SIDES = {
     "attention_mask": ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds"),
@@ -30,8 +30,8 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
         size: positions per portion, of encoder and decoder together.
 
     Yields:
-        Batches of the same inputs, without the positions that end all rows of the portion and are padding: a mask says
-        so, or the labels of an encoder-decoder that reads nothing else.
+        Batches of the same inputs. Positions at the end that are padding in every row of the portion are cut off. What
+        is padding, the masks say; for the decoder of an encoder-decoder that gets labels only, the labels do.
     """
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
     counts = {len(tensor) if tensor.ndim else 0 for tensor in tensors.values()}
@@ -42,7 +42,7 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
     lengths = torch.zeros(counts.pop(), dtype=torch.long)
     for _, used in sides(batch, is_encoder_decoder):
         lengths += ends(used)
-    for rows in cut(lengths if lengths.any() else lengths + max(size // EXAMPLES, 1), size):
+    for rows in cut(lengths if lengths.any() else lengths + max(size // ROWS_WITHOUT_MASK, 1), size):
         portion = {**batch, **{name: tensor[rows.to(tensor.device)] for name, tensor in tensors.items()}}
         for names, used in list(sides(portion, is_encoder_decoder)):
             longest = max(int(ends(used).max()), 1)
@@ -60,17 +60,17 @@ def cut(lengths: Tensor, size: int) -> Iterator[Tensor]:
             start = stop
 
 
-def sides(batch: Mapping, is_encoder_decoder: bool) -> Iterator[tuple[list[str], Tensor]]:
+def sides(batch: Mapping, is_encoder_decoder: bool) -> Iterator[tuple[Sequence[str], Tensor]]:
     """The inputs that share positions, and which of these positions are used: names, [B, T] bool."""
     matrices = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.ndim > 1}
     for mask, names in SIDES.items():
         if mask in matrices and matrices[mask].ndim == 2:
             labelled = mask == ("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
             labelled &= "labels" in matrices and not matrices["labels"].is_floating_point()  # those are of examples
-            names = [name for name in (*names, *["labels"] * labelled) if name in matrices]
+            beside = [name for name in (*names, *["labels"] * labelled) if name in matrices]
             # a mask alone is one of images, whose positions are no dimension of theirs
-            if len(names) > 1 and len({matrices[name].shape[1] for name in names}) == 1:
-                yield names, matrices[mask] != 0
+            if len(beside) > 1 and len({matrices[name].shape[1] for name in beside}) == 1:
+                yield beside, matrices[mask] != 0
     if is_encoder_decoder and "labels" in matrices and not any(name.startswith("decoder_") for name in matrices):
         yield ["labels"], matrices["labels"] != IGNORED
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -9,6 +10,7 @@ from transformers.utils import logging
 
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.model.backends import attention_backend
+from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite
@@ -51,13 +53,11 @@ def recording(
     handles = []
     with backend:
         try:
-            for site in adapter.sites_with_heads(model):
+            for site in open_sites(model, adapter):
                 if weights is not None:
-                    hook = weights_hook(adapter, site, weights)
-                    handles.append(model.base_model.get_submodule(site.path).register_forward_hook(hook))
+                    handles.append(site.module.register_forward_hook(weights_hook(adapter, site.site, weights)))
                 if outputs is not None:
-                    projection = adapter.output_projection(model, site)
-                    handles.append(projection.register_forward_pre_hook(outputs_hook(site, outputs)))
+                    handles.append(site.output.register_forward_pre_hook(outputs_hook(site.site, outputs)))
             yield
         finally:
             for handle in handles:
@@ -66,11 +66,11 @@ def recording(
 
 def eager_backend(model: PreTrainedModel):
     """The eager backend for the model and its stacks; theirs are restored."""
-    own = {m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)} - {"eager"}
-    if own:
+    backends = {m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)} - {"eager"}
+    if backends:
         logger.info(
-            f"{type(model).__name__} uses the eager attention backend instead of {', '.join(sorted(own))} while its "
-            "attention weights are recorded"
+            f"{type(model).__name__} uses the eager attention backend instead of {', '.join(sorted(backends))} while "
+            "its attention weights are recorded"
         )
     return attention_backend(model, "eager", accepted=("eager",))
 
@@ -78,12 +78,12 @@ def eager_backend(model: PreTrainedModel):
 def weights_hook(adapter: AttentionAdapter, site: AttentionSite, callback: Callback):
     """A forward hook on the attention module of a site."""
 
-    def hook(module: nn.Module, inputs: tuple, output: tuple) -> None:
+    def hook(module: Any, inputs: tuple, output: tuple) -> None:
         weights = output[adapter.weights_at]
         if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[1] != site.num_heads:
-            found = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+            returned = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
             raise UnsupportedModelError(
-                f"{site.path} returned no attention weights of {site.num_heads} heads but {found}, with the backend "
+                f"{site.path} returned no attention weights of {site.num_heads} heads but {returned}, with the backend "
                 f"{module.config._attn_implementation!r}: see weights_at of {type(adapter).__name__}"
             )
         callback(site, weights)

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import SwapError, UnsupportedModelError
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.layers.query_key import is_swapped
+from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionSite
 
@@ -37,36 +37,34 @@ def check_wrapper(model: object) -> None:
         raise UnsupportedModelError(f"cannot change a model with PEFT adapters in place: {_WRAPPERS['PeftModel']}")
 
 
-def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
+def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> None:
     """Raise SwapError unless every site is a stock attention module whose class and projections can be replaced."""
-    check_unshared(model, adapter, sites, ("query", "key"), inside=False)
+    check_unshared(model, adapter, [site.site for site in sites], ("query", "key"), inside=False)
     for site in sites:
-        module = model.base_model.get_submodule(site.path)
-        if is_swapped(module):
+        if site.is_swapped:
             raise SwapError(
                 f"{site.path} is collaborative already: load the original checkpoint again to choose another width, "
                 "or leave the site out with sites="
             )
-        if adapter.stock_class(module) is None:
+        if adapter.stock_class(site.module) is None:
             raise SwapError(
-                f"{site.path} is a {type(module).__name__}, not one of the stock classes that "
+                f"{site.path} is a {type(site.module).__name__}, not one of the stock classes that "
                 f"{type(adapter).__name__} replaces ({', '.join(c.__name__ for c in adapter.replacements)})"
             )
-        check_forward(site, module)
-        for projection in (*adapter.projections(module), adapter.value_projection(module)):
-            check_projection(site, projection)
+        check_forward(site.site, site.module)
+        for projection in (*site.projections, site.value):
+            check_projection(site.site, projection)
 
 
 def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
     """Raise SwapError unless the output projection of every site is a plain Linear, or ours, and its alone."""
     check_unshared(model, adapter, sites, ("output",))
-    for site in sites:
-        projection = adapter.output_projection(model, site)
-        check_forward(site, projection)
-        if isinstance(projection, HeadOutputProjection):
-            check_weight(site, projection)
+    for site in open_sites(model, adapter, sites):
+        check_forward(site.site, site.output)
+        if isinstance(site.output, HeadOutputProjection):
+            check_weight(site.site, site.output)
         else:
-            check_projection(site, projection)
+            check_projection(site.site, site.output)
 
 
 def check_unshared(
@@ -89,8 +87,8 @@ def check_unshared(
     if not sites:
         return
     owners: dict[int, list[tuple[str, str]]] = {}
-    for site in adapter.sites_with_heads(model):
-        for name, projection in projections_of(model, adapter, site, names).items():
+    for site in open_sites(model, adapter):
+        for name, projection in named_projections(site, names).items():
             owners.setdefault(id(getattr(projection, "weight", projection)), []).append((site.path, name))
     changing = {site.path for site in sites}
     for places in owners.values():
@@ -103,17 +101,14 @@ def check_unshared(
                 )
 
 
-def projections_of(
-    model: PreTrainedModel, adapter: AttentionAdapter, site: AttentionSite, names: Sequence[str]
-) -> dict[str, nn.Module]:
-    """Some of the projections of a site: name -> module; a collaborative site has no query and key of its own."""
-    module, found = model.base_model.get_submodule(site.path), {}
-    if not is_swapped(module):
-        found |= zip(("query", "key"), adapter.projections(module), strict=True)
-    found["value"] = adapter.value_projection(module)
+def named_projections(site: OpenSite, names: Sequence[str]) -> dict[str, nn.Module]:
+    """Some of the projections of a site: name -> module; a collaborative site has neither "query" nor "key"."""
+    projections: dict[str, nn.Module] = {"value": site.value}
+    if not site.is_swapped:
+        projections["query"], projections["key"] = site.projections
     if "output" in names:
-        found["output"] = adapter.output_projection(model, site)
-    return {name: found[name] for name in names if name in found}
+        projections["output"] = site.output
+    return {name: projections[name] for name in names if name in projections}
 
 
 def check_forward(site: AttentionSite, module: nn.Module) -> None:
@@ -135,7 +130,7 @@ def check_projection(site: AttentionSite, projection: nn.Module) -> None:
     check_weight(site, projection)
 
 
-def check_weight(site: AttentionSite, projection: nn.Module) -> None:
+def check_weight(site: AttentionSite, projection: nn.Linear | HeadOutputProjection) -> None:
     """Raise SwapError unless a projection has real, floating point weights."""
     if projection.weight.is_meta:
         raise SwapError(f"{site.path}: its weights are on the meta device: load the checkpoint before swapping")

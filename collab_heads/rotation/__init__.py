@@ -1,1 +1,1 @@
-"""Heads change places: by a schedule, or by how strong they are."""
+"""Heads change places: by a schedule, or by their scores."""

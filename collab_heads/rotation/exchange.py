@@ -14,12 +14,11 @@ from collab_heads.checks import did_you_mean, is_index
 from collab_heads.errors import ArgumentError, ShapeError, SwapError, UnsupportedModelError
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import alphas_of, gates_of
-from collab_heads.layers.query_key import is_swapped
+from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.rotation.optimizer_state import inner_optimizer, moments
-from collab_heads.sites import AttentionSite
-from collab_heads.state import CollabConfig, kept_heads
+from collab_heads.rotation.optimizer_state import elementwise_state, inner_optimizer
+from collab_heads.state import CollabConfig
 
 # Wrappers that leave the parameters of the model inside as they are -> where it is.
 _INSIDE = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -41,7 +40,9 @@ class Slot:
         return f"head {self.head!r} of {self.path}"
 
 
-Pairs = Iterable[tuple[Slot, Slot]]
+Place = Slot | tuple[str, int]
+Pairs = Iterable[tuple[Place, Place]]
+HeadTensors = dict[str, Tensor]  # name -> the rows of one head
 
 
 def swap_heads(
@@ -76,7 +77,7 @@ def swap_heads(
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping".
     """
-    planned = plan_swaps(model, pairs, optimizer, adapter)
+    planned = plan_exchanges(model, pairs, optimizer, adapter)
     # Nothing has changed up to here; nothing can fail from here on.
     with torch.no_grad():
         for first, second in planned:
@@ -86,11 +87,17 @@ def swap_heads(
                 second[name].copy_(kept)
 
 
-def plan_swaps(model, pairs: Pairs, optimizer=None, adapter=None) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+def plan_exchanges(
+    model: PreTrainedModel,
+    pairs: Pairs,
+    optimizer: torch.optim.Optimizer | None = None,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+) -> list[tuple[HeadTensors, HeadTensors]]:
     """Check everything, change nothing: for each pair, the tensors that change places, by name. See `swap_heads`."""
     adapter = unwrapped_adapter(model, adapter)
     optimizer = inner_optimizer(optimizer, model)
-    sites, planned = {site.path: site for site in adapter.sites(model)}, []
+    sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
+    record, planned = CollabConfig.of(model.config), []
     for pair in slot_pairs(pairs):
         ends = [(find_site(sites, slot), slot) for slot in pair]
         if pair[0] == pair[1]:
@@ -100,18 +107,18 @@ def plan_swaps(model, pairs: Pairs, optimizer=None, adapter=None) -> list[tuple[
                 " and ".join(f"{slot} ({site.role})" for site, slot in ends) + " cannot change places across roles or "
                 "stacks: pair heads of one role"
             )
-        indices = [place(model, site, slot) for site, slot in ends]
-        check_unshared(model, adapter, [site for site, _ in ends], ("query", "key", "value"))
-        check_gates(pair, [gates_of(adapter.output_projection(model, site)) for site, _ in ends])
-        first, second = (
-            head_rows(model, adapter, site, index, optimizer) for (site, _), index in zip(ends, indices, strict=True)
-        )
-        check_fit(pair, first, second)
+        indices = [index_of(record, site, slot) for site, slot in ends]
+        check_unshared(model, adapter, [site.site for site, _ in ends], ("query", "key", "value"))
+        check_gates(pair, [gates_of(site.output) for site, _ in ends])
+        first, second = (head_rows(site, index, optimizer) for (site, _), index in zip(ends, indices, strict=True))
+        check_same_tensors(pair, first, second)
         planned.append((first, second))
     return planned
 
 
-def unwrapped_adapter(model, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> AttentionAdapter:
+def unwrapped_adapter(
+    model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
+) -> AttentionAdapter:
     """The adapter of a model; UnsupportedModelError if it is a wrapper: where one leaves the model whole, pass that."""
     for base in type(model).__mro__:
         if inside := _INSIDE.get(base.__name__):
@@ -126,7 +133,7 @@ def slot_pairs(pairs: object) -> list[tuple[Slot, Slot]]:
     Raises:
         ArgumentError: if something is not a pair, or an end is neither a `Slot` nor (path, head).
     """
-    found = []
+    read = []
     for pair in pairs if isinstance(pairs, Iterable) else [pairs]:
         ends = list(pair) if isinstance(pair, Sequence) and not isinstance(pair, str) else []
         if len(ends) != 2:
@@ -136,11 +143,11 @@ def slot_pairs(pairs: object) -> list[tuple[Slot, Slot]]:
                 if isinstance(end, str) or not isinstance(end, Sequence) or len(end) != 2:
                     raise ArgumentError(f"a place must be a Slot or (path, head), not {end!r:.200}")
                 ends[index] = Slot(*end)
-        found.append((ends[0], ends[1]))
-    return found
+        read.append((ends[0], ends[1]))
+    return read
 
 
-def find_site(sites: dict[str, AttentionSite], slot: Slot) -> AttentionSite:
+def find_site(sites: dict[str, OpenSite], slot: Slot) -> OpenSite:
     """The site of a slot, or an ArgumentError that names a path that exists."""
     if not isinstance(slot.path, str) or slot.path not in sites:
         raise ArgumentError(
@@ -150,43 +157,43 @@ def find_site(sites: dict[str, AttentionSite], slot: Slot) -> AttentionSite:
     return sites[slot.path]
 
 
-def place(model: PreTrainedModel, site: AttentionSite, slot: Slot) -> int:
+def index_of(record: CollabConfig, site: OpenSite, slot: Slot) -> int:
     """The index of a slot among the heads that its site has now."""
-    record = CollabConfig.of(model.config)
-    numbers = list(kept_heads(record.sites, site))
+    numbers = site.head_numbers
     if not numbers:
         raise ArgumentError(f"{slot}: all heads of the site were removed; name another site")
-    if is_index(slot.head, record.site(site).num_heads) and slot.head in numbers:
+    existed = is_index(slot.head, record.site(site.site).num_heads)
+    if existed and slot.head in numbers:
         return numbers.index(slot.head)
-    why = "was removed" if is_index(slot.head, record.site(site).num_heads) else "does not exist"
+    why = "was removed" if existed else "does not exist"
     raise ArgumentError(f"{slot} {why}; the site has {', '.join(map(str, numbers))}")
 
 
-def head_rows(model, adapter, site: AttentionSite, index: int, optimizer) -> dict[str, Tensor]:
+def head_rows(site: OpenSite, index: int, optimizer: torch.optim.Optimizer | None) -> HeadTensors:
     """What belongs to a head and travels with it: name -> its rows, views [d, ...] or [1]."""
-    module, output = model.base_model.get_submodule(site.path), adapter.output_projection(model, site)
-    if is_swapped(module):
+    if site.is_swapped:
         raise SwapError(
             f"{site.path} is collaborative: its query/key projection is one for all heads; swap heads before "
             "swap_to_collaborative, or leave the site out"
         )
-    tensors, gates = {}, gates_of(output)
-    if gates is not None and alphas_of(output) is not None:
+    tensors: dict[str, Tensor] = {}
+    gates = gates_of(site.output)
+    if gates is not None and alphas_of(site.output) is not None:
         raise SwapError(
             f"{site.path} has gates and alphas: gates would leave and alphas stay; rotate with one of the two, or "
             "fold_heads first"
         )
-    projections = *adapter.projections(module), adapter.value_projection(module)
-    for name, linear in zip(("query", "key", "value"), projections, strict=True):
-        check_projection(site, linear)
+    for name, linear in zip(("query", "key", "value"), (*site.projections, site.value), strict=True):
+        check_projection(site.site, linear)
         for part, parameter in linear.named_parameters():
             tensors[f"{name}.{part}"] = parameter
             check_whole(f"{site.path}: {name}.{part}", parameter, (linear.out_features, linear.in_features))
     if gates is not None:
-        own = *gates.named_parameters(), *gates.named_buffers(), *(gates.draw._asdict() if gates.draw else {}).items()
-        tensors |= {f"gates.{name}": tensor for name, tensor in own}
+        drawn = {} if gates.draw is None else gates.draw._asdict()
+        of_gates = *gates.named_parameters(), *gates.named_buffers(), *drawn.items()
+        tensors |= {f"gates.{name}": tensor for name, tensor in of_gates}
     for name, tensor in list(tensors.items()):
-        states = moments(optimizer, tensor, f"{site.path}: {name}")
+        states = elementwise_state(optimizer, tensor, f"{site.path}: {name}")
         tensors |= {f"{state} of {name}": value for state, value in states.items()}
     return {name: tensor.detach().unflatten(0, (site.num_heads, -1))[index] for name, tensor in tensors.items()}
 
@@ -203,14 +210,15 @@ def check_whole(what: str, parameter: Tensor, shape: tuple[int, int]) -> None:
 
 def check_gates(pair: tuple[Slot, Slot], gates: Sequence[HeadGates | None]) -> None:
     """Raise SwapError if the heads of a pair have gates that work in different ways."""
-    if None not in gates and gates[0].state != gates[1].state:
+    first, second = gates
+    if first is not None and second is not None and first.state != second.state:
         raise SwapError(
-            f"{pair[0]} and {pair[1]} have gates of different kinds, {gates[0].state} and {gates[1].state}: gate both "
+            f"{pair[0]} and {pair[1]} have gates of different kinds, {first.state} and {second.state}: gate both "
             "sites in one call of swap_to_gated"
         )
 
 
-def check_fit(pair: tuple[Slot, Slot], first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+def check_same_tensors(pair: tuple[Slot, Slot], first: HeadTensors, second: HeadTensors) -> None:
     """Raise SwapError or ShapeError unless two heads consist of tensors of the same names, shapes and dtypes."""
     for one, other, slot in ((first, second, pair[0]), (second, first, pair[1])):
         if lone := [name for name in one if name not in other]:

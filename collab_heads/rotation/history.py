@@ -2,14 +2,26 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
-from collab_heads.checks import check_choice, is_count, is_index
+from collab_heads.checks import check_choice, is_count, is_index, is_list
 from collab_heads.errors import ArgumentError
-from collab_heads.heads.choices import is_list
 from collab_heads.rotation.exchange import Slot, slot_pairs
 from collab_heads.sites import ROLES
 
-KINDS = ("swap", "back")
+Direction = Literal["swap", "back"]  # to another place, and back from there
+
+
+class Exchanged(NamedTuple):
+    """Heads of a role that are not in their own places now.
+
+    Attributes:
+        since: the epoch before which they left them.
+        pairs: the places that they changed.
+    """
+
+    since: int
+    pairs: list[tuple[Slot, Slot]]
 
 
 class History:
@@ -38,13 +50,13 @@ class History:
             )
         return epoch > self.epoch
 
-    def add(self, epoch: int, kind: str, pairs: Sequence[tuple[Slot, Slot]]) -> None:
-        """Note an exchange; one of no pairs is none."""
+    def add(self, epoch: int, kind: Direction, pairs: Sequence[tuple[Slot, Slot]]) -> None:
+        """Note the exchange of some pairs; no pairs are no exchange."""
         self.epoch = epoch
         if pairs:
             self.entries.append({"epoch": epoch, "kind": kind, "pairs": pairs_to_json(pairs)})
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts."""
         return plain_json({"epoch": self.epoch, "history": self.entries})
 
@@ -55,17 +67,20 @@ class History:
         Raises:
             ArgumentError: if it is something else.
         """
-        known = isinstance(state, Mapping) and is_list(state.get("history")) and is_index(state.get("epoch"), 1 << 62)
-        if not known:
+        if (
+            not isinstance(state, Mapping)
+            or not is_list(state.get("history"))
+            or not is_index(state.get("epoch"), 1 << 62)
+        ):
             raise ArgumentError(f"this is not the state of a rotation: {state!r:.200}")
-        found = cls()
+        history = cls()
         for entry in state["history"]:
-            if not isinstance(entry, Mapping) or entry.get("kind") not in KINDS or "pairs" not in entry:
+            if not isinstance(entry, Mapping) or entry.get("kind") not in get_args(Direction) or "pairs" not in entry:
                 raise ArgumentError(f"this is not an exchange of heads: {entry!r:.200}")
             check_epoch("an exchange's epoch", entry.get("epoch"))
-            found.add(entry["epoch"], entry["kind"], slot_pairs(entry["pairs"]))
-        found.epoch = state["epoch"]
-        return found
+            history.add(entry["epoch"], entry["kind"], slot_pairs(entry["pairs"]))
+        history.epoch = state["epoch"]
+        return history
 
 
 def check_epoch(what: str, epoch: object) -> None:
@@ -74,28 +89,28 @@ def check_epoch(what: str, epoch: object) -> None:
         raise ArgumentError(f"{what} must be a whole number, counted from 1, not {epoch!r}")
 
 
-def read_swapped(swapped: object) -> dict[str, tuple[int, list[tuple[Slot, Slot]]]]:
-    """Read which heads are swapped now: role -> {"since": epoch, "pairs": ...}.
+def read_exchanged(swapped: object) -> dict[str, Exchanged]:
+    """Read which heads are in other places now: role -> {"since": epoch, "pairs": ...}.
 
     Raises:
         ArgumentError: if it is something else.
     """
     if not isinstance(swapped, Mapping):
         raise ArgumentError(f"this is not the state of this rotation: swapped {swapped!r:.200}")
-    found = {}
-    for role, own in swapped.items():
+    exchanged = {}
+    for role, stored in swapped.items():
         check_choice("role in swapped", role, ROLES)
-        if not isinstance(own, Mapping) or own.keys() != {"since", "pairs"}:
-            raise ArgumentError(f"swapped {role} must have 'since' and 'pairs', not {own!r:.200}")
-        check_epoch("since", own["since"])
-        found[role] = (own["since"], slot_pairs(own["pairs"]))
-    return found
+        if not isinstance(stored, Mapping) or stored.keys() != {"since", "pairs"}:
+            raise ArgumentError(f"swapped {role} must have 'since' and 'pairs', not {stored!r:.200}")
+        check_epoch("since", stored["since"])
+        exchanged[role] = Exchanged(stored["since"], slot_pairs(stored["pairs"]))
+    return exchanged
 
 
-def check_settings(own: Mapping, found: Mapping) -> None:
+def check_settings(settings: Mapping, state: Mapping) -> None:
     """Raise ArgumentError if a state comes from a rotation with other settings; both in JSON form."""
-    if differing := [name for name in own if found.get(name) != own[name]]:
-        names = "; ".join(f"{name} {found.get(name)!r:.200}, not {own[name]!r:.200}" for name in differing)
+    if differing := [name for name in settings if state.get(name) != settings[name]]:
+        names = "; ".join(f"{name} {state.get(name)!r:.200}, not {settings[name]!r:.200}" for name in differing)
         raise ArgumentError(f"this is not the state of this rotation: {names}")
 
 
@@ -104,6 +119,6 @@ def pairs_to_json(pairs: Sequence[tuple[Slot, Slot]]) -> list[list[list]]:
     return [[[slot.path, slot.head] for slot in pair] for pair in pairs]
 
 
-def plain_json(value: object):
+def plain_json(value: object) -> Any:
     """A copy as JSON gives it back: lists for tuples, keys that are strings."""
     return json.loads(json.dumps(value))

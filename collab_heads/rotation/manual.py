@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
 from collab_heads.reading import parse_json
 from collab_heads.registry import AttentionAdapter
-from collab_heads.rotation.exchange import Pairs, Slot, plan_swaps, slot_pairs, swap_heads, unwrapped_adapter
+from collab_heads.rotation.exchange import Pairs, Slot, plan_exchanges, slot_pairs, swap_heads, unwrapped_adapter
 from collab_heads.rotation.history import History, check_epoch, check_settings, plain_json
 from collab_heads.rotation.schedule import Schedule, distinct, read_schedule
 
@@ -51,7 +52,7 @@ class HeadRotation:
         """Read the schedule from a JSON file: the source's, as it is, or one of ours.
 
         Raises:
-            DataError: if the file cannot be read or is no schedule; it is named.
+            DataError: if the file cannot be read or holds no schedule; the message names it.
         """
         try:
             return cls(parse_json(Path(path).read_text(encoding="utf-8"), object_pairs_hook=distinct), adapter)
@@ -71,7 +72,7 @@ class HeadRotation:
             epochs: how many epochs the training has, if known.
 
         Raises:
-            ArgumentError: on an epoch after the last, or a layer, head, path or pair that cannot be.
+            ArgumentError: on an epoch after the last, or a layer, head or path that does not exist.
             CollabHeadsError: whatever else `swap_heads` would refuse. Both name the epoch.
         """
         if epochs is not None:
@@ -80,7 +81,7 @@ class HeadRotation:
                 raise ArgumentError(f"the schedule has epoch {late[0]}, the training {epochs}: no such epoch starts")
         for epoch in self.schedule:
             try:
-                plan_swaps(model, self.pairs(model, epoch), None, self.adapter)
+                plan_exchanges(model, self.pairs(model, epoch), None, self.adapter)
             except CollabHeadsError as error:
                 raise type(error)(f"epoch {epoch}: {error}") from error
 
@@ -136,19 +137,19 @@ class HeadRotation:
         """
         if not self.record.comes(epoch):
             return []
-        pairs = self.plan(model, epoch) if pairs is None else slot_pairs(pairs)
-        swap_heads(model, pairs, optimizer, self.adapter)
-        self.record.add(epoch, "swap", pairs)
-        return pairs
+        due = self.plan(model, epoch) if pairs is None else slot_pairs(pairs)
+        swap_heads(model, due, optimizer, self.adapter)
+        self.record.add(epoch, "swap", due)
+        return due
 
-    def settings(self) -> dict:
+    def settings(self) -> dict[str, Any]:
         """The schedule in a form for JSON."""
         ends = {
             epoch: [list(map(dataclasses.asdict, pair)) for pair in pairs] for epoch, pairs in self.schedule.items()
         }
         return plain_json({"schedule": ends})
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """The schedule and the history, ready for JSON: save it beside the checkpoint of the model."""
         return self.settings() | self.record.state_dict()
 

@@ -1,5 +1,8 @@
 """What an optimizer keeps about a parameter and that has to follow its rows: Adam's moments, SGD's momentum."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -23,7 +26,7 @@ _SHARDED = {
 }
 
 
-def inner_optimizer(optimizer: object, model: PreTrainedModel) -> torch.optim.Optimizer | None:
+def inner_optimizer(optimizer: Any, model: PreTrainedModel) -> torch.optim.Optimizer | None:
     """The torch optimizer inside what the caller has (accelerate wraps it); None stays None.
 
     Args:
@@ -57,13 +60,13 @@ def inner_optimizer(optimizer: object, model: PreTrainedModel) -> torch.optim.Op
     return optimizer
 
 
-def moments(optimizer: torch.optim.Optimizer | None, parameter: Tensor, what: str) -> dict[str, Tensor]:
-    """The state of a parameter that has one element for each of its elements, without copying.
+def elementwise_state(optimizer: torch.optim.Optimizer | None, parameter: Tensor, what: str) -> dict[str, Tensor]:
+    """What an optimizer keeps about every element of a parameter, without copying: Adam's moments, SGD's momentum.
 
-    Numbers, such as the count of steps or a second moment that a whole group shares, are no head's own and left out.
+    Single numbers, such as the count of steps or a second moment that a whole group shares, are left out.
 
     Args:
-        optimizer: None for no state.
+        optimizer: the optimizer; None for no state.
         parameter: the parameter, or a buffer, which has none.
         what: its name, for errors.
 
@@ -73,9 +76,9 @@ def moments(optimizer: torch.optim.Optimizer | None, parameter: Tensor, what: st
     Raises:
         SwapError: if a state has another shape or layout, so that the rows of a head cannot be found in it.
     """
-    found = {}
+    states = {}
     for name, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
-        if isinstance(value, list | tuple | dict) and any(isinstance(v, Tensor) for v in as_list(value)):
+        if isinstance(value, list | tuple | dict) and any(isinstance(v, Tensor) for v in values_of(value)):
             raise SwapError(
                 f"the optimizer's {name} of {what} is a {type(value).__name__} of tensors, in which the rows of a head "
                 "cannot be found; train with AdamW or SGD, or swap without the optimizer"
@@ -84,16 +87,16 @@ def moments(optimizer: torch.optim.Optimizer | None, parameter: Tensor, what: st
             continue
         kind = "" if type(value) in (Tensor, nn.Parameter) else f"a {type(value).__name__} "
         if value.shape == parameter.shape and not kind:
-            found[name] = value
+            states[name] = value
         elif value.numel() > 1:
             raise SwapError(
                 f"the optimizer's {name} of {what} is {kind}of shape {tuple(value.shape)}, the parameter's is "
                 f"{tuple(parameter.shape)}: factored or quantised moments cannot follow a head; train with AdamW or "
                 "SGD, or swap without the optimizer"
             )
-    return found
+    return states
 
 
-def as_list(values: list | tuple | dict) -> list:
+def values_of(container: list | tuple | dict) -> Iterable[object]:
     """The values of a container."""
-    return list(values.values()) if isinstance(values, dict) else list(values)
+    return container.values() if isinstance(container, dict) else container

@@ -1,4 +1,4 @@
-"""Which heads change places: four rules over the scores of a stack.
+"""Which heads change places: rules over the scores of the heads of a stack.
 
 A stack is all layers of one role, each a list of places; count is the number of pairs. Higher scores are stronger; of
 equal ones the earlier place is weaker.
@@ -10,6 +10,7 @@ computed (its code takes the indices of the one layer for the other, and its "lo
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from typing import Literal
 
 from collab_heads.errors import ArgumentError
 from collab_heads.rotation.exchange import Slot
@@ -50,6 +51,7 @@ def at_random(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
     return list(zip(drawn[::2], drawn[1::2], strict=True))
 
 
+Policy = Literal["hard", "soft", "local", "random"]
 POLICIES: dict[str, Callable[[Stack, Scores, int, str], Chosen]] = {
     "hard": hard,
     "soft": soft,
@@ -59,7 +61,7 @@ POLICIES: dict[str, Callable[[Stack, Scores, int, str], Chosen]] = {
 UNRANKED = ("random",)  # policies that need no scores
 
 
-def check_count(policy: str, role: str, stack: Stack, count: int) -> None:
+def check_pairs(policy: str, role: str, stack: Stack, count: int) -> None:
     """Raise ArgumentError if a policy would need more heads than there are: each takes part in one pair at most."""
     pools = {f"all {len(stack)} layers": sum(map(len, stack))}
     if policy in ("soft", "local"):

@@ -1,12 +1,13 @@
-"""How strong heads are: the scores by which a `DynamicRotation` ranks them."""
+"""The scores by which a `DynamicRotation` ranks heads."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Literal
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.analysis.measures.maps import OF_MAPS, map_scores
+from collab_heads.analysis.measures.map_scores import OF_MAPS, map_scores
 from collab_heads.analysis.measures.results import mean_distance
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.heads.selection import check_scores
@@ -14,7 +15,10 @@ from collab_heads.registry import AttentionAdapter
 from collab_heads.rotation.exchange import Slot
 from collab_heads.state import CollabConfig, kept_heads
 
-Batches, Excluded, Values = Iterable[Mapping], Iterable[int] | None, Mapping[str, Tensor]
+Batches = Iterable[Mapping]
+Excluded = Iterable[int] | None
+Values = Mapping[str, Tensor]
+Metric = Literal["confidence", "output_distance", "map_distance", "base", "wasserstein", "l2", "pairwise"]
 
 
 def confidence(model: PreTrainedModel, batches: Batches, adapter: AttentionAdapter, exclude: Excluded) -> Values:
@@ -44,14 +48,14 @@ METRICS["l2"] = METRICS["output_distance"]  # its first name here
 METRICS["pairwise"] = METRICS["map_distance"]  # its name in the source
 
 
-def head_strengths(
+def head_scores(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
     adapter: AttentionAdapter,
-    metric: str,
+    metric: Metric,
     exclude: Iterable[int] | None = None,
 ) -> dict[Slot, float]:
-    """Measure all heads.
+    """Score all heads.
 
     Args:
         model: a supported transformers model; it is left as it was.

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from collab_heads.checks import check_choice
+from collab_heads.checks import check_choice, is_list
 from collab_heads.errors import ArgumentError
-from collab_heads.heads.choices import is_list
 from collab_heads.rotation.exchange import Slot
 from collab_heads.sites import ROLES, AttentionSite, check_name
 
@@ -45,22 +45,22 @@ class End:
         if self.path is not None:
             return Slot(self.path, self.head)
         check_name(sites, self.role)
-        own = {site.layer: site.path for site in sites if site.role == self.role}
-        if self.layer not in own:
-            raise ArgumentError(f"the model has no {self.role} layer {self.layer}; it has {', '.join(map(str, own))}")
-        return Slot(own[self.layer], self.head)
+        paths = {site.layer: site.path for site in sites if site.role == self.role}
+        if self.layer not in paths:
+            raise ArgumentError(f"the model has no {self.role} layer {self.layer}; it has {', '.join(map(str, paths))}")
+        return Slot(paths[self.layer], self.head)
 
 
 Schedule = dict[int, tuple[tuple[End, End], ...]]
 
 
-def distinct(pairs: list[tuple[str, object]]) -> dict:
+def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """A JSON object; a key that comes twice is an error, not a silent loss."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
         raise ArgumentError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
+    return unique
 
 
 def read_schedule(schedule: object) -> Schedule:
@@ -77,11 +77,11 @@ def read_schedule(schedule: object) -> Schedule:
     """
     if not isinstance(schedule, Mapping) or not schedule:
         raise ArgumentError(f"a schedule must be a dict, epoch -> list of exchanges, not {schedule!r:.200}")
-    found = {}
+    by_epoch: Schedule = {}
     for key, exchanges in schedule.items():
-        epoch = number(key, "an epoch")
-        if epoch < 1 or epoch in found:
-            raise ArgumentError(f"epoch {key!r} " + ("is there twice" if epoch in found else "must be 1 or more"))
+        epoch = whole_number(key, "an epoch")
+        if epoch < 1 or epoch in by_epoch:
+            raise ArgumentError(f"epoch {key!r} " + ("is there twice" if epoch in by_epoch else "must be 1 or more"))
         if not is_list(exchanges) or not exchanges:
             raise ArgumentError(f"epoch {epoch} must have a list of exchanges, not {exchanges!r:.200}")
         pairs = []
@@ -90,27 +90,27 @@ def read_schedule(schedule: object) -> Schedule:
                 pairs.append(read_exchange(exchange))
             except ArgumentError as error:
                 raise ArgumentError(f"epoch {epoch}, exchange {index}: {error}") from error
-        found[epoch] = tuple(pairs)
-    return dict(sorted(found.items()))
+        by_epoch[epoch] = tuple(pairs)
+    return dict(sorted(by_epoch.items()))
 
 
-def read_exchange(exchange: object) -> tuple[End, End]:
+def read_exchange(exchange: Any) -> tuple[End, End]:
     """Read one exchange, in any of the `FORMS`."""
     keys = set(exchange) if isinstance(exchange, Mapping) else set()
     if keys == SOURCE_KEYS:
         return source_end(exchange, "s"), source_end(exchange, "d")
     if keys == {"role", "layers", "heads"}:
         check_choice("role", exchange["role"], ROLES)
-        layers, heads = (two(exchange[name], name) for name in ("layers", "heads"))
+        layers, heads = (pair_of(exchange[name], name) for name in ("layers", "heads"))
         ends = [
-            End(number(head, "a head"), role=exchange["role"], layer=number(layer, "a layer"))
+            End(whole_number(head, "a head"), role=exchange["role"], layer=whole_number(layer, "a layer"))
             for layer, head in zip(layers, heads, strict=True)
         ]
     elif keys == {"paths", "heads"}:
-        paths, heads = (two(exchange[name], name) for name in ("paths", "heads"))
+        paths, heads = (pair_of(exchange[name], name) for name in ("paths", "heads"))
         if not all(isinstance(path, str) for path in paths):
             raise ArgumentError(f"paths must be strings, not {paths!r:.200}")
-        ends = [End(number(head, "a head"), path=path) for path, head in zip(paths, heads, strict=True)]
+        ends = [End(whole_number(head, "a head"), path=path) for path, head in zip(paths, heads, strict=True)]
     else:
         raise ArgumentError(f"an exchange must have {FORMS}; this one is {exchange!r:.300}")
     return ends[0], ends[1]
@@ -122,18 +122,18 @@ def source_end(exchange: Mapping, side: str) -> End:
     if not isinstance(stack, str) or not isinstance(module, str) or (stack, module) not in MODULES:
         known = ", ".join(f"{stack} {module}" for stack, module in MODULES)
         raise ArgumentError(f"there is no attention {module!r} in a stack {stack!r}; known: {known}")
-    layer, head = number(exchange[f"{side}_layer"], "a layer"), number(exchange[f"{side}_head"], "a head")
+    layer, head = whole_number(exchange[f"{side}_layer"], "a layer"), whole_number(exchange[f"{side}_head"], "a head")
     return End(head, role=MODULES[stack, module], layer=layer)
 
 
-def two(value: object, what: str) -> Sequence:
-    """A list of two."""
+def pair_of(value: object, what: str) -> Sequence[Any]:
+    """A list of two values."""
     if not is_list(value) or len(value) != 2:
         raise ArgumentError(f"{what} must be a list of two, not {value!r:.200}")
     return value
 
 
-def number(value: object, what: str) -> int:
+def whole_number(value: object, what: str) -> int:
     """A whole number from 0, or a string of one."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)

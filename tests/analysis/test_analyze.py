@@ -11,7 +11,7 @@ from unchanged import assert_unchanged, refused, snapshot
 import collab_heads
 from collab_heads import analyze_heads
 from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_out, mean_loss
-from collab_heads.analysis.measures.summaries import rank_correlation
+from collab_heads.analysis.measures.comparison import rank_correlation
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from families import HEADS, cast
 

@@ -6,19 +6,22 @@ from transformers import BatchEncoding
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
-from collab_heads.collaborative.calibrate import Moments, collect_moments
+from collab_heads.collaborative.input_moments import InputMoments, listening
 from collab_heads.errors import CalibrationError, NonFiniteError
-from collab_heads.model.batches import check_batches
+from collab_heads.model.batches import check_batches, run_batches
+from collab_heads.model.open_site import open_sites
 from families import FAMILIES, LAYOUTS, VOCABULARY, WIDTH, batch, cast, swap
 
 EXACT64 = 1e-11  # float64 sums in another order; differences seen: 7e-15
 FP32_NORMS = 2e-5  # relative: T5's norms compute in float32 whatever the model's dtype, so other sums round otherwise
 
 
-def measure(model, batches):
-    """path -> (query-side, key-side) moments of every site."""
-    adapter = collab_heads.get_adapter(model)
-    return collect_moments(model, adapter, adapter.sites(model), batches)
+def measure(model, batches, paths=None):
+    """path -> (query-side, key-side) moments of every site, or of those named."""
+    masks, sites = {}, open_sites(model, collab_heads.get_adapter(model))
+    with listening([site for site in sites if paths is None or site.path in paths], masks) as listeners:
+        run_batches(model, batches, masks, "calibrating")
+    return {listener.site.path: listener.moments() for listener in listeners}
 
 
 @torch.no_grad()
@@ -41,7 +44,7 @@ def naive(model, sentences):
     return seen
 
 
-def assert_moments(moments: Moments, sequences, exact=EXACT64):
+def assert_moments(moments: InputMoments, sequences, exact=EXACT64):
     tokens = torch.cat(sequences)
     centred = torch.cat([sequence - sequence.mean(0) for sequence in sequences])
     mean = tokens.mean(0)
@@ -243,9 +246,7 @@ def test_non_finite_padding_does_not_matter():
     expected = measure(model, [inputs])
     inputs["encoder_hidden_states"][inputs["encoder_attention_mask"] == 0] = float("inf")
     path = "encoder.layer.0.crossattention.self"
-    adapter = collab_heads.get_adapter(model)
-    sites = [site for site in adapter.sites(model) if site.path == path]
-    found = collect_moments(model, adapter, sites, [inputs])
+    found = measure(model, [inputs], [path])
     assert torch.equal(found[path][1].second(), expected[path][1].second())
     assert found[path][1].second().shape == (WIDTH, WIDTH)
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from collab_heads.collaborative.decompose import decompose_per_head, decompose_shared, input_root
-from collab_heads.collaborative.solvers import MAX_SWEEPS, svd_start
+from collab_heads.collaborative.solvers import MAX_SWEEPS, largest_triplets
 from collab_heads.errors import ArgumentError, ShapeError
-from collab_heads.layers.query_key import block_mixing
+from collab_heads.layers.shared_query_key import block_mixing
 
 H, D_HEAD, D_QUERY, D_KEY = 4, 5, 14, 11
 EXACT = H * D_HEAD
@@ -126,7 +126,7 @@ def test_start_is_the_largest_triplets_over_all_heads():
     query, key = weights()
     values = torch.linalg.svdvals(dense(query, key)).flatten().sort(descending=True).values
     for rank in (1, 7, 13):
-        start_query, start_key, mixing = svd_start(query, key, rank)
+        start_query, start_key, mixing = largest_triplets(query, key, rank)
         error = (dense(query, key) - torch.einsum("ri,hr,rj->hij", start_query, mixing, start_key)).norm()
         assert float(error) == pytest.approx(float(values[rank:].norm()), rel=EXACT64)
         assert (mixing.sum(0) == 1).all()

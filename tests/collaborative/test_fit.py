@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import collab_heads
-from collab_heads.collaborative.calibrate import Moments
-from collab_heads.collaborative.fit import Seen, Target
+from collab_heads.collaborative.calibrate import SiteCalibration
+from collab_heads.collaborative.input_moments import InputMoments
+from collab_heads.collaborative.kinds import FITS
 from families import EXACT, FAMILIES, FP32_NOISE, KINDS, output, sites, swap
 
 NARROW = {"shared": 20, "per_head": 16}
@@ -53,7 +54,7 @@ def test_keys_that_are_all_alike(name, batches, kind, dim, allocation):
 
 
 def moments(tokens):
-    found = Moments(tokens)
+    found = InputMoments(tokens)
     found.add(tokens, None)
     return found
 
@@ -73,20 +74,20 @@ def test_what_says_nothing_does_not_weight(kind, queries, keys):
     key = torch.ones_like(states) * (0.0 if keys == "zero" else 3.0)
     if keys == "all but alike":
         key += 1e-9 * states
-    seen = Seen(moments(states if queries == "random" else 0 * states), moments(key))
-    target = Target.of(weights(), kind, seen)
-    root = target.key_root
+    seen = SiteCalibration(moments(states if queries == "random" else 0 * states), moments(key))
+    fit = FITS[kind](weights(), seen)
+    root = fit.key_root
     torch.testing.assert_close(root / root[0, 0], torch.eye(32).double(), rtol=0, atol=SAME_DIRECTIONS)
     if queries == "zero" and kind == "shared":
-        torch.testing.assert_close(target.query_root, torch.eye(32).double(), rtol=0, atol=0)
+        torch.testing.assert_close(fit.query_root, torch.eye(32).double(), rtol=0, atol=0)
     else:
-        assert torch.isfinite(target.query_root).all()
+        assert torch.isfinite(fit.query_root).all()
 
 
 def test_keys_that_differ_weight_as_before():
     """What is added against rounding does not show where there is something to see."""
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(3, 9, 32, generator=generator, dtype=torch.float64)
-    shifted = Target.of(weights(), "shared", Seen(moments(states), moments(states + 5.0)))
-    centred = Target.of(weights(), "shared", Seen(moments(states), moments(states)))
+    shifted = FITS["shared"](weights(), SiteCalibration(moments(states), moments(states + 5.0)))
+    centred = FITS["shared"](weights(), SiteCalibration(moments(states), moments(states)))
     torch.testing.assert_close(shifted.key_root, centred.key_root, rtol=0, atol=SAME_DIRECTIONS)

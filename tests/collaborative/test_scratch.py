@@ -18,7 +18,8 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads import collaborative_config, get_adapter, swap_to_collaborative
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
-from collab_heads.layers.query_key import MIXING_STD, block_mixing, is_swapped
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.shared_query_key import MIXING_STD, block_mixing
 from families import (
     EXACT,
     FP32_NOISE,

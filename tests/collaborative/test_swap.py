@@ -13,6 +13,7 @@ from unchanged import assert_unchanged, refused, snapshot
 from collab_heads import swap_to_collaborative
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.adapters.marian import MarianAdapter
+from collab_heads.collaborative.fit import SiteFit
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.layers.query_key import is_swapped
 from families import EXACT, FAMILIES, HEAD_WIDTH, HEADS, KINDS, bert_config, make, sites, swap
@@ -434,9 +435,7 @@ def test_not_a_model_at_all(model):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_in_the_last_site_leaves_the_first_as_it_was(kind, monkeypatch):
     """Plan first, then mutate."""
-    from collab_heads.collaborative import swap as swap_module
-
-    model, stock, calls = bert(), swap_module.new_query_key, []
+    model, stock, calls = bert(), SiteFit.projection, []
 
     def fail_at_last(*args):
         calls.append(args)
@@ -444,7 +443,7 @@ def test_an_error_in_the_last_site_leaves_the_first_as_it_was(kind, monkeypatch)
             raise MemoryError
         return stock(*args)
 
-    monkeypatch.setattr(swap_module, "new_query_key", fail_at_last)
+    monkeypatch.setattr(SiteFit, "projection", fail_at_last)
     before = snapshot(model)
     with pytest.raises(MemoryError):
         swap(model, kind, HEAD_WIDTH * 2)

@@ -111,7 +111,7 @@ def test_a_subset_is_stored_as_one(tmp_path):
     for _ in range(2):
         penalty.step()
     expected = output(model, batch())
-    values = torch.cat([projection.gates.values() for _, projection in gated_sites(model, BertAdapter())])
+    values = torch.cat([gates.values() for _, gates in gated_sites(model, BertAdapter())])
     assert sorted(values.tolist()) == [0.0] * 2 + [1.0] * 6
     model.save_pretrained(tmp_path)
     loaded = aligned(type(model).from_pretrained(tmp_path).eval())

@@ -156,11 +156,11 @@ def test_gated_and_pruned_models():
     """A closed head has no say; the others have what they have in the pruned model, without sites without heads."""
     model, inputs = model_of("marian"), cast(labelled(FAMILIES["marian"]))
     swap_to_gated(model)
-    projections = dict((site.path, p) for site, p in gated_sites(model, get_adapter(model)))
-    empty, partial, *_ = projections
+    gates = {site.path: each for site, each in gated_sites(model, get_adapter(model))}
+    empty, partial, *_ = gates
     with torch.no_grad():
-        projections[empty].gates.log_alpha.fill_(-1.0)
-        projections[partial].gates.log_alpha.copy_(torch.tensor([0.5, -1.0, 1.0, -0.5]))  # open ones pass a part
+        gates[empty].log_alpha.fill_(-1.0)
+        gates[partial].log_alpha.copy_(torch.tensor([0.5, -1.0, 1.0, -0.5]))  # open ones pass a part
     gated = head_importance(model, [inputs], normalize=False)
     assert not gated[empty].any()
     assert [bool(value) for value in gated[partial]] == [True, False, True, False]

@@ -11,7 +11,8 @@ from transformers.models.bert.modeling_bert import eager_attention_forward
 
 from collab_heads.errors import SwapError
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.layers.query_key import build_query_key, content_bias, shared_cache_width
+from collab_heads.layers.query_key_kinds import build_query_key
+from collab_heads.layers.shared_query_key import content_bias, shared_cache_width
 from collab_heads.state import QueryKeyState
 
 B, T, S, H, D_QUERY, D_KEY, D_VALUE = 2, 3, 5, 4, 14, 11, 8

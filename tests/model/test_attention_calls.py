@@ -9,10 +9,11 @@ from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
 from collab_heads.errors import CalibrationError
-from collab_heads.layers.query_key import exact_query_key
+from collab_heads.layers.query_key_kinds import exact_query_key
 from collab_heads.model import attention_calls
-from collab_heads.model.attention_calls import Call, Recorder, recording
+from collab_heads.model.attention_calls import Call, Recorder, recording_calls
 from collab_heads.model.batches import run_batches
+from collab_heads.model.open_site import open_sites
 from families import EXACT64, FAMILIES, cast
 
 
@@ -20,7 +21,7 @@ def run(model, inputs, limit=attention_calls.SAMPLE_BYTES, batches=1):
     """The recorder of one run over all sites, and the sites."""
     adapter, masks = collab_heads.get_adapter(model), {}
     found = adapter.sites(model)
-    with recording(model, adapter, found, masks, limit) as recorder:
+    with recording_calls(model, open_sites(model, adapter, found), masks, limit) as recorder:
         run_batches(model, [inputs] * batches, masks, "recording")
     return recorder, found
 
@@ -44,7 +45,7 @@ def test_calls_give_the_output_of_the_site(name):
     for site in found:
         weights = adapter.read(model.base_model.get_submodule(site.path))
         exact, value = exact_query_key(weights), weights.value
-        calls = recorder.of(site.path)
+        calls = recorder.calls_of(site.path)
         assert len(calls) == len(heads[site.path])
         for call, expected in zip(calls, heads[site.path], strict=True):
             scores = weights.scale * exact.scores(call.query_inputs, call.key_inputs)
@@ -63,10 +64,10 @@ def test_the_model_is_left_as_it_was(name):
     before = snapshot(model)
     recorder, found = run(model, family.inputs())
     assert_unchanged(model, before)
-    assert not attention_calls.LISTENERS
+    assert not attention_calls.RECORDED
     # a reused module is called once per layer
-    assert sum(len(recorder.of(site.path)) for site in found) == family.num_maps
-    calls = [call for site in found for call in recorder.of(site.path)]
+    assert sum(len(recorder.calls_of(site.path)) for site in found) == family.num_maps
+    calls = [call for site in found for call in recorder.calls_of(site.path)]
     assert not any(call.query_inputs.requires_grad or call.key_inputs.requires_grad for call in calls)
 
 
@@ -76,7 +77,7 @@ def test_the_model_is_left_as_it_was_after_an_error():
     with pytest.raises(collab_heads.CollabHeadsError):
         run(model, {"input_ids": torch.full((1, 3), 10**6)})
     assert_unchanged(model, before)
-    assert not attention_calls.LISTENERS
+    assert not attention_calls.RECORDED
 
 
 def call_of(size):
@@ -119,12 +120,12 @@ def test_a_tensor_that_calls_share_counts_once():
         recorder.add("a", call)
         recorder.add("a", call)  # a module that serves two layers with one input
     assert list(recorder.calls["a"]) == [0, 1, 2]
-    assert len(recorder.of("a")) == 6
+    assert len(recorder.calls_of("a")) == 6
 
 
 def test_one_portion_is_kept_whatever_its_size():
     recorder, found = run(FAMILIES["bert"].build(), FAMILIES["bert"].inputs(), limit=1, batches=5)
-    assert all(recorder.of(site.path) for site in found)
+    assert all(recorder.calls_of(site.path) for site in found)
     assert recorder.share < 1
 
 
@@ -134,7 +135,7 @@ def test_a_class_written_in_a_notebook_is_recorded():
     model = written(FAMILIES["bert"].build().config).eval()
     before = snapshot(model)
     recorder, found = run(model, FAMILIES["bert"].inputs())
-    assert all(recorder.of(site.path) for site in found)
+    assert all(recorder.calls_of(site.path) for site in found)
     assert_unchanged(model, before)
 
 

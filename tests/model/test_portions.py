@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collab_heads.model.portions import EXAMPLES, portions
+from collab_heads.model.portions import ROWS_WITHOUT_MASK, portions
 from families import EXACT64, FAMILIES, batch, cast, output
 
 LENGTHS = (9, 5, 7)  # of the sentences in `batch`
@@ -25,7 +25,7 @@ def test_examples_alike_keep_their_order():
     """Also where nothing tells their lengths; then their number is limited."""
     inputs = {"input_ids": torch.arange(160).view(40, 4)}
     assert [ids(portion) for portion in portions(inputs, False)] == [
-        rows.tolist() for rows in inputs["input_ids"].split(EXAMPLES)
+        rows.tolist() for rows in inputs["input_ids"].split(ROWS_WITHOUT_MASK)
     ]
 
 

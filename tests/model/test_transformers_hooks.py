@@ -1,9 +1,14 @@
 """The hooks in transformers: changed models load like any other, stock models do not notice."""
 
 import copy
+import re
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from packaging.requirements import Requirement
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
@@ -19,12 +24,16 @@ from transformers import (
 )
 
 from collab_heads import collaborative_config, install_hooks
-from collab_heads.errors import UnsupportedModelError
-from collab_heads.layers.query_key import block_mixing, is_swapped
+from collab_heads.errors import UnsupportedModelError, UnsupportedVersionError
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.shared_query_key import block_mixing
+from collab_heads.model import rebuild as rebuild_module
 from collab_heads.model import transformers_hooks
-from collab_heads.model.transformers_hooks import rebuild
+from collab_heads.model.rebuild import rebuild
+from collab_heads.model.transformers_hooks import supported_versions
 from families import FAMILIES, aligned, bert_config, cast, output, sites, swap
 
+ROOT = Path(__file__).parents[2]
 NARROW = {"shared": 20, "per_head": 16}
 
 
@@ -218,7 +227,7 @@ def test_inner_stacks_leave_nothing_uninitialised(name, kind, monkeypatch):
     """A stack initialises its stock attention before the whole model changes it: what is new must get its start too."""
     model = FAMILIES[name].build()
     swap(model, kind, 16)
-    build = transformers_hooks.empty_query_key
+    build = rebuild_module.empty_query_key
 
     def poisoned(*arguments):
         made = build(*arguments)
@@ -226,6 +235,59 @@ def test_inner_stacks_leave_nothing_uninitialised(name, kind, monkeypatch):
             parameter.data.fill_(torch.nan)  # memory that nobody has set may hold anything
         return made
 
-    monkeypatch.setattr(transformers_hooks, "empty_query_key", poisoned)
+    monkeypatch.setattr(rebuild_module, "empty_query_key", poisoned)
     fresh = type(model)(copy.deepcopy(model.config))
     assert [name for name, parameter in fresh.named_parameters() if not torch.isfinite(parameter).all()] == []
+
+
+def stand_in(**methods):
+    """A class with the methods that are wrapped, but for those given; None takes one away."""
+    usual = {"post_init": lambda self: None, "_initialize_weights": lambda self, module, is_custom_code=False: None}
+    return type("OtherModel", (), {name: method for name, method in {**usual, **methods}.items() if method is not None})
+
+
+def test_any_class_with_the_methods_is_wrapped_once():
+    model_class = stand_in()
+    install_hooks(model_class)
+    wrapped = model_class.post_init, model_class._initialize_weights
+    install_hooks(model_class)
+    assert (model_class.post_init, model_class._initialize_weights) == wrapped
+    assert all(method.__wrapped__ for method in wrapped)
+
+
+@pytest.mark.parametrize(
+    "methods, reason",
+    (
+        ({"post_init": None}, "OtherModel has no method post_init"),
+        ({"_initialize_weights": None}, "OtherModel has no method _initialize_weights"),
+        ({"_initialize_weights": True}, "OtherModel has no method _initialize_weights"),
+        ({"post_init": lambda self, config: None}, r"OtherModel.post_init takes (self, config), not (self)"),
+        (
+            {"_initialize_weights": lambda self, name, module: None},
+            "OtherModel._initialize_weights takes (self, name, module), not (self, module)",
+        ),
+        ({"_initialize_weights": lambda self: None}, "takes (self), not (self, module)"),
+    ),
+)
+def test_another_transformers_is_refused_before_anything_is_wrapped(methods, reason):
+    model_class = stand_in(**methods)
+    before = dict(vars(model_class))
+    with pytest.raises(UnsupportedVersionError, match=re.escape(reason)) as caught:
+        install_hooks(model_class)
+    assert isinstance(caught.value, ImportError)
+    assert f"transformers {transformers.__version__} cannot" in str(caught.value)
+    assert dict(vars(model_class)) == before
+
+
+def test_the_versions_that_do_are_those_of_the_package(monkeypatch):
+    tomllib = pytest.importorskip("tomllib", reason="comes with Python 3.11")
+    lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wanted = next(Requirement(line) for line in lines if Requirement(line).name == "transformers")
+    assert repr(str(wanted)) == supported_versions()
+    assert re.fullmatch(r"'transformers<6,>=5\.\d+'", supported_versions())
+
+    def not_installed(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(transformers_hooks, "requires", not_installed)
+    assert supported_versions() == "a version that pyproject.toml allows"

@@ -8,8 +8,8 @@ from unchanged import load_without
 
 from collab_heads import prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.layers.query_key import block_mixing
-from collab_heads.model.transformers_hooks import rebuild
+from collab_heads.layers.shared_query_key import block_mixing
+from collab_heads.model.rebuild import rebuild
 from families import FAMILIES, LAYOUTS, aligned, bert_config, cast, make, output, sites, swap
 
 SOME = ("bert", "marian", "t5")

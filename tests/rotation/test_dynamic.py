@@ -10,7 +10,7 @@ from closing import change_queries
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import DynamicRotation, get_adapter, prune_heads, swap_heads, swap_to_gated
-from collab_heads.analysis.measures.maps import map_scores
+from collab_heads.analysis.measures.map_scores import map_scores
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.rotation import ranking
 from collab_heads.rotation.exchange import Slot
@@ -436,7 +436,7 @@ def test_none_is_no_number():
     for name in SETTINGS[:-1]:
         with pytest.raises(ArgumentError, match=f"{name} must be a whole number"):
             DynamicRotation("hard", **{name: None})
-    assert DynamicRotation("hard", end={"enc-self": None}).cycles["enc-self"].end is None
+    assert DynamicRotation("hard", end={"enc-self": None}).role_settings["enc-self"].end is None
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ def test_heads_are_measured(family, metric):
     """The plan is that of the measured scores; measuring changes nothing."""
     model, inputs = FAMILIES[family].build(), FAMILIES[family].inputs()
     before = snapshot(model)
-    scores = ranking.head_strengths(model, [inputs], get_adapter(model), metric)
+    scores = ranking.head_scores(model, [inputs], get_adapter(model), metric)
     roles = {site.path: site.role for site in get_adapter(model).sites(model)}
     plan = DynamicRotation("hard", metric).plan(model, 1, [inputs])
     assert_unchanged(model, before)
@@ -527,7 +527,7 @@ def test_names_say_what_is_compared():
     """The old name and the source's are the same measures as the names that say it; outputs and maps rank otherwise."""
     model, inputs = FAMILIES["marian"].build(), FAMILIES["marian"].inputs()
     adapter = get_adapter(model)
-    scores = {metric: ranking.head_strengths(model, [inputs], adapter, metric) for metric in ranking.METRICS}
+    scores = {metric: ranking.head_scores(model, [inputs], adapter, metric) for metric in ranking.METRICS}
     assert scores["l2"] == scores["output_distance"] and scores["pairwise"] == scores["map_distance"]
     different = ("confidence", "output_distance", "map_distance", "base", "wasserstein")
     orders = {metric: tuple(sorted(scores[metric], key=scores[metric].get)) for metric in different}

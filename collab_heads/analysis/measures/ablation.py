@@ -87,13 +87,13 @@ def without_heads(
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
-    available, present = adapter.sites(model), head_numbers(model, adapter)
-    chosen = removal_choice(available, heads, present)
+    available, numbers = adapter.sites(model), head_numbers(model, adapter)
+    chosen = removal_choice(available, heads, numbers)
     handles = []
     try:
         for site in available:
             if chosen.get(site.path):
-                alive = torch.tensor([head not in chosen[site.path] for head in present[site.path]])
+                alive = torch.tensor([head not in chosen[site.path] for head in numbers[site.path]])
                 projection = adapter.output_projection(model, site)
                 handles.append(projection.register_forward_pre_hook(silencer(alive)))
         yield
@@ -129,8 +129,10 @@ def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
         for index, batch in enumerate(each_batch(batches)):
             loss = float(loss_of(model, batch, index))
             labels = batch.get("labels")
-            tokens = labels is not None and labels.ndim == 2 and not labels.is_floating_point()
-            number = int((labels != IGNORED).sum()) if tokens else rows(batch)
+            if labels is not None and labels.ndim == 2 and not labels.is_floating_point():
+                number = int(labels.ne(IGNORED).sum())
+            else:
+                number = rows(batch)
             if not math.isfinite(loss):
                 raise NonFiniteError(not_finite(loss, index))
             total, count = total + number * loss, count + number
@@ -168,10 +170,10 @@ def leave_one_out(
     numbers = head_numbers(model, adapter)
     original = checked(evaluate(model), metric, "of the whole model")
     without = {site.path: torch.zeros(site.num_heads, dtype=torch.float64) for site in chosen}
-    steps = [(site, place, head) for site in chosen for place, head in enumerate(numbers[site.path])]
-    for site, place, head in tqdm(steps, desc="leaving heads out", leave=False):
+    heads_in_turn = [(site, index, head) for site in chosen for index, head in enumerate(numbers[site.path])]
+    for site, index, head in tqdm(heads_in_turn, desc="leaving heads out", leave=False):
         with without_heads(model, {site.path: [head]}, adapter):
-            without[site.path][place] = checked(evaluate(model), metric, f"without head {head} of {site.path}")
+            without[site.path][index] = checked(evaluate(model), metric, f"without head {head} of {site.path}")
     heads = {site.path: numbers[site.path] for site in chosen}
     return Ablation(tuple(chosen), heads, metric, original, without, higher_is_better)
 
@@ -199,7 +201,7 @@ def ablation_curve(
         (heads kept, the number), fewest heads last.
 
     Raises:
-        ArgumentError: on a count that cannot be, or scores of sites or heads that the model does not have.
+        ArgumentError: on an impossible number of heads, or scores of sites or heads that the model does not have.
         NonFiniteError: if a score or the number is NaN or inf.
     """
     check_wrapper(model)
@@ -214,8 +216,10 @@ def ablation_curve(
     plans = [(count, most_important(model, scores, count, adapter)) for count in sorted(set(counts), reverse=True)]
     points = []
     for count, alive in tqdm(plans, desc="removing heads", leave=False):
-        gone = {path: [h for h, on in zip(numbers[path], bits, strict=True) if not on] for path, bits in alive.items()}
-        with without_heads(model, gone, adapter):
+        removed = {
+            path: [h for h, on in zip(numbers[path], bits, strict=True) if not on] for path, bits in alive.items()
+        }
+        with without_heads(model, removed, adapter):
             points.append((count, checked(evaluate(model), metric, f"with {count} heads")))
     return points
 

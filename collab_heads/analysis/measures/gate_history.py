@@ -73,7 +73,7 @@ class GateHistory:
         return dataclasses.replace(self, steps=(*self.steps, int(step)), probabilities=longer)
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file, aside and renamed."""
+        """Write a JSON file; an old one is replaced when the new one is complete."""
         described = {
             "version": VERSION,
             "sites": [dataclasses.asdict(site) for site in self.sites],
@@ -91,14 +91,14 @@ class GateHistory:
             DataError: if the file is missing, damaged or of another version.
         """
         try:
-            found = parse_json(Path(path).read_text(encoding="utf-8"))
-            if found["version"] != VERSION:
-                raise DataError(f"{path} is of version {found['version']!r}; this package reads version {VERSION}")
-            sites = tuple(AttentionSite(**site) for site in found["sites"])
-            heads = {path: tuple(numbers) for path, numbers in found["heads"].items()}
-            steps = tuple(int(step) for step in found["steps"])
+            stored = parse_json(Path(path).read_text(encoding="utf-8"))
+            if stored["version"] != VERSION:
+                raise DataError(f"{path} is of version {stored['version']!r}; this package reads version {VERSION}")
+            sites = tuple(AttentionSite(**site) for site in stored["sites"])
+            heads = {path: tuple(numbers) for path, numbers in stored["heads"].items()}
+            steps = tuple(int(step) for step in stored["steps"])
             numbers = {
-                site.path: torch.tensor(found["probabilities"][site.path], dtype=torch.float64).reshape(
+                site.path: torch.tensor(stored["probabilities"][site.path], dtype=torch.float64).reshape(
                     len(steps), site.num_heads
                 )
                 for site in sites
@@ -110,13 +110,13 @@ class GateHistory:
             raise DataError(f"{path} is missing or no history of gates: {error!r}") from error
 
 
-def check_probabilities(site: AttentionSite, found: Tensor | None, steps: int) -> None:
+def check_probabilities(site: AttentionSite, probabilities: Tensor | None, steps: int) -> None:
     """Raise unless there is one probability per step and head."""
-    if found is None or tuple(found.shape) != (steps, site.num_heads):
-        shape = "no" if found is None else tuple(found.shape)
+    if probabilities is None or tuple(probabilities.shape) != (steps, site.num_heads):
+        shape = "no" if probabilities is None else tuple(probabilities.shape)
         raise ShapeError(f"{site.path}: {shape} probabilities for {steps} steps and {site.num_heads} heads")
-    if not found.isfinite().all():
+    if not probabilities.isfinite().all():
         raise NonFiniteError(f"{site.path}: a probability is NaN or infinite")
-    if found.numel() and (found.min() < 0 or found.max() > 1):
-        wrong = found[(found < 0) | (found > 1)][0]
+    if probabilities.numel() and (probabilities.min() < 0 or probabilities.max() > 1):
+        wrong = probabilities[(probabilities < 0) | (probabilities > 1)][0]
         raise ArgumentError(f"{site.path}: {float(wrong):g} is no probability")

@@ -63,11 +63,11 @@ class Batch:
         return self._queries[MASKS[site.role][0]]
 
     def keys(self, site: AttentionSite) -> Tensor | None:
-        """Which key tokens of a site are no padding: [B, S] bool, or None where all are none."""
+        """Which key tokens of a site are not padding: [B, S] bool; None if there is no padding."""
         return self._tokens[MASKS[site.role][1]]
 
-    def present(self, site: AttentionSite) -> Tensor | None:
-        """Which query tokens of a site are no padding: [B, T] bool, or None where all are none."""
+    def unpadded_queries(self, site: AttentionSite) -> Tensor | None:
+        """Which query tokens of a site are not padding: [B, T] bool; None if there is no padding."""
         return self._tokens[MASKS[site.role][0]]
 
     def counted(self, site: AttentionSite, values: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Observer:
     weights = False
     outputs = False
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Called once, with the sites that have heads, before the first batch."""
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
@@ -125,13 +125,13 @@ def observe(
         observers: what is measured.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
         exclude: ids of tokens that do not count as queries; None for `excluded_tokens`.
-        what: said beside the progress bar.
+        what: the label of the progress bar.
 
     Returns:
         The sites that have heads, in model order.
 
     Raises:
-        ArgumentError: on ids that are none.
+        ArgumentError: if `exclude` holds anything but token ids.
         CalibrationError: if there are no batches, or the model cannot take one (its index is named).
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it gives no attention weights.
     """
@@ -139,23 +139,23 @@ def observe(
     adapter, exclude = get_adapter(model, adapter), excluded_tokens(model, exclude)
     sites = adapter.sites_with_heads(model)
     for observer in observers:
-        observer.start(sites)
+        observer.begin(sites)
     if not sites:
         return sites
-    seen: list[Batch] = []  # at most one
+    current: list[Batch] = []  # at most one
 
     def begin(model: PreTrainedModel, inputs: Mapping) -> dict:
-        seen[:] = [Batch(model, inputs, seen[0].index + 1 if seen else 0, exclude)]
+        current[:] = [Batch(model, inputs, current[0].index + 1 if current else 0, exclude)]
         return {}
 
     def see_weights(site: AttentionSite, weights: Tensor) -> None:
         attention = Attention(weights)
         for observer in of_weights:
-            observer.see_weights(site, attention, seen[0])
+            observer.see_weights(site, attention, current[0])
 
     def see_outputs(site: AttentionSite, outputs: Tensor) -> None:
         for observer in of_outputs:
-            observer.see_outputs(site, outputs, seen[0])
+            observer.see_outputs(site, outputs, current[0])
 
     of_weights = [observer for observer in observers if observer.weights]
     of_outputs = [observer for observer in observers if observer.outputs]
@@ -172,14 +172,14 @@ def excluded_tokens(model: PreTrainedModel, exclude: Iterable[int] | None) -> tu
     Where they name none (BERT), all tokens count, and that is said once.
 
     Raises:
-        ArgumentError: on ids that are none.
+        ArgumentError: if `exclude` holds anything but token ids.
     """
     if exclude is not None:
         return check_exclude(exclude)
-    found = end_tokens(model)
-    if not found and model.main_input_name == "input_ids":
+    ends = end_tokens(model)
+    if not ends and model.main_input_name == "input_ids":
         logger.warning_once(
             f"the config of this {type(model).__name__} names no end-of-sentence token, so ends of sentences count in "
             "head statistics: pass exclude=[tokenizer.sep_token_id], or exclude=[] if that is right"
         )
-    return found
+    return ends

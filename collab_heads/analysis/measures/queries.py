@@ -12,12 +12,12 @@ from collab_heads.model.masks import decoder_ids, token_masks
 
 def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
     """The ids that end a sentence, as the config and the generation config name them; BERT's configs name none."""
-    found = set()
+    ids: set[int] = set()
     for config in (model.config, getattr(model, "generation_config", None)):
         for name in ("eos_token_id", "sep_token_id"):
             value = getattr(config, name, None)
-            found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
-    return tuple(sorted(found))
+            ids.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
+    return tuple(sorted(ids))
 
 
 def check_exclude(exclude: Iterable[int]) -> tuple[int, ...]:

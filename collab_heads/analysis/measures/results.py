@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -13,8 +14,9 @@ from collab_heads.errors import ArgumentError, DataError
 from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
 
-OF_HEADS = ("confidence", "entropy", "attention_distance")  # a number per head
-OF_PAIRS = ("cosine", "l2")  # a number per pair of heads
+Measure = Literal["confidence", "entropy", "attention_distance", "cosine", "l2"]
+OF_HEADS: tuple[Measure, ...] = ("confidence", "entropy", "attention_distance")  # a number per head
+OF_PAIRS: tuple[Measure, ...] = ("cosine", "l2")  # a number per pair of heads
 MEASURES = OF_HEADS + OF_PAIRS
 # role -> stack and name of the attention, as Azov and Landau key their statistics
 PLACES = {
@@ -103,7 +105,7 @@ class HeadStatistics:
 
         Tensors are named like `encoder.0.self_attn.confidence`. The JSON file describes them and has all numbers once
         more, nested as `{"encoder": [{"self_attn": {...}}, ...], "decoder": [{"self_attn": {...}, "enc_attn": {...}},
-        ...]}` with an entry per layer, empty where nothing was measured. Both are written aside and renamed.
+        ...]}` with an entry per layer, empty where nothing was measured. Complete files replace old ones.
 
         Source: the nesting: Azov and Landau 2020 (MHR-NLP-Transformers).
         """
@@ -141,12 +143,12 @@ class HeadStatistics:
             ]
             tokens = {each["path"]: int(each["tokens"]) for each in described["sites"]}
             measures, excluded = tuple(described["measures"]), tuple(described["excluded"])
-            found = {name: pick(tensors, name, sites) for name in measures}
+            values = {name: pick(tensors, name, sites) for name in measures}
             mixed = [site for site, each in zip(sites, described["sites"], strict=True) if each["alphas"]]
-            found["alphas"] = pick(tensors, "alphas", mixed)
+            values["alphas"] = pick(tensors, "alphas", mixed)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{folder}: its head statistics are incomplete: {error!r}") from error
-        return cls(tuple(sites), measures, excluded, tokens, **found)
+        return cls(tuple(sites), measures, excluded, tokens, **values)
 
 
 def prefix(site: AttentionSite) -> str:
@@ -157,11 +159,13 @@ def prefix(site: AttentionSite) -> str:
 
 def pick(tensors: Mapping[str, Tensor], name: str, sites: Sequence[AttentionSite]) -> dict[str, Tensor]:
     """The tensors of one measure, path -> tensor; ValueError if one has not one row per head."""
-    found = {site.path: tensors[f"{prefix(site)}.{name}"] for site in sites}
+    of_measure = {site.path: tensors[f"{prefix(site)}.{name}"] for site in sites}
     for site in sites:
-        if found[site.path].shape != (site.num_heads,) * (1 if name in OF_HEADS else 2):
-            raise ValueError(f"{prefix(site)}.{name} is {tuple(found[site.path].shape)}, of {site.num_heads} heads")
-    return found
+        if of_measure[site.path].shape != (site.num_heads,) * (1 if name in OF_HEADS else 2):
+            raise ValueError(
+                f"{prefix(site)}.{name} is {tuple(of_measure[site.path].shape)}, of {site.num_heads} heads"
+            )
+    return of_measure
 
 
 def pair_mean(matrix: Tensor) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer, excluded_tokens, observe
-from collab_heads.analysis.measures.results import MEASURES, HeadStatistics
+from collab_heads.analysis.measures.results import MEASURES, HeadStatistics, Measure
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.alpha import mixed_sites
@@ -34,7 +34,7 @@ def attention_distance(site: AttentionSite, attention: Attention, batch: Batch) 
     queries, keys = (
         torch.arange(length, device=weights.device)[None] for length in weights.shape[-2:]
     )  # (1, T), (1, S)
-    if (mask := batch.present(site)) is not None:
+    if (mask := batch.unpadded_queries(site)) is not None:
         queries = mask.cumsum(1) - 1  # padding on the left has no position
     if (mask := batch.keys(site)) is not None:
         keys = mask.cumsum(1) - 1
@@ -66,12 +66,12 @@ class RunningMean:
     """
 
     def __init__(self):
-        self.count, self.total = 0, 0.0
+        self.count, self.total = 0, torch.zeros((), dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
         """Add the values of some tokens: [N, ...]."""
         self.count += len(values)
-        self.total = self.total + values.sum(0)
+        self.total = self.total.to(values.device) + values.sum(0)
 
     def mean(self) -> Tensor:
         """[...], on the CPU."""
@@ -88,13 +88,13 @@ class Statistics(Observer):
         ArgumentError: on an unknown measure, or none at all.
     """
 
-    def __init__(self, measures: Iterable[str] = MEASURES):
+    def __init__(self, measures: Measure | Iterable[Measure] = MEASURES):
         self.measures = check_measures(measures)
         self.of_weights = [name for name in self.measures if name in OF_WEIGHTS]
         self.of_outputs = [name for name in self.measures if name in OF_OUTPUTS]
         self.weights, self.outputs = bool(self.of_weights), bool(self.of_outputs)
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin at zero."""
         self.sites = tuple(sites)
         self.means = {(site.path, measure): RunningMean() for site in sites for measure in self.measures}
@@ -120,10 +120,10 @@ class Statistics(Observer):
         """
         check_means(self.means, excluded)
         sites, first = self.sites, self.measures[0]
-        found = {name: {site.path: self.means[site.path, name].mean() for site in sites} for name in self.measures}
-        alphas = {s.path: mixing.alpha.detach().to("cpu", torch.float64) for s, mixing in mixed_sites(model, adapter)}
+        values = {name: {site.path: self.means[site.path, name].mean() for site in sites} for name in self.measures}
+        alphas = {site.path: each.alpha.detach().to("cpu", torch.float64) for site, each in mixed_sites(model, adapter)}
         tokens = {site.path: self.means[site.path, first].count for site in sites}
-        return HeadStatistics(sites, self.measures, excluded, tokens, alphas=alphas, **found)
+        return HeadStatistics(sites, self.measures, excluded, tokens, alphas=alphas, **values)
 
 
 def head_statistics(
@@ -131,7 +131,7 @@ def head_statistics(
     batches: Iterable[Mapping],
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
-    measures: Iterable[str] = MEASURES,
+    measures: Measure | Iterable[Measure] = MEASURES,
     exclude: Iterable[int] | None = None,
 ) -> HeadStatistics:
     """Measure every head over a data set, in one pass; memory does not grow with the number of batches.
@@ -158,7 +158,7 @@ def head_statistics(
         The statistics of every site that has heads; `print` it.
 
     Raises:
-        ArgumentError: on an unknown measure, or ids that are none.
+        ArgumentError: on an unknown measure, or if `exclude` holds anything but token ids.
         CalibrationError: if there are no batches, the model cannot take one (its index is named), a mask does not fit,
             or no token counted at a site.
         NonFiniteError: if a statistic is NaN or inf; the first such site is named.
@@ -186,8 +186,8 @@ def check_means(means: Mapping[tuple[str, str], RunningMean], excluded: tuple[in
             raise NonFiniteError(f"{path}: the {measure} of its heads is NaN or inf; look at its weights and inputs")
 
 
-def check_measures(measures: Iterable[str]) -> tuple[str, ...]:
-    """The measures in their own order, or an ArgumentError if there are none or one is unknown."""
+def check_measures(measures: str | Iterable[str]) -> tuple[str, ...]:
+    """The measures in the order of `MEASURES`; an ArgumentError if there are none or one is unknown."""
     names = [measures] if isinstance(measures, str) else list(measures)
     for name in names:
         check_choice("measure", name, MEASURES)

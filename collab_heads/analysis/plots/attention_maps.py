@@ -52,22 +52,22 @@ def attention_map(
         NonFiniteError: if a weight is NaN or infinite.
         MissingPackageError: if matplotlib is not installed.
     """
-    found = torch.as_tensor(weights).detach().to("cpu", torch.float64)
-    numbers = list(heads) if heads is not None else list(range(len(found)))
+    maps = torch.as_tensor(weights).detach().to("cpu", torch.float64)
+    numbers = list(heads) if heads is not None else list(range(len(maps)))
     expected = (len(numbers), len(query_tokens), len(key_tokens))
-    if tuple(found.shape) != expected:
-        raise ShapeError(f"attention weights {tuple(found.shape)}; heads, query and key tokens make {expected}")
+    if tuple(maps.shape) != expected:
+        raise ShapeError(f"attention weights {tuple(maps.shape)}; heads, query and key tokens make {expected}")
     if 0 in expected or longest < 1:
         raise ArgumentError(f"nothing to show of heads, query and key tokens {expected}, at most {longest} tokens")
-    if not found.isfinite().all():
-        head = int((~found.isfinite()).nonzero()[0][0])
+    if not maps.isfinite().all():
+        head = int((~maps.isfinite()).nonzero()[0][0])
         raise NonFiniteError(f"attention weights of head {numbers[head]} are NaN or infinite: is the sentence padding?")
     cut = [
         f"the first {longest} of {n} {what} tokens" for n, what in zip(expected[1:], SIDES, strict=True) if n > longest
     ]
-    grids = [each[:longest, :longest].numpy() for each in found]
+    grids = [each[:longest, :longest].numpy() for each in maps]
     queries, keys = query_tokens[:longest], key_tokens[:longest]
-    cmap, norm = colour_scale(grids, lowest=0.0, highest=max(float(found.max()), 1e-6))
+    cmap, norm = colour_scale(grids, lowest=0.0, highest=max(float(maps.max()), 1e-6))
     cell = 0.17 if len(numbers) <= 2 else 0.125
     panel = (max(1.1, len(keys) * cell), max(1.0, len(queries) * cell))
     left, below = (LETTER * max(len(token_text(token)) for token in tokens) + 0.1 for tokens in (queries, keys))

@@ -62,7 +62,8 @@ def drawn(function: Callable[..., Figure]) -> Callable[..., Figure]:
     def draw(*args, **options) -> Figure:
         with our_style():
             figure = function(*args, **options)
-        figure._repr_png_ = functools.partial(png_bytes, figure)
+        # what notebooks ask an object for; matplotlib gives it to figures of pyplot only
+        setattr(figure, "_repr_png_", functools.partial(png_bytes, figure))  # noqa: B010
         return figure
 
     return draw
@@ -71,9 +72,10 @@ def drawn(function: Callable[..., Figure]) -> Callable[..., Figure]:
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     """An empty figure of so many inches; a long title is wrapped."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height + (0.3 if title else 0)), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
+    layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
+    figure = Figure(figsize=(width, height + (0.3 if title else 0)), layout=layout)
     if title:
         figure.suptitle(textwrap.fill(title, max(20, int(width * 13))))
     return figure

@@ -68,7 +68,7 @@ def beyond(values: Sequence[np.ndarray], norm: Normalize) -> str:
     return {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[below, above]
 
 
-def ink(colour: Sequence[float] | str) -> str:
+def ink(colour: tuple[float, float, float, float] | str) -> str:
     """Black or white, whichever is easier to read on a colour."""
     from matplotlib.colors import to_rgb
 

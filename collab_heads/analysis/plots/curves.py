@@ -55,16 +55,18 @@ def quality_curves(
         axes.axhline(original, color="black", linewidth=1, label=f"all {total} heads")
     for i, (name, points) in enumerate(curves.items()):
         kept, quality = zip(*sorted(points), strict=True)
-        style = {"color": OKABE_ITO[i % len(OKABE_ITO)], "marker": MARKERS[i % len(MARKERS)]}
+        colour, marker = OKABE_ITO[i % len(OKABE_ITO)], MARKERS[i % len(MARKERS)]
         # lines are the second wheel: they differ between two curves of the same colour and marker
         line = LINES[(i + i // len(OKABE_ITO)) % len(LINES)]
-        axes.plot(kept, quality, linestyle=line, markersize=5, linewidth=1.4, label=name, **style)
+        axes.plot(kept, quality, linestyle=line, color=colour, marker=marker, markersize=5, linewidth=1.4, label=name)
     axes.set(xlabel=f"heads kept of {total}", ylabel=metric)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    beside = len(curves) > 4 or max(map(len, curves)) > 30
-    axes.legend(**({"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {}), frameon=not beside)
+    if len(curves) > 4 or max(map(len, curves)) > 30:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    else:
+        axes.legend(frameon=True)
     return figure
 
 
@@ -108,22 +110,22 @@ def source_share(
     """
     from matplotlib.ticker import MaxNLocator
 
-    found = torch.as_tensor(shares).detach().to("cpu", torch.float64)
-    if found.ndim != 1 or any(each is not None and len(each) != len(found) for each in (counts, tokens)):
+    values = torch.as_tensor(shares).detach().to("cpu", torch.float64)
+    if values.ndim != 1 or any(each is not None and len(each) != len(values) for each in (counts, tokens)):
         sizes = [None if each is None else len(each) for each in (counts, tokens)]
-        raise ShapeError(f"shares {tuple(found.shape)}, {sizes[0]} counts and {sizes[1]} tokens do not fit each other")
-    if not found.isfinite().all():
-        where = int((~found.isfinite()).nonzero()[0])
-        raise NonFiniteError(f"the share of position {where + 1} is {float(found[where])}: cut the positions there")
-    if not len(found) or found.min() < 0 or found.max() > 1:
-        raise ArgumentError(f"shares must be between 0 and 1, of one position at least, not {found.tolist()!s:.80}")
+        raise ShapeError(f"shares {tuple(values.shape)}, {sizes[0]} counts and {sizes[1]} tokens do not fit each other")
+    if not values.isfinite().all():
+        where = int((~values.isfinite()).nonzero()[0])
+        raise NonFiniteError(f"the share of position {where + 1} is {float(values[where])}: cut the positions there")
+    if not len(values) or values.min() < 0 or values.max() > 1:
+        raise ArgumentError(f"shares must be between 0 and 1, of one position at least, not {values.tolist()!s:.80}")
     if tokens is not None and len(tokens) > MOST_TOKENS:
         raise ArgumentError(f"{len(tokens)} tokens cannot be read beside each other: pass {MOST_TOKENS} at most")
-    figure = new_figure(max(4.5, 0.2 * len(found) + 1) if tokens else 6.2, 3.6, title)
+    figure = new_figure(max(4.5, 0.2 * len(values) + 1) if tokens else 6.2, 3.6, title)
     rows = figure.subplots(1 + (counts is not None), 1, sharex=True, height_ratios=[3, 1][: 1 + (counts is not None)])
     upper, lower = (rows[0], rows[1]) if counts is not None else (rows, rows)
-    places = np.arange(len(found)) + (0 if tokens else 1)
-    upper.plot(places, found, color=OKABE_ITO[0], marker="o", markersize=3.5, linewidth=1.4)
+    places = np.arange(len(values)) + (0 if tokens else 1)
+    upper.plot(places, values, color=OKABE_ITO[0], marker="o", markersize=3.5, linewidth=1.4)
     upper.set(ylim=(0, 1), ylabel=label)
     upper.grid(alpha=0.3)
     if counts is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.measures.summaries import balance
+from collab_heads.analysis.measures.comparison import evenness
 from collab_heads.analysis.plots.canvas import drawn, new_figure
 from collab_heads.analysis.plots.panels import checked_values
 from collab_heads.errors import ArgumentError
@@ -31,7 +31,7 @@ def importance_distributions(
 
     Every bar is a head, coloured by its layer, in units of the mean of its model and role: a model whose heads are
     equally important fills the height of the dashed line, and steep bars are an unbalanced model, whatever the unit of
-    importance. The number above is `balance`. The black steps in the other columns repeat the first model, its ranks
+    importance. The number above is `evenness`. The black steps in the other columns repeat the first model, its ranks
     stretched to the number of heads of the other where they differ.
 
     Where a value is negative, no mean can be the unit and no balance can be given: then bars are values as they are.
@@ -54,12 +54,12 @@ def importance_distributions(
     if not models:
         raise ArgumentError("there are no models to compare: pass at least one")
     of = {name: sites[name] if isinstance(sites, Mapping) else sites for name in models}
-    found = {name: checked_values(of[name], own, f"{label} in {name}") for name, own in models.items()}
-    ranked = {name: {role: ranking(of[name], found[name], role) for role in ROLES} for name in models}
+    checked = {name: checked_values(of[name], own, f"{label} in {name}") for name, own in models.items()}
+    ranked = {name: {role: ranking(of[name], checked[name], role) for role in ROLES} for name in models}
     roles = [role for role in ROLES if any(len(ranked[name][role][0]) for name in models)]
     if not roles:
         raise ArgumentError("there is no importance to show: pass the values of at least one site")
-    relative = all(bool((each >= 0).all()) for own in found.values() for each in own.values())
+    relative = all(bool((each >= 0).all()) for own in checked.values() for each in own.values())
     layers = [int(layer) for own in ranked.values() for _, each in own.values() for layer in each]
     cmap, norm = matplotlib.colormaps["viridis"], Normalize(min(layers), max(max(layers), min(layers) + 1))
     figure = new_figure(max(3.4, 2.9 * len(models) + 0.5), 2.1 * len(roles) + 0.3, title)
@@ -72,7 +72,7 @@ def importance_distributions(
             if not len(values):
                 axes.set_title(f"{name}, {role}\nno heads")
                 continue
-            number = f"balance {balance(values):.2f}" if relative else "no balance: negative values"
+            number = f"balance {evenness(values.tolist()):.2f}" if relative else "no balance: negative values"
             axes.set_title(f"{name}, {role}\n{number}")
             heights = values / (float(values.mean()) or 1.0) if relative else values
             axes.bar(np.arange(len(values)) + 0.5, heights, width=1.0, color=cmap(norm(own)), linewidth=0)
@@ -87,7 +87,8 @@ def importance_distributions(
         axes.set_xlabel("heads, most important first")
     colours = matplotlib.cm.ScalarMappable(norm, cmap)
     bar = figure.colorbar(colours, ax=grid.ravel().tolist(), label=f"layer of the head ({label})", aspect=25, pad=0.02)
-    bar.set_ticks(sorted(set(layers)) if len(set(layers)) <= 12 else np.unique(layers)[:: len(set(layers)) // 8])
+    every = sorted(set(layers))
+    bar.set_ticks(every if len(every) <= 12 else every[:: len(every) // 8])
     bar.minorticks_off()
     figure.legend(handles=legend_of(list(models), relative), loc="outside lower center", ncols=2, frameon=False)
     return figure
@@ -106,10 +107,10 @@ def legend_of(names: Sequence[str], relative: bool) -> list:
 
 def ranking(sites: Sequence[AttentionSite], values: Mapping[str, Tensor], role: str) -> tuple[np.ndarray, np.ndarray]:
     """Importance of the heads of a role, most important first, and their layers; [n] each."""
-    own = [site for site in sites if site.role == role and site.path in values]
-    if not own:
+    shown = [site for site in sites if site.role == role and site.path in values]
+    if not shown:
         return np.zeros(0), np.zeros(0)
-    joined = torch.cat([values[site.path] for site in own])
-    layers = torch.cat([torch.full((site.num_heads,), site.layer) for site in own])
+    joined = torch.cat([values[site.path] for site in shown])
+    layers = torch.cat([torch.full((site.num_heads,), site.layer) for site in shown])
     order = joined.argsort(descending=True, stable=True)
     return joined[order].numpy(), layers[order].numpy()

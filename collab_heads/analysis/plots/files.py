@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def save_figure(figure: Figure, path: str | Path) -> tuple[Path, Path]:
-    """Write a figure as PNG and as SVG, each aside and renamed. The same figure gives the same bytes.
+    """Write a figure as PNG and as SVG; complete files replace old ones. The same figure gives the same bytes.
 
     Args:
         figure: any matplotlib figure.

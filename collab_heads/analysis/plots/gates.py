@@ -97,7 +97,7 @@ def gate_animation(
 
     Args:
         history: at least one step.
-        path: of the file, ".gif"; written aside and renamed.
+        path: of the file, ".gif"; it is replaced when the new one is complete.
         totals: how many heads the sites had before any was removed, as in `head_map`.
         title: above all.
         label: of the colour bar.

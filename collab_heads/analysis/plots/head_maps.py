@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,20 +65,20 @@ def head_map(
         NonFiniteError: if a value is NaN or infinite.
         MissingPackageError: if matplotlib is not installed.
     """
-    found = checked_values(sites, values, label)
-    check_marks(found, marks or {}, "marks")
-    panels = panels_of(sites, list(found), heads, totals)
-    grids = [panel.grid(found) for panel in panels]
+    checked = checked_values(sites, values, label)
+    check_marks(checked, marks or {}, "marks")
+    panels = panels_of(sites, list(checked), heads, totals)
+    grids = [panel.grid(checked) for panel in panels]
     cmap, norm = colour_scale(grids, lowest=lowest, highest=highest)
-    figure, every = head_panels(panels, title, texts=[t for own in (marks or {}).values() for t in own])
+    figure, all_axes = head_panels(panels, title, texts=[t for own in (marks or {}).values() for t in own])
     form = short_numbers(grids)
     written = marks is not None or all(panel.columns <= FEW for panel in panels)
-    for axes, panel, grid in zip(every, panels, grids, strict=True):
+    for axes, panel, grid in zip(all_axes, panels, grids, strict=True):
         mesh = draw_cells(axes, grid, cmap, norm)
         for row, column, path, k in panel.cells() if written else ():
-            text = (marks[path][k] if path in marks else "") if marks is not None else form.format(found[path][k])
+            text = (marks[path][k] if path in marks else "") if marks is not None else form.format(checked[path][k])
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color=ink(cmap(norm(grid[row, column]))))
-    figure.colorbar(mesh, ax=every, label=label, extend=beyond(grids, norm), aspect=25, pad=0.02)
+    figure.colorbar(mesh, ax=all_axes, label=label, extend=beyond(grids, norm), aspect=25, pad=0.02)
     removed_legend(figure, panels)
     return figure
 
@@ -109,15 +109,15 @@ def role_map(
     """
     from matplotlib.patches import Patch, Rectangle
 
-    found = {path: [names_of(kind) for kind in own] for path, own in kinds.items()}
-    panels = panels_of(sites, list(found), heads, totals)
-    check_marks({row.site.path: row.numbers for panel in panels for row in panel.rows}, found, "kinds")
-    styles = kind_styles([name for own in found.values() for names in own for name in names])
-    figure, every = head_panels(panels, title)
-    for axes, panel in zip(every, panels, strict=True):
+    names_by_path = {path: [names_of(kind) for kind in own] for path, own in kinds.items()}
+    panels = panels_of(sites, list(names_by_path), heads, totals)
+    check_marks({row.site.path: row.numbers for panel in panels for row in panel.rows}, names_by_path, "kinds")
+    styles = kind_styles([name for own in names_by_path.values() for names in own for name in names])
+    figure, all_axes = head_panels(panels, title)
+    for axes, panel in zip(all_axes, panels, strict=True):
         axes.set(xlim=(-0.5, panel.columns - 0.5), ylim=(len(panel.rows) - 0.5, -0.5))
         for row, column, path, k in panel.cells():
-            names = found[path][k]
+            names = names_by_path[path][k]
             for i, name in enumerate(names):
                 colour, letter = styles[name]
                 left, width = column - 0.5 + i / len(names), 1 / len(names)
@@ -125,7 +125,7 @@ def role_map(
                 middle = left + width / 2
                 axes.text(middle, row, letter, ha="center", va="center", fontsize=7, color=ink(colour))
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="white"))
-    seen = [name for name in styles if any(name in names for own in found.values() for names in own)]
+    seen = [name for name in styles if any(name in names for own in names_by_path.values() for names in own)]
     keys = [(styles[name][0], f"{name} ({styles[name][1]})" if styles[name][1] else name) for name in seen]
     handles = [Patch(facecolor=colour, edgecolor="#808080", linewidth=0.5, label=text) for colour, text in keys]
     removed_legend(figure, panels, handles)
@@ -155,8 +155,9 @@ def head_panels(panels: Sequence[Panel], title: str | None, texts: Sequence[str]
         axes.set_yticks(rows, [str(panel.rows[row].site.layer) for row in rows])
         axes.set(title=panel.role, xlabel="head", ylabel="layer")
         for row, column in panel.removed():
-            cell_of = {"facecolor": GREY, "edgecolor": "white", "hatch": "////", "gid": f"removed-{row}-{column}"}
-            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **cell_of))
+            hatched = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=GREY, edgecolor="white", hatch="////")
+            hatched.set_gid(f"removed-{row}-{column}")
+            axes.add_patch(hatched)
     return figure, every
 
 
@@ -198,9 +199,9 @@ def kind_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     return styles
 
 
-def check_marks(values: Mapping[str, Sequence], marks: Mapping[str, Sequence], what: str) -> None:
+def check_marks(values: Mapping[str, Sized], marks: Mapping[str, Sequence], what: str) -> None:
     """Raise ShapeError unless there is one mark per head."""
-    for path, own in marks.items():
-        if path not in values or len(own) != len(values[path]):
-            count = len(values.get(path, ()))
-            raise ShapeError(f"{path}: {len(own)} {what}, and {count} heads that are shown")
+    for path, of_site in marks.items():
+        if path not in values or len(of_site) != len(values[path]):
+            count = len(values[path]) if path in values else 0
+            raise ShapeError(f"{path}: {len(of_site)} {what}, and {count} heads that are shown")

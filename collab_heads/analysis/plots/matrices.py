@@ -58,12 +58,12 @@ def matrix_maps(
         NonFiniteError: if a number is NaN or infinite.
         MissingPackageError: if matplotlib is not installed.
     """
-    found = checked_values(sites, matrices, label, dimensions=2)
+    checked = checked_values(sites, matrices, label, dimensions=2)
     by_role = [site for role in ROLES for site in sorted(sites, key=lambda s: s.layer) if site.role == role]
-    shown = [site for site in by_role if site.path in found and site.num_heads]
+    shown = [site for site in by_role if site.path in checked and site.num_heads]
     if not shown:
         raise ArgumentError("there are no matrices to show: pass that of at least one site with heads")
-    grids = [found[site.path].numpy().copy() for site in shown]
+    grids = [checked[site.path].numpy().copy() for site in shown]
     for grid in () if diagonal else grids:
         np.fill_diagonal(grid, np.nan)
     cmap, norm = colour_scale(grids, lowest=lowest, highest=highest, centre=centre)

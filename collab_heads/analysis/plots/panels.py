@@ -51,8 +51,8 @@ class Panel:
 
     def cells(self) -> list[tuple[int, int, str, int]]:
         """(row, column, path, index among the heads that the site has now) of every head."""
-        found = enumerate(self.rows)
-        return [(i, number, row.site.path, k) for i, row in found for k, number in enumerate(row.numbers)]
+        numbered = enumerate(self.rows)
+        return [(i, number, row.site.path, k) for i, row in numbered for k, number in enumerate(row.numbers)]
 
     def removed(self) -> list[tuple[int, int]]:
         """(row, column) of every removed head."""
@@ -93,17 +93,19 @@ def panels_of(
     numbers = {site.path: numbers_of(site, heads) for site in shown}
     panels = []
     for role in ROLES:
-        own = sorted((site for site in shown if site.role == role), key=lambda site: site.layer)
-        most = max((number + 1 for site in own for number in numbers[site.path]), default=0)
+        of_role = sorted((site for site in shown if site.role == role), key=lambda site: site.layer)
+        most = max((number + 1 for site in of_role for number in numbers[site.path]), default=0)
         rows = []
-        for site in own:
-            seen = max(numbers[site.path], default=-1) + 1
-            total = most if heads is not None else seen
+        for site in of_role:
+            least = max(numbers[site.path], default=-1) + 1
+            total = most if heads is not None else least
             if totals is not None:
                 total = totals[site.path] if isinstance(totals, Mapping) and site.path in totals else total
                 total = totals if isinstance(totals, int) else total
-            if total < seen:
-                raise ArgumentError(f"{site.path} had {total} heads in all, and its head {seen - 1} is not one of them")
+            if total < least:
+                raise ArgumentError(
+                    f"{site.path} had {total} heads in all, and its head {least - 1} is not one of them"
+                )
             rows.append(Row(site, numbers[site.path], total))
         if any(row.total for row in rows):
             panels.append(Panel(role, tuple(rows)))
@@ -135,7 +137,7 @@ def checked_values(
         NonFiniteError: if one is NaN or infinite; the message names the site and the head.
     """
     known = {site.path: site for site in sites}
-    found = {}
+    checked = {}
     for path, given in values.items():
         if path not in known:
             raise ArgumentError(f"{what} of {path!r}, which is none of the sites{did_you_mean(path, known)}")
@@ -148,5 +150,5 @@ def checked_values(
             raise NonFiniteError(
                 f"{what} of {path}, head {where[0]}: {float(tensor[tuple(where)])}; leave the site out"
             )
-        found[path] = tensor
-    return found
+        checked[path] = tensor
+    return checked

@@ -31,7 +31,7 @@ def explain_batches(
         adapter: its adapter.
         batches: input dicts as the model takes them; any iterable, read once.
         see: called with the inputs, on the model's device, and with what the model returned; it takes the gradients.
-        what: said beside the progress bar.
+        what: the label of the progress bar.
 
     Raises:
         CalibrationError: if there are no batches, or the model cannot take one (its index is named).

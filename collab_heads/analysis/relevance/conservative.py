@@ -19,6 +19,7 @@ Source: attention and norms: Ali, Schnake, Eberle, Montavon, Mueller, Wolf 2022,
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,14 +34,14 @@ from collab_heads.layers.query_key import is_swapped
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 
-Rule = Callable[[nn.Module, Tensor, Tensor], Tensor]  # module, its input, its output -> the same output
+Rule = Callable[[Any, Tensor, Tensor], Tensor]  # module, its input, its output -> the same output
 
 # By their names in transformers: ReLU and its like conserve by their own gradient, the others have f(0) != 0.
 _KEEP_THEIR_GRADIENT = ("relu", "leaky_relu", "prelu", "linear", "sigmoid", "laplace", "sqrtsoftplus")
-ACTIVATIONS = tuple(
-    {each[0] if isinstance(each, tuple) else each for name, each in ACT2CLS.items() if name not in _KEEP_THEIR_GRADIENT}
-    | {nn.GELU, nn.SiLU, nn.Tanh, nn.Mish}
-)
+_NAMED: list[Any] = [
+    each[0] if isinstance(each, tuple) else each for name, each in ACT2CLS.items() if name not in _KEEP_THEIR_GRADIENT
+]
+ACTIVATIONS: tuple[type[nn.Module], ...] = tuple({*_NAMED, nn.GELU, nn.SiLU, nn.Tanh, nn.Mish})
 # The same where a model calls a function: classification heads of RoBERTa, BART and T5, RoBERTa's language models.
 FUNCTIONS = frozenset({torch.tanh, Tensor.tanh, F.gelu, F.silu, F.mish, F.hardswish})
 
@@ -148,11 +149,12 @@ def conservative(
 
 def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Module, Rule]:
     """Every module whose graph changes, and how."""
-    rules = {}
+    rules: dict[nn.Module, Rule] = {}
+    scaling: tuple[type[nn.Module], ...] = ACTIVATIONS + adapter.rms_norms
     for path, module in model.named_modules():
         if isinstance(module, nn.LayerNorm):
             rules[module] = layer_norm
-        elif isinstance(module, (*ACTIVATIONS, *adapter.rms_norms)):
+        elif isinstance(module, scaling):
             rules[module] = by_ratio
         elif type(module).__name__.endswith("Norm") and not isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise UnsupportedModelError(
@@ -169,7 +171,7 @@ def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Modul
     return rules
 
 
-def score_projections(adapter: AttentionAdapter, module: nn.Module) -> list[nn.Module]:
+def score_projections(adapter: AttentionAdapter, module: Any) -> list[nn.Module]:
     """All through which attention weights depend on the inputs of an attention module."""
     if is_swapped(module):
         return [each for each in module.query_key.modules() if isinstance(each, nn.Linear)]

@@ -71,7 +71,8 @@ class MeanByPosition:
     """
 
     def __init__(self, keep: bool):
-        self.keep, self.rows = keep, []
+        self.keep = keep
+        self.rows: list[tuple[float, ...]] = []
         self.total, self.counts = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
 
     def add(self, row: Tensor) -> None:
@@ -117,7 +118,7 @@ def token_contributions(
         Mean shares by position, counted from 0, the first generated token; `print` them.
 
     Raises:
-        ArgumentError: on ids that are none, or a model without logits or last hidden states.
+        ArgumentError: if `exclude` holds anything but token ids, or for a model without logits or last hidden states.
         CalibrationError: if there are no batches, the model cannot take one (its index is named), a mask does not fit,
             no position counted, or a stack was not run.
         NonFiniteError: if a share is NaN or inf.
@@ -196,7 +197,7 @@ def source_shares(values: Tensor, counted: Tensor, source: Tensor, target: Tenso
 
 def first_layers(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, nn.Module]:
     """The first layers of both stacks: "source" and "target"."""
-    found = {}
+    layers = {}
     for name, role in STACKS.items():
         sites = [site for site in adapter.sites(model) if site.role == role]
         if not sites or not model.config.is_encoder_decoder:
@@ -204,6 +205,8 @@ def first_layers(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str,
                 f"{type(model).__name__} is no encoder-decoder: only those have a source and a target to compare"
             )
         first = min(sites, key=lambda site: site.layer)
-        path = re.match(r".*?\.\d+(?=\.)", first.path)[0]  # up to the number of the layer
-        found[name] = model.base_model.get_submodule(path)
-    return found
+        match = re.match(r".*?\.\d+(?=\.)", first.path)  # up to the number of the layer
+        if match is None:
+            raise UnsupportedModelError(f"{first.path} has no number of a layer in it: the layer cannot be found")
+        layers[name] = model.base_model.get_submodule(match[0])
+    return layers

@@ -85,7 +85,8 @@ class RunningRelevance:
     """
 
     def __init__(self):
-        self.count, self.shares, self.signed = 0, 0.0, 0.0
+        self.count = 0
+        self.shares = self.signed = torch.zeros((), dtype=torch.float64)
 
     def add(self, relevance: Tensor) -> None:
         """Add the sentences of a batch: [B, H]."""
@@ -130,7 +131,7 @@ def head_relevance(
         The relevance of every site that has heads; `print` it.
 
     Raises:
-        ArgumentError: on ids that are none, a target of another shape, or outputs that need a target.
+        ArgumentError: if `exclude` holds anything but token ids, the target has another shape, or outputs need one.
         CalibrationError: if there are no batches, the model cannot take one (its index is named), a mask does not fit,
             no position counted, or a site was not reached.
         NonFiniteError: if a relevance is NaN or inf; the site whose weights are to blame is named.
@@ -144,13 +145,13 @@ def head_relevance(
     sites = adapter.sites_with_heads(model)
     side = "encoder" if all(site.role == "enc-self" for site in adapter.sites(model)) else "decoder"
     sums = {site.path: RunningRelevance() for site in sites}
-    seen: list[tuple[AttentionSite, Tensor]] = []  # of the batch under way, in the order of the calls
-    said: list[tuple[float, int, int]] = []  # of every batch: what was explained, sentences, positions
+    outputs_of_heads: list[tuple[AttentionSite, Tensor]] = []  # of the batch under way, in the order of the calls
+    explained_by_batch: list[tuple[float, int, int]] = []  # what was explained, sentences, positions
 
     def listen(site: AttentionSite):
         def hook(projection, inputs):
             concatenated = leaf(inputs[0])  # (B, T, H * d_v)
-            seen.append((site, concatenated))
+            outputs_of_heads.append((site, concatenated))
             return concatenated, *inputs[1:]
 
         return hook
@@ -161,10 +162,10 @@ def head_relevance(
         else:
             values, counts = check_target(target(outputs, inputs), model)
         values, kept = values.masked_fill(~counts, 0.0), counts.any(-1).cpu()
-        for site, relevance in propagate(values, seen):
+        for site, relevance in propagate(values, outputs_of_heads):
             sums[site.path].add(relevance[kept])
-        said.append((float(values.detach().cpu().double().sum()), int(kept.sum()), int(counts.sum())))
-        seen.clear()
+        explained_by_batch.append((float(values.detach().cpu().double().sum()), int(kept.sum()), int(counts.sum())))
+        outputs_of_heads.clear()
 
     handles = [adapter.output_projection(model, site).register_forward_pre_hook(listen(site)) for site in sites]
     try:
@@ -172,7 +173,7 @@ def head_relevance(
     finally:
         for handle in handles:
             handle.remove()
-    explained, sentences, positions = map(sum, zip(*said, strict=True))
+    explained, sentences, positions = map(sum, zip(*explained_by_batch, strict=True))
     if not sentences:
         raise CalibrationError(
             f"no position counted: every one was padding or one of the excluded ids {list(excluded)}"
@@ -204,27 +205,29 @@ def check_sums(
             raise NonFiniteError(f"{path}: the relevance of its heads is NaN or inf; look at its weights and inputs")
 
 
-def propagate(values: Tensor, seen: Iterable[tuple[AttentionSite, Tensor]]) -> list[tuple[AttentionSite, Tensor]]:
+def propagate(
+    values: Tensor, concatenated_heads: Iterable[tuple[AttentionSite, Tensor]]
+) -> list[tuple[AttentionSite, Tensor]]:
     """One backward pass.
 
     Args:
         values: [B, P], what is explained.
-        seen: sites and their concatenated heads [N, T, H * d_v], where N is B, or B times the choices.
+        concatenated_heads: sites and their concatenated heads [N, T, H * d_v], where N is B, or B times the choices.
 
     Returns:
         The sites, in the same order, and the relevance of their heads per sentence: [B, H], float64 on the CPU.
     """
-    states = [concatenated for _, concatenated in seen]
+    states = [concatenated for _, concatenated in concatenated_heads]
     if not states:
         return []
     if not values.requires_grad:
         raise ArgumentError("what is to be explained does not depend on the output of any head")
     # not all of it need look at every layer
     gradients = torch.autograd.grad(values.sum(), states, allow_unused=True, materialize_grads=True)
-    found = []
-    for (site, state), gradient in zip(seen, gradients, strict=True):
+    by_site = []
+    for (site, state), gradient in zip(concatenated_heads, gradients, strict=True):
         product = state.detach() * gradient
         product = product.to(torch.promote_types(product.dtype, torch.float32)).unflatten(-1, (site.num_heads, -1))
         relevance = product.sum((1, -1)).cpu().double()  # (N, H)
-        found.append((site, relevance.unflatten(0, (len(values), -1)).sum(1)))
-    return found
+        by_site.append((site, relevance.unflatten(0, (len(values), -1)).sum(1)))
+    return by_site

@@ -43,9 +43,9 @@ def top_logits(
             return values, counted(model, values, inputs, exclude, side)
         values = values.unsqueeze(-1)
     elif (starts := getattr(outputs, "start_logits", None)) is not None:
-        present = counted(model, starts, inputs, (), side)
-        both = torch.stack([starts, outputs.end_logits], dim=1)  # (B, 2, T)
-        values = both.masked_fill(~present.unsqueeze(1), -torch.inf).max(-1).values
+        tokens = counted(model, starts, inputs, (), side)
+        both = torch.stack([starts, outputs["end_logits"]], dim=1)  # (B, 2, T)
+        values = both.masked_fill(~tokens.unsqueeze(1), -torch.inf).max(-1).values
     elif (states := getattr(outputs, "last_hidden_state", None)) is not None:
         mask = counted(model, states[..., 0], inputs, exclude, side).to(states.dtype).unsqueeze(-1)
         mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1)  # (B, D)
@@ -78,9 +78,9 @@ def check_target(values: object, model: PreTrainedModel) -> tuple[Tensor, Tensor
         ArgumentError: if it is something else, or does not depend on the model.
     """
     if not isinstance(values, Tensor) or values.ndim not in (1, 2) or not values.requires_grad:
-        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ArgumentError(
-            f"target gave {found}: expected what the outputs of {type(model).__name__} lead to with gradients, one "
+            f"target gave {shape}: expected what the outputs of {type(model).__name__} lead to with gradients, one "
             "number per sentence (batch,) or per position (batch, positions)"
         )
     values = values.unsqueeze(-1) if values.ndim == 1 else values

@@ -29,7 +29,7 @@ class HeadReport(HeadMeasurements):
         return page_of(self, {name: png_bytes(figure) for name, figure in self.plot().items()})
 
     def save_html(self, path: str | Path) -> Path:
-        """Write the page, aside and renamed; what was there is replaced."""
+        """Write the page; an old one is replaced when the new one is complete."""
         return write_file(path, self.to_html().encode("utf-8"))
 
     def save(self, folder: str | Path) -> Path:

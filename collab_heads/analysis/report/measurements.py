@@ -3,24 +3,21 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from collab_heads.analysis.measures.ablation import Ablation
-from collab_heads.analysis.measures.examples import Example
+from collab_heads.analysis.measures.attention_examples import AttentionExample
+from collab_heads.analysis.measures.comparison import rank_correlation
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.measures.results import OF_HEADS, HeadStatistics
-from collab_heads.analysis.measures.summaries import rank_correlation
 from collab_heads.analysis.relevance.contributions import TokenContributions
 from collab_heads.analysis.relevance.head_relevance import HeadRelevance
 from collab_heads.analysis.roles.labels import HeadRoles
 from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
-
-if TYPE_CHECKING:
-    pass
 
 Scores = Mapping[str, Tensor]
 # what says how much a head matters: the measures that are compared with leaving heads out, and that order a curve
@@ -57,7 +54,7 @@ class HeadMeasurements:
     sites: tuple[AttentionSite, ...]
     heads: Mapping[str, tuple[int, ...]]
     totals: Mapping[str, int]
-    data: Mapping[str, object]
+    data: Mapping[str, Any]
     statistics: HeadStatistics | None = None
     roles: HeadRoles | None = None
     relevance: HeadRelevance | None = None
@@ -67,27 +64,27 @@ class HeadMeasurements:
     curves: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
     gates: Scores = field(default_factory=dict)
     gate_history: GateHistory | None = None
-    examples: tuple[Example, ...] = ()
+    examples: tuple[AttentionExample, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def scores(self) -> dict[str, Scores]:
         """Measure -> path -> [H]: everything that is a number per head, float64 on the CPU."""
-        found: dict[str, Scores] = {}
+        scores: dict[str, Scores] = {}
         if (statistics := self.statistics) is not None:
-            found |= {name: getattr(statistics, name) for name in OF_HEADS if name in statistics.measures}
+            scores |= {name: getattr(statistics, name) for name in OF_HEADS if name in statistics.measures}
             if "l2" in statistics.measures:
-                found["l2_distance"] = {site.path: statistics.distance(site.path) for site in self.sites}
+                scores["l2_distance"] = {site.path: statistics.distance(site.path) for site in self.sites}
         if self.relevance is not None:
-            found["relevance"] = self.relevance.relevance
-            found["absolute_relevance"] = {path: signed.abs() for path, signed in self.relevance.signed.items()}
+            scores["relevance"] = self.relevance.relevance
+            scores["absolute_relevance"] = {path: signed.abs() for path, signed in self.relevance.signed.items()}
         if self.gradient is not None:
-            found["gradient"] = self.gradient
+            scores["gradient"] = self.gradient
         if self.ablation is not None:
-            found["leave_one_out"] = self.ablation.harm()
+            scores["leave_one_out"] = self.ablation.harm()
         if self.gates:
-            found["gate"] = self.gates
-        return found
+            scores["gate"] = self.gates
+        return scores
 
     def correlations(self) -> dict[str, float]:
         """Measure -> rank correlation with the harm of leaving each head out; empty without an ablation."""
@@ -109,10 +106,10 @@ class HeadMeasurements:
         header = ["role", "layer", "head", *(name.replace("_", " ") for name in scores)]
         rows = []
         for site in self.sites:
-            for place, number in enumerate(self.heads[site.path]):
+            for index, number in enumerate(self.heads[site.path]):
                 row = [site.role, str(site.layer), str(number)]
-                row += [f"{float(s[site.path][place]):.3f}" if site.path in s else "" for s in scores.values()]
-                rows.append(row + ([", ".join(self.roles.labels[site.path][place])] if self.roles else []))
+                row += [f"{float(s[site.path][index]):.3f}" if site.path in s else "" for s in scores.values()]
+                rows.append(row + ([", ".join(self.roles.labels[site.path][index])] if self.roles else []))
         return header + (["what it does"] if self.roles else []), rows
 
     def described(self) -> list[str]:
@@ -146,8 +143,8 @@ class HeadMeasurements:
             "examples": [{side: list(tokens) for side, tokens in each.tokens.items()} for each in self.examples],
         }
         for name in ("statistics", "roles", "relevance", "contributions", "ablation"):
-            found = getattr(self, name)
-            whole[name] = None if found is None else found.to_dict()
+            measured = getattr(self, name)
+            whole[name] = None if measured is None else measured.to_dict()
         return whole
 
     def to_json(self) -> str:

@@ -6,9 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from collab_heads.analysis import plots
+from collab_heads.analysis.measures.ablation import Ablation
 from collab_heads.analysis.report.html import Section, page
 from collab_heads.analysis.report.legends import LEGENDS, TITLES
 from collab_heads.analysis.report.measurements import HeadMeasurements
+from collab_heads.analysis.roles.labels import HeadRoles, role_kind
 from collab_heads.sites import ROLES
 
 if TYPE_CHECKING:
@@ -35,53 +37,53 @@ class Picture:
 
 def pictures_of(report: HeadMeasurements) -> list[Picture]:
     """Every picture that the report has numbers for, in the order of the page."""
-    found = [*maps_of(report), *matrices_of(report)]
+    pictures = [*maps_of(report), *matrices_of(report)]
     if report.contributions is not None:
         shares, counts = report.contributions.source, report.contributions.counts.tolist()
-        found.append(Picture("source_share", "contributions", lambda: plots.source_share(shares, counts)))
+        pictures.append(Picture("source_share", "contributions", lambda: plots.source_share(shares, counts)))
     if report.curves and report.ablation is not None:
-        found.append(Picture("quality", "ablation", lambda: quality(report)))
+        pictures.append(Picture("quality", "ablation", partial(quality, report, report.ablation)))
     if report.gate_history is not None and report.gate_history.steps:
-        found.append(Picture("gate_history", "gate", lambda: plots.gate_strip(report.gate_history)))
+        pictures.append(Picture("gate_history", "gate", lambda: plots.gate_strip(report.gate_history)))
     for number, example in enumerate(report.examples):
         for site in report.sites:
 
             def draw(example=example, site=site) -> "Figure":
                 return plots.attention_map(*example.of(site), heads=report.heads[site.path], site=site)
 
-            found.append(Picture(f"attention_{number}_{site.role}_{site.layer}", "examples", draw))
-    return found
+            pictures.append(Picture(f"attention_{number}_{site.role}_{site.layer}", "examples", draw))
+    return pictures
 
 
 def maps_of(report: HeadMeasurements) -> list[Picture]:
     """Layer by head: a map of every measure, one of what heads do, and how evenly importance is spread."""
-    found, common = [], {"heads": report.heads, "totals": {s.path: report.totals[s.path] for s in report.sites}}
+    pictures, common = [], {"heads": report.heads, "totals": {s.path: report.totals[s.path] for s in report.sites}}
     if report.roles is not None:
         kinds = {
-            path: [[kind_of(label) for label in labels] or "none" for labels in every]
+            path: [[role_kind(label) for label in labels] or "none" for labels in every]
             for path, every in report.roles.labels.items()
         }
-        found.append(Picture("roles", "roles", lambda: plots.role_map(report.sites, kinds, **common)))
-        found += shares_of(report, common)
+        pictures.append(Picture("roles", "roles", lambda: plots.role_map(report.sites, kinds, **common)))
+        pictures += shares_of(report, report.roles, common)
     for name, scores in report.scores().items():
 
         def draw(name=name, scores=scores) -> "Figure":
             return plots.head_map(report.sites, scores, label=name.replace("_", " "), **common)
 
-        found.append(Picture(name, PLACES.get(name, name), draw))
+        pictures.append(Picture(name, PLACES.get(name, name), draw))
         if name in SPREAD:
 
             def spread(name=name, scores=scores) -> "Figure":
                 return plots.importance_distributions({report.model_type: scores}, report.sites, name)
 
-            found.append(Picture(f"{name}_distribution", name, spread))
-    return found
+            pictures.append(Picture(f"{name}_distribution", name, spread))
+    return pictures
 
 
-def shares_of(report: HeadMeasurements, common: dict) -> list[Picture]:
+def shares_of(report: HeadMeasurements, roles: HeadRoles, common: dict) -> list[Picture]:
     """How close every head comes to a role: the largest share of its best offset, and that of the rarest token."""
-    offsets = {path: numbers.share for path, numbers in report.roles.positional.items()}
-    rare = {path: numbers.rarest for path, numbers in report.roles.rare.items()}
+    offsets = {path: numbers.share for path, numbers in roles.positional.items()}
+    rare = {path: numbers.rarest for path, numbers in roles.rare.items()}
     named = {"positional": (offsets, "share on the best offset"), "rare_tokens": (rare, "share on the rarest token")}
     return [
         Picture(name, "roles", partial(plots.head_map, report.sites, shares, label=label, **common))
@@ -92,7 +94,7 @@ def shares_of(report: HeadMeasurements, common: dict) -> list[Picture]:
 
 def matrices_of(report: HeadMeasurements) -> list[Picture]:
     """Head by head: similarity, and the alphas of mixed heads."""
-    found, statistics = [], report.statistics
+    pictures, statistics = [], report.statistics
     for name, label in (("cosine", "cosine of outputs"), ("l2", "distance of outputs")):
         matrices = {} if statistics is None else getattr(statistics, name)
         if any(len(matrix) > 1 for matrix in matrices.values()):
@@ -103,23 +105,18 @@ def matrices_of(report: HeadMeasurements) -> list[Picture]:
                     report.sites, matrices, heads=report.heads, label=label, centre=centre, diagonal=False
                 )
 
-            found.append(Picture(name, "similarity", draw))
+            pictures.append(Picture(name, "similarity", draw))
     if statistics is not None and statistics.alphas:
         alphas, heads = statistics.alphas, report.heads
-        found.append(Picture("alphas", "alphas", lambda: plots.alpha_maps(report.sites, alphas, heads=heads)))
-    return found
+        pictures.append(Picture("alphas", "alphas", lambda: plots.alpha_maps(report.sites, alphas, heads=heads)))
+    return pictures
 
 
-def quality(report: HeadMeasurements) -> "Figure":
+def quality(report: HeadMeasurements, ablation: Ablation) -> "Figure":
     """Quality against heads kept, a curve per measure."""
-    ablation, total = report.ablation, sum(site.num_heads for site in report.sites)
+    total = sum(site.num_heads for site in report.sites)
     curves = {name.replace("_", " "): points for name, points in report.curves.items()}
     return plots.quality_curves(curves, original=ablation.original, metric=ablation.metric, total=total)
-
-
-def kind_of(label: str) -> str:
-    """What a label is a case of: "positional -1" -> "positional"."""
-    return next((kind for kind in ("positional", "rare tokens") if label.startswith(kind)), "syntactic")
 
 
 def page_of(report: HeadMeasurements, drawn: Mapping[str, bytes]) -> str:
@@ -153,7 +150,7 @@ def summary(report: HeadMeasurements) -> tuple[list[str], list[list[str]]]:
 
 def side_tables(report: HeadMeasurements) -> dict[str, tuple[list[str], list[list[str]]]]:
     """Tables beside pictures: rank correlations, curves, baselines of dependencies."""
-    found = {}
+    tables = {}
     if report.roles is not None and report.roles.baselines:
         best = []
         for kind, baseline in report.roles.baselines.items():
@@ -165,8 +162,8 @@ def side_tables(report: HeadMeasurements) -> dict[str, tuple[list[str], list[lis
             value, site, head = max(scores, key=lambda each: each[0])
             where = f"{site.role}, layer {site.layer}, head {head}"
             best.append([" ".join(kind), f"{baseline.accuracy:.3f}", f"{value:.3f}", where])
-        found["roles"] = (["dependency", "best fixed offset", "best head", "which"], best)
+        tables["roles"] = (["dependency", "best fixed offset", "best head", "which"], best)
     if report.ablation is not None:
         rows = [[name.replace("_", " "), f"{value:+.2f}"] for name, value in report.correlations().items()]
-        found["ablation"] = (["measure", f"rank correlation with the harm to {report.ablation.metric}"], rows)
-    return found
+        tables["ablation"] = (["measure", f"rank correlation with the harm to {report.ablation.metric}"], rows)
+    return tables

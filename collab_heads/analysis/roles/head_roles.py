@@ -6,14 +6,14 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.analysis.measures.passes import excluded_tokens, observe
+from collab_heads.analysis.measures.passes import Observer, excluded_tokens, observe
 from collab_heads.analysis.measures.queries import end_tokens
 from collab_heads.analysis.roles.labels import HeadRoles, RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.rare import RareTokens, count_tokens
 from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
 from collab_heads.analysis.treebank.conllu import Sentence
-from collab_heads.analysis.treebank.treebank_batches import Treebank
+from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.errors import ArgumentError
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter, head_numbers
@@ -59,7 +59,7 @@ def head_roles(
 
     Raises:
         ArgumentError: without data, on a treebank without a tokenizer or for a model without an encoder, on batches
-            that can be read only once and must be counted, on counts, relations or ids that are none.
+            that can be read only once and must be counted, on counts, relations or token ids of a wrong type.
         CalibrationError: if there are no batches, the model cannot take one, or no token counted at a site.
         DataError: if the treebank is missing or broken, or none of its sentences can be measured.
         NonFiniteError: if attention weights are NaN.
@@ -69,17 +69,21 @@ def head_roles(
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
-    if batches is None and treebank is None:
-        raise ArgumentError("head_roles has no data: pass batches, a treebank, or both")
     syntax = syntax_observer(model, adapter, treebank, tokenizer, relations, batch_size)
-    exclude = ended(model, exclude, tokenizer)
-    own = syntax.treebank if batches is None else batches
-    # of a decoder that reads a single token there is nothing to learn
-    positional = Positional(("enc-self",)) if batches is None else Positional()
-    rare = rare_observer(model, adapter, own, tokenizer=tokenizer, token_counts=token_counts, exclude=exclude)
-    mine = [each for each in (positional, rare, None if batches is not None else syntax) if each is not None]
-    sites = observe(model, own, mine, adapter, exclude=exclude, what="finding roles")
-    if batches is not None and syntax is not None:
+    exclude = excluded_queries(model, exclude, tokenizer)
+    data: Iterable[Mapping]
+    if batches is not None:
+        data, positional = batches, Positional()
+    elif syntax is not None:
+        data, positional = syntax.treebank, Positional(("enc-self",))  # the decoder reads a single token
+    else:
+        raise ArgumentError("head_roles has no data: pass batches, a treebank, or both")
+    rare = rare_observer(model, adapter, data, tokenizer=tokenizer, token_counts=token_counts, exclude=exclude)
+    observers: list[Observer] = [positional] if rare is None else [positional, rare]
+    if syntax is not None and batches is None:
+        observers.append(syntax)  # one pass, over the treebank, is enough for all
+    sites = observe(model, data, observers, adapter, exclude=exclude, what="finding roles")
+    if syntax is not None and batches is not None:
         observe(model, syntax.treebank, [syntax], adapter, exclude=exclude, what="finding dependencies")
     return roles_from_measures(
         sites, head_numbers(model, adapter), positional=positional, rare=rare, syntax=syntax, thresholds=thresholds
@@ -98,7 +102,7 @@ def rare_observer(
     """The observer of rare tokens, counted if need be; None for models and batches without token ids.
 
     Raises:
-        ArgumentError: if `batches` must be counted and can be read only once, or the counts are none.
+        ArgumentError: if `batches` must be counted and can be read only once, or `token_counts` are no counts.
     """
     if model.main_input_name != "input_ids":
         return None
@@ -137,7 +141,7 @@ def syntax_observer(
     return Syntax(treebank, relations)
 
 
-def ended(
+def excluded_queries(
     model: PreTrainedModel, exclude: Iterable[int] | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[int, ...]:
     """The ids that do not count as queries: those given, else the ends of sentences of the configs or the tokenizer."""
@@ -148,7 +152,7 @@ def ended(
 
 def special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> set[int]:
     """The ids that begin and end sentences and the like, by the config and the tokenizer; unknown words are words."""
-    found = {getattr(model.config, f"{name}_token_id", None) for name in SPECIAL} | set(end_tokens(model))
+    ids = {getattr(model.config, f"{name}_token_id", None) for name in SPECIAL} | set(end_tokens(model))
     if tokenizer is not None:
-        found |= set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    return {each for each in found if isinstance(each, int)}
+        ids |= set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    return {each for each in ids if isinstance(each, int)}

@@ -14,12 +14,12 @@ from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
 
 ROUNDING = 1e-9  # of a difference of two shares: 0.35 - 0.25 is 0.09999999999999998
-KINDS = ("positional", "rare tokens", "syntactic")
+ROLE_KINDS = ("positional", "rare tokens", "syntactic")
 
 
 @dataclass(frozen=True)
 class RoleThresholds:
-    """From when on a head has a role.
+    """How large a share must be for a head to have a role.
 
     Attributes:
         positional: share of the query tokens whose largest weight falls on one relative position.
@@ -98,8 +98,8 @@ class HeadRoles:
             "positional": offsets,
             "rare": rare,
             "syntax": {
-                path: {" ".join(kind): each.tolist() for kind, each in found.items()}
-                for path, found in self.syntax.items()
+                path: {" ".join(kind): each.tolist() for kind, each in accuracies.items()}
+                for path, accuracies in self.syntax.items()
             },
             "baselines": {" ".join(kind): dataclasses.asdict(each) for kind, each in self.baselines.items()},
             "skipped": dict(self.skipped),
@@ -128,19 +128,23 @@ class HeadRoles:
 
     def summary(self) -> list[str]:
         """How many heads have which role, what that stands on, and what was left out."""
-        found = dict(zip(KINDS, (self.positional, self.rare, self.syntax), strict=True))
+        measured = {"positional": set(self.positional), "rare tokens": set(self.rare), "syntactic": set(self.syntax)}
         every = [
-            labels for path, each in self.labels.items() if any(path in f for f in found.values()) for labels in each
+            labels
+            for path, labels_of_site in self.labels.items()
+            if any(path in paths for paths in measured.values())
+            for labels in labels_of_site
         ]
         counts = [
-            f"{sum(any(kind_of(label) == kind for label in labels) for labels in every)} {kind}"
-            if found[kind]
+            f"{sum(any(role_kind(label) == kind for label in labels) for labels in every)} {kind}"
+            if measured[kind]
             else f"{kind} not measured"
-            for kind in KINDS
+            for kind in ROLE_KINDS
         ]
         of = "" if len(every) == (total := sum(map(len, self.labels.values()))) else f" of {total}"
         lines = [f"{len(every)}{of} heads: {', '.join(counts)}, {sum(not labels for labels in every)} without a role"]
-        if tokens := {n.tokens for n in (*self.positional.values(), *self.rare.values())}:
+        numbers: list[PositionalNumbers | RareNumbers] = [*self.positional.values(), *self.rare.values()]
+        if tokens := {each.tokens for each in numbers}:
             lines.append(f"query tokens of a site: {' to '.join(map(str, sorted({min(tokens), max(tokens)})))}")
         if self.sentences:
             left_out = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
@@ -169,7 +173,7 @@ def roles_from_measures(
     Args:
         sites: the sites that have heads, in model order, as `observe` returns them.
         heads: path -> the original numbers of those heads.
-        positional: None if not measured; so for the others.
+        positional: None if not measured, as `rare` and `syntax`.
         rare: its first layer is labelled.
         syntax: its treebank says what was skipped.
         thresholds: None for the paper's.
@@ -235,6 +239,6 @@ def syntactic_labels(
     )
 
 
-def kind_of(label: str) -> str:
-    """Which of `KINDS` a label is."""
-    return next((kind for kind in KINDS if label.split(" ")[0] == kind.split(" ")[0]), "syntactic")
+def role_kind(label: str) -> str:
+    """Which of `ROLE_KINDS` a label is: "positional -1" is "positional"."""
+    return next((kind for kind in ROLE_KINDS if label.split(" ")[0] == kind.split(" ")[0]), "syntactic")

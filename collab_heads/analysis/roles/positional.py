@@ -43,7 +43,7 @@ class Positional(Observer):
     def __init__(self, roles: Collection[str] = ("enc-self", "dec-self")):
         self.roles = roles
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin at zero."""
         measured = [site for site in sites if site.role in self.roles]
         self.counts = {site.path: torch.zeros(site.num_heads, 1, dtype=torch.int64) for site in measured}
@@ -71,7 +71,7 @@ class Positional(Observer):
             CalibrationError: if no query token counted at a site.
             NonFiniteError: if its attention weights are NaN.
         """
-        found = {}
+        numbers = {}
         for path, counts in self.counts.items():
             tokens = int(counts[0].sum())
             if not tokens:
@@ -84,22 +84,21 @@ class Positional(Observer):
             order = sorted(range(-middle, middle + 1), key=lambda offset: (abs(offset), offset))
             nearest_first = counts[:, torch.tensor(order) + middle]
             best, most = first_largest(nearest_first)
-            found[path] = PositionalNumbers(torch.tensor(order)[best], most.double() / tokens, tokens)
-        return found
+            numbers[path] = PositionalNumbers(torch.tensor(order)[best], most.double() / tokens, tokens)
+        return numbers
 
 
 def add_centred(one: Tensor, other: Tensor) -> Tensor:
     """The sum of two [H, odd], middles in one place."""
     wide, narrow = (one, other) if one.shape[1] >= other.shape[1] else (other, one)
-    aside = (wide.shape[1] - narrow.shape[1]) // 2
+    margin = (wide.shape[1] - narrow.shape[1]) // 2
     total = wide.clone()
-    total[:, aside : aside + narrow.shape[1]] += narrow
+    total[:, margin : margin + narrow.shape[1]] += narrow
     return total
 
 
 def first_largest(counts: Tensor) -> tuple[Tensor, Tensor]:
     """The first column with the largest number of every row, and that number: both [H]."""
     most = counts.amax(1)
-    return (counts == most[:, None]).int().argmax(
-        1
-    ), most  # argmax over equal ones promises no order, over 0/1 it is one
+    # argmax over equal numbers promises no order, over 0 and 1 it gives the first 1
+    return (counts == most[:, None]).int().argmax(1), most

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
@@ -28,14 +29,14 @@ def count_tokens(model: PreTrainedModel, batches: Iterable[Mapping]) -> Tensor |
 
     Raises:
         ArgumentError: if `batches` can be read only once.
-        CalibrationError: if there are no batches, one is no dict, a mask does not fit or an id is none of the model's.
+        CalibrationError: if there are no batches, one is no dict, a mask does not fit, or an id is unknown.
     """
     if isinstance(batches, Iterable) and iter(batches) is batches:
         raise ArgumentError(
             f"batches is a {type(batches).__name__} that can be read only once, and counting tokens takes a reading of "
             "its own: pass a list or a DataLoader, or token_counts=[V], how often every token is in your corpus"
         )
-    counts = torch.zeros(model.get_input_embeddings().num_embeddings, dtype=torch.int64)
+    counts = torch.zeros(cast(nn.Embedding, model.get_input_embeddings()).num_embeddings, dtype=torch.int64)
     for index, inputs in enumerate(each_batch(batches)):
         ids, mask = inputs.get("input_ids"), as_bool(inputs.get("attention_mask"))
         if ids is None:
@@ -47,12 +48,13 @@ def count_tokens(model: PreTrainedModel, batches: Iterable[Mapping]) -> Tensor |
             raise CalibrationError(
                 f"batch {index}: the mask {tuple(mask.shape)} does not fit the ids {tuple(ids.shape)}"
             )
-        seen = torch.bincount((ids.flatten() if mask is None else ids[mask]).cpu())
-        if len(seen) > len(counts):
+        in_batch = torch.bincount((ids.flatten() if mask is None else ids[mask]).cpu())
+        if len(in_batch) > len(counts):
             raise CalibrationError(
-                f"batch {index} holds the id {len(seen) - 1}; the {type(model).__name__} has {len(counts)} embeddings"
+                f"batch {index} holds the id {len(in_batch) - 1}; "
+                f"the {type(model).__name__} has {len(counts)} embeddings"
             )
-        counts[: len(seen)] += seen
+        counts[: len(in_batch)] += in_batch
     return counts
 
 
@@ -97,7 +99,7 @@ class RareTokens(Observer):
                 self.ranks[token] = NEVER
         self._batch: tuple[Batch, tuple[Tensor, Tensor, Tensor] | None] | None = None
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin at zero."""
         self.measured = {site.path: site for site in sites if site.role == self.role}
         self.hits = {path: torch.zeros(2, site.num_heads, dtype=torch.int64) for path, site in self.measured.items()}
@@ -158,21 +160,21 @@ class RareTokens(Observer):
         """
         if not any(self.tokens.values()):
             return {}
-        found = {}
+        numbers = {}
         for path, tokens in self.tokens.items():
             if not tokens:
                 raise CalibrationError(f"{path} saw no query token that counts")
             rarest, two = self.hits[path].double() / tokens
             chance = (self.chances[path] / tokens).tolist()
-            found[path] = RareNumbers(rarest, two, (chance[0], chance[1]), tokens)
-        return found
+            numbers[path] = RareNumbers(rarest, two, (chance[0], chance[1]), tokens)
+        return numbers
 
 
 def ranks_of(counts: Tensor) -> Tensor:
     """The place of every token among the distinct counts, from 0 for the rarest: [V] int64."""
     if not isinstance(counts, Tensor) or counts.ndim != 1 or not counts.numel() or counts.is_complex():
-        found = tuple(counts.shape) if isinstance(counts, Tensor) else type(counts).__name__
-        raise ArgumentError(f"token_counts: expected a tensor [V] of counts, found {found}")
+        shape = tuple(counts.shape) if isinstance(counts, Tensor) else type(counts).__name__
+        raise ArgumentError(f"token_counts: expected a tensor [V] of counts, found {shape}")
     if not bool(torch.isfinite(counts).all()) or float(counts.min()) < 0:
         raise ArgumentError("token_counts: some are negative or not finite; expected numbers of 0 or more")
     return torch.unique(counts.detach().cpu(), sorted=True, return_inverse=True)[1]

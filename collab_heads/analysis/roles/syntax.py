@@ -10,7 +10,7 @@ from torch import Tensor
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
 from collab_heads.analysis.treebank.alignment import NOTHING, Aligned
 from collab_heads.analysis.treebank.conllu import Sentence
-from collab_heads.analysis.treebank.treebank_batches import Treebank
+from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.errors import ArgumentError, CalibrationError
 from collab_heads.sites import AttentionSite
 
@@ -81,7 +81,7 @@ class Syntax(Observer):
         self.kinds = [(relation, direction) for relation in self.relations for direction in DIRECTIONS]
         self._pool: tuple[Batch, Pool] | None = None
 
-    def start(self, sites: Sequence[AttentionSite]) -> None:
+    def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin at zero."""
         measured = [site for site in sites if site.role == "enc-self"]
         self.right = {s.path: torch.zeros(len(self.kinds), s.num_heads, dtype=torch.int64) for s in measured}
@@ -101,8 +101,8 @@ class Syntax(Observer):
         words = parts.mT @ (weights @ parts)  # (B, H, U, U)
         row, query, sought, kind = pool.asked
         hits = words.argmax(-1)[row, :, query] == sought[:, None]  # (P, H): a query seeks no word twice
-        found = torch.zeros(len(self.kinds), hits.shape[1], dtype=torch.int64, device=hits.device)
-        self.right[site.path] += found.index_add_(0, kind, hits.long()).cpu()
+        right = torch.zeros(len(self.kinds), hits.shape[1], dtype=torch.int64, device=hits.device)
+        self.right[site.path] += right.index_add_(0, kind, hits.long()).cpu()
         self.asked[site.path] += pool.kinds
 
     def pool(self, index: int, weights: Tensor) -> Pool:
@@ -111,21 +111,22 @@ class Syntax(Observer):
         if len(batch) != rows or max(len(aligned.ids) for _, aligned in batch) != length:
             raise CalibrationError(f"batch {index} is not that of the treebank: pass the treebank itself as batches")
         most = max(aligned.num_units for _, aligned in batch)
-        parts, asked, kinds = torch.zeros(rows, length, most), [], torch.zeros(len(self.kinds), dtype=torch.int64)
+        parts, kinds = torch.zeros(rows, length, most), torch.zeros(len(self.kinds), dtype=torch.int64)
+        asked: list[tuple[int, int, int, int]] = []
         for row, (sentence, aligned) in enumerate(batch):
             units = torch.tensor(aligned.token_units)
             tokens = (units != NOTHING).nonzero().flatten()
             parts[row, tokens, units[tokens]] = 1.0
             pairs = list(self.pairs(sentence, aligned))
             asked += [(row, *pair) for pair in pairs]
-            for kind in {(query, kind) for query, _, kind in pairs}:
-                kinds[kind[1]] += 1
-        asked = torch.tensor(asked, dtype=torch.int64).view(-1, 4).T.contiguous()
-        return Pool(parts.to(weights), asked.to(weights.device), kinds)
+            for _, kind in {(query, kind) for query, _, kind in pairs}:
+                kinds[kind] += 1
+        columns = torch.tensor(asked, dtype=torch.int64).view(-1, 4).T.contiguous()
+        return Pool(parts.to(weights), columns.to(weights.device), kinds)
 
     def pairs(self, sentence: Sentence, aligned: Aligned) -> Iterator[tuple[int, int, int]]:
         """The querying word, the sought word and the kind of every dependency asked for, each once."""
-        seen = {}
+        asked: dict[tuple[int, int, int], None] = {}  # in order
         for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
             main = relation.split(":")[0]
             main = RENAMED.get(main, main)
@@ -133,8 +134,8 @@ class Syntax(Observer):
                 dependent, governor = aligned.word_units[word], aligned.word_units[head - 1]
                 kind = 2 * self.relations.index(main)
                 if dependent != governor:
-                    seen |= {(dependent, governor, kind): None, (governor, dependent, kind + 1): None}
-        return iter(seen)
+                    asked |= {(dependent, governor, kind): None, (governor, dependent, kind + 1): None}
+        return iter(asked)
 
     def results(self) -> tuple[Mapping[str, Mapping[tuple[str, str], Tensor]], Mapping[tuple[str, str], Baseline]]:
         """Accuracies and baselines of the relations that are there.
@@ -149,15 +150,15 @@ class Syntax(Observer):
             if not asked.any() and any(self.baselines()):
                 raise CalibrationError(f"{path} saw no batch of the treebank")
         baselines = self.baselines()
-        present = [(index, kind) for index, kind in enumerate(self.kinds) if kind in baselines]
+        in_treebank = [(index, kind) for index, kind in enumerate(self.kinds) if kind in baselines]
         return {
-            path: {kind: right[index].double() / int(self.asked[path][index]) for index, kind in present}
+            path: {kind: right[index].double() / int(self.asked[path][index]) for index, kind in in_treebank}
             for path, right in self.right.items()
         }, baselines
 
     def baselines(self) -> dict[tuple[str, str], Baseline]:
         """The fixed offset that answers most queries of the treebank; of equally good ones the nearest, then before."""
-        offsets: list[Counter] = [Counter() for _ in self.kinds]
+        offsets: list[Counter[int]] = [Counter() for _ in self.kinds]
         queries = [0] * len(self.kinds)
         for sentence, aligned in self.treebank.sentences:
             pairs = list(self.pairs(sentence, aligned))
@@ -165,9 +166,14 @@ class Syntax(Observer):
                 offsets[kind][sought - query] += 1
             for _, kind in {(query, kind) for query, _, kind in pairs}:
                 queries[kind] += 1
-        found = {}
-        for kind, counts, asked in zip(self.kinds, offsets, queries, strict=True):
+        baselines = {}
+        for relation, counts, asked in zip(self.kinds, offsets, queries, strict=True):
             if asked:
-                offset = min(counts, key=lambda each: (-counts[each], abs(each), each))
-                found[kind] = Baseline(offset, counts[offset] / asked, asked)
-        return found
+                offset = nearest_of_best(counts)
+                baselines[relation] = Baseline(offset, counts[offset] / asked, asked)
+        return baselines
+
+
+def nearest_of_best(counts: Counter[int]) -> int:
+    """The most frequent offset; of equally frequent ones the nearest, of two such the one before."""
+    return min(counts, key=lambda offset: (-counts[offset], abs(offset), offset))

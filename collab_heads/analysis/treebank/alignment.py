@@ -51,17 +51,18 @@ def align(sentence: Sentence, tokenizer: PreTrainedTokenizerBase) -> Aligned | N
         None where no token covers a word, or the pieces cannot be matched to the text (an unknown piece that does not
         say which characters it stands for).
     """
-    found = with_offsets(sentence.text, tokenizer) if tokenizer.is_fast else with_pieces(sentence.text, tokenizer)
-    if found is None:
+    encoded = with_offsets(sentence.text, tokenizer) if tokenizer.is_fast else with_pieces(sentence.text, tokenizer)
+    if encoded is None:
         return None
-    ids, spans = found
+    ids, spans = encoded
     letters: dict[int, int] = {}  # position in the text -> the first word that it is part of
     for word, (start, end) in enumerate(sentence.spans):
         for position in range(start, end):
             letters.setdefault(position, word)
     owners = [owner(letters, span) for span in spans]
-    leaders = [leader(word, span, owners, spans) for word, span in enumerate(sentence.spans)]
-    if None in leaders:
+    all_leaders = [leader(word, span, owners, spans) for word, span in enumerate(sentence.spans)]
+    leaders = [word for word in all_leaders if word is not None]
+    if len(leaders) < len(all_leaders):
         return None
     units = {word: unit for unit, word in enumerate(sorted(set(leaders)))}
     token_units = tuple(NOTHING if word is None else units[word] for word in owners)
@@ -91,7 +92,10 @@ def with_offsets(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Sequenc
 def with_pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Sequence[int], Sequence[Span]] | None:
     """The same of a tokenizer without offsets: by the characters of its pieces. None where they do not match."""
     pieces = tokenizer.tokenize(text)
-    ids, inner = tokenizer(text, verbose=False)["input_ids"], tokenizer.convert_tokens_to_ids(pieces)
+    ids, inner = (
+        list(tokenizer(text, verbose=False)["input_ids"]),
+        [tokenizer.convert_tokens_to_ids(piece) for piece in pieces],
+    )
     before = next((i for i in range(len(ids) - len(inner) + 1) if ids[i : i + len(inner)] == inner), None)
     spans = piece_spans(text, pieces)
     if before is None or spans is None:
@@ -110,13 +114,13 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[Span] | None:
     if not folded:
         return None
     for piece in pieces:
-        found = next((form for form in bare_forms(piece) if folded.startswith(form, at)), None)
-        if found is None:
+        form = next((form for form in bare_forms(piece) if folded.startswith(form, at)), None)
+        if form is None:
             return None
         following = min(at, len(letters) - 1)
-        first, last = (at, at + len(found) - 1) if found else (following, following)
+        first, last = (at, at + len(form) - 1) if form else (following, following)
         spans.append((letters[first][1], letters[last][1] + 1))
-        at += len(found)
+        at += len(form)
     return spans if at == len(letters) else None
 
 

@@ -198,14 +198,14 @@ def spans_of_tokens(text: str, tokens: Sequence[Token]) -> list[Span]:
 
 def spans_of_words(forms: Sequence[str], tokens: Sequence[Token], spans: Sequence[Span]) -> tuple[Span, ...]:
     """Where the words are: within their token in turn, or all on all of it where they do not make up its form."""
-    found: list[Span] = []
+    word_spans: list[Span] = []
     for token, (start, end) in zip(tokens, spans, strict=True):
-        inside = forms[len(found) : token.last]
+        inside = forms[len(word_spans) : token.last]
         whole = "".join(inside) == token.form
         for form in inside:
-            found.append((start, start + len(form)) if whole else (start, end))
+            word_spans.append((start, start + len(form)) if whole else (start, end))
             start += len(form) if whole else 0
-    return tuple(found)
+    return tuple(word_spans)
 
 
 def shorten(text: str) -> str:

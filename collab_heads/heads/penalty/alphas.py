@@ -6,8 +6,9 @@ not at all from there on: the radius limits the rate of growth.
 
 What gamma means depends on the loss that it stands beside. The source adds it to a loss that is summed over the target
 tokens of a batch, and divides the gradient of that sum by their number: beside the mean loss of this package its gamma
-is gamma / (target tokens of the optimizer step). `beside="sum"` takes the source's number and divides it so. (There a
-step of several batches, from `--update-freq` or several GPUs, adds gamma once for each: give so many times gamma.)
+is gamma / (target tokens of the optimizer step). `growth_beside="sum"` takes the source's number and divides it so.
+(There a step of several batches, from `--update-freq` or several GPUs, adds gamma once for each batch: multiply gamma
+by their number.)
 
 With weights per role, one that is given 0 never trains its alphas, as in the source, whose ratios also say what learns
 (there a role that is left out has 0, too). Roles that are left out here, and all where one number 0 is for all, train
@@ -17,6 +18,7 @@ Source: Azov and Landau 2020 (MHR-NLP-Transformers), "growth loss".
 """
 
 from collections.abc import Mapping
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,49 +27,85 @@ from transformers import PreTrainedModel
 from collab_heads.checks import check_choice, is_count, is_number
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
-from collab_heads.heads.penalty.parts import RoleWeights, check_state, check_trainable, role_weights
+from collab_heads.heads.penalty.parts import (
+    LearningRates,
+    LossKind,
+    PenaltyOptions,
+    PenaltyPart,
+    check_state,
+    check_trainable,
+    role_weights,
+)
+from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.registry import AttentionAdapter
+from collab_heads.sites import AttentionSite
 
-BESIDE = ("mean", "sum")  # the loss that gamma stands beside
+BESIDE = get_args(LossKind)
+DEFAULT_RADIUS = 1e-4  # of nuclear norms, per optimizer step
 
 
-class AlphaPenalty:
-    """The part of a `HeadPenalty` that is about alphas; its arguments are described there."""
+class AlphaPenalty(PenaltyPart):
+    """The part of a `HeadPenalty` that is about alphas; its arguments are described there.
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        adapter: AttentionAdapter,
-        *,
-        growth: RoleWeights | None,
-        radius: float,
-        start: int,
-        beside: str = "mean",
-    ):
-        found = mixed_sites(model, adapter)
-        if not found:
-            raise SwapError("the model has no alphas: call swap_to_alpha first")
-        self.paths, self.mixings = [site.path for site, _ in found], [mixing for _, mixing in found]
-        check_trainable("alphas", {site.path: mixing.alpha for site, mixing in found})
-        self.growth = role_weights("growth", growth, [site for site, _ in found])
-        self.weights = [self.growth[site.role] for site, _ in found]
+    Attributes:
+        weights: gamma of every site.
+        alphas: the alphas of every site.
+        done: optimizer steps so far.
+        norms_before, norms_now: the nuclear norms before the last optimizer step and after it: [sites].
+    """
+
+    name: ClassVar[str] = "alphas"
+    skips_with_optimizer: ClassVar[bool] = True
+
+    def __init__(self, mixed: list[tuple[AttentionSite, HeadAlphas]], options: PenaltyOptions):
+        sites = [site for site, _ in mixed]
+        self.paths, self.alphas = [site.path for site in sites], [alphas for _, alphas in mixed]
+        check_trainable("alphas", {site.path: alphas.alpha for site, alphas in mixed})
+        growth, radius, start = options.growth, options.growth_radius, options.alpha_start
+        self.growth = role_weights("growth", growth, sites)
+        self.weights = [self.growth[site.role] for site in sites]
         self.frozen = [role for role in self.growth if isinstance(growth, Mapping) and growth.get(role) == 0]
-        self.never = [mixing for site, mixing in found if site.role in self.frozen]
-        if not is_number(radius) or radius <= 0:
+        self.never_trained = [alphas for site, alphas in mixed if site.role in self.frozen]
+        self.radius = DEFAULT_RADIUS if radius is None else radius
+        if not is_number(self.radius) or self.radius <= 0:
             raise ArgumentError(f"growth_radius {radius!r} must be a number above 0")
-        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+        self.start = 0 if start is None else start
+        if isinstance(self.start, bool) or not isinstance(self.start, int) or self.start < 0:
             raise ArgumentError(f"alpha_start {start!r} must be a number of optimizer steps, 0 or more")
-        check_choice("growth_beside", beside, BESIDE)
-        self.radius, self.start, self.beside, self.done = radius, start, beside, 0
-        self.before = self.now = self.norms().detach()  # of the last step, and of this one
+        self.beside: LossKind = "mean" if options.growth_beside is None else options.growth_beside
+        check_choice("growth_beside", self.beside, BESIDE)
+        self.done = 0
+        self.norms_before = self.norms_now = self.norms().detach()
+
+    @classmethod
+    def from_options(
+        cls, model: PreTrainedModel, adapter: AttentionAdapter, options: PenaltyOptions
+    ) -> "AlphaPenalty | None":
+        """A model with alphas has the part, whatever the options are."""
+        mixed = mixed_sites(model, adapter)
+        if options.growth is None:
+            for name in ("growth_beside", "growth_radius"):
+                options.check_unused(name, "without growth")
+            if not mixed:
+                options.check_unused("alpha_start", "without alphas: call swap_to_alpha first")
+                return None
+        if not mixed:
+            raise SwapError("the model has no alphas: call swap_to_alpha first")
+        return cls(mixed, options)
 
     def parameters(self) -> list[nn.Parameter]:
         """The alphas."""
-        return [mixing.alpha for mixing in self.mixings]
+        return [alphas.alpha for alphas in self.alphas]
 
-    def group(self, lr: float | None) -> dict:
-        """The parameter group of the alphas: no weight decay; None for the optimizer's learning rate."""
-        return {"params": self.parameters(), "weight_decay": 0.0} | ({} if lr is None else {"lr": lr})
+    def group(self, rates: LearningRates) -> dict[str, Any]:
+        """The parameter group of the alphas: no weight decay, and a learning rate if they have one of their own."""
+        group: dict[str, Any] = {"params": self.parameters(), "weight_decay": 0.0}
+        return group if rates.alphas is None else group | {"lr": rates.alphas}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first alphas are."""
+        return self.alphas[0].alpha.device
 
     @property
     def started(self) -> bool:
@@ -76,12 +114,9 @@ class AlphaPenalty:
 
     def norms(self) -> Tensor:
         """The nuclear norm of every alpha: [sites], in float32 at least, differentiable."""
-        with torch.autocast(self.mixings[0].alpha.device.type, enabled=False):
-            alphas = [
-                mixing.alpha.to(torch.promote_types(mixing.alpha.dtype, torch.float32)) for mixing in self.mixings
-            ]
-            first = alphas[0].device
-            return torch.stack([torch.linalg.svdvals(alpha).sum().to(first) for alpha in alphas])
+        with torch.autocast(self.device.type, enabled=False):
+            matrices = [alpha.to(torch.promote_types(alpha.dtype, torch.float32)) for alpha in self.parameters()]
+            return torch.stack([torch.linalg.svdvals(matrix).sum().to(self.device) for matrix in matrices])
 
     def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
         """What to add to the mean loss: a scalar, with a gradient once there is a push.
@@ -93,28 +128,31 @@ class AlphaPenalty:
         Raises:
             ArgumentError: if it is needed and no whole number from 1.
         """
-        if self.beside == "sum" and any(self.weights) and not is_count(tokens):
-            raise ArgumentError(
-                "growth beside a sum is divided by the number of target tokens of the optimizer step: call "
-                f"total(batch, tokens=their number), a whole number from 1, not {tokens!r}"
-            )
-        if not self.started or not any(self.weights):
-            return torch.zeros((), device=self.mixings[0].alpha.device)
+        pushes, tokens_per_loss = any(self.weights), 1
+        if self.beside == "sum" and pushes:
+            if tokens is None or not is_count(tokens):
+                raise ArgumentError(
+                    "growth beside a sum is divided by the number of target tokens of the optimizer step: call "
+                    f"total(batch, tokens=their number), a whole number from 1, not {tokens!r}"
+                )
+            tokens_per_loss = tokens
+        if not self.started or not pushes:
+            return torch.zeros((), device=self.device)
         norms = self.norms()
-        growth = (norms.new_tensor(self.weights) * (self.before.to(norms.device) + self.radius - norms).relu()).sum()
-        return growth / tokens if self.beside == "sum" else growth
+        missing_growth = (self.norms_before.to(norms.device) + self.radius - norms).relu()
+        return (norms.new_tensor(self.weights) * missing_growth).sum() / tokens_per_loss
 
     def before_step(self) -> None:
         """Take the gradients of the alphas that do not learn, or not yet: no optimizer then touches them."""
-        for mixing in self.never if self.started else self.mixings:
-            mixing.alpha.grad = None
+        for alphas in self.never_trained if self.started else self.alphas:
+            alphas.alpha.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
         """Go on after an optimizer step."""
         self.done += 1
         if any(self.weights):
-            self.before, self.now = self.now, self.norms()
+            self.norms_before, self.norms_now = self.norms_now, self.norms()
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
@@ -122,22 +160,29 @@ class AlphaPenalty:
         norms = self.norms()
         means = {"alpha_nuclear_norm": float(norms.mean())}
         if any(self.weights):
-            means["alpha_growth"] = float((norms - self.before.to(norms.device)).mean())
-        own = zip(self.paths, norms.tolist(), strict=True)
-        return means | {f"alpha_nuclear_norm/{path}": norm for path, norm in own}
+            means["alpha_growth"] = float((norms - self.norms_before.to(norms.device)).mean())
+        by_site = zip(self.paths, norms.tolist(), strict=True)
+        return means | {f"alpha_nuclear_norm/{path}": norm for path, norm in by_site}
 
-    def state_dict(self) -> dict:
-        """Where it is: numbers, lists and dicts, ready for JSON."""
-        asked = {"growth": self.growth, "beside": self.beside, "radius": self.radius, "start": self.start}
-        asked |= {"sites": len(self.mixings), "frozen": self.frozen}
-        return asked | {"done": self.done, "before": self.before.tolist()}
+    def state_dict(self) -> dict[str, Any]:
+        """Settings and progress: numbers, lists and dicts, ready for JSON."""
+        return {
+            "growth": self.growth,
+            "beside": self.beside,
+            "radius": self.radius,
+            "start": self.start,
+            "sites": len(self.alphas),
+            "frozen": self.frozen,
+            "done": self.done,
+            "before": self.norms_before.tolist(),
+        }
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict) -> None:
-        """Go on from there; the alphas themselves are in the model."""
-        state = {"beside": "mean", "frozen": []} | dict(state)  # there was nothing else once
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; the alphas themselves are in the model."""
+        state = {"beside": "mean", "frozen": []} | dict(state)  # the first states had neither
         check_state(state, self.state_dict(), {"done", "before"})
-        if len(state["before"]) != len(self.mixings):
+        if len(state["before"]) != len(self.alphas):
             raise ArgumentError(f"this is not the state of this penalty: {len(state['before'])} norms of alphas")
-        self.done, self.now = state["done"], self.norms()
-        self.before = self.now.new_tensor(state["before"])
+        self.done, self.norms_now = state["done"], self.norms()
+        self.norms_before = self.norms_now.new_tensor(state["before"])

@@ -5,6 +5,7 @@ Source: Li, Tu, Yang, Lyu, Zhang 2018, arXiv:1810.10183, "disagreement on output
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,40 +13,53 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError
-from collab_heads.heads.penalty.parts import RoleWeights, check_state, role_weights
+from collab_heads.heads.penalty.parts import PenaltyOptions, PenaltyPart, RoleWeights, role_weights
 from collab_heads.model.masks import MASKS, token_masks
 from collab_heads.registry import AttentionAdapter
 
 
-class Disagreement:
+class Disagreement(PenaltyPart):
     """The part of a `HeadPenalty` that is about the likeness of heads; its arguments are described there.
 
     It listens to what the output projections receive: the heads before gates and alphas.
+
+    Attributes:
+        weight: of every role.
+        seen: role and heads [B, T, H, d_v] of every site, from the forward pass under way.
+        listening: False from the total to the next forward pass: checkpointing runs layers again in the backward pass.
     """
+
+    name: ClassVar[str] = "disagreement"
 
     def __init__(self, model: PreTrainedModel, adapter: AttentionAdapter, *, weight: RoleWeights):
         sites = [site for site in adapter.sites_with_heads(model) if site.num_heads > 1]
         self.model, self.weight = model, role_weights("disagreement", weight, sites)
         self.projections = [(site, adapter.output_projection(model, site)) for site in sites if self.weight[site.role]]
-        self.seen: list[tuple[str, Tensor]] = []  # of the forward pass under way
-        self.listening = False  # checkpointing runs layers once more in the backward pass, after the total
+        self.seen: list[tuple[str, Tensor]] = []
+        self.listening = False
         self.handles: list[RemovableHandle] = []
 
-    def listen(self) -> "Disagreement":
-        """Hear every forward pass of the model from now on."""
+    @classmethod
+    def from_options(
+        cls, model: PreTrainedModel, adapter: AttentionAdapter, options: PenaltyOptions
+    ) -> "Disagreement | None":
+        """Asked for by its weight."""
+        return None if options.disagreement is None else cls(model, adapter, weight=options.disagreement)
+
+    def attach(self) -> None:
+        """Listen to every forward pass of the model from now on."""
         self.handles.append(self.model.register_forward_pre_hook(self.begin))
         for site, projection in self.projections:
             hook = partial(self.hear, site.role, site.num_heads)
             self.handles.append(projection.register_forward_pre_hook(hook))
-        return self
 
     def begin(self, model: nn.Module, inputs: tuple) -> None:
-        """A new forward pass starts."""
+        """Forget the last forward pass: a new one begins."""
         self.seen.clear()
         self.listening = True
 
     def end(self) -> None:
-        """Hear nothing until the next one."""
+        """Listen to nothing until the next forward pass."""
         self.seen.clear()
         self.listening = False
 
@@ -53,10 +67,6 @@ class Disagreement:
         """Keep the heads of a site: [B, T, H, d_v]."""
         if self.listening and torch.is_grad_enabled():
             self.seen.append((role, inputs[0].unflatten(-1, (num_heads, -1))))
-
-    def parameters(self) -> list[nn.Parameter]:
-        """None of its own."""
-        return []
 
     def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
         """What to add to the mean loss of the batch that the model has just seen: a scalar with a gradient.
@@ -69,8 +79,8 @@ class Disagreement:
             tokens: it does not matter.
 
         Raises:
-            ArgumentError: if there is nothing to add though there should be: the model has not run with gradients, or
-                nothing below its heads is trained.
+            ArgumentError: if no heads were seen that have a gradient: the model has not run with gradients, or nothing
+                below its heads is trained.
         """
         listens = torch.is_grad_enabled() and len(self.handles) > 1  # to more than where a forward pass begins
         if listens and not any(heads.requires_grad for _, heads in self.seen):
@@ -91,23 +101,9 @@ class Disagreement:
         self.end()
         return total
 
-    def before_step(self) -> None:
-        """Nothing to do."""
-
-    def step(self) -> None:
-        """Nothing to do."""
-
-    def metrics(self) -> dict[str, float]:
-        """Nothing to watch."""
-        return {}
-
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """The weights."""
         return {"weight": self.weight}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Check that the weights are the same."""
-        check_state(state, self.state_dict(), set())
 
     def close(self) -> None:
         """Stop listening."""

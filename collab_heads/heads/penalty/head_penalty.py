@@ -1,27 +1,21 @@
 """HeadPenalty: everything that training adds for the heads of a model."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError
-from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.penalty.alphas import AlphaPenalty
 from collab_heads.heads.penalty.disagreement import Disagreement
 from collab_heads.heads.penalty.gates import GatePenalty
-from collab_heads.heads.penalty.parts import RoleWeights
+from collab_heads.heads.penalty.parts import LearningRates, LossKind, PenaltyOptions, PenaltyPart, RoleWeights
 from collab_heads.heads.selection import Target
 from collab_heads.registry import AttentionAdapter, get_adapter
 
-NEEDS = {
-    "steps": "without target_heads: they are how it is approached",
-    "scores": "without target_heads: they are where it starts from",
-    "growth_beside": "without growth",
-    "growth_radius": "without growth",
-    "alpha_start": "without alphas: call swap_to_alpha first",
-}
+PARTS: tuple[type[PenaltyPart], ...] = (AlphaPenalty, GatePenalty, Disagreement)
 
 
 class HeadPenalty:
@@ -36,28 +30,31 @@ class HeadPenalty:
 
     Args:
         model: a model after `swap_to_gated` or `swap_to_alpha`, or any for disagreement; wrap it (DDP) afterwards.
-        gate_weight: lambda, per head; 0 trains gates without a push. For the strength of a `concrete_coef` of Voita et
-            al.'s code: that over the number of gated attention modules (not layers).
+        gate_weight: lambda, per head; 0 trains gates without a push. To push as hard as a `concrete_coef` of Voita et
+            al.'s code does: that number divided by the number of gated attention modules (not layers).
         target_heads: how many heads to keep: a total (every role keeps at least one), or role -> number.
         steps: optimizer steps in which the number falls evenly to the target; from then on the heads are fixed.
-        scores: path -> [H], from `head_importance`: the ranking to start from; without it all heads start alike.
+        scores: path -> [H], from `head_importance`: the first ranking of the heads; without it all are alike at first.
         seed: of the noise; the same on all processes, which then close the same heads.
         growth: gamma, the push on the nuclear norm of every alpha: a number, or role -> number. A role that is given 0
             never trains its alphas; one that is left out trains them without a push, as 0 for all does.
-        growth_beside: the loss that gamma stands beside. "mean", or None: the mean loss, as everything here. "sum": a
-            loss summed over target tokens, as the source's 40 does; it is then divided by the number of target tokens
+        growth_beside: which loss gamma was chosen for. "mean", or None: a mean loss, like everything here. "sum": a
+            loss summed over target tokens, as the source's 40 is; it is then divided by the number of target tokens
             of the optimizer step, which `total` must be told.
         growth_radius: how much a nuclear norm may grow in an optimizer step before the push ends; None: 1e-4.
-        alpha_start: optimizer steps in which alphas are not trained; None for none.
+        alpha_start: how many optimizer steps pass before alphas are trained; None for none.
         disagreement: weight of the mean cosine between the outputs of a layer's heads: a number, or role -> number.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
+
+    Attributes:
+        parts: name -> part, of those that are asked for.
 
     Raises:
         SwapError: if the model has no learned gates, or no alphas, for what is asked.
         ArgumentError: on a target, weight or scores that cannot work, or if there is nothing to do.
         NonFiniteError: if scores contain NaN or inf.
 
-    Sources: see `gate_penalty`, `alpha_penalty`, `disagreement`.
+    Sources: see the modules `gates`, `subsets`, `alphas` and `disagreement` beside this one.
     """
 
     def __init__(
@@ -70,54 +67,54 @@ class HeadPenalty:
         scores: Mapping[str, Tensor] | None = None,
         seed: int = 0,
         growth: RoleWeights | None = None,
-        growth_beside: str | None = None,
+        growth_beside: LossKind | None = None,
         growth_radius: float | None = None,
         alpha_start: int | None = None,
         disagreement: RoleWeights | None = None,
         adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     ):
         adapter = get_adapter(model, adapter)
-        self.parts: dict[str, GatePenalty | AlphaPenalty | Disagreement] = {}
-        has_alphas, asks_gates = bool(mixed_sites(model, adapter)), not (gate_weight is None and target_heads is None)
-        unused = {"steps": (steps, target_heads), "scores": (scores, target_heads)}
-        unused |= {"growth_beside": (growth_beside, growth), "growth_radius": (growth_radius, growth)}
-        unused |= {"alpha_start": (alpha_start, has_alphas or growth)}
-        for name, (value, needed) in unused.items():
-            if value is not None and (needed is None or needed is False):
-                raise ArgumentError(f"{name} {value!r:.80} has no meaning {NEEDS[name]}")
-        if not (asks_gates or has_alphas or growth is not None or disagreement is not None):
+        options = PenaltyOptions(
+            gate_weight=gate_weight,
+            target_heads=target_heads,
+            steps=steps,
+            scores=scores,
+            seed=seed,
+            growth=growth,
+            growth_beside=growth_beside,
+            growth_radius=growth_radius,
+            alpha_start=alpha_start,
+            disagreement=disagreement,
+        )
+        made = [part.from_options(model, adapter, options) for part in PARTS]
+        self.parts: dict[str, PenaltyPart] = {part.name: part for part in made if part is not None}
+        if not self.parts:
             raise ArgumentError(
                 "a HeadPenalty needs gate_weight or target_heads (gates), a model with alphas, or disagreement"
             )
-        apart = Disagreement(model, adapter, weight=disagreement) if disagreement is not None else None
-        if growth is not None or has_alphas:
-            radius, start = 1e-4 if growth_radius is None else growth_radius, 0 if alpha_start is None else alpha_start
-            asked = {"radius": radius, "start": start, "beside": "mean" if growth_beside is None else growth_beside}
-            self.parts["alphas"] = AlphaPenalty(model, adapter, growth=growth, **asked)
-        if asks_gates:
-            asked = {"gate_weight": gate_weight, "target_heads": target_heads, "steps": steps, "scores": scores}
-            self.parts["gates"] = GatePenalty(model, adapter, **asked, seed=seed)
-        if apart is not None:
-            self.parts["disagreement"] = apart.listen()
+        for part in self.parts.values():
+            part.attach()
 
     @property
     def finished(self) -> bool:
         """Whether a target of heads is reached and they are fixed: prune now, or train on."""
-        return "gates" not in self.parts or self.parts["gates"].finished
+        return all(part.finished for part in self.parts.values())
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The gates and alphas."""
         return [parameter for part in self.parts.values() for parameter in part.parameters()]
 
-    def groups(self, gate_lr: float = 0.1, alpha_lr: float | None = None) -> list[dict]:
+    def groups(self, gate_lr: float = 0.1, alpha_lr: float | None = None) -> list[dict[str, Any]]:
         """The parameter groups of gates and alphas, without weight decay; None for the optimizer's learning rate."""
-        rates = {"gates": gate_lr, "alphas": alpha_lr}
-        return [self.parts[name].group(rate) for name, rate in rates.items() if name in self.parts]
+        rates = LearningRates(gate_lr, alpha_lr)
+        # gates come before alphas in the optimizer states that are stored
+        groups = [part.group(rates) for part in reversed(self.parts.values())]
+        return [group for group in groups if group is not None]
 
     def others(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
         """The trainable parameters of a model that are neither gates nor alphas."""
-        own = {id(parameter) for parameter in self.parameters()}
-        return [p for p in model.parameters() if p.requires_grad and id(p) not in own]
+        listed = {id(parameter) for parameter in self.parameters()}
+        return [p for p in model.parameters() if p.requires_grad and id(p) not in listed]
 
     def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
         """What to add to the mean loss of a micro-batch: a scalar with a gradient.
@@ -134,7 +131,7 @@ class HeadPenalty:
         return torch.stack([total.to(totals[0].device) for total in totals]).sum()
 
     def before_step(self) -> None:
-        """Call it between the backward pass and the optimizer step: alphas stay as they are until they start."""
+        """Call it between the backward pass and the optimizer step: alphas wait until `alpha_start`."""
         for part in self.parts.values():
             part.before_step()
 
@@ -144,20 +141,20 @@ class HeadPenalty:
         Args:
             skipped: whether a gradient scaler (fp16) skipped it: alphas then wait, schedules of gates go on.
         """
-        for name, part in self.parts.items():
-            if not (skipped and name == "alphas"):
+        for part in self.parts.values():
+            if not (skipped and part.skips_with_optimizer):
                 part.step()
 
     def metrics(self) -> dict[str, float]:
         """What to watch: open, expected and decided heads and sparsity of gates; norm and growth of alphas."""
         return {name: value for part in self.parts.values() for name, value in part.metrics().items()}
 
-    def state_dict(self) -> dict:
-        """Where the schedules are, and the gates: numbers, lists and dicts, ready for JSON."""
+    def state_dict(self) -> dict[str, Any]:
+        """How far the schedules are, and the gates: numbers, lists and dicts, ready for JSON."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
-    def load_state_dict(self, state: dict) -> None:
-        """Go on from there.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state.
 
         Raises:
             ArgumentError: if the state is that of other parts, settings or another model; the message says.
@@ -171,5 +168,5 @@ class HeadPenalty:
 
     def close(self) -> None:
         """Stop listening to the model (disagreement does)."""
-        if "disagreement" in self.parts:
-            self.parts["disagreement"].close()
+        for part in self.parts.values():
+            part.close()

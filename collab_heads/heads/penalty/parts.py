@@ -1,14 +1,116 @@
-"""What the parts of a `HeadPenalty` share: how their arguments and states are checked."""
+"""What a part of a `HeadPenalty` is, and what the parts share: options, and checks of arguments and states.
+
+A new part is one class, listed in the table `PARTS` of `head_penalty`.
+"""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from collab_heads.checks import check_choice, is_number
 from collab_heads.errors import ArgumentError
+from collab_heads.heads.selection import Target
+from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import ROLES, AttentionSite
 
 RoleWeights = float | Mapping[str, float]
+LossKind = Literal["mean", "sum"]  # over the target tokens: the loss that the growth of alphas is added to
+
+
+@dataclass(frozen=True)
+class PenaltyOptions:
+    """What a `HeadPenalty` is asked for; its arguments are described there."""
+
+    gate_weight: float | None = None
+    target_heads: Target | None = None
+    steps: int | None = None
+    scores: Mapping[str, Tensor] | None = None
+    seed: int = 0
+    growth: RoleWeights | None = None
+    growth_beside: LossKind | None = None
+    growth_radius: float | None = None
+    alpha_start: int | None = None
+    disagreement: RoleWeights | None = None
+
+    def check_unused(self, name: str, why: str) -> None:
+        """Raise ArgumentError if an option is given that nothing will use, and say why."""
+        if (value := getattr(self, name)) is not None:
+            raise ArgumentError(f"{name} {value!r:.80} has no meaning {why}")
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The learning rates of gates and of alphas; None for the optimizer's."""
+
+    gates: float
+    alphas: float | None
+
+
+class PenaltyPart(Protocol):
+    """One thing that a `HeadPenalty` adds to training; most methods do nothing unless a part says otherwise.
+
+    Attributes:
+        name: under which its state is stored.
+        skips_with_optimizer: whether `step` is left out where the optimizer skipped its step.
+    """
+
+    name: ClassVar[str]
+    skips_with_optimizer: ClassVar[bool] = False
+
+    @classmethod
+    def from_options(
+        cls, model: PreTrainedModel, adapter: AttentionAdapter, options: PenaltyOptions
+    ) -> "PenaltyPart | None":
+        """Make the part, or None if neither the options nor the model ask for it; the model stays as it is.
+
+        Raises:
+            CollabHeadsError: if options are wrong, or have no meaning for this model.
+        """
+        ...
+
+    def attach(self) -> None:
+        """Make the model ready, once all parts are made: nothing can fail from here on."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the part has reached what it aims at."""
+        return True
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of the model that are there for this part only."""
+        return []
+
+    def group(self, rates: LearningRates) -> dict[str, Any] | None:
+        """The optimizer's parameter group for `parameters()`; None if there are none."""
+        return None
+
+    def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
+        """What to add to the mean loss of a micro-batch: a scalar; see `HeadPenalty.total`."""
+        ...
+
+    def before_step(self) -> None:
+        """Act between the backward pass and the optimizer step."""
+
+    def step(self) -> None:
+        """Go on after an optimizer step."""
+
+    def metrics(self) -> dict[str, float]:
+        """What to watch in training."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Settings and progress: numbers, lists and dicts, ready for JSON."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; an ArgumentError if it has other settings."""
+        check_state(state, self.state_dict(), set())
+
+    def close(self) -> None:
+        """Let go of the model."""
 
 
 def check_trainable(what: str, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -25,21 +127,22 @@ def role_weights(name: str, weights: RoleWeights | None, sites: Iterable[Attenti
     Raises:
         ArgumentError: on a weight that is no number from 0, or a role that none of the sites has.
     """
-    roles = [role for role in ROLES if any(site.role == role for site in sites)]
+    available = {site.role for site in sites}
+    roles = [role for role in ROLES if role in available]
     weights = 0.0 if weights is None else weights
-    given = weights if isinstance(weights, Mapping) else dict.fromkeys(roles, weights)
-    for role, weight in given.items():
+    by_role: Mapping[str, float] = weights if isinstance(weights, Mapping) else {role: weights for role in roles}
+    for role, weight in by_role.items():
         check_choice(f"role in {name}", role, roles)
         if not is_number(weight) or weight < 0:
             where = f" of {role}" if isinstance(weights, Mapping) else ""
             raise ArgumentError(f"{name} {weight!r}{where} must be a number, 0 or more")
-    return dict.fromkeys(roles, 0.0) | dict(given)
+    return {**{role: 0.0 for role in roles}, **by_role}
 
 
-def check_state(state: Mapping, own: Mapping, progress: set[str]) -> None:
-    """Raise ArgumentError unless a stored state belongs to a part with the same settings; `progress` may differ."""
-    if missing := sorted(own.keys() - state.keys()):
+def check_state(stored: Mapping, current: Mapping, progress: set[str]) -> None:
+    """Raise ArgumentError unless a stored state has the settings of the current one; `progress` may differ."""
+    if missing := sorted(current.keys() - stored.keys()):
         raise ArgumentError(f"this is not the state of this penalty: it has no {', '.join(missing)}")
-    if differing := sorted(name for name in own.keys() - progress if state.get(name) != own[name]):
-        names = ", ".join(f"{name} {state.get(name)!r}, not {own[name]!r}" for name in differing)
+    if differing := sorted(name for name in current.keys() - progress if stored.get(name) != current[name]):
+        names = ", ".join(f"{name} {stored.get(name)!r}, not {current[name]!r}" for name in differing)
         raise ArgumentError(f"this is not the state of this penalty: {names}")

@@ -10,7 +10,6 @@ import torch
 
 Step = list[list[int]]  # micro-batches of indices of examples
 
-
 POOL = 20  # steps whose examples are sorted by length together
 
 
@@ -71,11 +70,11 @@ def token_steps(
     return chunked(shuffled, batches)
 
 
-def own_share(step: Step, rank: int, processes: int) -> Step:
+def share_of_process(step: Step, rank: int, processes: int) -> Step:
     """The micro-batches of a step that one process takes: as many as every other, the last perhaps empty."""
     rounds = math.ceil(len(step) / processes)
-    own = step[rank::processes]
-    return own + [[]] * (rounds - len(own))
+    share = step[rank::processes]
+    return share + [[]] * (rounds - len(share))
 
 
 def longest_first(lengths: Sequence[int], batch_size: int) -> Step:

@@ -1,6 +1,6 @@
 """Encode the examples of a classification or regression task, and predict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,12 +9,15 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets import Dataset
 from tqdm import tqdm
-from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.errors import ArgumentError
 from collab_heads.model.backends import evaluating
 from collab_heads.training.data.batches import longest_first
-from collab_heads.training.data.glue import Data, Task
+from collab_heads.training.data.glue import Data
+from collab_heads.training.data.glue_tasks import Task
+
+Collator = Callable[[list], Mapping[str, torch.Tensor]]  # encoded examples -> a batch, padded
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Labels:
 
     def to_model(self, label: float) -> float:
         """The model's number of a class; a regression target as it is."""
-        return self.order[label] if self.order else float(label)
+        return self.order[int(label)] if self.order else float(label)
 
     def to_task(self, logits: np.ndarray) -> np.ndarray:
         """[N, C] logits in the task's order of classes; [N] scores for regression."""
@@ -50,7 +53,7 @@ def check_head(task: Task, config: PretrainedConfig, ignore_mismatched_sizes: bo
     """Raise ArgumentError if a trained checkpoint's head has another number of outputs than the task has labels."""
     if not is_trained(config) or ignore_mismatched_sizes or config.num_labels == task.num_labels:
         return
-    have = ", ".join(str(name) for name in config.id2label.values())
+    have = ", ".join(str(name) for name in (config.id2label or {}).values())
     want = ", ".join(task.labels) or "one score (regression)"
     raise ArgumentError(
         f"the model's head has {config.num_labels} output(s) ({have}), the task needs {task.num_labels} ({want}): "
@@ -66,7 +69,9 @@ def is_trained(config: PretrainedConfig) -> bool:
 def configure(task: Task, config: PretrainedConfig) -> Labels:
     """Write the task's labels into the config of a model that does not know them."""
     labels = Labels.of(task, config)
-    known = is_trained(config) and {str(name).lower() for name in config.label2id} == {n.lower() for n in task.labels}
+    known = is_trained(config) and {str(name).lower() for name in config.label2id or ()} == {
+        n.lower() for n in task.labels
+    }
     if not known:
         config.num_labels = task.num_labels
         if task.labels:
@@ -84,27 +89,32 @@ def encode(
     def tokenize(columns: Mapping[str, list]) -> dict[str, list]:
         texts = [columns[name] for name in data.task.texts]
         encoded = tokenizer(*texts, truncation=True, max_length=max_length, padding="max_length" if pad else False)
-        found = dict(encoded)
-        if "label" in columns:
-            found["labels"] = [labels.to_model(label) for label in columns["label"]]
-        return found
+        if "label" not in columns:
+            return dict(encoded)
+        return {**encoded, "labels": [labels.to_model(label) for label in columns["label"]]}
 
     encoded = {}
     for split, columns in data.splits.items():
         raw = Dataset.from_dict(dict(columns))
-        encoded[split] = raw.map(tokenize, batched=True, remove_columns=raw.column_names, desc=f"tokenizing {split}")
+        encoded[split] = raw.map(
+            tokenize,
+            batched=True,
+            remove_columns=raw.column_names,
+            new_fingerprint=split,  # nothing is cached: the tokenizer need not be hashed
+            desc=f"tokenizing {split}",
+        )
     return encoded
 
 
 def predict(
-    accelerator: Accelerator, model: PreTrainedModel, examples: Dataset, collate: DataCollatorWithPadding, size: int
+    accelerator: Accelerator, model: PreTrainedModel, examples: Dataset, collate: Collator, size: int
 ) -> np.ndarray:
     """Logits of all examples, in their order, on every process: [N, C] float32. Every module's mode is restored."""
     batches = longest_first([len(ids) for ids in examples["input_ids"]], size)
-    own = batches[accelerator.process_index :: accelerator.num_processes]
-    rows = []
+    share = batches[accelerator.process_index :: accelerator.num_processes]
+    rows: list[tuple[int, np.ndarray]] = []
     with evaluating(model):
-        for indices in tqdm(own, desc="evaluating", leave=False, disable=not accelerator.is_main_process):
+        for indices in tqdm(share, desc="evaluating", leave=False, disable=not accelerator.is_main_process):
             batch = collate([{k: v for k, v in examples[i].items() if k != "labels"} for i in indices])
             logits = model(**{name: tensor.to(accelerator.device) for name, tensor in batch.items()}).logits
             rows += zip(indices, logits.float().cpu().numpy(), strict=True)
@@ -120,7 +130,7 @@ def draw(examples: Dataset, count: int, seed: int) -> Dataset:
 
 
 def calibration_batches(
-    examples: Dataset, collate: DataCollatorWithPadding, size: int = 32, *, labels: bool = False
+    examples: Dataset, collate: Collator, size: int = 32, *, labels: bool = False
 ) -> Sequence[Mapping]:
     """Batches of inputs as the model takes them, examples of like length together."""
     examples = examples if labels else examples.remove_columns("labels")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ def tokenize(
         pairs: "source" and "target" -> sentences.
         tokenizer: with its languages set, where it has any.
         prefix: put before every source sentence (T5).
-        max_source: the longest input, in pieces.
-        max_target: the longest output, in pieces.
+        max_source: the longest input, in tokens.
+        max_target: the longest output, in tokens.
 
     Returns:
         `input_ids` and `labels`, truncated to their limits.
@@ -41,7 +42,7 @@ class Collate:
 
     Attributes:
         model: whose decoder inputs they are.
-        pad: id of the padding piece.
+        pad: id of the padding token.
         multiple: lengths are rounded up to a multiple of it.
     """
 
@@ -60,16 +61,27 @@ class Collate:
         return batch
 
     def padded(self, rows: Sequence[Sequence[int]], value: int) -> Tensor:
-        """Rows of pieces as one tensor."""
+        """Rows of token ids as one tensor."""
         width = math.ceil(max(map(len, rows)) / self.multiple) * self.multiple
         return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
 
 def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
     """The decoder's inputs, [B, T] as the labels: these shifted right, as the model itself does it."""
-    own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if own is not None:
-        return own(labels=labels)
-    start, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # M2M100 shifts so in its forward
-    inputs = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
+    by_the_model = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if by_the_model is not None:
+        return by_the_model(labels=labels)
+    first, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # M2M100 shifts so in its forward
+    inputs = torch.cat([torch.full_like(labels[:, :1], first), labels[:, :-1]], dim=1)
     return inputs.masked_fill(inputs == IGNORED, pad)
+
+
+def generate(model: PreTrainedModel, batch: Mapping[str, Tensor], **settings: Any) -> Tensor:
+    """What a model makes of inputs, without sampling: token ids, [B, T].
+
+    Args:
+        model: one that generates; its class does not say so.
+        batch: `input_ids` and `attention_mask`, on the model's device.
+        **settings: of `generate`, such as `num_beams` and `max_length`.
+    """
+    return cast(Any, model).generate(**batch, do_sample=False, **settings)

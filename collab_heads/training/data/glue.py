@@ -1,105 +1,13 @@
-"""The GLUE tasks as data, and where their examples come from: the Hub, a folder of TSVs, or files of one's own.
-
-Source: Wang et al. 2019, arXiv:1804.07461.
-"""
+"""Examples of classification and regression: from the Hub, from a folder of GLUE's TSVs, or from files of one's own."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from collab_heads.errors import DataError
+from collab_heads.training.data.glue_tasks import AX, DIAGNOSTIC, LAYOUTS, TASKS, Task
 from collab_heads.training.data.tables import Row, check_columns, read_table, read_tsv, text_of
-
-
-@dataclass(frozen=True)
-class Task:
-    """One classification or regression task.
-
-    Attributes:
-        name: as on the Hub; None for one's own files.
-        texts: the columns of the one or two texts.
-        labels: the names of the classes, in the order of their numbers; empty for regression.
-        metric: the name of the GLUE task whose metric applies, or "classification" or "regression".
-    """
-
-    name: str | None
-    texts: tuple[str, ...]
-    labels: tuple[str, ...]
-    metric: str
-
-    @property
-    def num_labels(self) -> int:
-        """Outputs of the model: 1 for regression."""
-        return len(self.labels) or 1
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a task's files lie in a GLUE folder, and how predictions for it are submitted.
-
-    Attributes:
-        folder: name of the task's folder.
-        texts: columns of the texts in the files.
-        label: column of the label.
-        header: the columns of train and dev files without a header line.
-        suffixes: of the validation and test splits, in names of splits and files -> in names of submissions.
-        by_name: whether files and submissions spell labels out instead of numbering them.
-        diagnostic: whether GLUE wants predictions for its diagnostic set (AX) from this task's model, too.
-    """
-
-    folder: str
-    texts: tuple[str, ...]
-    label: str = "label"
-    header: tuple[str, ...] | None = None
-    suffixes: Mapping[str, str] = field(default_factory=lambda: {"": ""})
-    by_name: bool = False
-    diagnostic: bool = False
-
-    def splits(self, test: bool) -> dict[str, str]:
-        """Split -> file: train, validation and, where asked for, test."""
-        files = {"train": "train.tsv"} | {f"validation{suffix}": f"dev{suffix}.tsv" for suffix in self.suffixes}
-        return files | ({f"test{suffix}": f"test{suffix}.tsv" for suffix in self.suffixes} if test else {})
-
-    def submission(self, split: str) -> str:
-        """The file name that GLUE wants for a test split, such as "MNLI-mm.tsv" for "test_mismatched"."""
-        return "AX.tsv" if split == AX else f"{self.folder}{self.suffixes[split.removeprefix('test')]}.tsv"
-
-
-AX, DIAGNOSTIC = "test_ax", "../diagnostic/diagnostic.tsv"  # GLUE's diagnostic set: its split, beside the task's folder
-ENTAILMENT = ("entailment", "not_entailment")
-TASKS = {
-    task.name: task
-    for task in (
-        Task("cola", ("sentence",), ("unacceptable", "acceptable"), "cola"),
-        Task("sst2", ("sentence",), ("negative", "positive"), "sst2"),
-        Task("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), "mrpc"),
-        Task("stsb", ("sentence1", "sentence2"), (), "stsb"),
-        Task("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), "qqp"),
-        Task("mnli", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction"), "mnli"),
-        Task("qnli", ("question", "sentence"), ENTAILMENT, "qnli"),
-        Task("rte", ("sentence1", "sentence2"), ENTAILMENT, "rte"),
-        Task("wnli", ("sentence1", "sentence2"), ("not_entailment", "entailment"), "wnli"),
-    )
-}
-LAYOUTS = {
-    "cola": Layout("CoLA", ("sentence",), header=("source", "label", "mark", "sentence")),
-    "sst2": Layout("SST-2", ("sentence",)),
-    "mrpc": Layout("MRPC", ("#1 String", "#2 String"), label="Quality"),
-    "stsb": Layout("STS-B", ("sentence1", "sentence2"), label="score"),
-    "qqp": Layout("QQP", ("question1", "question2"), label="is_duplicate"),
-    "mnli": Layout(
-        "MNLI",
-        ("sentence1", "sentence2"),
-        label="gold_label",
-        suffixes={"_matched": "-m", "_mismatched": "-mm"},
-        by_name=True,
-        diagnostic=True,
-    ),
-    "qnli": Layout("QNLI", ("question", "sentence"), by_name=True),
-    "rte": Layout("RTE", ("sentence1", "sentence2"), by_name=True),
-    "wnli": Layout("WNLI", ("sentence1", "sentence2")),
-}
 
 
 @dataclass(frozen=True)
@@ -109,12 +17,12 @@ class Data:
     task: Task
     splits: Mapping[str, Mapping[str, list]]
 
-    def named(self, kind: str) -> list[str]:
-        """The splits of a kind: "validation" gives both of MNLI's."""
-        return [split for split in self.splits if split.split("_")[0] == kind]
+    def named(self, name: str) -> list[str]:
+        """The splits called "train", "validation" or "test": MNLI has two of the latter each."""
+        return [split for split in self.splits if split.split("_")[0] == name]
 
     def first(self, limits: Mapping[str, int | None]) -> "Data":
-        """The leading examples of every split of a kind: kind -> how many, or None for all."""
+        """The leading examples: "train", "validation" or "test" -> how many, or None for all."""
         splits = {
             split: {name: column[: limits.get(split.split("_")[0])] for name, column in columns.items()}
             for split, columns in self.splits.items()
@@ -147,7 +55,9 @@ def from_folder(name: str, folder: str | Path, *, test: bool = False, skip_bad_r
         rows = read_tsv(folder / file, layout.header if labelled else None, skip_bad_rows and labelled)
         wanted = (*layout.texts, layout.label) if labelled else layout.texts
         check_columns(folder / file, rows, wanted)
-        columns = {ours: [row[theirs] for row in rows] for ours, theirs in zip(task.texts, layout.texts, strict=True)}
+        columns: dict[str, list] = {
+            ours: [row[theirs] for row in rows] for ours, theirs in zip(task.texts, layout.texts, strict=True)
+        }
         if labelled:
             names = task.labels if layout.by_name else [str(i) for i in range(len(task.labels))]
             columns["label"] = parse_labels(folder / file, rows, layout.label, names)
@@ -155,13 +65,13 @@ def from_folder(name: str, folder: str | Path, *, test: bool = False, skip_bad_r
     return Data(task, splits)
 
 
-def parse_labels(path: str | Path, rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int] | list[float]:
+def parse_labels(path: str | Path, rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int | float]:
     """Labels as class numbers, or as floats where there are no class names.
 
     Raises:
         DataError: naming the file, the row and what is allowed.
     """
-    labels = []
+    labels: list[int | float] = []
     for number, row in enumerate(rows, 1):
         text = str(row[column]).strip()
         if names and text in names:
@@ -226,7 +136,7 @@ def from_files(
     names = [] if is_regression(values) else sort_labels({t.strip() for t in texts_of(train, tables["train"], label)})
     if len(names) == 1:
         raise DataError(f"{train}: all examples have the label {names[0]!r}: there is nothing to learn")
-    splits = {}
+    splits: dict[str, dict[str, list]] = {}
     for split, rows in tables.items():
         check_columns(files[split], rows, texts if split == "test" else [*texts, label])
         splits[split] = {name: texts_of(files[split], rows, name) for name in texts}

@@ -194,8 +194,8 @@ class GlueMetric(evaluate.Metric):
     def _compute(self, predictions: list, references: list) -> dict[str, float]:
         if not predictions:
             raise ArgumentError(f"{self.config_name}: predictions are empty; is the evaluation set empty?")
-        predictions, references = np.array(predictions), np.array(references)
-        return {name: float(METRICS[name](references, predictions)) for name in self.scoring.names}
+        pair = np.array(references), np.array(predictions)
+        return {name: float(METRICS[name](*pair)) for name in self.scoring.names}
 
     def _checked(self, name: str, values) -> np.ndarray:
         """Turn a list, an array or a tensor into float64 or int64 [N]."""
@@ -212,10 +212,10 @@ class GlueMetric(evaluate.Metric):
         return values.astype(np.float64) if self.scoring.regression else self._classes(what, values)
 
     def _classes(self, what: str, values: np.ndarray) -> np.ndarray:
-        classes, limit = values.astype(np.int64), self.scoring.num_labels or math.inf
-        wrong = values[(classes != values) | (classes < 0) | (classes >= limit)]
+        classes, count = values.astype(np.int64), self.scoring.num_labels
+        wrong = values[(classes != values) | (classes < 0) | (classes >= (count or math.inf))]
         if len(wrong):
-            known = "0, 1, ..." if limit == math.inf else ", ".join(map(str, range(limit)))
+            known = "0, 1, ..." if count is None else ", ".join(map(str, range(count)))
             hint = "; GLUE's test sets hold -1 for no label" if (wrong == -1).any() else ""
             raise ArgumentError(f"{what} must be classes {known}; {len(wrong)} are not, such as {wrong[0]}{hint}")
         return classes

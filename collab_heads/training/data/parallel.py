@@ -30,9 +30,9 @@ class Corpus:
     splits: Mapping[str, Pairs]
     dropped: Mapping[str, int]
 
-    def named(self, kind: str) -> list[str]:
-        """The splits of a kind: none, or the one of that name."""
-        return [kind] if kind in self.splits else []
+    def named(self, name: str) -> list[str]:
+        """The splits called so: one or none."""
+        return [name] if name in self.splits else []
 
     def first(self, limits: Mapping[str, int | None]) -> "Corpus":
         """Only the first pairs of some splits."""
@@ -58,10 +58,10 @@ def from_files(files: Mapping[str, Sequence[str | Path]], source: str | None, ta
         ArgumentError: if a split has more than two files, or a table no languages.
     """
     splits, dropped = {}, {}
-    for split, paths in files.items():
-        paths = [Path(path) for path in paths]
+    for split, names in files.items():
+        paths = [Path(name) for name in names]
         if len(paths) == 2:
-            sides = read_two(*paths)
+            sides = read_two(paths[0], paths[1])
         elif len(paths) == 1:
             if paths[0].suffix not in TABLES:
                 raise ArgumentError(f"{paths[0]} is one text file: give two, the source and its translation")
@@ -82,15 +82,15 @@ def from_hub(name: str, config: str | None, source: str, target: str, *, splits:
     """
     import datasets
 
-    found, dropped = {}, {}
+    pairs, dropped = {}, {}
     for split in splits:
         try:
             rows = list(datasets.load_dataset(name, config, split=split))
         except Exception as error:  # whatever the Hub and its loaders raise, with what was asked for
             raise DataError(f"cannot load {name!r} ({config}), split {split!r}: {error}") from error
         where = f"{name}, split {split}"
-        found[split], dropped[split] = without_empty(where, *sides_of(where, rows, source, target))
-    return Corpus(name, found, dropped)
+        pairs[split], dropped[split] = without_empty(where, *sides_of(where, rows, source, target))
+    return Corpus(name, pairs, dropped)
 
 
 def read_two(source: Path, target: Path) -> tuple[list[str], list[str]]:
@@ -126,9 +126,9 @@ def sides_of(where: str | Path, rows: Sequence[Mapping], source: str, target: st
                     f"{where}, row {number}: no language {language!r}{did_you_mean(language, known)}; "
                     f"it has {', '.join(known) or repr(row)[:80]}"
                 )
-            place = f"{where}, row {number}, language {language!r}"
-            text = "" if row[language] is None else text_of(row[language], place)  # null is a missing sentence
-            check_field(place, None, text)
+            field = f"{where}, row {number}, language {language!r}"
+            text = "" if row[language] is None else text_of(row[language], field)  # null is a missing sentence
+            check_field(field, None, text)
             side.append(text.replace("\n", " "))
     return sides
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from collab_heads.training.data.glue import LAYOUTS, Task
+from collab_heads.training.data.glue_tasks import LAYOUTS, Task
 
 
 def submission_lines(task: Task, outputs: np.ndarray) -> list[str]:

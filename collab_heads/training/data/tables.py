@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def read_csv(path: Path) -> list[Row]:
     try:
         for cells in reader:
             if columns is None:
-                columns = check_header(path, cells) if cells else None
+                columns = list(check_header(path, cells)) if cells else None
             elif len(cells) == len(columns):
                 rows.append(dict(zip(columns, cells, strict=True)))
             elif cells:
@@ -87,21 +87,23 @@ def read_json(path: Path) -> list[Row]:
     """
     text = read_text(path)
     whole = text.lstrip().startswith("[")
-    rows = []
+    rows: list = []
     for number, part in enumerate([text] if whole else text.split("\n")):
+        if not part.strip():
+            continue
         try:
-            found = parse_json(part) if part.strip() else None
+            parsed = parse_json(part)
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number + error.lineno}: {error.msg}") from error
         except ValueError as error:
             raise DataError(f"{path}{'' if whole else f', line {number + 1}'}: {error}") from error
-        rows += found if whole else [found] if part.strip() else []
+        rows += parsed if whole else [parsed]
     columns = list(rows[0]) if rows and isinstance(rows[0], dict) else []
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or row.keys() != set(columns):
-            found = ", ".join(row) if isinstance(row, dict) else repr(row)[:80]
+            there = ", ".join(row) if isinstance(row, dict) else repr(row)[:80]
             wanted = f" with {', '.join(columns)}" if columns else ""
-            raise DataError(f"{path}, row {number}: expected an object{wanted}, found {found}")
+            raise DataError(f"{path}, row {number}: expected an object{wanted}, found {there}")
         for name, value in row.items():
             if value is None:
                 raise DataError(f"{path}, row {number}: no value (null) in column {name!r}")
@@ -112,7 +114,12 @@ def read_table(path: str | Path, skip_bad_rows: bool = False) -> list[Row]:
     """Read a .csv, .tsv, .json or .jsonl file."""
     path = Path(path)
     tsv = partial(read_tsv, skip_bad_rows=skip_bad_rows)
-    readers = {".csv": read_csv, ".tsv": tsv, ".json": read_json, ".jsonl": read_json}
+    readers: dict[str, Callable[[Path], list[Row]]] = {
+        ".csv": read_csv,
+        ".tsv": tsv,
+        ".json": read_json,
+        ".jsonl": read_json,
+    }
     if path.suffix not in readers:
         raise DataError(f"{path}: unknown kind of file {path.suffix!r}; known: {', '.join(readers)}")
     return readers[path.suffix](path)
@@ -133,8 +140,9 @@ def text_of(value: object, where: str) -> str:
         DataError: on anything else, such as an object or a list in a JSON file; `where` is file, row and column.
     """
     if not isinstance(value, str | int | float):
-        kind = {dict: "an object", list: "a list"}.get(type(value), type(value).__name__)
-        raise DataError(f"{where}: {kind}, expected text: {str(value)[:80]}")
+        names: dict[type, str] = {dict: "an object", list: "a list"}
+        name = names.get(type(value), type(value).__name__)
+        raise DataError(f"{where}: {name}, expected text: {str(value)[:80]}")
     return str(value)
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.model.backends import evaluating
 from collab_heads.training.data.batches import longest_first
-from collab_heads.training.data.collate import IGNORED, tokenize
+from collab_heads.training.data.collate import IGNORED, generate, tokenize
 from collab_heads.training.data.parallel import Corpus
 
 
@@ -28,28 +28,34 @@ def encode(
         corpus: the pairs.
         tokenizer: with its languages set, where it has any.
         prefix: put before every source sentence (T5).
-        max_source: the longest input, in pieces.
-        max_target: the longest output, in pieces.
+        max_source: the longest input, in tokens.
+        max_target: the longest output, in tokens.
     """
 
-    def pieces(pairs: Mapping[str, list[str]]) -> dict[str, list]:
+    def tokenized(pairs: Mapping[str, list[str]]) -> dict[str, list]:
         return tokenize(pairs, tokenizer, prefix, max_source, max_target)
 
     encoded = {}
     for split, pairs in corpus.splits.items():
         raw = Dataset.from_dict(pairs)
-        encoded[split] = raw.map(pieces, batched=True, remove_columns=raw.column_names, desc=f"tokenizing {split}")
+        encoded[split] = raw.map(
+            tokenized,
+            batched=True,
+            remove_columns=raw.column_names,
+            new_fingerprint=split,  # nothing is cached: the tokenizer need not be hashed
+            desc=f"tokenizing {split}",
+        )
     return encoded
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The training loss: cross-entropy per target piece.
+    """The training loss: cross-entropy per target token.
 
     Attributes:
-        smoothing: share of the probability that is spread over all pieces (label smoothing).
-        dropped: probability of a source or target word piece to be replaced by the unknown one (word dropout).
-        unknown: id of the unknown piece.
+        smoothing: share of the probability that is spread over all tokens (label smoothing).
+        dropped: probability of a source or target token to be replaced by the unknown one (word dropout).
+        unknown: id of the unknown token.
         special: ids that are never replaced.
     """
 
@@ -59,7 +65,7 @@ class Objective:
     special: tuple[int, ...]
 
     def __call__(self, model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """The mean over the target pieces of a batch."""
+        """The mean over the target tokens of a batch."""
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         if self.dropped:
             inputs |= {name: self.drop(inputs[name]) for name in ("input_ids", "decoder_input_ids")}
@@ -72,14 +78,14 @@ class Objective:
         )
 
     def drop(self, ids: Tensor) -> Tensor:
-        """Replace pieces at random."""
+        """Replace tokens at random."""
         keep = torch.isin(ids, torch.tensor(self.special, device=ids.device))
         keep |= torch.rand(ids.shape, device=ids.device) >= self.dropped
-        return torch.where(keep, ids, self.unknown)
+        return ids if self.unknown is None else torch.where(keep, ids, self.unknown)
 
 
 def num_targets(batch: Mapping[str, Tensor]) -> int:
-    """How many target pieces the loss of a batch is over."""
+    """How many target tokens the loss of a batch is over."""
     return int((batch["labels"] != IGNORED).sum())
 
 
@@ -104,16 +110,17 @@ def translate(
         **settings: of `generate`, such as `num_beams`, `length_penalty`, `max_length`, `forced_bos_token_id`.
     """
     batches = longest_first([len(ids) for ids in examples["input_ids"]], size)
-    own, found = batches[accelerator.process_index :: accelerator.num_processes], []
+    share = batches[accelerator.process_index :: accelerator.num_processes]
+    numbered: list[tuple[int, str]] = []
     with evaluating(model):
-        for indices in tqdm(own, desc="translating", leave=False, disable=not accelerator.is_main_process):
+        for indices in tqdm(share, desc="translating", leave=False, disable=not accelerator.is_main_process):
             batch = collate([{"input_ids": examples[i]["input_ids"]} for i in indices])
             batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-            tokens = model.generate(**batch, do_sample=False, **settings)
-            found += zip(indices, tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True)
+            tokens = generate(model, batch, **settings)
+            numbered += zip(indices, tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True)
     if accelerator.num_processes > 1:
-        found = gather_object(found)
-    return [text for _, text in sorted(found)]
+        numbered = gather_object(numbered)
+    return [text for _, text in sorted(numbered)]
 
 
 def corpus_scores(translations: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -56,7 +57,11 @@ def train_tokenizer(
         processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
         pieces = [*(processor.id_to_piece(i) for i in range(processor.get_piece_size())), "<pad>"]
         (folder / "vocab.json").write_text(json.dumps({p: i for i, p in enumerate(pieces)}), encoding="utf-8")
-    settings = {"tokenizer_class": layout.tokenizer, "source_lang": source_lang, "target_lang": target_lang}
+    settings: dict[str, object] = {
+        "tokenizer_class": layout.tokenizer,
+        "source_lang": source_lang,
+        "target_lang": target_lang,
+    }
     settings |= {"model_max_length": max_length, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"extra_ids": 0}), encoding="utf-8")
     return AutoTokenizer.from_pretrained(folder)
@@ -65,17 +70,15 @@ def train_tokenizer(
 def train_pieces(sentences: Iterable[str], size: int, outside: int, special: Mapping[str, int]) -> bytes:
     """Train a unigram SentencePiece model of `size - outside` pieces: its serialized form. One thread: it repeats."""
     model = io.BytesIO()
+    options: dict[str, Any] = {"model_type": "unigram", "character_coverage": 1.0, "bos_id": -1, **special}
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
             model_writer=model,
             vocab_size=size - outside,
-            model_type="unigram",
-            character_coverage=1.0,
-            bos_id=-1,
             num_threads=1,
             minloglevel=2,
-            **special,
+            **options,
         )
     except (RuntimeError, OSError) as error:
         reason = str(error).strip()

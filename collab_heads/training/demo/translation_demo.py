@@ -47,7 +47,9 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    started, results, samples = time.perf_counter(), {}, {}
+    started = time.perf_counter()
+    results: dict[str, dict] = {}
+    samples: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         data = ["--train_file", *files(Path(folder), "train", TRAIN, SEED)]
         dev = files(Path(folder), "dev", DEV, SEED + 1)
@@ -55,9 +57,9 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
 
         def go(name: str, flags: str) -> None:
             print(f"\n== {name}: run_translation.py {flags}", flush=True)
-            place = Path(folder) / name.replace(" ", "_").replace(",", "")
-            results[name] = run([*data, *flags.split(), "--output_dir", str(place)])
-            newest = max((place / "translations").glob("validation-*"), key=lambda path: path.stat().st_mtime)
+            output_dir = Path(folder) / name.replace(" ", "_").replace(",", "")
+            results[name] = run([*data, *flags.split(), "--output_dir", str(output_dir)])
+            newest = max((output_dir / "translations").glob("validation-*"), key=lambda path: path.stat().st_mtime)
             samples[name] = newest.read_text(encoding="utf-8").splitlines()[:SAMPLES]
 
         go("original", f"{MODEL} {FIRST}")
@@ -78,16 +80,16 @@ def files(folder: Path, name: str, count: int, seed: int) -> list[str]:
 def report(results: dict[str, dict]) -> str:
     """A table: BLEU after the swap and at the end, heads, parameters."""
     original, rows = results["original"], []
-    for name, found in results.items():
-        heads, stages = found["heads"], found["stages"]
+    for name, result in results.items():
+        heads, stages = result["heads"], result["stages"]
         rows.append(
             (
                 name,
                 f"{stages['swapped']['bleu']:.1f}" if "swapped" in stages else "",
-                f"{found['eval_bleu']:.1f}",
+                f"{result['eval_bleu']:.1f}",
                 str(sum(site["heads_after"] for site in heads["pruned"]["sites"])) if heads else "36",
-                f"{found['parameters']:,}",
-                f"{found['parameters'] / original['parameters'] - 1:+.1%}",
+                f"{result['parameters']:,}",
+                f"{result['parameters'] / original['parameters'] - 1:+.1%}",
             )
         )
     last = "BLEU on 200 sentences; swapped: before any further training."
@@ -100,5 +102,5 @@ def translations(sources: Sequence[str], references: Sequence[str], samples: dic
     lines = []
     for index, (source, reference) in enumerate(zip(sources, references, strict=True)):
         lines += [f"{'source':{width}}  {source}", f"{'reference':{width}}  {reference}"]
-        lines += [f"{name:{width}}  {found[index]}" for name, found in samples.items()] + [""]
+        lines += [f"{name:{width}}  {lines_of[index]}" for name, lines_of in samples.items()] + [""]
     return "\n".join(lines).rstrip()

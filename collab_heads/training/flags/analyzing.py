@@ -1,31 +1,42 @@
-"""What the scripts do to show the heads of the model that they end with: `--analyze`."""
+"""The flags of the report on heads: `--analyze`."""
 
 import argparse
 from argparse import Namespace
 
+from collab_heads.analysis.options import Part
 from collab_heads.analysis.plots import check_matplotlib
 from collab_heads.analysis.treebank.conllu import Sentence, read_conllu
 from collab_heads.errors import ArgumentError
-from collab_heads.training.flags.arguments import count_from_1, path
+from collab_heads.training.flags.parsing import count_from_1, path
 
-ABLATION = ("statistics", "roles", "relevance", "gradient", "ablation")
+ABLATION: tuple[Part, ...] = ("statistics", "roles", "relevance", "gradient", "ablation")
 
 
 def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
     """What is shown of the heads."""
     group = parser.add_argument_group("looking at heads")
-    group.add_argument(
-        "--analyze", action="store_true", help="a report on the heads at the end: tables and pictures in head_report/"
+    add = group.add_argument
+    add(
+        "--analyze",
+        action="store_true",
+        help="at the end, write a report on the heads, tables and pictures, to head_report/",
     )
-    group.add_argument("--analyze_samples", type=count_from_1, metavar="N", help="validation examples for it; all")
-    group.add_argument(
+    add(
+        "--analyze_samples",
+        type=count_from_1,
+        metavar="N",
+        help="validation examples that the report is made from (default: all)",
+    )
+    add(
         "--analyze_treebank",
         type=path,
         metavar="FILE",
-        help="CoNLL-U, in the input's language: heads that find dependencies",
+        help="CoNLL-U file in the input's language: the report also shows which heads follow its dependencies",
     )
-    group.add_argument(
-        "--analyze_ablation", action="store_true", help="also the loss without each head: an evaluation per head"
+    add(
+        "--analyze_ablation",
+        action="store_true",
+        help="also measure the loss without each head: one evaluation per head",
     )
 
 

@@ -55,7 +55,7 @@ def push(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
         return
     name = repository(args)
     try:
-        model.push_to_hub(name, token=args.hub_token)
+        model.push_to_hub(name, token=args.hub_token)  # type: ignore[arg-type]  # its decorator hides `self`
         tokenizer.push_to_hub(name, token=args.hub_token)
     except Exception as error:  # whatever the network and the Hub raise
         raise OutputError(

@@ -1,18 +1,14 @@
-"""Head rotation as the scripts' flags describe it."""
+"""The flags of head rotation."""
 
 import argparse
 from argparse import Namespace
-from collections.abc import Iterable
-
-from transformers import PreTrainedModel
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.rotation.dynamic import DynamicRotation
-from collab_heads.rotation.manual import HeadRotation
 from collab_heads.rotation.policies import POLICIES
 from collab_heads.rotation.ranking import METRICS
-from collab_heads.training.flags.arguments import count, path, per_role, trains
+from collab_heads.training.flags.arguments import trains
+from collab_heads.training.flags.parsing import count, path, per_role
 from collab_heads.training.flags.pruning import learns_gates
 
 OF_ROTATE = ("metric", "count", "frequency", "rest", "start", "end", "sites")
@@ -21,28 +17,40 @@ OF_ROTATE = ("metric", "count", "frequency", "rest", "start", "end", "sites")
 def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
     """Which heads change places while training."""
     group = parser.add_argument_group("rotating heads")
-    group.add_argument(
-        "--rotation_schedule", type=path, metavar="FILE", help="JSON: epoch -> pairs of heads that change places"
+    add = group.add_argument
+    add(
+        "--rotation_schedule",
+        type=path,
+        metavar="FILE",
+        help="JSON file: epoch -> pairs of heads that change places before it",
     )
-    group.add_argument("--rotate", metavar="POLICY", help=f"{', '.join(POLICIES)}: choose the pairs in every cycle")
-    group.add_argument(
+    add(
+        "--rotate",
+        metavar="POLICY",
+        help=f"instead, let a policy choose the pairs again and again: {', '.join(POLICIES)}",
+    )
+    add(
         "--rotation_metric",
         metavar="NAME",
-        help="to rank heads: confidence; output_distance (l2), of their outputs; map_distance (pairwise), of their "
-        "attention maps; base; wasserstein (confidence)",
+        help="what the policy ranks heads by: confidence; output_distance (l2), of their outputs; map_distance "
+        "(pairwise), of their attention maps; base; wasserstein (default: confidence)",
     )
-    group.add_argument("--rotation_count", type=per_role(count), metavar="N", help="pairs; or per role: enc-self=2 (1)")
-    group.add_argument(
-        "--rotation_frequency", type=per_role(count), metavar="N", help="epochs until they swap back (1)"
+    numbers = {
+        "count": ("pairs of heads that change places", "1"),
+        "frequency": ("epochs until they change back", "1"),
+        "rest": ("epochs from there to the next exchange", "1"),
+        "start": ("epoch of the first exchange, counted from 1", "1"),
+        "end": ("last epoch in which heads may be exchanged", "the last"),
+    }
+    for name, (text, default) in numbers.items():
+        per = f"{text}; one number, or one per role, such as enc-self=2 (default: {default})"
+        add(f"--rotation_{name}", type=per_role(count), metavar="N", help=per)
+    add(
+        "--rotation_sites",
+        nargs="+",
+        metavar="ROLE",
+        help="roles whose heads change places: enc-self, dec-self, dec-enc (default: all)",
     )
-    group.add_argument("--rotation_rest", type=per_role(count), metavar="N", help="epochs until the next swap (1)")
-    group.add_argument(
-        "--rotation_start", type=per_role(count), metavar="N", help="epoch of the first swap, from 1 (1)"
-    )
-    group.add_argument(
-        "--rotation_end", type=per_role(count), metavar="N", help="last epoch with swapped heads (the last)"
-    )
-    group.add_argument("--rotation_sites", nargs="+", metavar="ROLE", help="roles that rotate; all")
 
 
 def check_rotation(args: Namespace) -> None:
@@ -76,27 +84,3 @@ def check_rotation(args: Namespace) -> None:
 def wants_rotation(args: Namespace) -> bool:
     """Whether heads rotate."""
     return bool(args.rotate or args.rotation_schedule)
-
-
-def rotation_of(args: Namespace, exclude: Iterable[int] | None = None) -> HeadRotation | DynamicRotation | None:
-    """The rotation that the flags describe; `exclude` holds ids of tokens that do not count in rankings.
-
-    Raises:
-        CollabHeadsError: if the schedule cannot be read, or a setting cannot be.
-    """
-    if args.rotation_schedule:
-        return HeadRotation.from_json(args.rotation_schedule)
-    if not args.rotate:
-        return None
-    names = {name: "roles" if name == "sites" else name for name in OF_ROTATE}
-    values = {own: getattr(args, f"rotation_{name}") for name, own in names.items()}
-    return DynamicRotation(
-        args.rotate, seed=args.seed, exclude=exclude, **{k: v for k, v in values.items() if v is not None}
-    )
-
-
-def rotating_paths(rotation: HeadRotation | DynamicRotation, model: PreTrainedModel) -> set[str]:
-    """The sites whose heads may change places."""
-    if isinstance(rotation, HeadRotation):
-        return {slot.path for epoch in rotation.schedule for pair in rotation.pairs(model, epoch) for slot in pair}
-    return {slot.path for _, stack in rotation.stacks(model).values() for layer in stack for slot in layer}

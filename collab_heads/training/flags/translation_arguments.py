@@ -7,59 +7,143 @@ from collab_heads.errors import ArgumentError
 from collab_heads.registry import blueprints
 from collab_heads.state import MIXING_INITS
 from collab_heads.training.flags import pruning
-from collab_heads.training.flags.arguments import Parser, count, count_from_1, not_negative, path
+from collab_heads.training.flags.parsing import count, count_from_1, not_negative, path
 
-SIZE_FLAGS = ("d_model", "num_layers", "num_heads", "d_ff", "dropout")
+# of a model from scratch
+DEFAULT_SIZES = {"d_model": 256, "num_layers": 3, "num_heads": 8, "d_ff": 1024, "dropout": 0.1}
 
 
-def add_translation_data(parser: Parser) -> None:
+def add_translation_data(parser: argparse.ArgumentParser) -> None:
     """Where the pairs are from, and how they are cut."""
     group = parser.add_argument_group("data")
-    group.add_argument("--dataset_name", type=path, metavar="NAME", help="on the Hub, with a column `translation`")
-    group.add_argument("--dataset_config_name", metavar="NAME", help="its configuration")
+    add = group.add_argument
+    add(
+        "--dataset_name",
+        type=path,
+        metavar="NAME",
+        help="data set on the Hub, with a column `translation` or one column per language",
+    )
+    add("--dataset_config_name", metavar="NAME", help="configuration of that data set")
     for split in ("train", "validation", "test"):
-        text = "a table (.csv .tsv .json .jsonl), or two text files (.gz too), the source first"
-        group.add_argument(f"--{split}_file", nargs="+", type=path, metavar="FILE", help=text)
-    group.add_argument("--do_predict", action="store_true", help="translate the Hub's test split too, as --test_file")
-    group.add_argument("--source_lang", metavar="LANG", help="of the input: de, or the model's code (mBART: de_DE)")
-    group.add_argument("--target_lang", metavar="LANG", help="of the output")
-    group.add_argument("--source_prefix", default="", metavar="TEXT", help="before every input (T5)")
-    group.add_argument("--max_source_length", type=count_from_1, default=128, metavar="N", help="pieces (128)")
-    group.add_argument("--max_target_length", type=count_from_1, default=128, metavar="N", help="pieces (128)")
-    group.add_argument("--max_train_samples", type=count_from_1, metavar="N", help="take the first N only")
-    group.add_argument("--max_eval_samples", type=count_from_1, metavar="N", help="take the first N only")
+        add(
+            f"--{split}_file",
+            nargs="+",
+            type=path,
+            metavar="FILE",
+            help="one table (.csv .tsv .json .jsonl), or two text files with a sentence a line, the source first "
+            "(gzipped where the name ends in .gz)",
+        )
+    add(
+        "--do_predict",
+        action="store_true",
+        help="translate and score also the test split of --dataset_name (a --test_file always is)",
+    )
+    add(
+        "--source_lang",
+        metavar="LANG",
+        help="language of the input: the name of its column, such as de, or the model's code, such as de_DE",
+    )
+    add("--target_lang", metavar="LANG", help="language of the output")
+    add("--source_prefix", default="", metavar="TEXT", help="text before every input, as T5 wants it")
+    add(
+        "--max_source_length",
+        type=count_from_1,
+        default=128,
+        metavar="N",
+        help="cut inputs to this many tokens (word pieces)",
+    )
+    add("--max_target_length", type=count_from_1, default=128, metavar="N", help="cut references to this many tokens")
+    add("--max_train_samples", type=count_from_1, metavar="N", help="use only the first N training pairs")
+    add("--max_eval_samples", type=count_from_1, metavar="N", help="use only the first N validation pairs")
 
 
-def add_translation_training(parser: Parser) -> None:
+def add_translation_training(parser: argparse.ArgumentParser) -> None:
     """What is trained, and how it is measured."""
     group = parser.add_argument_group("translation")
-    group.add_argument("--max_tokens", type=count_from_1, metavar="N", help="per batch and device, padding included")
-    group.add_argument("--label_smoothing", type=not_negative, default=0.0, metavar="X", help="(0)")
-    group.add_argument("--word_dropout", type=not_negative, default=0.0, metavar="X", help="pieces made unknown (0)")
-    group.add_argument("--trainable_parameters", nargs="+", metavar="REGEX", help="freeze all others")
-    group.add_argument("--num_beams", type=count_from_1, default=5, metavar="N", help="(5)")
-    group.add_argument("--length_penalty", type=float, default=1.0, metavar="X", help="above 1: longer (1.0)")
-    group.add_argument(
-        "--val_max_target_length", type=count_from_1, metavar="N", help="of translations (as for training)"
+    add = group.add_argument
+    add(
+        "--max_tokens",
+        type=count_from_1,
+        metavar="N",
+        help="tokens per batch and device, padding included; replaces --per_device_train_batch_size",
     )
-    group.add_argument("--load_best_model_at_end", action="store_true", help="keep the weights with the best BLEU")
-    group.add_argument(
-        "--average_checkpoints", type=count, default=0, metavar="N", help="at the end average the last N checkpoints"
+    add(
+        "--label_smoothing",
+        type=not_negative,
+        default=0.0,
+        metavar="X",
+        help="share of the target probability that is spread over all tokens",
+    )
+    add(
+        "--word_dropout",
+        type=not_negative,
+        default=0.0,
+        metavar="X",
+        help="probability that a token is replaced by the unknown one in training",
+    )
+    add(
+        "--trainable_parameters",
+        nargs="+",
+        metavar="REGEX",
+        help="train only parameters whose names match; freeze all others (default: train all)",
+    )
+    add("--num_beams", type=count_from_1, default=5, metavar="N", help="beams of the search for a translation")
+    add(
+        "--length_penalty",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="exponent of the length in the score of a beam; a larger one gives longer translations",
+    )
+    add(
+        "--val_max_target_length",
+        type=count_from_1,
+        metavar="N",
+        help="longest translation that the model makes, in tokens (default: --max_target_length)",
+    )
+    add("--load_best_model_at_end", action="store_true", help="end with the weights of the evaluation with best BLEU")
+    add(
+        "--average_checkpoints",
+        type=count,
+        default=0,
+        metavar="N",
+        help="end with the mean of the weights of the last N checkpoints; 0: with the last weights",
     )
 
 
-def add_scratch_arguments(parser: Parser) -> None:
+def add_scratch_arguments(parser: argparse.ArgumentParser) -> None:
     """A model from scratch."""
-    group = parser.add_argument_group("from scratch, instead of --model_name_or_path")
-    group.add_argument("--config_name", type=path, metavar="NAME", help="folder, or name on the Hub, of a config")
-    group.add_argument("--model_type", metavar="TYPE", help=", ".join(blueprints()))
-    group.add_argument("--d_model", type=count_from_1, metavar="N", help="width")
-    group.add_argument("--num_layers", type=count_from_1, metavar="N", help="of encoder and decoder, each")
-    group.add_argument("--num_heads", type=count_from_1, metavar="N", help="per layer")
-    group.add_argument("--d_ff", type=count_from_1, metavar="N", help="width of the feed-forward layers")
-    group.add_argument("--dropout", type=not_negative, metavar="X")
-    group.add_argument("--vocab_size", type=count_from_1, default=8000, metavar="N", help="pieces to train (8000)")
-    group.add_argument("--mixing_init", default="concatenate", metavar="HOW", help=", ".join(MIXING_INITS))
+    group = parser.add_argument_group("a model from scratch, instead of --model_name_or_path")
+    add = group.add_argument
+    add("--config_name", type=path, metavar="NAME", help="folder, or name on the Hub, of a configuration")
+    add("--model_type", metavar="TYPE", help=f"or a type, with the sizes below: {', '.join(blueprints())}")
+    whole = {
+        "d_model": "width of the model",
+        "num_layers": "layers of the encoder, and of the decoder",
+        "num_heads": "heads per layer",
+        "d_ff": "width of the feed-forward layers",
+    }
+    for name, text in whole.items():
+        add(f"--{name}", type=count_from_1, metavar="N", help=f"{text} (default: {DEFAULT_SIZES[name]})")
+    add(
+        "--dropout",
+        type=not_negative,
+        metavar="X",
+        help=f"share of the activations that is dropped in training (default: {DEFAULT_SIZES['dropout']})",
+    )
+    add(
+        "--vocab_size",
+        type=count_from_1,
+        default=8000,
+        metavar="N",
+        help="tokens of the vocabulary, which is trained on the training pairs",
+    )
+    add(
+        "--mixing_init",
+        default="concatenate",
+        metavar="HOW",
+        help=f"with --collaborative, how mixing begins: {', '.join(MIXING_INITS)}",
+    )
 
 
 def from_scratch(args: argparse.Namespace) -> bool:
@@ -111,7 +195,7 @@ def check_checkpoints(args: argparse.Namespace) -> None:
 
 def check_scratch(args: argparse.Namespace) -> None:
     """Check the flags of a model from scratch."""
-    given = [f"--{name}" for name in ("config_name", "model_type", *SIZE_FLAGS) if getattr(args, name) is not None]
+    given = [f"--{name}" for name in ("config_name", "model_type", *DEFAULT_SIZES) if getattr(args, name) is not None]
     if args.model_name_or_path is not None and given:
         raise ArgumentError(f"{', '.join(given)} describe a model from scratch: leave them or --model_name_or_path out")
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)

@@ -1,4 +1,4 @@
-"""Watch a training: its loss, and its seconds."""
+"""What is watched in a training: its loss, and its seconds."""
 
 import math
 import time
@@ -25,11 +25,16 @@ class Losses:
     """
 
     def __init__(self, accelerator: Accelerator, every: int, phase: int, total: int, before: float | None = 0.0):
-        self.accelerator, self.every, self.phase, self.total = accelerator, every, phase, total
-        self.sum, self.count = 0.0, 0
+        self.accelerator = accelerator
+        self.every = every
+        self.phase = phase
+        self.total = total
+        self.sum: torch.Tensor | float = 0.0
+        self.count = 0
         # of the whole phase, in float64: the same sum whether or not the run was resumed
-        self.known, start = before is not None, before if accelerator.is_main_process else 0.0
-        self.of_phase = float64(torch.zeros((), device=accelerator.device)) + (start or 0.0)
+        self.is_known = before is not None
+        sum_before = before if before is not None and accelerator.is_main_process else 0.0
+        self.of_phase = float64(torch.zeros((), device=accelerator.device)) + sum_before
 
     def add(
         self, loss: torch.Tensor, step: int, learning_rate: float, penalty: HeadPenalty | None = None
@@ -54,14 +59,15 @@ class Losses:
 
     def state(self) -> float | None:
         """The sum over the steps of the phase so far, of all processes, which all call it; None if not known."""
-        return float(self.accelerator.reduce(self.of_phase)) if self.known else None
+        return float(self.accelerator.reduce(self.of_phase)) if self.is_known else None
 
 
 class Clock:
     """Adds up the seconds between start and stop."""
 
     def __init__(self):
-        self.seconds, self.started = 0.0, None
+        self.seconds = 0.0
+        self.started = 0.0
 
     def start(self) -> None:
         """Start, or go on."""

@@ -2,51 +2,82 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import TypedDict
 
 import torch
 from accelerate import Accelerator
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, get_scheduler
 
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 
+
+class HeadRates(TypedDict, total=False):
+    """Learning rates of gates and alphas, as `parameter_groups` takes them."""
+
+    gate_lr: float
+    alpha_lr: float | None
+
+
 Loss = Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], torch.Tensor]
 
 
 def parameter_groups(
-    model: PreTrainedModel, weight_decay: float, penalty: HeadPenalty | None = None, **rates: float | None
+    model: PreTrainedModel,
+    weight_decay: float,
+    penalty: HeadPenalty | None = None,
+    *,
+    gate_lr: float = 0.1,
+    alpha_lr: float | None = None,
 ) -> list[dict]:
-    """The trainable parameters; biases, norms and everything else of one dimension without weight decay.
+    """The trainable parameters in groups: only matrices have weight decay, but for alphas.
 
-    Gates and alphas, without weight decay too, have learning rates of their own: `gate_lr`, `alpha_lr`.
+    Args:
+        model: to be trained.
+        weight_decay: not of biases, norms and everything else of one dimension, nor of gates and alphas.
+        penalty: trains gates and alphas, which are groups of their own.
+        gate_lr: learning rate of the gates.
+        alpha_lr: learning rate of the alphas; None for that of all other parameters.
+
+    Raises:
+        ArgumentError: if nothing is trainable.
     """
-    own = {id(p) for p in ([] if penalty is None else penalty.parameters())}
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in own]
+    apart = {id(p) for p in ([] if penalty is None else penalty.parameters())}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in apart]
     # content_bias and alphas are matrices
     plain = {name for name, p in named if p.ndim < 2 or "bias" in name or name.endswith(".mixing.alpha")}
     groups = [
         {"params": [p for name, p in named if name not in plain], "weight_decay": weight_decay},
         {"params": [p for name, p in named if name in plain], "weight_decay": 0.0},
     ]
-    groups += [] if penalty is None else penalty.groups(**rates)
-    found = [group for group in groups if group["params"]]
-    if not found:
+    groups += [] if penalty is None else penalty.groups(gate_lr, alpha_lr)
+    if not any(group["params"] for group in groups):
         raise ArgumentError("no parameter of the model is trainable")
-    return found
+    return [group for group in groups if group["params"]]
 
 
-def optimizer_and_schedule(groups, learning_rate, schedule, warmup, total, scaled=False):
+def optimizer_and_schedule(
+    groups: list[dict], learning_rate: float, schedule: str, warmup: int, total: int, scaled: bool = False
+) -> tuple[HeadAdamW, LRScheduler]:
     """AdamW, fused where torch can (a fifth of a step's time on a CPU), and its learning rate schedule.
 
-    With a gradient scaler (fp16) it is not fused: a fused step does not tell when it was skipped.
+    Args:
+        groups: from `parameter_groups`.
+        learning_rate: peak.
+        schedule: its name in transformers.
+        warmup: optimizer steps in which the rate rises.
+        total: optimizer steps in all.
+        scaled: whether gradients are scaled (fp16): then it is not fused, as a fused step does not tell when it was
+            skipped.
     """
     fused = groups[0]["params"][0].device.type in ("cpu", "cuda") and not scaled
     optimizer = HeadAdamW(groups, lr=learning_rate, fused=fused)
     return optimizer, get_scheduler(schedule, optimizer, num_warmup_steps=warmup, num_training_steps=total)
 
 
-def own_loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def model_loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The mean loss that the model computes itself."""
     return model(**batch).loss
 
@@ -59,7 +90,7 @@ def optimizer_step(
     weights: Sequence[int],
     max_grad_norm: float,
     penalty: HeadPenalty | None = None,
-    loss_of: Loss = own_loss,
+    loss_of: Loss = model_loss,
 ) -> torch.Tensor:
     """Accumulate the gradient of the mean loss over all micro-batches of all processes, and step.
 
@@ -80,10 +111,9 @@ def optimizer_step(
     if penalty is not None:
         penalty.before_step()
     if max_grad_norm:
-        weights = (
-            model.parameters() if penalty is None else penalty.others(model)
-        )  # gates and alphas have scales of their own
-        accelerator.clip_grad_norm_(weights, max_grad_norm)
+        # gates and alphas have scales of their own
+        clipped = model.parameters() if penalty is None else penalty.others(model)
+        accelerator.clip_grad_norm_(clipped, max_grad_norm)
     optimizer.step()
     optimizer.zero_grad()
     if penalty is not None:

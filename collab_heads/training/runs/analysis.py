@@ -1,7 +1,6 @@
 """What a run does to show the heads of the model that it ends with."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
 from transformers import PreTrainedModel
@@ -9,14 +8,13 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.measures.sentences import Sentences
+from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.heads.gating import gated_sites
 from collab_heads.registry import get_adapter, head_numbers
 from collab_heads.text import portable_name
 from collab_heads.training.flags.analyzing import ABLATION, treebank
-from collab_heads.training.storage.output import REPORT
-
-if TYPE_CHECKING:
-    from collab_heads.training.runs.run import Run
+from collab_heads.training.runs.learner import Learner
+from collab_heads.training.storage.output import REPORT, STATISTICS
 
 RECORDS = 100  # of the gates, over a training
 
@@ -27,59 +25,76 @@ class GateRecorder:
     Args:
         model: with gates.
         steps: optimizer steps of the training.
-        state: of a recorder that this one goes on from.
+        state: from `state`, of a recorder that this one goes on from.
+
+    Attributes:
+        history: what was noted.
     """
 
-    def __init__(self, model: PreTrainedModel, steps: int, state: Mapping | None = None):
+    def __init__(self, model: PreTrainedModel, steps: int, state: Iterable | None = None):
         adapter = get_adapter(model)
-        self.sites, numbers = gated_sites(model, adapter), head_numbers(model, adapter)
-        self.every, self.last = max(1, steps // RECORDS), steps
+        numbers = head_numbers(model, adapter)
+        self.sites = gated_sites(model, adapter)
+        self.every = max(1, steps // RECORDS)
+        self.last_step = steps
         sites = tuple(site for site, _ in self.sites)
         self.history = GateHistory(sites, {site.path: numbers[site.path] for site in sites})
-        for step, row in state or ():
-            self.history = self.history.record(step, row)
+        for step, rows in state or ():
+            self.history = self.history.record(step, rows)
         if state is None:
             self.note(0)
 
     def __call__(self, step: int) -> None:
         """After an optimizer step."""
-        if step % self.every == 0 or step == self.last:
+        if step % self.every == 0 or step == self.last_step:
             self.note(step)
 
     def note(self, step: int) -> None:
         """Add how open they are now."""
         with torch.no_grad():
-            rows = {site.path: projection.gates.open_probability() for site, projection in self.sites}
+            rows = {site.path: gates.open_probability() for site, gates in self.sites}
         self.history = self.history.record(step, rows)
 
     def state(self) -> list:
         """What `state` takes, ready for JSON."""
         return [
-            [step, {path: rows[place].tolist() for path, rows in self.history.probabilities.items()}]
-            for place, step in enumerate(self.history.steps)
+            [step, {path: rows[index].tolist() for path, rows in self.history.probabilities.items()}]
+            for index, step in enumerate(self.history.steps)
         ]
 
 
-def save_report(run: "Run", exclude: list[int]) -> None:
+def save_statistics(learner: Learner) -> None:
+    """Measure the heads on the validation examples, as the final model sees them, if asked to."""
+    session = learner.session
+    if not session.args.save_head_statistics:
+        return
+    batches = learner.validation(generated=True)  # all processes generate, where there is something to generate
+    if output := session.writes_to:
+        statistics = head_statistics(learner.model, batches, exclude=learner.end_tokens)
+        session.accelerator.print(statistics)
+        output.write_folder(STATISTICS, statistics.save)
+
+
+def save_report(learner: Learner, gate_history: GateHistory | None) -> None:
     """Analyze the final model on the validation examples and write the report, if asked to."""
-    args = run.args
-    if not (args.analyze and run.accelerator.is_main_process):
+    session, args = learner.session, learner.session.args
+    if not args.analyze or (output := session.writes_to) is None:
         return
-    if not get_adapter(run.model).sites_with_heads(run.model):
-        run.accelerator.print("no heads are left: there is nothing to report on them")
+    if not get_adapter(learner.model).sites_with_heads(learner.model):
+        session.accelerator.print("no heads are left: there is nothing to report on them")
         return
-    batches = list(run.validation())
+    batches = list(learner.validation())
     if args.analyze_samples:
         batches = list(Sentences(batches).first(args.analyze_samples))
     report = analyze_heads(
-        run.model,
+        learner.model,
         batches,
         parts=ABLATION if args.analyze_ablation else None,
-        tokenizer=run.tokenizer,
+        tokenizer=learner.tokenizer,
         treebank=treebank(args),
-        exclude=exclude,
-        gate_history=None if run.recorder is None else run.recorder.history,
-        data=f"validation examples of {portable_name(str(run.task))}",
+        exclude=learner.end_tokens,
+        gate_history=gate_history,
+        data=f"validation examples of {portable_name(str(learner.task))}",
     )
-    run.accelerator.print(report)
-    run.accelerator.print(f"report on the heads: {run.output.write_folder(REPORT, report.save)}")
+    session.accelerator.print(report)
+    session.accelerator.print(f"report on the heads: {output.write_folder(REPORT, report.save)}")

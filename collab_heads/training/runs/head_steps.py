@@ -1,167 +1,162 @@
 """What a run does to heads: before its last training, in it, and after it."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from collab_heads.analysis.measures.statistics import head_statistics
-from collab_heads.errors import ArgumentError
 from collab_heads.heads.alpha import alpha_report
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.registry import get_adapter
-from collab_heads.rotation.dynamic import DynamicRotation
-from collab_heads.rotation.manual import HeadRotation
 from collab_heads.state import CollabConfig
-from collab_heads.training.flags import alphas, pruning, rotating
-from collab_heads.training.loop.loop import num_steps
-from collab_heads.training.runs import analysis
-from collab_heads.training.runs.analysis import GateRecorder
-from collab_heads.training.storage.output import STATISTICS
+from collab_heads.training.flags.alphas import acts_in_training
+from collab_heads.training.flags.pruning import learns_gates, wants_gates
+from collab_heads.training.loop.optimizer import HeadRates
+from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.loop.training import Hooks
+from collab_heads.training.runs import choose_heads, mix_heads
+from collab_heads.training.runs.analysis import GateRecorder, save_report, save_statistics
+from collab_heads.training.runs.learner import Learner
+from collab_heads.training.runs.rotate_heads import Rotation, check_rotating_sites, rotation_of
 from collab_heads.training.storage.reservation import agreed
 
-if TYPE_CHECKING:
-    from collab_heads.training.runs.run import Run
 
+class HeadSteps:
+    """The gates, alphas and rotation of a run.
 
-def check(run: "Run") -> None:
-    """Check early, before anything is written, that the loaded model has what the flags name."""
-    pruning.check_model(run.args, run.model)
-    alphas.check_model(run.args, run.model)
+    Args:
+        learner: whose model's heads they are.
+        steps: of the last training, the one in which heads change.
 
+    Attributes:
+        record: what became of the heads, for the results.
+        importance: of every head, from which learning begins.
+        recorder: of the gates over the training, for the report.
+        rotation: which heads change places; None if none do.
 
-def start(run: "Run") -> None:
-    """Put gates and alphas on the heads; or choose heads, remove them, and evaluate what is left."""
-    if pruning.wants_gates(run.args):
-        common = run.accelerator, run.args, run.model, lambda n: run.samples(n, labels=True)
-        report = pruning.start(*common)
+    Raises:
+        CollabHeadsError: if the rotation does not fit the model or the training.
+    """
+
+    def __init__(self, learner: Learner, steps: TrainingSteps):
+        self.learner = learner
+        self.session = learner.session
+        self.steps = steps
+        self.args = learner.session.args
+        self.record: dict = self.session.progress.get("heads", {})
+        self.importance: Mapping | None = None
+        self.recorder: GateRecorder | None = None
+        self.rotation = self.planned_rotation()
+
+    def planned_rotation(self) -> Rotation | None:
+        """The rotation that the flags describe, checked against model and epochs; None without."""
+        rotation = rotation_of(self.args, self.learner.end_tokens)
+        if rotation is not None:
+            rotation.check(self.learner.model, self.steps.epochs_begun)
+            if self.session.checkpoint is None:
+                check_rotating_sites(self.args, self.learner.model, rotation)
+            if state := self.session.progress.get("rotation"):
+                rotation.load_state_dict(state)
+        return rotation
+
+    def choose(self) -> bool:
+        """Put gates on the heads; or choose heads and remove the others at once. Whether any were removed."""
+        if not wants_gates(self.args):
+            return False
+        common = self.session.accelerator, self.args, self.learner.model, self.labelled_samples
+        report = choose_heads.choose_heads(*common)
         if report is None:
-            run.scores = pruning.ranking(*common)
-        else:
-            run.accelerator.print(report)
-            run.heads["pruned"] = report.to_dict()
-            run.evaluate("pruned")
-    if run.args.alpha_mixing:
-        alphas.start(run.args, run.model)
-    if run.rotation is not None:  # again: heads may be gone, or have gates by now
-        run.rotation.check(run.model, run.epochs())
+            self.importance = choose_heads.importance_before_training(*common)
+            return False
+        self.session.accelerator.print(report)
+        self.record["pruned"] = report.to_dict()
+        return True
 
+    def labelled_samples(self, count: int) -> Sequence[Mapping]:
+        """Batches of training examples, on which importance is measured."""
+        return self.learner.samples(count, labels=True)
 
-def record_gates(run: "Run") -> None:
-    """Note from here on how open the gates are, for the report."""
-    if run.args.analyze and pruning.learns_gates(run.args) and gated_sites(run.model, get_adapter(run.model)):
-        steps = num_steps(run.args, run.order(run.last_training()))
-        run.recorder = GateRecorder(run.model, steps, run.progress.get("gates_over_training"))
+    def mix(self) -> None:
+        """Put alphas on the heads, and check the rotation again: heads may be gone, or have gates by now."""
+        if self.args.alpha_mixing:
+            mix_heads.put_alphas(self.args, self.learner.model)
+        if self.rotation is not None:
+            self.rotation.check(self.learner.model, self.steps.epochs_begun)
 
+    def add_to(self, hooks: Hooks) -> Hooks:
+        """The hooks of the last training, with what it adds for the heads."""
+        self.record_gates()
+        args = self.args
+        learns = learns_gates(args) or acts_in_training(args)
+        return replace(
+            hooks,
+            penalty=self.penalty if learns else None,
+            rates=HeadRates(gate_lr=args.gate_learning_rate, alpha_lr=args.alpha_learning_rate),
+            before_epoch=None if self.rotation is None else self.rotate,
+            after_step=self.recorder,
+        )
 
-def hooks(run: "Run") -> dict:
-    """The hooks of the last training: what it adds for the heads, and which of them change places."""
-    args, found = run.args, {}
-    record_gates(run)
-    if pruning.learns_gates(args) or alphas.acts_in_training(args):
-        found["penalty"] = lambda total: penalty(run, total)
-        found["rates"] = {"gate_lr": args.gate_learning_rate, "alpha_lr": args.alpha_learning_rate}
-    if run.rotation is not None:
-        found["before_epoch"] = lambda model, epoch, optimizer: rotate(run, model, epoch, optimizer)
-    if run.recorder is not None:
-        found["after_step"] = run.recorder
-    return found
+    def record_gates(self) -> None:
+        """Note from here on how open the gates are, for the report."""
+        model = self.learner.model
+        if self.args.analyze and learns_gates(self.args) and gated_sites(model, get_adapter(model)):
+            noted = self.session.progress.get("gates_over_training")
+            self.recorder = GateRecorder(model, self.steps.total, noted)
 
+    def penalty(self, total: int) -> HeadPenalty | None:
+        """What a training of `total` optimizer steps adds; None if the heads that it was for are gone."""
+        options = mix_heads.alpha_options(self.args, self.learner.model, total)
+        if learns_gates(self.args):
+            options |= choose_heads.gate_options(self.args, total, self.importance)
+        return None if all(value is None for value in options.values()) else HeadPenalty(self.learner.model, **options)
 
-def penalty(run: "Run", total: int) -> HeadPenalty | None:
-    """What a training of `total` optimizer steps adds; None if the heads that it was for are gone."""
-    options = alphas.penalty_options(run.args, run.model, total)
-    if pruning.learns_gates(run.args):
-        options |= pruning.penalty_options(run.args, total, run.scores)
-    return None if all(value is None for value in options.values()) else HeadPenalty(run.model, **options)
+    def rotate(self, model: PreTrainedModel, epoch: int, optimizer: Optimizer) -> None:
+        """Let heads change places before an epoch; the first process chooses for all."""
+        rotation, accelerator = self.rotation, self.session.accelerator
+        if rotation is None:
+            return
+        pairs = agreed(accelerator, lambda: rotation.plan(model, epoch, self.learner.validation()))
+        rotation.apply(model, epoch=epoch, optimizer=optimizer, pairs=pairs)
+        if pairs:
+            named = ", ".join(f"{first} with {second}" for first, second in pairs)
+            accelerator.print(f"epoch {epoch}: {len(pairs)} pairs of heads changed places: {named}")
 
+    def finish(self) -> bool:
+        """Note what became of the heads, and remove those that training closed; whether heads were removed."""
+        model = self.learner.model
+        removes = learns_gates(self.args)
+        if self.args.alpha_mixing:
+            self.record["alphas"] = alpha_report(model).to_dict()  # gates that are removed take them into W_O
+        if removes:
+            gates, report = choose_heads.remove_closed_heads(model)
+            self.session.accelerator.print(report)
+            self.record |= {"gates": gates, "pruned": report.to_dict()}
+        if self.rotation is not None:
+            self.record["rotation"] = self.rotation.history
+        return removes
 
-def check_rotating(run: "Run", rotation: HeadRotation | DynamicRotation) -> None:
-    """Raise ArgumentError if heads are to rotate where there will be gates and alphas: gates travel, alphas do not."""
-    args = run.args
-    if run.checkpoint is None and args.alpha_mixing and pruning.learns_gates(args):
-        gated = {site.path for site in pruning.chosen_sites(args, run.model)}
-        mixed = {site.path for site in alphas.chosen_sites(args, run.model)}
-        if both := sorted(gated & mixed & rotating.rotating_paths(rotation, run.model)):
-            raise ArgumentError(
-                f"{both[0]} would have gates and alphas, so its heads cannot rotate: name other sites with "
-                "--gated_sites, --alpha_sites or --rotation_sites, or choose heads by --head_selection importance"
-            )
+    def show(self) -> None:
+        """Measure the heads of the final model on the validation examples, as far as asked to."""
+        save_statistics(self.learner)
+        save_report(self.learner, None if self.recorder is None else self.recorder.history)
 
+    def fold(self) -> bool:
+        """Make a stock model of it, if asked to and it is none; whether it was done."""
+        model = self.learner.model
+        if not (self.args.fold_heads and CollabConfig.of(model.config).sites):
+            return False
+        report = fold_heads(model)
+        self.session.accelerator.print(report)
+        self.record["folded"] = report.to_dict()
+        return True
 
-def rotate(run: "Run", model: PreTrainedModel, epoch: int, optimizer: Optimizer) -> None:
-    """Let heads change places before an epoch; the first process chooses for all."""
-    pairs = agreed(run.accelerator, lambda: run.rotation.plan(model, epoch, run.validation()))
-    run.rotation.apply(model, epoch=epoch, optimizer=optimizer, pairs=pairs)
-    if pairs:
-        named = ", ".join(f"{first} with {second}" for first, second in pairs)
-        run.accelerator.print(f"epoch {epoch}: {len(pairs)} pairs of heads changed places: {named}")
-
-
-def end(run: "Run") -> None:
-    """Remove the heads that training closed, and evaluate what is left; note what else became of them."""
-    if run.args.alpha_mixing:
-        run.heads["alphas"] = alpha_report(run.model).to_dict()  # gates that are removed take them into W_O
-    if pruning.learns_gates(run.args):
-        gates, report = pruning.finish(run.model)
-        run.accelerator.print(report)
-        run.heads |= {"gates": gates, "pruned": report.to_dict()}
-        run.evaluate("pruned")
-    if run.rotation is not None:
-        run.heads["rotation"] = run.rotation.history
-
-
-def progress(run: "Run") -> dict:
-    """What a checkpoint must know of the heads to go on."""
-    return {
-        "heads": run.heads,
-        "rotation": run.rotation and run.rotation.state_dict(),
-        "gates_over_training": run.recorder and run.recorder.state(),
-    }
-
-
-def show(run: "Run") -> None:
-    """Measure the heads of the final model on the validation examples, as far as asked to."""
-    save_statistics(run)
-    analysis.save_report(run, ends(run))
-
-
-def save_statistics(run: "Run") -> None:
-    """Measure the heads on the validation examples, as the final model sees them, if asked to."""
-    if not run.args.save_head_statistics:
-        return
-    batches = run.validation(own=True)  # all processes make what there is to be made
-    if run.accelerator.is_main_process:
-        found = head_statistics(run.model, batches, exclude=ends(run))
-        run.accelerator.print(found)
-        run.output.write_folder(STATISTICS, found.save)
-
-
-def ends(run: "Run") -> list[int]:
-    """The tokens that end sentences, which do not count where heads are measured."""
-    own = run.tokenizer.eos_token_id, run.tokenizer.sep_token_id
-    return sorted({token for token in own if token is not None})
-
-
-def fold(run: "Run") -> bool:
-    """Make a stock model of it, if asked to and it is none; whether it was done."""
-    due = run.args.fold_heads and bool(CollabConfig.of(run.model.config).sites)
-    if due:
-        report = fold_heads(run.model)
-        run.accelerator.print(report)
-        run.heads["folded"] = report.to_dict()
-        run.evaluate("folded")
-    return due
-
-
-def new_rotation(run: "Run") -> HeadRotation | DynamicRotation | None:
-    """The rotation that the flags describe, checked against model and epochs; None without."""
-    rotation = rotating.rotation_of(run.args, ends(run))
-    if rotation is not None:
-        rotation.check(run.model, run.epochs())
-        check_rotating(run, rotation)
-        if run.progress.get("rotation"):
-            rotation.load_state_dict(run.progress["rotation"])
-    return rotation
+    def state(self) -> dict:
+        """What a checkpoint must know of the heads to resume."""
+        return {
+            "heads": self.record,
+            "rotation": self.rotation and self.rotation.state_dict(),
+            "gates_over_training": self.recorder and self.recorder.state(),
+        }

@@ -1,18 +1,17 @@
-"""Load models, and name data."""
+"""Load models, with errors that say what was asked for."""
 
-import hashlib
-import json
+from argparse import Namespace
 from pickle import UnpicklingError
+from typing import Any
 
 from safetensors import SafetensorError
 
 from collab_heads.errors import ArgumentError, CollabHeadsError
-from collab_heads.training.data.glue import Data
 
 DAMAGED = (EOFError, SafetensorError, UnpicklingError)  # what readers raise on truncated files
 
 
-def load_or_explain(auto, source: str, **kwargs):
+def load_or_explain(auto: Any, source: str, **kwargs: Any) -> Any:
     """`from_pretrained` of an Auto class, with an error that says what was asked for.
 
     Raises:
@@ -22,21 +21,12 @@ def load_or_explain(auto, source: str, **kwargs):
         return auto.from_pretrained(source, **kwargs)
     except CollabHeadsError:
         raise
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-        ImportError,
-        EOFError,
-        SafetensorError,
-        UnpicklingError,
-    ) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, *DAMAGED) as error:
         reason, backend = str(error).strip().split("\n")[0], kwargs.get("attn_implementation")
         asked = f" with --attn_implementation {backend} (without it sdpa is used)" if backend else ""
         raise ArgumentError(f"cannot load {auto.__name__} from {source!r}{asked}: {reason}") from error
 
 
-def digest(data: Data) -> str:
-    """A short name for the examples: a resumed run must see the same ones."""
-    return hashlib.sha256(json.dumps(dict(data.splits), sort_keys=True).encode()).hexdigest()[:16]
+def backend_options(args: Namespace) -> dict[str, str]:
+    """How `from_pretrained` is told the attention backend that the flags name, if they name one."""
+    return {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}

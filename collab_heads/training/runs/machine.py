@@ -1,34 +1,35 @@
-"""Whether the attention backend that the flags name works here, tried on one example before anything is written."""
+"""Whether this machine can do what the flags ask for, found out before anything is written."""
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.training.flags.arguments import trains
+from collab_heads.training.runs.learner import Learner
 
-if TYPE_CHECKING:
-    from collab_heads.training.runs.run import Run
+EVERYWHERE = (None, "sdpa", "eager")  # attention backends that need no check
+BYTES = 16  # of a parameter in float32: itself, its gradient, and two moments of Adam
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
-EVERYWHERE = (None, "sdpa", "eager")
 
-
-def check_backend(run: "Run") -> None:
+def check_backend(learner: Learner) -> None:
     """Take one training example forward, and backward where the run trains, on the device of the run.
 
     Raises:
         ArgumentError: if the backend cannot do it: its package, the device, the precision or dropout is not supported.
     """
-    name = run.args.attn_implementation
+    args, accelerator = learner.session.args, learner.session.accelerator
+    name = args.attn_implementation
     if name in EVERYWHERE:
         return
-    model, training = run.model.to(run.accelerator.device), trains(run.args)
-    batch = {key: tensor.to(model.device) for key, tensor in run.collate([run.encoded["train"][0]]).items()}
+    training = trains(args)
+    model = learner.model.to(accelerator.device)
+    batch = {key: tensor.to(model.device) for key, tensor in learner.collate([learner.encoded["train"][0]]).items()}
     model.train(training)
     try:
-        with torch.set_grad_enabled(training), run.accelerator.autocast():
+        with torch.set_grad_enabled(training), accelerator.autocast():
             loss = model(**batch).loss
         if training:
             loss.backward()
@@ -43,10 +44,6 @@ def check_backend(run: "Run") -> None:
     finally:
         model.zero_grad()
         model.eval()
-
-
-BYTES = 16  # of a parameter in float32: itself, its gradient, and two moments of Adam
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 
 
 def check_memory(parameters: int, sizes: str, cpu: bool) -> None:

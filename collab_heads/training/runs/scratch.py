@@ -18,13 +18,12 @@ from collab_heads.errors import ArgumentError
 from collab_heads.registry import blueprints
 from collab_heads.training.data.parallel import Corpus
 from collab_heads.training.data.vocabulary import train_tokenizer
-from collab_heads.training.runs.loading import load_or_explain
+from collab_heads.training.flags.translation_arguments import DEFAULT_SIZES
+from collab_heads.training.runs.loading import backend_options, load_or_explain
 from collab_heads.training.runs.machine import check_memory
 
-DEFAULTS = {"d_model": 256, "num_layers": 3, "num_heads": 8, "d_ff": 1024, "dropout": 0.1}
 
-
-def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def untrained(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Make the model and the tokenizer that the flags describe.
 
     Args:
@@ -36,7 +35,7 @@ def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedMode
         CollabHeadsError: on sizes that do not fit each other, or a vocabulary that the data does not allow.
     """
     config = load_or_explain(AutoConfig, args.config_name) if args.config_name else None
-    model_type = args.model_type or config.model_type
+    model_type = args.model_type if config is None else config.model_type
     longest = max(args.max_source_length, args.max_target_length, args.val_max_target_length or 0)
     check_sizes(args, config, longest)
     if args.tokenizer_name:
@@ -56,8 +55,7 @@ def fresh(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedMode
             config, dim_shared_query_key=width, mixing=mixing, mixing_init=args.mixing_init, sites=args.sites
         )
     try:
-        backend = {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
-        return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, **backend), tokenizer
+        return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, **backend_options(args)), tokenizer
     except ImportError as error:
         raise ArgumentError(
             f"--attn_implementation {args.attn_implementation} (without it sdpa is used): {error}"
@@ -72,11 +70,11 @@ def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) 
     Raises:
         ArgumentError: if it cannot.
     """
-    given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
-    wanted = DEFAULTS | {"vocab_size": args.vocab_size, "max_length": longest} | given
+    given = {name: getattr(args, name) for name in DEFAULT_SIZES if getattr(args, name) is not None}
+    wanted = DEFAULT_SIZES | {"vocab_size": args.vocab_size, "max_length": longest} | given
     if config is not None and config.model_type in blueprints():
         names = blueprints()[config.model_type].sizes
-        wanted |= {name: getattr(config, own[0]) for name, own in names.items() if getattr(config, own[0], None)}
+        wanted |= {name: getattr(config, its[0]) for name, its in names.items() if getattr(config, its[0], None)}
     width, inner = wanted["d_model"], wanted["d_ff"]
     # four projections of attention in the encoder and eight in the decoder, two of the feed-forward layer in both
     layers = wanted["num_layers"] * (12 * width * width + 4 * width * inner)
@@ -86,18 +84,19 @@ def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) 
 
 
 def sizes(args: Namespace, longest: int) -> dict:
-    """The sizes of a config, in its own names."""
-    given = {name: getattr(args, name) for name in DEFAULTS}
-    wanted = DEFAULTS | {name: value for name, value in given.items() if value is not None}
+    """The sizes that the flags give, under the names that the config of the model type has for them."""
+    given = {name: getattr(args, name) for name in DEFAULT_SIZES}
+    wanted = DEFAULT_SIZES | {name: value for name, value in given.items() if value is not None}
     if wanted["d_model"] % wanted["num_heads"]:
         raise ArgumentError(f"--d_model {wanted['d_model']} is not a multiple of --num_heads {wanted['num_heads']}")
     wanted |= {"max_length": longest, "d_head": wanted["d_model"] // wanted["num_heads"]}
-    return {own: wanted[name] for name, owns in blueprints()[args.model_type].sizes.items() for own in owns}
+    names = blueprints()[args.model_type].sizes
+    return {in_config: wanted[name] for name, in_configs in names.items() for in_config in in_configs}
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> dict:
     """What a config must know of its vocabulary; decoders start from padding, as Marian's and T5's do."""
     size, pad, eos = len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id
-    found = {"pad_token_id": pad, "eos_token_id": eos, "decoder_start_token_id": pad, "bos_token_id": None}
-    own = {"forced_eos_token_id": eos, "decoder_vocab_size": size}  # with a forced end T5's config could not be saved
-    return found | {"vocab_size": size} | {name: value for name, value in own.items() if hasattr(config, name)}
+    every = {"pad_token_id": pad, "eos_token_id": eos, "decoder_start_token_id": pad, "bos_token_id": None}
+    some = {"forced_eos_token_id": eos, "decoder_vocab_size": size}  # with a forced end T5's config could not be saved
+    return every | {"vocab_size": size} | {name: value for name, value in some.items() if hasattr(config, name)}

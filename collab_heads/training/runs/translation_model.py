@@ -28,11 +28,13 @@ def set_languages(
                 f"--{flag} {language!r} is not one of the model's {len(codes)} languages, such as "
                 f"{', '.join(list(codes)[:8])}"
             )
-    tokenizer.src_lang, tokenizer.tgt_lang = source, target
+    code = codes[str(target)]
+    tokenizer.src_lang = source
+    tokenizer.tgt_lang = target
     # the labels begin with the code (mBART-50, M2M100, NLLB), or end with it and the decoder starts from it (mBART)
-    begins = tokenizer(text_target="")["input_ids"][0] == codes[target]
+    begins = tokenizer(text_target="")["input_ids"][0] == code
     name = "forced_bos_token_id" if begins else "decoder_start_token_id"
-    model.generation_config.update(**{name: codes[target]})
+    model.generation_config.update(**{name: code})
 
 
 def language_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -87,7 +89,7 @@ def check_pattern(pattern: str, names: Sequence[str]) -> None:
 
 
 def check_fits(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ArgumentError if the model has too few positions, or its tokenizer no piece for dropped words."""
+    """Raise ArgumentError if the model has too few positions, or its tokenizer no token for dropped words."""
     positions = getattr(model.config, "max_position_embeddings", None)
     for flag in ("max_source_length", "max_target_length", "val_max_target_length"):
         if positions is not None and (getattr(args, flag) or 0) > positions:
@@ -95,4 +97,4 @@ def check_fits(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
                 f"--{flag} {getattr(args, flag)}: the model has {positions} positions; ask for so many at most"
             )
     if args.word_dropout and tokenizer.unk_token_id is None:
-        raise ArgumentError(f"--word_dropout {args.word_dropout}: the tokenizer has no piece for unknown words")
+        raise ArgumentError(f"--word_dropout {args.word_dropout}: the tokenizer has no token for unknown words")

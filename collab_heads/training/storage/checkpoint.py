@@ -1,15 +1,15 @@
-"""Checkpoints that are whole or not there: written beside their place, listed in a manifest, synced, renamed.
+"""Checkpoints that are whole or not there: written under another name, listed in a manifest, synced, renamed.
 
 A checkpoint folder is what `save_pretrained` writes (so `from_pretrained` loads it), Accelerate's state of optimizer,
 schedule and random generators, `progress.json`, and `manifest.json` with the size and SHA-256 of every file.
-Accelerate's files are pickles, read with torch's restricted unpickler: go on only from your own.
+Accelerate's files are pickles, read with torch's restricted unpickler: resume only from your own.
 """
 
 import json
 import logging
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -38,9 +38,13 @@ logger = logging.getLogger(__name__)
 
 
 def save_checkpoint(
-    accelerator: Accelerator, folder: Path, save_model, progress: Mapping, size: int | None = None
+    accelerator: Accelerator,
+    folder: Path,
+    save_model: Callable[[Path], None],
+    progress: Mapping,
+    size: int | None = None,
 ) -> None:
-    """Save everything that a run needs to go on. All processes call it.
+    """Save everything that a run needs to resume. All processes call it.
 
     Args:
         accelerator: its prepared optimizer and schedule are saved; the model is not (see `save_model`).
@@ -128,7 +132,7 @@ def load_progress(folder: Path) -> dict:
     return progress
 
 
-def check_whole(folder: Path) -> None:
+def check_undamaged(folder: Path) -> None:
     """Check that every file of a checkpoint is as it was written.
 
     Raises:
@@ -149,18 +153,18 @@ def checkpoints(output_dir: Path) -> list[Path]:
                 ages[folder] = progress["phase"], progress["step"]
             except (OSError, ValueError, RecursionError):
                 continue  # not one of ours, or damaged: `load_progress` says so to whoever asks for it
-    return sorted(ages, key=ages.get)
+    return sorted(ages, key=ages.__getitem__)
 
 
 def newest_whole(output_dir: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint of an output folder that is whole, and what is wrong with those that are not."""
     known = checkpoints(output_dir)
     unreadable = [path for path in output_dir.glob("*_*") if NAME.fullmatch(path.name) and is_ours(path)]
-    wrong = []
+    wrong: list[str] = []
     for folder in [*sorted(set(unreadable) - set(known)), *reversed(known)]:
         try:
             load_progress(folder)
-            check_whole(folder)
+            check_undamaged(folder)
             return folder, wrong
         except OutputError as error:
             wrong.append(str(error).removeprefix(f"{RESUME}: "))
@@ -189,7 +193,7 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
     folder = Path(resume_from)
     try:
         load_progress(folder)
-        check_whole(folder)
+        check_undamaged(folder)
     except OutputError as error:
         newest = newest_whole(folder.parent)[0] if NAME.fullmatch(folder.name) and folder.is_dir() else None
         offer = "" if newest is None else f". The newest checkpoint that is whole: {RESUME} {newest}"
@@ -212,8 +216,8 @@ def check_continues(folder: Path, progress: Mapping, arguments: Mapping, process
         )
 
 
-def go_on_from(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
-    """The checkpoint that the flags name, checked against this run, and what it says of itself; (None, {}) without."""
+def checkpoint_to_resume(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
+    """The checkpoint that the flags name, checked against this run, and what it records; (None, {}) without one."""
     if not args.resume_from_checkpoint:
         return None, {}
     folder = find_checkpoint(args.resume_from_checkpoint, Path(args.output_dir))
@@ -227,7 +231,8 @@ def go_on_from(args: Namespace, arguments: Mapping, processes: int) -> tuple[Pat
 def prune_checkpoints(output_dir: Path, keep: int | None, newest: Path | None = None) -> None:
     """Delete all but the newest `keep` checkpoints; None keeps all. Files in them that we did not write stay.
 
-    Those after `newest` neither count nor go: a run that went on from it, as they were damaged, has yet to come there.
+    Checkpoints after `newest` are neither counted nor deleted: the run resumed from `newest` because they are damaged,
+    and will write them again.
     """
     known = checkpoints(output_dir)
     if newest in known:

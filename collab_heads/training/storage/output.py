@@ -2,10 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from collab_heads.errors import OutputError
 from collab_heads.files import PARTIAL, write_file, writing
 from collab_heads.folders import (
     DELETED,
@@ -22,8 +21,7 @@ from collab_heads.folders import (
     write_folder,
     write_manifest,
 )
-from collab_heads.training.storage.checkpoint import NAME, PROGRESS
-from collab_heads.training.storage.reservation import LOCK
+from collab_heads.training.storage.checkpoint import NAME
 
 RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"
 BEST, TRANSLATIONS, STATISTICS, REPORT = "best", "translations", "head_statistics", "head_report"
@@ -32,9 +30,11 @@ FOLDERS = (BEST, STATISTICS, REPORT, STAGED)  # written as wholes, as checkpoint
 RECORD = "collab_heads_output"  # marks the manifest of an output folder, not that of a folder written as a whole
 CONFIG = "config.json"  # without it no model loads
 MODEL = (CONFIG, "generation_config.json", "model.safetensors", "model.safetensors.index.json")
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt")
-TOKENIZER += ("vocab.json", "merges.txt", "spiece.model", "source.spm", "target.spm", "tokenizer.model")
-TOKENIZER += ("sentencepiece.bpe.model", "chat_template.jinja")
+TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
+    *("vocab.json", "merges.txt", "spiece.model", "source.spm", "target.spm", "tokenizer.model"),
+    *("sentencepiece.bpe.model", "chat_template.jinja"),
+)
 NEEDED = (RESULTS, *MODEL, *TOKENIZER)
 
 
@@ -55,10 +55,10 @@ class Output:
 
     def __init__(self, path: Path):
         self.path = path
-        found = read_record(path)
-        self.recorded = found is not None
-        self.files: dict[str, list[dict] | None] = found["files"] if found else {}
-        self.model: list[str] = found["model"] if found else []
+        record = read_record(path)
+        self.recorded = record is not None
+        self.files: dict[str, list[dict] | None] = record["files"] if record else {}
+        self.model: list[str] = record["model"] if record else []
 
     def owns(self, name: str) -> bool:
         """Whether a file is there as we wrote it."""
@@ -101,7 +101,7 @@ class Output:
         return self.path / name
 
     def write_model(self, fill: Callable[[Path], object], size: int | None = None) -> None:
-        """Write the final model into the output folder itself: it loads as it was, or as it will be, or not at all."""
+        """Write the final model into the output folder; if it is killed, the old one loads, the new one, or none."""
         self.write_folder(STAGED, fill, size)
         self.install()
 
@@ -148,7 +148,7 @@ class Output:
         ]
 
     def recover(self) -> None:
-        """Put right what a run that was killed left here."""
+        """Finish or undo what a killed run left half done."""
         for name in {path.name.removesuffix(end) for path in self.path.iterdir() for end in (PARTIAL, OLD, DELETED)}:
             if NAME.fullmatch(name) or name in FOLDERS:
                 recover(self.path / name)
@@ -160,7 +160,7 @@ class Output:
             self.install()
 
     def clear(self) -> None:
-        """Delete what runs of ours left, as far as it is as they left it; what loads or tells of results goes first."""
+        """Delete what earlier runs wrote, except files that were changed since; results and config first."""
         with writing(self.path):
             for name in sorted(self.files, key=lambda name: name not in (RESULTS, CONFIG)):
                 if self.owns(name):
@@ -173,93 +173,15 @@ class Output:
             if (self.path / MANIFEST).exists():
                 self.save()
 
-    def check(self, *, overwrite: bool, resume: bool, inputs: Iterable[str] = ()) -> None:
-        """Check that a run may write here, without touching anything.
-
-        Args:
-            overwrite: what an earlier run left is to be replaced.
-            resume: the run goes on from a checkpoint in this folder.
-            inputs: files and folders that the run reads.
-
-        Raises:
-            OutputError: if the folder is a file, or is in use and neither to be overwritten nor to be resumed in; if
-                something that the run reads would be deleted; if something that we did not write would be replaced.
-        """
-        if self.path.exists() and not self.path.is_dir():
-            raise OutputError(f"--output_dir {self.path} is a file")
-        there = [path for path in self.path.iterdir() if path.name != LOCK] if self.path.is_dir() else []
-        if there and not overwrite and not resume:
-            raise OutputError(
-                f"--output_dir {self.path} is in use: choose another, go on with --resume_from_checkpoint, "
-                "or replace what an earlier run wrote there with --overwrite_output_dir"
-            )
-        if overwrite and not resume:
-            for each in inputs:
-                if lies_in(Path(each), self.path, self.files):
-                    raise OutputError(
-                        f"--overwrite_output_dir would delete {each}, which the run reads: choose another "
-                        "--output_dir, or move it"
-                    )
-        for name, ours in ((MANIFEST, self.recorded), (MANIFEST + PARTIAL, is_begun(self.path / (MANIFEST + PARTIAL)))):
-            if os.path.lexists(self.path / name) and not ours:
-                raise OutputError(
-                    f"--output_dir {self.path} holds a {name} that is damaged, of a newer version or not ours: "
-                    "move it, or choose another folder"
-                )
-        if there and (overwrite or self.recorded):
-            self.check_replaced()
-        mistaken = [path.name for path in there if NAME.fullmatch(path.name) and is_record(path)]
-        if mistaken and overwrite and not resume:
-            raise OutputError(
-                f"--output_dir {self.path} holds {', '.join(mistaken)}, of a run that kept no {MANIFEST}: this run's "
-                "checkpoints could be mistaken for these: move them, or choose another folder"
-            )
-
-    def check_replaced(self) -> None:
-        """Raise OutputError if the run would have to replace something that we did not write, or that was changed."""
-        names = [*NEEDED, *(name + PARTIAL for name in NEEDED if name not in self.files)]
-        wrong = [name for name in names if os.path.lexists(self.path / name) and not self.owns(name)]
-        for name in FOLDERS:
-            own = (read_manifest(self.path / name) or {}).get("files") or {}
-            wrong += [f"{name}/{each}" for each in NEEDED if each not in own and (self.path / name / each).exists()]
-        for name in (*FOLDERS, TRANSLATIONS, PREDICTIONS, LOGS):
-            path = self.path / name
-            wrong += [name] if os.path.lexists(path) and not path.is_dir() else []
-        if wrong:
-            raise OutputError(
-                f"--output_dir {self.path} holds {', '.join(wrong)}: a run would write there, and no {MANIFEST} says "
-                "that one of ours did (or it was changed since): move it, or choose another folder"
-            )
-
 
 def read_record(folder: Path) -> dict | None:
     """The record of an output folder; None if there is none, or it is damaged, of a newer version or not ours."""
-    found = read_manifest(folder, RECORD)
-    if found is None or not isinstance(found["files"], dict):
+    record = read_manifest(folder, RECORD)
+    if record is None or not isinstance(record["files"], dict):
         return None
-    model = found.get("model")
-    fits = all(isinstance(entry, list | None) for entry in found["files"].values())
-    return found if fits and isinstance(model, list) and all(isinstance(name, str) for name in model) else None
-
-
-def is_record(checkpoint: Path) -> bool:
-    """Whether a folder is a checkpoint without a manifest."""
-    return (checkpoint / PROGRESS).exists() and not is_ours(checkpoint)
-
-
-def lies_in(source: Path, folder: Path, files: Iterable[str]) -> bool:
-    """Whether a file or folder lies in an output folder, or is one of its files by another name."""
-    if not os.path.lexists(source):
-        return False  # a name on the Hub
-    places = source.resolve(), source.parent.resolve() / source.name
-    if any(same_place(each, folder) for place in places for each in (place, *place.parents)):
-        return True
-    return source.resolve() in {(folder / name).resolve() for name in files}
-
-
-def same_place(one: Path, other: Path) -> bool:
-    """Whether two paths lead to the same place, also where upper and lower case are the same."""
-    return one.exists() and other.exists() and one.samefile(other)
+    model = record.get("model")
+    fits = all(isinstance(entry, list | None) for entry in record["files"].values())
+    return record if fits and isinstance(model, list) and all(isinstance(name, str) for name in model) else None
 
 
 def remove_if_empty(output_dir: Path, name: str) -> None:

@@ -27,7 +27,7 @@ ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {
 def check_progress(progress: Any) -> None:
     """Raise ValueError, naming what is wrong, unless this can be the progress of a run."""
     if not isinstance(progress, dict):
-        raise ValueError(f"it is {kind(progress)}, not an object")
+        raise ValueError(f"it is {type_name(progress)}, not an object")
     for name in (*MOST, "arguments"):
         if name not in progress:
             raise ValueError(f"{name!r} is missing")
@@ -39,20 +39,20 @@ def check_progress(progress: Any) -> None:
     for name, types in ENTRIES.items():
         for number, entry in enumerate(progress.get(name, [])):
             if not isinstance(entry, dict) or (missing := types.keys() - entry.keys()):
-                lacking = f"without {', '.join(sorted(missing))}" if isinstance(entry, dict) else kind(entry)
+                lacking = f"without {', '.join(sorted(missing))}" if isinstance(entry, dict) else type_name(entry)
                 raise ValueError(f"{name}[{number}] is {lacking}")
             check_types(entry, types, f"{name}[{number}].")
 
 
-def check_types(found: Mapping, types: Mapping[str, tuple[type, ...]], place: str) -> None:
-    """Raise ValueError if a named value has another type."""
-    for name in types.keys() & found:
-        value = found[name]
+def check_types(values: Mapping, types: Mapping[str, tuple[type, ...]], prefix: str) -> None:
+    """Raise ValueError if a value has another type than its name asks for; `prefix` says where it stands."""
+    for name in types.keys() & values:
+        value = values[name]
         if not isinstance(value, types[name]) or isinstance(value, bool):
             expected = " or ".join("null" if each is type(None) else each.__name__ for each in types[name])
-            raise ValueError(f"{place}{name} is {kind(value)}, not {expected}")
+            raise ValueError(f"{prefix}{name} is {type_name(value)}, not {expected}")
 
 
-def kind(value: object) -> str:
+def type_name(value: object) -> str:
     """The name of a type, for a message."""
     return "null" if value is None else type(value).__name__

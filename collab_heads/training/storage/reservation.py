@@ -4,9 +4,11 @@ import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -14,15 +16,15 @@ from accelerate.utils import broadcast_object_list
 from collab_heads.errors import CollabHeadsError, OutputError
 from collab_heads.files import why_not_written
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+if sys.platform == "win32":
     import msvcrt
+else:
+    import fcntl
 
 LOCK = ".collab_heads.lock"
 TRIAL = ".collab_heads." + "trial" * 20  # as long as the longest name that a run writes
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 held: set[int] = set()  # descriptors of the locks of this process
 
 
@@ -69,7 +71,7 @@ def make(folder: Path, made: list[Path]) -> None:
         raise OutputError(f"--output_dir {folder} is a file")
 
 
-def attempt(folder: Path, action: Callable[[], object]) -> object:
+def attempt(folder: Path, action: Callable[[], Result]) -> Result:
     """Do something in an output folder; what the system refuses becomes an OutputError."""
     try:
         return action()
@@ -95,7 +97,7 @@ def lock(folder: Path) -> int:
                 held.add(descriptor)
                 return descriptor  # else the run that had it has just ended, and removed the file
         except BlockingIOError as error:
-            owner = os.read(descriptor, 1000).decode(errors="replace").strip() if fcntl else ""
+            owner = os.read(descriptor, 1000).decode(errors="replace").strip() if sys.platform != "win32" else ""
             os.close(descriptor)
             raise OutputError(
                 f"--output_dir {folder} is in use by a run that is still going on{owner and f' ({owner})'}: "
@@ -109,13 +111,13 @@ def lock(folder: Path) -> int:
 
 def take(descriptor: int) -> None:
     """Lock an open file, or raise BlockingIOError."""
-    if fcntl is not None:
+    if sys.platform == "win32":
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(*error.args) from error
+    else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    except PermissionError as error:
-        raise BlockingIOError(*error.args) from error
 
 
 def try_writing(folder: Path, descriptor: int) -> None:
@@ -130,7 +132,7 @@ def try_writing(folder: Path, descriptor: int) -> None:
         trial.unlink(missing_ok=True)
 
 
-def agreed(accelerator: Accelerator, function: Callable[[], object]) -> object:
+def agreed(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
     """Call a function on the main process and hand its result, or its error, to all, so that none is left waiting.
 
     Also for what all could compute: last bits of floating point may differ between processes.

@@ -116,7 +116,8 @@ def test_a_folder_with_everything(report, tmp_path, monkeypatch):
     figures = dict(list(report.plot().items())[:2])
     first = pictures_of(report)[:2]
     monkeypatch.setattr(HeadReport, "plot", lambda self: figures)
-    monkeypatch.setattr("collab_heads.analysis.report.head_report.pictures_of", lambda report: first)
+    for module in ("head_report", "pictures"):
+        monkeypatch.setattr(f"collab_heads.analysis.report.{module}.pictures_of", lambda report: first)
     report.save(tmp_path / "out")
     expected = {"report.html", "report.json", *(f"{name}.{kind}" for name in figures for kind in ("png", "svg"))}
     assert {path.name for path in (tmp_path / "out").iterdir()} == expected

@@ -12,10 +12,10 @@ from unchanged import refused
 
 from collab_heads.analysis.measures.queries import end_tokens
 from collab_heads.analysis.roles.head_roles import head_roles
-from collab_heads.analysis.roles.labels import RoleThresholds, kind_of
+from collab_heads.analysis.roles.labels import RoleThresholds, role_kind
 from collab_heads.analysis.roles.rare import count_tokens
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.analysis.treebank.treebank_batches import Treebank
+from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.errors import ArgumentError, CalibrationError, DataError, UnsupportedModelError
 from collab_heads.training.demo.glue_demo import model_folder
 from families import FAMILIES, VOCABULARY, cast
@@ -119,7 +119,7 @@ def test_the_table_and_json(path):
     assert record["skipped"] == {"too long": 2, "not aligned": 0} and record["thresholds"]["positional"] == 0.3
     assert record["sentences"] == 1 and record["limit"] == 9
     labels = [label for each in roles.labels.values() for head in each for label in head]
-    assert {kind_of(label) for label in labels} == {"positional", "rare tokens", "syntactic"}
+    assert {role_kind(label) for label in labels} == {"positional", "rare tokens", "syntactic"}
     assert "treebank: 1 sentences (at most 9 tokens); skipped: 2 too long, 0 not aligned" in said
     assert "dependents by relation: nsubj 1" in said and "fixed offset 1.00" in said and "two rarest" in said
     rows = [line for line in said.split("\n") if "enc-self" in line]

@@ -6,7 +6,7 @@ from measuring import EOS, maps_by_hand, model_in, sites_with_heads
 from planted import COUNTS, TREEBANK, batches_of, word_pieces
 
 from collab_heads.analysis.roles.head_roles import head_roles
-from collab_heads.analysis.treebank.treebank_batches import Treebank
+from collab_heads.analysis.treebank.treebank import Treebank
 
 NAMES = ("bert", "marian", "t5")
 

@@ -8,7 +8,7 @@ from collab_heads.analysis.measures.passes import Attention, Batch
 from collab_heads.analysis.roles.labels import roles_from_measures
 from collab_heads.analysis.roles.syntax import Baseline, Syntax
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.analysis.treebank.treebank_batches import Treebank
+from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.errors import ArgumentError, CalibrationError
 from families import FAMILIES
 
@@ -143,7 +143,7 @@ def test_the_encoder_only_and_a_module_of_several_layers(tmp_path):
     (inputs, weights), sites = batches[0], [site("one"), site("b", "dec-self"), site("c", "dec-enc")]
     weights |= {"b": weights["one"], "c": weights["one"]}
     observer = Syntax(treebank)
-    observer.start(sites)
+    observer.begin(sites)
     assert show(observer, sites, batches).results()[0].keys() == {"one"}
     twice = Syntax(treebank)
     show(twice, [site()], [(inputs, {"one": weights["one"]})])

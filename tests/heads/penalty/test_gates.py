@@ -33,7 +33,7 @@ def gated(name: str, dtype=torch.float32, **options):
 
 
 def modules(model) -> list:
-    return [projection.gates for _, projection in gated_sites(model, get_adapter(model))]
+    return [gates for _, gates in gated_sites(model, get_adapter(model))]
 
 
 def batch_of(name: str) -> dict:
@@ -267,8 +267,8 @@ def test_the_slope_is_that_of_a_sigmoid_around_the_border(name, target):
         gates.log_alpha.data += torch.randn(HEADS, generator=generator)
     penalty.step()
     scores: dict[str, list] = {}
-    for site, projection in gated_sites(model, get_adapter(model)):
-        gates, group = projection.gates, site.role if isinstance(target, dict) else "all"
+    for site, gates in gated_sites(model, get_adapter(model)):
+        group = site.role if isinstance(target, dict) else "all"
         score = gates.log_alpha.detach() - threshold(gates.state) + gates.draw.noise
         slope = torch.autograd.grad(gates().sum(), gates.log_alpha)[0]
         scores.setdefault(group, []).append((score, slope, gates.draw.open))

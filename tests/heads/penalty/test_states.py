@@ -19,7 +19,7 @@ from collab_heads import (
 )
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.gating import gated_sites
-from collab_heads.heads.penalty.gates import cut
+from collab_heads.heads.penalty.subsets import cut
 from families import FAMILIES, HEADS, batch
 
 
@@ -30,7 +30,7 @@ def gated(name="bert"):
 
 
 def modules(model):
-    return [projection.gates for _, projection in gated_sites(model, get_adapter(model))]
+    return [gates for _, gates in gated_sites(model, get_adapter(model))]
 
 
 def scores_of(model):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from collab_heads.training.data.batches import longest_first, own_share, shuffled_steps, token_steps
+from collab_heads.training.data.batches import longest_first, share_of_process, shuffled_steps, token_steps
 
 LENGTHS = [(7 * i) % 31 for i in range(205)]
 
@@ -30,15 +30,15 @@ def test_steps_hold_the_same_examples_however_they_are_shared_out(processes, acc
     steps = shuffled_steps(205, size, processes * accumulation, seed=3, epoch=2)
     assert [sorted(i for batch in step for i in batch) for step in steps] == reference
     for step in steps:
-        shares = [own_share(step, rank, processes) for rank in range(processes)]
+        shares = [share_of_process(step, rank, processes) for rank in range(processes)]
         assert len({len(share) for share in shares}) == 1  # else one process would wait for ever
         assert sorted(i for share in shares for batch in share for i in batch) == sorted(i for b in step for i in b)
 
 
 def test_the_last_step_may_leave_a_process_without_examples():
     step = shuffled_steps(3, 4, 2, seed=0, epoch=0)[0]
-    assert sorted(own_share(step, 0, 2)[0]) == [0, 1, 2]
-    assert own_share(step, 1, 2) == [[]]
+    assert sorted(share_of_process(step, 0, 2)[0]) == [0, 1, 2]
+    assert share_of_process(step, 1, 2) == [[]]
 
 
 def test_lengths_are_grouped():
@@ -99,6 +99,6 @@ def test_steps_of_tokens_are_shared_out(processes, accumulation):
     steps = token_steps(TOKENS, 64, processes * accumulation, seed=3, epoch=2)
     assert steps == reference
     for step in steps:
-        shares = [own_share(step, rank, processes) for rank in range(processes)]
+        shares = [share_of_process(step, rank, processes) for rank in range(processes)]
         assert {len(share) for share in shares} == {min(accumulation, -(-len(step) // processes))}
         assert sorted(b for share in shares for b in share if b) == sorted(step)

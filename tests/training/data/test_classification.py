@@ -25,7 +25,8 @@ from collab_heads.training.data.classification import (
     is_trained,
     predict,
 )
-from collab_heads.training.data.glue import TASKS, Data, Task
+from collab_heads.training.data.glue import Data
+from collab_heads.training.data.glue_tasks import TASKS, Task
 
 FP32_PADDING = 1e-5  # float32 sums over more, masked, tokens; seen: 3e-7
 MNLI = TASKS["mnli"]  # entailment, neutral, contradiction

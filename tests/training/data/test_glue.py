@@ -6,7 +6,8 @@ import pytest
 
 import tiny
 from collab_heads.errors import DataError
-from collab_heads.training.data.glue import AX, LAYOUTS, TASKS, Data, from_files, from_folder, from_hub
+from collab_heads.training.data.glue import Data, from_files, from_folder, from_hub
+from collab_heads.training.data.glue_tasks import AX, LAYOUTS, TASKS
 
 # The header lines of the files that gluebenchmark.com serves: train, and test where it differs by more than the label.
 MNLI = (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collab_heads.training.data.glue import AX, TASKS, Task
+from collab_heads.training.data.glue_tasks import AX, TASKS, Task
 from collab_heads.training.data.submission import submission_lines, submission_name, submission_text
 
 NAMES = {  # from GLUE's FAQ: the files of a submission

@@ -18,7 +18,8 @@ from translation_script import run as translate
 import run_glue
 import run_translation
 from collab_heads.errors import ArgumentError, CollabHeadsError, OutputError
-from collab_heads.training.flags import arguments
+from collab_heads.training.flags import parsing
+from collab_heads.training.runs.run import Run
 from collab_heads.training.storage.reservation import LOCK, reserved
 
 SHORT = ("--max_train_steps", 1, "--max_eval_samples", 5)
@@ -97,13 +98,13 @@ def test_a_folder_that_another_run_has(more, bert, files, tmp_path):
 
 
 def test_the_folder_is_reserved_while_the_run_goes_on(bert, files, tmp_path, monkeypatch):
-    seen, stock = [], scripts.run_glue.GlueRun.evaluate
+    seen, stock = [], Run.evaluate
 
     def evaluate(self, *args, **more):
         seen.append((tmp_path / "out" / LOCK).exists())
         stock(self, *args, **more)
 
-    monkeypatch.setattr(scripts.run_glue.GlueRun, "evaluate", evaluate)
+    monkeypatch.setattr(Run, "evaluate", evaluate)
     run(bert, files, tmp_path / "out", *SHORT)
     assert seen == [True]
     assert not (tmp_path / "out" / LOCK).exists()
@@ -121,14 +122,14 @@ def test_a_folder_that_resumes_elsewhere_is_cleared_too(bert, files, tmp_path):
 
 
 def test_a_file_put_into_a_checkpoint_survives_it(bert, files, tmp_path, monkeypatch):
-    out, stock = tmp_path / "out", scripts.run_glue.GlueRun.record_of_run
+    out, stock = tmp_path / "out", Run.record_of_run
 
     def record(self):
         if (out / "step_0_1").exists():
             (out / "step_0_1" / "notes.txt").write_text("mine")
         return stock(self)
 
-    monkeypatch.setattr(scripts.run_glue.GlueRun, "record_of_run", record)
+    monkeypatch.setattr(Run, "record_of_run", record)
     more = ("--max_train_steps", 2, "--checkpointing_steps", 1, "--save_total_limit", 1)
     run(bert, files, out, *more)
     assert everything(out / "step_0_1") == {"notes.txt": b"mine"}
@@ -170,13 +171,13 @@ def test_a_disk_that_is_full(place, bert, files, tmp_path, monkeypatch):
 def test_every_flag_that_names_a_file_or_a_folder_is_guarded(script, monkeypatch):
     """Its type says so: what the flags of this type name is never overwritten."""
     parsers = []
-    monkeypatch.setattr(arguments.Parser, "parse_args", lambda self, argv=None: parsers.append(self) or 1 / 0)
+    monkeypatch.setattr(parsing.Parser, "parse_args", lambda self, argv=None: parsers.append(self) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         script.parse([])
     for action in parsers[0]._actions:
         names = action.metavar in ("FILE", "DIR") or "folder, or name" in (action.help or "")
-        assert (action.type is arguments.path) or not names, action.dest
-    guarded = {action.dest for action in parsers[0]._actions if action.type is arguments.path}
+        assert (action.type is parsing.path) or not names, action.dest
+    guarded = {action.dest for action in parsers[0]._actions if action.type is parsing.path}
     assert {"output_dir", "train_file", "validation_file", "test_file", "model_name_or_path"} < guarded
     assert {"tokenizer_name", "alive_heads", "rotation_schedule", "analyze_treebank"} < guarded
 

@@ -30,8 +30,8 @@ import run_glue
 import tiny
 from collab_heads.errors import CollabHeadsError
 from collab_heads.layers.query_key import is_swapped
-from collab_heads.training.flags import swapping
-from collab_heads.training.loop import loop
+from collab_heads.training.loop import fine_tune as loop
+from collab_heads.training.runs import swap as swapping
 from families import sites
 
 FP64_SUM = 1e-12  # the same float64 sum, begun again from a number in JSON; seen: 0

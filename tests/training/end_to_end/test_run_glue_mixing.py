@@ -19,8 +19,8 @@ from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.alpha import alpha_report, mixed_sites
 from collab_heads.state import CollabConfig
-from collab_heads.training.loop import loop
-from collab_heads.training.runs import head_steps
+from collab_heads.training.loop import training
+from collab_heads.training.runs import analysis
 from families import HEADS
 
 RANKED = "--importance_samples 32".split()
@@ -98,7 +98,7 @@ def test_without_a_start_alphas_learn_at_once_and_only_where_asked(bert, files, 
 def watched(monkeypatch):
     """The parameter groups of the optimizer, and what each step's gradient is clipped over."""
     seen = {"groups": [], "clipped": []}
-    groups_of, clip = loop.parameter_groups, torch.nn.utils.clip_grad_norm_
+    groups_of, clip = training.parameter_groups, torch.nn.utils.clip_grad_norm_
 
     def parameter_groups(model, *args, **options):
         found = groups_of(model, *args, **options)
@@ -112,7 +112,7 @@ def watched(monkeypatch):
         seen["clipped"].append([seen["names"][id(p)] for p in parameters])
         return clip(parameters, *args, **options)
 
-    monkeypatch.setattr(loop, "parameter_groups", parameter_groups)
+    monkeypatch.setattr(training, "parameter_groups", parameter_groups)
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
     return seen
 
@@ -267,13 +267,13 @@ def test_what_is_left_to_mix(bert, files, tmp_path):
 
 def test_head_statistics_of_the_final_model(bert, files, tmp_path, monkeypatch):
     """On the validation examples, before folding: of the heads that training left."""
-    measured, stock = [], head_steps.head_statistics
+    measured, stock = [], analysis.head_statistics
 
     def spy(model, batches, **options):
         measured.extend(batches)
         return stock(model, measured, **options)
 
-    monkeypatch.setattr(head_steps, "head_statistics", spy)
+    monkeypatch.setattr(analysis, "head_statistics", spy)
     out = tmp_path / "out"
     more = ("--alpha_mixing", *GROWTH, "--save_head_statistics", "--max_train_steps", 4)
     run(bert, files, out, *more, "--per_device_eval_batch_size", 10)

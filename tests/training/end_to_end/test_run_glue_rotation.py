@@ -1,6 +1,7 @@
 """Heads that change places in run_glue.py: when, which, what else stays, and how such a run goes on."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ import tiny
 from collab_heads import DynamicRotation, swap_heads
 from collab_heads.errors import CollabHeadsError
 from collab_heads.rotation.exchange import Slot
-from collab_heads.training.loop import loop
-from collab_heads.training.runs import glue_run, head_steps
+from collab_heads.training.loop import fine_tune as loop
+from collab_heads.training.runs.classifier import Classifier
+from collab_heads.training.runs.head_steps import HeadSteps
 from families import HEADS
 
 PATHS = [f"encoder.layer.{layer}.attention.self" for layer in (0, 1)]
@@ -51,10 +53,10 @@ def test_heads_change_places_as_scheduled(schedule, bert, files, tmp_path, monke
             pairs = {2: PAIRS[0], 4: PAIRS[0] + PAIRS[1]}.get(epoch, [])
             swap_heads(model, [[Slot(*end) for end in pair] for pair in pairs], optimizer if moments else None)
 
-        return lambda run: {"before_epoch": before_epoch}
+        return lambda self, hooks: replace(hooks, before_epoch=before_epoch)
 
     for moments in (True, False):
-        monkeypatch.setattr(head_steps, "hooks", by_hand(moments))
+        monkeypatch.setattr(HeadSteps, "add_to", by_hand(moments))
         hand = run(bert, files, tmp_path / str(moments), *EPOCHS)
         assert (differing(out, tmp_path / str(moments)) == []) == moments
         assert (hand["history"] == results["history"]) or not moments
@@ -91,14 +93,14 @@ def test_before_the_epoch_that_is_named(schedule, bert, files, tmp_path, monkeyp
 @pytest.fixture
 def batches(monkeypatch):
     """The validation batches that runs have measured heads on."""
-    seen, stock = [], glue_run.GlueRun.validation
+    seen, stock = [], Classifier.validation
 
     def validation(self, **options):
         found = list(stock(self, **options))
         seen[:] = found
         return found
 
-    monkeypatch.setattr(glue_run.GlueRun, "validation", validation)
+    monkeypatch.setattr(Classifier, "validation", validation)
     return seen
 
 

@@ -13,7 +13,7 @@ from translation_script import LEARNS, SIZES, SWAP, as_json, differing, run, tra
 
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.data.translation import Objective, corpus_scores
-from collab_heads.training.flags import swapping
+from collab_heads.training.runs import swap as swapping
 from families import sites
 
 REFERENCES = tiny.pairs(12, 1)["target"]

@@ -1,6 +1,7 @@
 """Alphas, disagreement, rotation, folding and head statistics in run_translation.py, from end to end."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ from collab_heads.analysis.measures.results import HeadStatistics
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import CollabHeadsError
 from collab_heads.rotation.exchange import Slot
-from collab_heads.training.runs import head_steps
+from collab_heads.training.runs import analysis
+from collab_heads.training.runs.head_steps import HeadSteps
 from families import HEADS
 
 GROWTH = "--alpha_growth_weight enc-self=5,dec-enc=2 --alpha_growth_radius 0.1".split()
@@ -122,13 +124,13 @@ def test_alphas_go_with_all_else(more, last, marian, bilingual, tmp_path):
 @pytest.fixture
 def measured(monkeypatch):
     """The batches on which a run has measured its heads."""
-    seen, stock = [], head_steps.head_statistics
+    seen, stock = [], analysis.head_statistics
 
     def spy(model, batches, **options):
         seen[:] = batches
         return stock(model, seen, **options)
 
-    monkeypatch.setattr(head_steps, "head_statistics", spy)
+    monkeypatch.setattr(analysis, "head_statistics", spy)
     return seen
 
 
@@ -181,7 +183,7 @@ def test_heads_change_places_as_scheduled(schedule, marian, bilingual, tmp_path,
         own = [tuple(Slot(*end) for end in pair) for pair in pairs.get(epoch, [])]
         swap_heads(model, own, optimizer)
 
-    monkeypatch.setattr(head_steps, "hooks", lambda run: {"before_epoch": before_epoch})
+    monkeypatch.setattr(HeadSteps, "add_to", lambda self, hooks: replace(hooks, before_epoch=before_epoch))
     run(marian, bilingual, tmp_path / "hand", *more)
     assert differing(out, tmp_path / "hand") == []
 

@@ -9,7 +9,7 @@ from translation_script import SCRATCH, SWAP, as_json, differing, run, weights
 
 from collab_heads import get_adapter
 from collab_heads.errors import CollabHeadsError
-from collab_heads.training.runs import translation_run
+from collab_heads.training.runs import translator
 
 RANKED = "--importance_samples 16".split()
 CHOSEN = ("--target_heads", 6, "--head_selection", "importance", *RANKED)
@@ -73,7 +73,7 @@ def scripted(monkeypatch):
 
     def script(*values):
         left = list(values)
-        monkeypatch.setattr(translation_run, "corpus_scores", lambda *_: ({"bleu": left.pop(0)}, {"bleu": "signature"}))
+        monkeypatch.setattr(translator, "corpus_scores", lambda *_: ({"bleu": left.pop(0)}, {"bleu": "signature"}))
         return left
 
     return script

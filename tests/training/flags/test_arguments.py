@@ -10,19 +10,20 @@ import run_glue
 import run_translation
 from collab_heads.command import analyze
 from collab_heads.errors import ArgumentError
-from collab_heads.training.flags import arguments
+from collab_heads.training.flags import arguments, collaborative
 from collab_heads.training.flags import hub as training_hub
-from collab_heads.training.flags.arguments import (
+from collab_heads.training.flags.arguments import check_shared, fingerprint
+from collab_heads.training.flags.old_flags import OLD_FLAGS
+from collab_heads.training.flags.parsing import (
     MAX_SEED,
     Parser,
-    check_shared,
     count,
     count_from_1,
-    fingerprint,
     interval,
+    not_negative,
+    positive,
     width,
 )
-from collab_heads.training.flags.old_flags import OLD_FLAGS
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def parse():
     """Parse flags as the scripts do; a model is named."""
     parser = Parser(allow_abbrev=False)
     arguments.add_model_arguments(parser)
-    arguments.add_collaborative_arguments(parser)
+    collaborative.add_collaborative_arguments(parser)
     arguments.add_training_arguments(parser)
     arguments.add_output_arguments(parser)
     return lambda *flags: parser.parse_args(["--model_name_or_path", "x", *flags])
@@ -58,14 +59,14 @@ def test_numbers_have_their_limits():
         (count, "-1"),
         (count_from_1, "0"),
         (count_from_1, "-3"),
-        (arguments.positive, "0"),
-        (arguments.positive, "inf"),
-        (arguments.not_negative, "-0.1"),
-        (arguments.not_negative, "nan"),
+        (positive, "0"),
+        (positive, "inf"),
+        (not_negative, "-0.1"),
+        (not_negative, "nan"),
     ):
         with pytest.raises(ArgumentTypeError):
             parse(text)
-    assert (arguments.positive("1e-9"), arguments.not_negative("0")) == (1e-9, 0.0)
+    assert (positive("1e-9"), not_negative("0")) == (1e-9, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import tiny
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.training.flags import analyzing
+from collab_heads.training.runs import analysis
 
 GATES = ("--target_heads", "8", "--selection_share", "0.9", "--importance_samples", "0")
 TREE = "\n".join(
@@ -73,13 +73,13 @@ def test_a_glue_run_with_an_ablation_and_a_treebank(bert, files, tmp_path):
 def test_gates_over_training_are_the_same_after_a_resumed_run(
     marian, bilingual, tmp_path, monkeypatch, without_pictures
 ):
-    histories, stock = [], analyzing.analyze_heads
+    histories, stock = [], analysis.analyze_heads
 
     def spy(model, batches, **options):
         histories.append(options["gate_history"])
         return stock(model, batches, **options)
 
-    monkeypatch.setattr(analyzing, "analyze_heads", spy)
+    monkeypatch.setattr(analysis, "analyze_heads", spy)
     more = (*GATES, "--max_train_steps", 6, "--checkpointing_steps", 3, "--analyze")
     out = tmp_path / "out"
     translation_script.run(marian, bilingual, out, *more)
@@ -95,11 +95,11 @@ def test_gates_over_training_are_the_same_after_a_resumed_run(
 def test_a_recorder_keeps_some_hundred_steps_and_the_last():
 
     model = model_in("marian", "gated", torch.float32)
-    recorder = analyzing.GateRecorder(model, 1050)
+    recorder = analysis.GateRecorder(model, 1050)
     for step in range(1, 1051):
         recorder(step)
     assert recorder.history.steps == (0, *range(10, 1051, 10)) and isinstance(recorder.history, GateHistory)
-    again = analyzing.GateRecorder(model, 1050, json.loads(json.dumps(recorder.state())))
+    again = analysis.GateRecorder(model, 1050, json.loads(json.dumps(recorder.state())))
     assert again.history.steps == recorder.history.steps
     assert again.state() == recorder.state()
 

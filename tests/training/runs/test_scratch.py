@@ -12,7 +12,7 @@ from collab_heads.registry import blueprints
 from collab_heads.state import CollabConfig
 from collab_heads.training.data.collate import Collate
 from collab_heads.training.data.translation import Objective, encode
-from collab_heads.training.runs.scratch import fresh
+from collab_heads.training.runs.scratch import untrained
 from families import sites
 
 CORPUS = tiny.data(train=300, validation=5)
@@ -24,7 +24,7 @@ BOTH = pytest.mark.parametrize("model_type", blueprints())
 def make(folder, *flags):
     args = run_translation.parse([*FILES, *map(str, flags)])
     torch.manual_seed(0)
-    return fresh(args, CORPUS, folder)
+    return untrained(args, CORPUS, folder)
 
 
 @BOTH

@@ -174,6 +174,6 @@ def test_word_dropout_needs_an_unknown_piece(tmp_path):
     tokenizer = tiny.tokenizer("t5", tmp_path)
     check_fits(limits(word_dropout=0.1), tiny.model("t5"), tokenizer)
     tokenizer.unk_token = None
-    with pytest.raises(ArgumentError, match="no piece for unknown words"):
+    with pytest.raises(ArgumentError, match="no token for unknown words"):
         check_fits(limits(word_dropout=0.1), tiny.model("t5"), tokenizer)
     check_fits(limits(), tiny.model("t5"), tokenizer)

@@ -7,8 +7,9 @@ import pytest
 
 from collab_heads.errors import OutputError
 from collab_heads.folders import digest, write_folder
-from collab_heads.training.runs.continuing import lies_below
-from collab_heads.training.storage.output import Output, lies_in
+from collab_heads.training.runs.session import lies_below
+from collab_heads.training.storage.output import Output
+from collab_heads.training.storage.output_checks import check_output, lies_in
 
 
 def write(path, text="mine"):
@@ -53,7 +54,7 @@ def test_a_record_that_is_not_ours_or_cannot_be_read_stays(record, resume, out):
     before = texts(out)
     Output(out).recover()
     with pytest.raises(OutputError, match=r"manifest.json that is damaged, of a newer version or not ours: move it"):
-        Output(out).check(overwrite=not resume, resume=resume)
+        check_output(Output(out), overwrite=not resume, resume=resume)
     assert texts(out) == before
 
 
@@ -62,16 +63,16 @@ def test_a_manifest_that_was_begun_and_is_not_ours_stays(end, tmp_path):
     write(tmp_path / f"manifest.json{end}")
     for resume in (True, False):
         with pytest.raises(OutputError, match=f"manifest.json{end}"):
-            Output(tmp_path).check(overwrite=not resume, resume=resume)
+            check_output(Output(tmp_path), overwrite=not resume, resume=resume)
 
 
 def test_an_output_folder_that_is_a_link(out, tmp_path):
     (tmp_path / "link").symlink_to(out)
     linked = Output(tmp_path / "link")
-    linked.check(overwrite=True, resume=False)
+    check_output(linked, overwrite=True, resume=False)
     write(out / "config.json", "corrected by hand")
     with pytest.raises(OutputError, match=r"holds config\.json"):
-        linked.check(overwrite=False, resume=True)
+        check_output(linked, overwrite=False, resume=True)
     linked.clear()
     assert texts(out).keys() == {"manifest.json", "config.json"}
     assert (tmp_path / "link").is_symlink()
@@ -94,7 +95,7 @@ def test_a_checkpoint_is_no_output_folder(tmp_path):
     write_folder(tmp_path / "step_0_1", lambda folder: write(folder / "config.json", "ours"))
     before = texts(tmp_path)
     with pytest.raises(OutputError, match=r"holds a manifest.json"):
-        Output(tmp_path / "step_0_1").check(overwrite=True, resume=False)
+        check_output(Output(tmp_path / "step_0_1"), overwrite=True, resume=False)
     assert texts(tmp_path) == before
 
 

@@ -13,7 +13,8 @@ import pytest
 from accelerate import Accelerator
 
 from collab_heads.errors import OutputError, SwapError
-from collab_heads.training.flags import pruning, swapping
+from collab_heads.training.runs import choose_heads
+from collab_heads.training.runs import swap as swapping
 from collab_heads.training.storage import reservation
 from collab_heads.training.storage.reservation import LOCK, agreed, reserved
 
@@ -176,7 +177,7 @@ def test_all_processes_learn_why_the_first_refuses(monkeypatch):
     "compute",
     (
         lambda accelerator: swapping.swap_everywhere(accelerator, Namespace(), None, None),
-        lambda accelerator: pruning.ranking(
+        lambda accelerator: choose_heads.importance_before_training(
             accelerator, Namespace(target_heads=3, importance_samples=4), None, lambda count: ()
         ),
     ),
@@ -189,7 +190,7 @@ def test_all_processes_learn_why_the_first_could_not_compute(compute, monkeypatc
 
     sent = []
     monkeypatch.setattr(swapping, "swap", refuse)
-    monkeypatch.setattr(pruning, "head_importance", refuse)
+    monkeypatch.setattr(choose_heads, "head_importance", refuse)
     monkeypatch.setattr(reservation, "broadcast_object_list", sent.append)
     accelerator = Accelerator(cpu=True)
     monkeypatch.setattr(type(accelerator), "num_processes", 2)

@@ -1,0 +1,70 @@
+"""Numbers that compare heads: how evenly importance is spread over them, how alike two measures rank them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
+
+
+def evenness(values: Tensor | Sequence[float]) -> float:
+    """One minus the Gini coefficient, corrected for the number of heads.
+
+    1 where all heads have the same value, 0 where one head has everything. Two heads picked at random differ by
+    2 (1 - evenness) times the mean, on average. It does not change with the unit of the values, and numbers of heads
+    may differ between the models compared. The normalised entropy says the same, but stays near 1 for any model that
+    is not degenerate (0.95 for 48 heads spread evenly between 0 and the largest, where this is 0.67).
+
+    Args:
+        values: [n], importance of the heads; 0 or more, in any unit.
+
+    Returns:
+        Between 0 and 1; 1 if all are equal, be they zeros or a single one.
+
+    Raises:
+        ArgumentError: if there are no values, or one is negative: shares of a total must have one sign.
+        NonFiniteError: if one is NaN or infinite.
+
+    Source: Gini 1912; the correction n / (n - 1): Deltas 2003, "The small-sample bias of the Gini coefficient".
+    """
+    ordered = torch.as_tensor(values, dtype=torch.float64).flatten().sort().values
+    number = len(ordered)
+    if number == 0:
+        raise ArgumentError("the balance of no heads is not defined: pass at least one value")
+    if not ordered.isfinite().all():
+        raise NonFiniteError("the balance of heads needs finite values; there is NaN or inf among them")
+    if ordered[0] < 0:
+        raise ArgumentError(f"the balance of heads needs values of 0 or more, not {float(ordered[0]):g}")
+    total = float(ordered.sum())
+    if number == 1 or total == 0:
+        return 1.0
+    weights = 2 * torch.arange(1, number + 1, dtype=torch.float64) - number - 1
+    return 1 - float(weights @ ordered) / ((number - 1) * total)
+
+
+def rank_correlation(one: Tensor, other: Tensor) -> float:
+    """Spearman's rank correlation; equal values share the mean of their ranks.
+
+    Args:
+        one: [N].
+        other: [N].
+
+    Returns:
+        From -1 to 1; 0 where all values of one of them are equal.
+
+    Raises:
+        ShapeError: if the two are not of one length.
+    """
+    if one.shape != other.shape or one.ndim != 1:
+        raise ShapeError(f"ranks are compared head by head: {tuple(one.shape)} and {tuple(other.shape)} do not fit")
+    first, second = (ranks(values) - (len(values) - 1) / 2 for values in (one, other))
+    scale = first.norm() * second.norm()
+    return float(first @ second / scale) if scale else 0.0
+
+
+def ranks(values: Tensor) -> Tensor:
+    """The rank of every value from 0, ties at their mean rank: [N], float64."""
+    below = (values[None] < values[:, None]).sum(1)
+    equal = (values[None] == values[:, None]).sum(1)
+    return below.double() + (equal - 1).double() / 2

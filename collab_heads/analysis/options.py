@@ -1,0 +1,92 @@
+"""What `analyze_heads` is asked for, as one value."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from collab_heads.analysis.measures.ablation import Evaluate
+from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.analysis.roles.labels import RoleThresholds
+from collab_heads.analysis.treebank.conllu import Sentence
+from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.checks import check_choice, check_count
+from collab_heads.errors import ArgumentError
+
+Part = Literal["statistics", "roles", "relevance", "gradient", "contributions", "ablation"]
+PARTS: tuple[Part, ...] = get_args(Part)
+NO_SOURCE = "only encoder-decoders have a source and a target to tell apart"
+
+
+@dataclass(frozen=True)
+class AnalysisOptions:
+    """The options of `analyze_heads`, which are described there.
+
+    Raises:
+        ArgumentError: on a number of sentences that is too small.
+    """
+
+    parts: tuple[Part, ...] | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    treebank: Treebank | str | Path | Sequence[Sentence] | None = None
+    exclude: Iterable[int] | None = None
+    token_counts: Tensor | None = None
+    thresholds: RoleThresholds | None = None
+    evaluate: Evaluate | None = None
+    metric: str = "loss"
+    higher_is_better: bool = False
+    num_examples: int = 1
+    contribution_sentences: int = 64
+    gate_history: GateHistory | None = None
+    data: str = "given batches"
+
+    def __post_init__(self):
+        check_count("num_examples", self.num_examples)
+        check_count("contribution_sentences", self.contribution_sentences, least=1)
+
+    def choose(self, model: PreTrainedModel, has_labels: bool) -> tuple[tuple[Part, ...], list[str]]:
+        """The parts to measure: those asked for, or all that model and data allow.
+
+        Args:
+            model: what is analysed.
+            has_labels: whether the data have labels.
+
+        Returns:
+            The parts, and what a reader must know of parts that were left out.
+
+        Raises:
+            ArgumentError: if contributions are asked for and the model has no source.
+        """
+        has_source = model.config.is_encoder_decoder
+        if self.parts is not None:
+            if "contributions" in self.parts and not has_source:
+                raise ArgumentError(f"part 'contributions': {NO_SOURCE}")
+            return self.parts, []
+        missing: set[Part] = set() if has_source else {"contributions"}
+        notes = []
+        if not has_labels:
+            missing.add("gradient")
+            notes.append("gradient importance was not measured: the batches have no labels")
+        if self.evaluate is None:
+            missing.add("ablation")
+            notes.append("heads were not left out: pass evaluate, or ask for the ablation")
+        return tuple(part for part in PARTS if part not in missing), notes
+
+
+def check_parts(parts: Part | Iterable[Part] | None) -> tuple[Part, ...] | None:
+    """The parts that are asked for, one or several, as a tuple; None stays None.
+
+    Raises:
+        ArgumentError: on an unknown part, or if there are none.
+    """
+    if parts is None:
+        return None
+    names = (parts,) if isinstance(parts, str) else tuple(parts)
+    for part in names:
+        check_choice("part", part, PARTS)
+    if not names:
+        raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
+    return names

@@ -1,0 +1,144 @@
+"""Second moments of the inputs that each site sees in real batches.
+
+What a decomposition should preserve is the score on real inputs, not the weights: see `decompose`. Padding does not
+count. A module that serves several layers accumulates over all of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from collab_heads.errors import CalibrationError, NonFiniteError
+from collab_heads.model.masks import MASKS
+from collab_heads.model.open_site import OpenSite
+from collab_heads.numerics import float64
+
+SIDES = ("query", "key")
+
+
+class InputMoments:
+    """Running sums of one side (query or key) of one site, in float64.
+
+    Attributes:
+        count: tokens seen.
+        total: [D], sum of the inputs.
+        outer: [D, D], sum of their outer products.
+        within: [D, D], the same after the mean of each sequence was taken off.
+    """
+
+    def __init__(self, like: Tensor):
+        self.count = 0
+        self.total = float64(torch.zeros_like(like[0, 0]))
+        self.outer = torch.zeros_like(self.total).outer(self.total)
+        self.within = torch.zeros_like(self.outer)
+
+    def add(self, inputs: Tensor, mask: Tensor | None) -> None:
+        """Add a batch: inputs [B, T, D], mask [B, T] (true where a token counts) or None for all."""
+        if mask is None:
+            mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+        tokens = float64(inputs.detach()[mask])  # (tokens that count, D)
+        counts = mask.sum(1).to(tokens.device)  # (B,)
+        sequence = torch.arange(len(counts), device=tokens.device).repeat_interleave(counts)
+        sums = tokens.new_zeros(len(counts), tokens.shape[-1]).index_add_(0, sequence, tokens)  # (B, D)
+        outer = tokens.mT @ tokens
+        self.count += int(counts.sum())
+        self.total += sums.sum(0)
+        self.outer += outer
+        self.within += outer - sums.mT @ (sums / counts.clamp(min=1)[:, None])
+
+    def merge(self, other: "InputMoments") -> None:
+        """Add what another one saw."""
+        self.count += other.count
+        for name in ("total", "outer", "within"):
+            getattr(self, name).add_(getattr(other, name))
+
+    def mean(self) -> Tensor:
+        """E[x]: [D]."""
+        return self.total / self.count
+
+    def second(self) -> Tensor:
+        """E[x x^T]: [D, D]."""
+        return self.outer / self.count
+
+    def augmented(self) -> Tensor:
+        """E[[x; 1][x; 1]^T]: [D + 1, D + 1], for weights with the bias as a last column."""
+        mean = self.mean()
+        corner = torch.ones(1, 1, dtype=mean.dtype, device=mean.device)
+        return torch.cat(
+            [torch.cat([self.second(), mean[:, None]], dim=1), torch.cat([mean[None], corner], dim=1)], dim=0
+        )
+
+    def centred(self) -> Tensor:
+        """E[(x - mean of its sequence)(...)^T]: [D, D]. What is constant over keys cancels in the softmax."""
+        return self.within / self.count
+
+
+class Listener:
+    """Takes the moments of both sides of one site, with pre-hooks on its projections.
+
+    What both sides receive, as they do in self-attention, is summed once.
+    """
+
+    def __init__(self, site: OpenSite, masks: Mapping[str, Tensor | None]):
+        self.site, self.masks = site, masks
+        self.inputs: dict[str, Tensor] = {}  # of the call that is under way
+        self.sums: dict[str, InputMoments] = {}  # of "query", "key" and "both"
+
+    def hear(self, side: str, states: Tensor) -> None:
+        """Take the input of one side; the second of a call completes it."""
+        self.inputs[side] = states
+        if len(self.inputs) < len(SIDES):
+            return
+        masks = dict(zip(SIDES, (self.masks.get(name) for name in MASKS[self.site.role]), strict=True))
+        for name, inputs in self.inputs.items():
+            self.check(name, inputs, masks[name])
+        if self.inputs["query"] is self.inputs["key"] and masks["query"] is masks["key"]:
+            self.inputs = {"both": states}
+            masks = {"both": masks["query"]}
+        for name, inputs in self.inputs.items():
+            if name not in self.sums:
+                self.sums[name] = InputMoments(inputs)
+            self.sums[name].add(inputs, masks[name])
+        self.inputs = {}
+
+    def check(self, side: str, states: Tensor, mask: Tensor | None) -> None:
+        """Raise if a mask does not fit the inputs, or those that count are not finite."""
+        if mask is not None and mask.shape != states.shape[:2]:
+            raise CalibrationError(
+                f"{self.site.path}: the {MASKS[self.site.role][SIDES.index(side)]} mask {tuple(mask.shape)} does not "
+                f"fit the inputs of its {side} {tuple(states.shape)}; give attention masks of shape (batch, tokens)"
+            )
+        if not torch.isfinite(states if mask is None else states[mask]).all():
+            raise NonFiniteError(f"{self.site.path}: calibration inputs of its {side} contain NaN or inf")
+
+    def moments(self) -> tuple[InputMoments, InputMoments]:
+        """Of the query side and of the key side; raises CalibrationError if nothing was heard."""
+        sums = [[self.sums[name] for name in (side, "both") if name in self.sums] for side in SIDES]
+        if not all(parts and parts[0].count for parts in sums):
+            raise CalibrationError(
+                f"{self.site.path} saw no tokens: give batches that reach it "
+                "(decoder sites need labels or decoder_input_ids), or leave it out with sites="
+            )
+        for first, *others in sums:
+            for other in others:
+                first.merge(other)
+        return sums[0][0], sums[1][0]
+
+
+@contextmanager
+def listening(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> Iterator[list[Listener]]:
+    """Listen to unchanged sites while the context is open; `masks` holds the token masks of the inputs under way."""
+    listeners, handles = [Listener(site, masks) for site in sites], []
+    try:
+        for listener in listeners:
+            for side, projection in zip(SIDES, listener.site.projections, strict=True):
+                hook = projection.register_forward_pre_hook(
+                    lambda _, args, hear=listener.hear, side=side: hear(side, args[0])
+                )
+                handles.append(hook)
+        yield listeners
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,49 @@
+"""The table of the kinds of query/key projection, and how one is built."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from collab_heads.layers.per_head_query_key import PerHeadQueryKey
+from collab_heads.layers.query_key import QueryKey
+from collab_heads.layers.shared_query_key import SharedQueryKey
+from collab_heads.sites import AttentionWeights
+from collab_heads.state import QueryKeyKind, QueryKeyState
+
+
+class BuildsQueryKey(Protocol):
+    """The class of a kind, as a constructor."""
+
+    def __call__(self, state: QueryKeyState, num_heads: int, dim_query: int, dim_key: int) -> QueryKey:
+        """A projection of the inputs' widths D_q and D_k."""
+
+
+QUERY_KEY_KINDS: Mapping[QueryKeyKind, BuildsQueryKey] = {"shared": SharedQueryKey, "per_head": PerHeadQueryKey}
+
+
+def build_query_key(
+    state: QueryKeyState,
+    num_heads: int,
+    dim_query: int,
+    dim_key: int,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> QueryKey:
+    """Make the query/key projection that a site's state asks for, uninitialised: no random number is drawn."""
+    with torch.device("meta"):
+        query_key = QUERY_KEY_KINDS[state.kind](state, num_heads, dim_query, dim_key).to(dtype=dtype)
+    return query_key.to_empty(device=device)
+
+
+@torch.no_grad()
+def exact_query_key(weights: AttentionWeights) -> QueryKey:
+    """The query/key projection of a stock site, in float64: `per_head` at full width holds the stock weights."""
+    state = QueryKeyState(
+        "per_head", weights.dim_query_key, weights.dim_head, weights.scale, weights.query_bias is not None
+    )
+    dims = weights.query.shape[-1], weights.key.shape[-1]
+    exact = build_query_key(state, weights.num_heads, *dims, device=weights.query.device, dtype=torch.float64)
+    exact.initialize_from(weights)
+    return exact

@@ -1,0 +1,121 @@
+"""Initialise changed modules as their family initialises stock ones, but for what a checkpoint has filled."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from collab_heads.layers.alphas import HeadAlphas
+from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
+from collab_heads.layers.query_key import QueryKey, is_swapped
+from collab_heads.layers.query_key_kinds import build_query_key
+from collab_heads.layers.removed import is_empty
+from collab_heads.registry import AttentionAdapter, adapter_for_config
+
+Initialize = Callable[[nn.Module], None]
+
+
+def initialize_changed(model: PreTrainedModel, module: nn.Module, stock_initialize: Initialize) -> bool:
+    """Initialise a module if it is one of ours.
+
+    Args:
+        model: whose module it is.
+        module: any module of the model.
+        stock_initialize: what transformers does with a module.
+
+    Returns:
+        Whether it is one of ours, and now initialised.
+    """
+    if is_swapped(module):
+        initialize_site(adapter_for_config(model.config), module, stock_initialize)
+    elif is_empty(module):
+        initialize_without_heads(adapter_for_config(model.config), module, stock_initialize)
+    elif isinstance(module, HeadOutputProjection | ConstantOutput):
+        initialize_output(module, stock_initialize)
+        mark_initialized(module)
+    elif isinstance(module, HeadGates | HeadAlphas):
+        initialize_part(module)
+        mark_initialized(module)
+    else:
+        return False
+    return True
+
+
+@torch.no_grad()
+def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initialize: Initialize) -> None:
+    """Initialise a collaborative site as the family initialises a stock one, then derive what is still missing from it.
+
+    Stock projections stand in while the family's own initialisation runs, so its formulas need no copy here. What a
+    checkpoint has filled stays.
+    """
+    query_key = cast(QueryKey, module.query_key)
+    state, like = query_key.state, query_key.shared_query.weight
+    # a pruned site may share more dimensions than the heads that it has left had rows
+    width = query_key.num_heads * max(state.dim_head, -(-state.dim // query_key.num_heads))
+    for name, projection, bias in (
+        (adapter.query, query_key.shared_query, state.bias),
+        (adapter.key, query_key.shared_key, False),
+    ):
+        stand_in = nn.Linear(projection.in_features, width, bias, device=like.device, dtype=like.dtype)
+        stock_initialize(stand_in)
+        setattr(module, name, stand_in)
+    stock_initialize(module)
+    dims = [projection.in_features for projection in adapter.projections(module)]
+    initial = build_query_key(state, query_key.num_heads, *dims, device=like.device, dtype=like.dtype)
+    initial.initialize_from(adapter.read(module))
+    delattr(module, adapter.query)
+    delattr(module, adapter.key)
+    for parameter, value in zip(query_key.parameters(), initial.parameters(), strict=True):
+        fill(parameter, value)
+
+
+def initialize_without_heads(adapter: AttentionAdapter, module: nn.Module, stock_initialize: Initialize) -> None:
+    """Initialise what a site without heads has left (T5's position bias): stand-ins for all its projections."""
+    names = [adapter.query, adapter.key, adapter.value]
+    if adapter.output is not None and "." not in adapter.output:
+        names.append(adapter.output)
+    remaining = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    for name in names:
+        setattr(module, name, nn.Linear(1, 1))
+    stock_initialize(module)
+    for name in names:
+        delattr(module, name)
+    for name, part in remaining.items():
+        setattr(module, name, part)
+
+
+@torch.no_grad()
+def initialize_output(module: HeadOutputProjection | ConstantOutput, stock_initialize: Initialize) -> None:
+    """Initialise a changed output projection: weights as the family does, gates open, a lone bias zero."""
+    if isinstance(module, HeadOutputProjection):
+        stand_in = nn.Linear(
+            module.in_features, module.out_features, module.bias is not None, device=module.weight.device
+        ).to(module.weight.dtype)
+        stock_initialize(stand_in)
+        fill(module.weight, stand_in.weight)
+        if module.bias is not None:
+            fill(module.bias, stand_in.bias)
+    elif module.bias is not None:
+        fill(module.bias, torch.zeros_like(module.bias))
+
+
+@torch.no_grad()
+def initialize_part(part: HeadGates | HeadAlphas) -> None:
+    """Open the gates, and make the alphas an identity, that no checkpoint has set."""
+    (tensor,) = part.state_dict(keep_vars=True).values()
+    if not getattr(tensor, "_is_hf_initialized", False):
+        part.reset()
+
+
+def fill(parameter: Tensor, value: Tensor) -> None:
+    """Give a parameter its initial value unless a checkpoint has filled it."""
+    if not getattr(parameter, "_is_hf_initialized", False):
+        parameter.copy_(value)
+
+
+def mark_initialized(module: nn.Module) -> None:
+    """Tell transformers that a module needs no more."""
+    module.__dict__["_is_hf_initialized"] = True

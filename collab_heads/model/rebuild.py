@@ -1,0 +1,95 @@
+"""Bring a freshly built model to the state that its config records."""
+
+import re
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from collab_heads.errors import ConfigError
+from collab_heads.layers.output import alphas_of, gates_of, install_alphas, install_gates, keep_output_heads
+from collab_heads.layers.query_key import QueryKey
+from collab_heads.layers.query_key_kinds import build_query_key
+from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.registry import adapter_for_config
+from collab_heads.state import FIELD, CollabConfig, QueryKeyState, SiteState
+
+
+def rebuild(model: PreTrainedModel) -> None:
+    """Give a freshly built model the sites that its config records. Idempotent; works on the meta device.
+
+    A site whose stack this model does not have is passed over (an encoder of an encoder-decoder).
+
+    Raises:
+        ConfigError: if the record does not fit the model; the site is named.
+        UnsupportedModelError: if no adapter is registered for the model type.
+    """
+    record = CollabConfig.of(model.config)
+    if not record.sites:
+        return
+    adapter = adapter_for_config(model.config)
+    stacks = {name for name, _ in model.base_model.named_children()}
+    sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
+    for path, state in record.sites.items():
+        if not any(re.fullmatch(pattern, path) for pattern in adapter.paths):
+            raise ConfigError(f"config.{FIELD}: {path!r} is not a site of attention in a {model.config.model_type}")
+        if path.split(".")[0] not in stacks:
+            continue
+        if path not in sites:
+            raise ConfigError(
+                f"config.{FIELD} records {path!r}, which this {type(model).__name__} does not have; "
+                f"it has {', '.join(sites) or 'no sites'}"
+            )
+        rebuild_site(sites[path], state)
+
+
+def rebuild_site(site: OpenSite, state: SiteState) -> None:
+    """Bring one site from stock to its recorded state: fewer heads, the query/key projection, gates, alphas."""
+    if is_rebuilt(site, state):
+        return
+    check_record_fits(site, state)
+    if state.kept is not None:
+        site.adapter.shrink(site.module, list(state.kept))
+        keep_output_heads(site.output, list(state.kept), state.num_heads)
+    if state.query_key is not None:
+        site.adapter.install(site.module, empty_query_key(site, state.query_key, state.heads))
+    if state.gates is not None:
+        install_gates(site.output, state.gates, state.heads)
+    if state.alphas:
+        install_alphas(site.output, state.heads)
+    changed: list[Any] = [site.module, site.output] if state.changes_output else [site.module]
+    for module in changed:
+        module._is_hf_initialized = False  # an inner stack may have initialised the stock module already
+
+
+def is_rebuilt(site: OpenSite, state: SiteState) -> bool:
+    """Whether a site is in its recorded state already (inner and outer models both rebuild)."""
+    if getattr(site.module, site.adapter.heads) != state.heads or site.is_swapped != (state.query_key is not None):
+        return False
+    if not state.changes_output:
+        return True
+    has_gates, has_alphas = gates_of(site.output) is not None, alphas_of(site.output) is not None
+    return has_gates == (state.gates is not None) and has_alphas == state.alphas
+
+
+def empty_query_key(site: OpenSite, state: QueryKeyState, num_heads: int) -> QueryKey:
+    """Build the recorded query/key projection on the device and in the dtype of the stock one."""
+    query, key = site.projections
+    dims, like = (query.in_features, key.in_features), query.weight
+    return build_query_key(state, num_heads, *dims, device=like.device, dtype=like.dtype)
+
+
+def check_record_fits(site: OpenSite, state: SiteState) -> None:
+    """Raise ConfigError if the recorded state does not fit the stock module."""
+    heads = getattr(site.module, site.adapter.heads)
+    recorded: dict[str, object] = {"heads": state.num_heads}
+    actual: dict[str, object] = {"heads": heads}
+    if state.query_key is not None:
+        query, _ = site.projections
+        recorded |= {"head width": state.query_key.dim_head, "query bias": state.query_key.bias}
+        recorded |= {"scale": state.query_key.scale}
+        actual |= {"head width": query.out_features // heads, "query bias": query.bias is not None}
+        actual |= {"scale": site.adapter.scale(site.module)}
+    if recorded != actual:
+        raise ConfigError(
+            f"config.{FIELD}, site {site.path!r}: the recorded {recorded} do not fit the model's {actual}"
+        )

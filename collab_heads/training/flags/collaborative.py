@@ -1,0 +1,107 @@
+"""The flags of the swap to collaborative attention."""
+
+import argparse
+
+from collab_heads.checks import check_choice
+from collab_heads.collaborative.kinds import FITS
+from collab_heads.collaborative.solvers import METHODS, check_method
+from collab_heads.collaborative.swap import ALLOCATIONS
+from collab_heads.errors import ArgumentError
+from collab_heads.state import KINDS
+from collab_heads.training.flags.parsing import count, positive, width
+
+SWAPS = ("before", "after", "between")
+
+
+def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
+    """The swap to collaborative attention."""
+    group = parser.add_argument_group("collaborative attention")
+    add = group.add_argument
+    add("--collaborative", action="store_true", help="replace attention by collaborative attention")
+    add(
+        "--dim_shared_query_key",
+        type=width,
+        metavar="R",
+        help="width of the query and key of a layer, all heads together; 0.5 is half of what the model has "
+        "(default: all of it, which is exact)",
+    )
+    add(
+        "--mixing",
+        default=KINDS[0],
+        metavar="KIND",
+        help="shared: all heads use one projection of queries and keys; per_head: every head has its own, narrower one",
+    )
+    add(
+        "--allocation",
+        default="uniform",
+        metavar="HOW",
+        help="uniform: the same width in every layer; balanced: as many parameters in all, but more of them in the "
+        "layers where they count most",
+    )
+    add(
+        "--swap",
+        default="before",
+        metavar="WHEN",
+        help="when attention is replaced: before fine-tuning, after it, or between two (fine-tune, swap, fine-tune "
+        "again)",
+    )
+    add(
+        "--calibration_samples",
+        type=count,
+        default=256,
+        metavar="N",
+        help="training examples on which the replacement is fitted to what the layers see; 0: from the weights alone",
+    )
+    add(
+        "--refine_steps",
+        type=count,
+        default=120,
+        metavar="N",
+        help="gradient steps per layer that improve the fit; only with calibration",
+    )
+    add(
+        "--decomposition_tol",
+        type=positive,
+        default=1e-4,
+        metavar="TOL",
+        help="the decomposition stops when a sweep lowers the relative error by less",
+    )
+    add("--decomposition_method", default="als", metavar="NAME", help="als, or parafac of the package tensorly")
+    add(
+        "--sites",
+        nargs="+",
+        metavar="SITE",
+        help="the attention to replace, by role (enc-self, dec-self, dec-enc) or module path (default: all)",
+    )
+    add(
+        "--score_terms",
+        default="both",
+        metavar="TERMS",
+        help="for ablation: content or context keeps only that term of the attention score; both keeps both",
+    )
+
+
+def check_collaborative(args: argparse.Namespace) -> None:
+    """Check the flags of the swap.
+
+    Raises:
+        ArgumentError: naming the flag and the way out.
+    """
+    check_choice("--swap", args.swap, SWAPS)
+    check_choice("--mixing", args.mixing, KINDS)
+    check_choice("--allocation", args.allocation, ALLOCATIONS)
+    if args.allocation == "balanced" and not args.calibration_samples:
+        raise ArgumentError("--allocation balanced needs --calibration_samples")
+    check_choice("--decomposition_method", args.decomposition_method, METHODS)
+    check_method(args.decomposition_method)
+    check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
+    given = args.dim_shared_query_key, args.sites, args.swap, args.mixing, args.allocation
+    if not args.collaborative and given != (None, None, "before", KINDS[0], "uniform"):
+        raise ArgumentError(
+            "--dim_shared_query_key, --sites, --swap, --mixing and --allocation have no effect without --collaborative"
+        )
+    why = FITS[args.mixing].meaningless.get("method")
+    if why is not None and args.decomposition_method != "als":
+        raise ArgumentError(f"--decomposition_method has no meaning for --mixing {args.mixing}, {why}")
+    if args.decomposition_tol >= 1:
+        raise ArgumentError(f"--decomposition_tol {args.decomposition_tol} must be below 1")

@@ -1,0 +1,156 @@
+"""How the command line is read: a parser with suggestions, and the types of the flags' values."""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from collab_heads.checks import check_choice
+from collab_heads.errors import ArgumentError
+from collab_heads.sites import ROLES
+from collab_heads.training.flags.old_flags import check_old_flag
+
+MAX_COUNT, MAX_SEED, MAX_EPOCHS = 2**31 - 1, 2**32 - 2**16, 10_000
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the description, and adds the default of every flag that has one to say."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default, text = action.default, action.help or ""
+        says_nothing = default is None or default is False or default in ("", argparse.SUPPRESS)
+        if says_nothing or not action.option_strings or "(default:" in text:
+            return text
+        return f"{text} (default: %(default)s)".strip()
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that suggests the nearest flag for one that it does not know; flags are not abbreviated."""
+
+    def __init__(
+        self, *, allow_abbrev: bool = False, formatter_class: type[argparse.HelpFormatter] = Help, **options: Any
+    ):
+        super().__init__(allow_abbrev=allow_abbrev, formatter_class=formatter_class, **options)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse, with a suggestion."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        for flag in unknown:
+            if flag.startswith("-"):
+                check_old_flag(flag.split("=")[0])
+                check_choice("flag", flag.split("=")[0], self._option_string_actions)
+            raise ArgumentError(f"unexpected argument {flag!r}")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the whole usage and leaving."""
+        raise ArgumentError(f"{message} (see --help)")
+
+
+class PathName(str):
+    """The name of a file or folder on the command line; that of a model or data set may be one on the Hub."""
+
+
+def path(text: str) -> PathName:
+    """Parse the name of a file or folder: what flags of this type name is never overwritten or deleted."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty (a shell variable that is not set?)")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has a null byte in it")
+    return PathName(text)
+
+
+def input_paths(args: argparse.Namespace) -> list[str]:
+    """The files and folders that the run reads: the values of all flags of type `path`, except the output folder."""
+    values = [value for name, value in vars(args).items() if name != "output_dir"]
+    flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    return [each for each in flat if isinstance(each, PathName)]
+
+
+def plain(value: Any) -> Any:
+    """The value of a flag as JSON and a checkpoint have it: paths as text."""
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, PathName) else value
+
+
+def width(text: str) -> int | float:
+    """Parse "128" as a width and "0.5" as a share."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def interval(text: str) -> int | str:
+    """Parse a number of steps, or "epoch"."""
+    return text if text == "epoch" else count_from_1(text)
+
+
+def count(text: str, least: int = 0, most: int = MAX_COUNT) -> int:
+    """Parse a whole number from 0."""
+    value = int(text)
+    if value < 0 <= least:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text} is too small: {least} or more")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"{text} is too large: {most:,} at most")
+    return value
+
+
+def count_from_1(text: str) -> int:
+    """Parse a whole number from 1."""
+    return count(text, least=1)
+
+
+def seed(text: str) -> int:
+    """Parse a seed that every generator takes: numpy's end at 2**32, and processes and phases add their numbers."""
+    return count(text, most=MAX_SEED)
+
+
+def epochs(text: str) -> float:
+    """Parse a number of epochs, whole or not."""
+    if not_negative(text) > MAX_EPOCHS:
+        raise argparse.ArgumentTypeError(f"{text} is too large: {MAX_EPOCHS:,} at most; --max_train_steps takes more")
+    return float(text)
+
+
+def not_negative(text: str) -> float:
+    """Parse a finite number from 0."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text} must be a finite number, 0 or more")
+    return value
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above 0."""
+    if not_negative(text) == 0:
+        raise argparse.ArgumentTypeError("0 is too small")
+    return float(text)
+
+
+def share_of_steps(text: str) -> float:
+    """Parse a share of the steps, below 1."""
+    if not_negative(text) >= 1:
+        raise argparse.ArgumentTypeError(f"{text} is a share of the steps, below 1")
+    return float(text)
+
+
+def per_role(number: Callable[[str], int | float]) -> Callable[[str], int | float | dict[str, int | float]]:
+    """A parser of "18" and of "enc-self=4,dec-self=4", whose numbers `number` parses."""
+
+    def parse(text: str) -> int | float | dict[str, int | float]:
+        if "=" not in text:
+            return number(text)
+        numbers: dict[str, int | float] = {}
+        for part in text.split(","):
+            role, _, value = part.partition("=")
+            if role.strip() not in ROLES or role.strip() in numbers:
+                raise argparse.ArgumentTypeError(f"{part!r} is not one role=number of {', '.join(ROLES)}")
+            numbers[role.strip()] = number(value)
+        return numbers
+
+    parse.__name__ = "number, or role=number,"  # argparse quotes it
+    return parse

@@ -1,0 +1,56 @@
+"""How many optimizer steps a training has, and which examples each of them takes."""
+
+import math
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from datasets import Dataset
+
+from collab_heads.training.data.batches import Step, shuffled_steps
+
+
+@dataclass(frozen=True)
+class TrainingSteps:
+    """The optimizer steps of one training.
+
+    Attributes:
+        of_epoch: epoch, from 0 -> its optimizer steps.
+        num_epochs: how often the examples are gone through; the last time perhaps in part.
+        max_steps: optimizer steps, instead of epochs.
+    """
+
+    of_epoch: Callable[[int], list[Step]]
+    num_epochs: float
+    max_steps: int | None = None
+
+    @classmethod
+    def shuffled(cls, args: Namespace, examples: Dataset, batches: int, seed: int) -> "TrainingSteps":
+        """Steps of `batches` micro-batches of --per_device_train_batch_size examples, in an order of the seed's."""
+        lengths = [len(ids) for ids in examples["input_ids"]] if args.group_by_length else None
+        size = args.per_device_train_batch_size
+        of_epoch = partial(shuffled_steps, len(examples), size, batches, seed, lengths=lengths)
+        return cls(of_epoch, args.num_train_epochs, args.max_train_steps)
+
+    @cached_property
+    def total(self) -> int:
+        """How many there are."""
+        if self.max_steps is not None:
+            return self.max_steps
+        whole = int(self.num_epochs)
+        rest = self.num_epochs - whole
+        steps = sum(len(self.of_epoch(epoch)) for epoch in range(whole))
+        return steps + (math.ceil(rest * len(self.of_epoch(whole))) if rest else 0)
+
+    def position(self, done: int) -> tuple[int, int]:
+        """The epoch, from 0, in which the step after `done` steps lies, and how many steps of it come before."""
+        epoch = 0
+        while done >= (length := len(self.of_epoch(epoch))):
+            epoch, done = epoch + 1, done - length
+        return epoch, done
+
+    @property
+    def epochs_begun(self) -> int:
+        """How many epochs the training begins."""
+        return self.position(self.total - 1)[0] + 1 if self.total else 0

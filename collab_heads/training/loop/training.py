@@ -1,0 +1,227 @@
+"""What one training holds and counts: model, optimizer, schedule, penalty, steps, seconds; and when it is saved."""
+
+import math
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from collab_heads.errors import NonFiniteError, OutputError
+from collab_heads.heads.penalty.head_penalty import HeadPenalty
+from collab_heads.training.loop.monitor import DIVERGED, Clock, Losses
+from collab_heads.training.loop.optimizer import HeadRates, Loss, model_loss, optimizer_and_schedule, parameter_groups
+from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.loop.weights import weight_bytes
+from collab_heads.training.storage.checkpoint import (
+    RESUME,
+    load_progress,
+    load_state,
+    prune_checkpoints,
+    save_checkpoint,
+)
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a script gives to the loop.
+
+    Attributes:
+        collate: a list of examples -> a batch, a dict of tensors as the model takes it.
+        weight: a batch -> how many examples (or tokens) its mean loss is over.
+        evaluate: (model, epoch, step) -> None; called after every epoch and at the end.
+        save_model: (model, folder) -> None.
+        progress: () -> what a checkpoint should record beside its place in the run.
+        steps: the optimizer steps of the training.
+        penalty: number of optimizer steps -> what the training adds for the heads; None for nothing.
+        rates: learning rates of what the penalty trains, as `HeadPenalty.groups` takes them.
+        before_epoch: (model, epoch, optimizer) -> None, epochs from 1; called before an epoch's first step.
+        after_step: (number of the optimizer step) -> None.
+        loss: (model, batch) -> the mean loss of the batch; by default the model's own.
+    """
+
+    collate: Callable[[list], Mapping[str, Tensor]]
+    weight: Callable[[Mapping[str, Tensor]], int]
+    evaluate: Callable[[PreTrainedModel, int, int], None]
+    save_model: Callable[[PreTrainedModel, Path], None]
+    progress: Callable[[], dict]
+    steps: TrainingSteps
+    penalty: Callable[[int], HeadPenalty | None] | None = None
+    rates: HeadRates = field(default_factory=lambda: HeadRates())
+    before_epoch: Callable[[PreTrainedModel, int, torch.optim.Optimizer], None] | None = None
+    after_step: Callable[[int], None] | None = None
+    loss: Loss = model_loss
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a phase of training took.
+
+    Attributes:
+        steps: optimizer steps of the phase.
+        examples: since the phase was begun or resumed.
+        seconds: since then, without evaluation and saving.
+        loss: the mean over all steps of the phase, those before a checkpoint included, of the model's loss, without
+            what a penalty adds; None without steps.
+    """
+
+    steps: int
+    examples: int
+    seconds: float
+    loss: float | None
+
+
+class Training:
+    """One training of a model: prepared with Accelerate, counted, evaluated and saved on the way.
+
+    Args:
+        accelerator: made with `step_scheduler_with_optimizer=False`.
+        model: trained in place.
+        args: from `add_training_arguments` and `add_output_arguments`.
+        hooks: what the script does.
+        phase: which training of the run this is.
+        resume: a checkpoint of this phase, and its optimizer step.
+
+    Attributes:
+        wrapped: the model as Accelerate prepared it.
+        total: optimizer steps of the whole phase.
+        done: those that are taken.
+        examples: how many examples were seen since the phase was begun or resumed.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: PreTrainedModel,
+        args: Namespace,
+        hooks: Hooks,
+        phase: int,
+        resume: tuple[Path, int] | None = None,
+    ):
+        self.accelerator = accelerator
+        self.model = model
+        self.args = args
+        self.hooks = hooks
+        self.phase = phase
+        self.total = hooks.steps.total
+        if args.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        set_seed(args.seed + phase, device_specific=True)  # dropout differs between processes
+        self.penalty = None if hooks.penalty is None else hooks.penalty(self.total)
+        groups = parameter_groups(model, args.weight_decay, self.penalty, **hooks.rates)
+        warmup = args.num_warmup_steps if args.warmup_ratio is None else math.ceil(args.warmup_ratio * self.total)
+        scaled = accelerator.scaler is not None
+        prepared = optimizer_and_schedule(
+            groups, args.learning_rate, args.lr_scheduler_type, warmup, self.total, scaled=scaled
+        )
+        self.wrapped, self.optimizer, self.schedule = accelerator.prepare(model, *prepared)
+        self.done = self.examples = 0
+        loss_before: float | None = 0.0
+        if resume is not None:
+            loss_before = self.resume(*resume)
+        self.losses = Losses(accelerator, args.logging_steps, phase, self.total, loss_before)
+        self.clock = Clock()
+        main = accelerator.is_main_process
+        self.bar = tqdm(total=self.total, initial=self.done, desc="training", disable=not main)
+
+    def resume(self, checkpoint: Path, step: int) -> float | None:
+        """Take everything up as it was at a step: the sum of the losses of the steps before it; None if not known."""
+        load_state(self.accelerator, checkpoint)
+        self.done = step
+        progress = load_progress(checkpoint)
+        if self.penalty is not None:
+            try:
+                self.penalty.load_state_dict(progress["penalty"])
+            except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+                damaged = f"what it records of the penalty is damaged: {error!r}"
+                raise OutputError(f"{RESUME}: {checkpoint}: {damaged}") from error
+        return progress.get("loss_of_phase")
+
+    def begin(self) -> None:
+        """Begin an epoch, or go on in it."""
+        self.wrapped.train()
+        self.clock.start()
+
+    def advance(self, loss: Tensor, num_examples: int) -> None:
+        """Count an optimizer step, move the schedule, and show and log the loss where it is due."""
+        if not self.accelerator.optimizer_step_was_skipped:
+            self.schedule.step()
+        self.done += 1
+        if self.hooks.after_step is not None:
+            self.hooks.after_step(self.done)
+        self.examples += num_examples
+        self.bar.update()
+        mean = self.losses.add(loss, self.done, self.schedule.get_last_lr()[0], self.penalty)
+        if mean is not None:
+            numbers = {"loss": mean} | ({} if self.penalty is None else self.penalty.metrics())
+            self.bar.set_postfix_str(", ".join(f"{name} {v:.4g}" for name, v in numbers.items() if "/" not in name))
+
+    def evaluate_and_save(self, epoch: int, *, ends_epoch: bool) -> None:
+        """Evaluate and save, each where it is due after the step just taken; the clock stands still meanwhile."""
+        every, eval_every = self.args.checkpointing_steps, self.args.eval_steps
+        saves = isinstance(every, int) and self.done % every == 0
+        evaluates = self.done % eval_every == 0 or self.done == self.total if eval_every else ends_epoch
+        if not (saves or evaluates):
+            return
+        self.clock.stop()
+        if evaluates:
+            self.hooks.evaluate(self.unwrapped(keep_fp32_wrapper=True), epoch, self.done)
+        if saves:  # after the evaluation: the checkpoint records it
+            self.save(f"step_{self.phase}_{self.done}")
+        self.clock.start()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Save after an epoch, where that is asked for."""
+        self.clock.stop()
+        if self.args.checkpointing_steps == "epoch":
+            self.save(f"epoch_{self.phase}_{epoch}")
+
+    def save(self, name: str) -> None:
+        """Write a checkpoint, then delete the oldest above --save_total_limit.
+
+        Raises:
+            NonFiniteError: if a weight is NaN or inf: such a checkpoint would take the place of a good one.
+        """
+        model, output_dir = self.unwrapped(), Path(self.args.output_dir)
+        if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
+            raise NonFiniteError(f"weights are NaN or inf at step {self.done}: {DIVERGED}")
+        progress = {
+            "phase": self.phase,
+            "step": self.done,
+            "processes": self.accelerator.num_processes,
+            **self.hooks.progress(),
+            "loss_of_phase": self.losses.state(),
+            "penalty": None if self.penalty is None else self.penalty.state_dict(),
+        }
+        save_checkpoint(
+            self.accelerator,
+            output_dir / name,
+            lambda folder: self.hooks.save_model(model, folder),
+            progress,
+            size=3 * weight_bytes(model),  # with the two moments of AdamW
+        )
+        if self.accelerator.is_main_process:
+            prune_checkpoints(output_dir, self.args.save_total_limit, output_dir / name)
+
+    def finish(self) -> Trained:
+        """Leave a plain model in evaluation mode; returns what the training took."""
+        self.bar.close()
+        sum_of_losses = self.losses.state()
+        if self.penalty is not None:
+            self.penalty.close()
+        for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
+            vars(self.model).pop(name, None)  # else the next phase would run without mixed precision
+        self.model.eval()
+        self.accelerator.free_memory()
+        loss = None if sum_of_losses is None or not self.total else sum_of_losses / self.total
+        return Trained(self.total, self.examples, self.clock.seconds, loss)
+
+    def unwrapped(self, **options: bool) -> PreTrainedModel:
+        """The model without what distributed training puts around it."""
+        return self.accelerator.unwrap_model(self.wrapped, **options)

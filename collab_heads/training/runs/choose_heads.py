@@ -1,0 +1,132 @@
+"""What the flags of gates and pruning do to a model: gate heads, choose them, remove them."""
+
+import math
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.heads.choices import alive_choice
+from collab_heads.heads.gating import gate_report, gated_sites, swap_to_gated
+from collab_heads.heads.importance import head_importance, most_important
+from collab_heads.heads.prune import prune_heads
+from collab_heads.heads.report import PruneReport
+from collab_heads.heads.selection import check_target, roles_of_heads
+from collab_heads.reading import parse_json
+from collab_heads.registry import get_adapter
+from collab_heads.sites import AttentionSite, select_sites
+from collab_heads.training.flags.pruning import learns_gates, wants_gates
+from collab_heads.training.storage.reservation import agreed
+
+Samples = Callable[[int], Sequence[Mapping]]  # a number of examples -> labelled batches
+
+
+def check_gateable(args: Namespace, model: PreTrainedModel) -> None:
+    """Check early, before anything is written, that the model has the sites and heads that the flags name.
+
+    Raises:
+        CollabHeadsError: if it has not, or has gates already.
+    """
+    if not wants_gates(args):
+        return
+    adapter = get_adapter(model)
+    if gated_sites(model, adapter):
+        raise ArgumentError(f"{args.model_name_or_path} has gates already: prune_heads or fold_heads them first")
+    if args.alive_heads:
+        alive_choice(adapter.sites_with_heads(model), read_alive(args.alive_heads))
+    elif args.target_heads is not None:
+        check_target(args.target_heads, roles_of_heads(sites_to_gate(args, model)))
+    else:
+        sites_to_gate(args, model)
+
+
+def sites_to_gate(args: Namespace, model: PreTrainedModel) -> list[AttentionSite]:
+    """The sites whose heads may be removed."""
+    names = list(args.target_heads) if isinstance(args.target_heads, Mapping) else args.gated_sites
+    return select_sites(get_adapter(model).sites_with_heads(model), names)
+
+
+def read_alive(path: str) -> dict:
+    """Read a configuration of heads.
+
+    Raises:
+        DataError: if the file cannot be read as JSON.
+    """
+    try:
+        return parse_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"--alive_heads {path}: {error}") from error
+
+
+def choose_heads(
+    accelerator: Accelerator, args: Namespace, model: PreTrainedModel, samples: Samples
+) -> PruneReport | None:
+    """Gate the model, or choose heads and remove them at once.
+
+    Args:
+        accelerator: the first process chooses for all.
+        args: the flags.
+        model: the model.
+        samples: a number of examples -> labelled batches, for importance.
+
+    Returns:
+        What was removed; None if the gates are still to be learned.
+    """
+    if learns_gates(args):
+        swap_to_gated(model, sites=[site.path for site in sites_to_gate(args, model)])
+        return None
+    alive = agreed(accelerator, lambda: heads_to_keep(args, model, samples))
+    swap_to_gated(model, alive_heads=alive)
+    return prune_heads(model)
+
+
+def importance_before_training(
+    accelerator: Accelerator, args: Namespace, model: PreTrainedModel, samples: Samples
+) -> Mapping | None:
+    """The importance of every head, from which learning an exact number of heads begins; None without.
+
+    Its arguments are those of `choose_heads`.
+    """
+    if args.target_heads is None or not args.importance_samples:
+        return None
+    return agreed(accelerator, lambda: head_importance(model, samples(args.importance_samples)))
+
+
+def heads_to_keep(args: Namespace, model: PreTrainedModel, samples: Samples) -> Mapping:
+    """Which heads stay, as the flags choose them: as `swap_to_gated` takes it."""
+    if args.alive_heads is not None:
+        return read_alive(args.alive_heads)
+    paths = [site.path for site in sites_to_gate(args, model)]
+    if args.head_selection == "importance":
+        scores = head_importance(model, samples(args.importance_samples))
+    else:
+        generator = torch.Generator().manual_seed(args.seed)
+        scores = {
+            site.path: torch.rand(site.num_heads, generator=generator)
+            for site in get_adapter(model).sites_with_heads(model)
+        }
+    return most_important(model, {path: scores[path] for path in paths}, args.target_heads)
+
+
+def gate_options(args: Namespace, total: int, scores: Mapping | None) -> dict[str, Any]:
+    """What a `HeadPenalty` is told of gates.
+
+    Args:
+        args: the flags.
+        total: optimizer steps of the training.
+        scores: from `importance_before_training`.
+    """
+    if args.gate_weight is not None:
+        return {"gate_weight": args.gate_weight}
+    steps = max(1, math.ceil(args.selection_share * total))
+    return {"target_heads": args.target_heads, "steps": steps, "scores": scores, "seed": args.seed}
+
+
+def remove_closed_heads(model: PreTrainedModel) -> tuple[dict, PruneReport]:
+    """Remove the heads that training closed; returns what the gates say, and what was removed."""
+    return gate_report(model).to_dict(), prune_heads(model)

@@ -1,0 +1,136 @@
+"""Where a run begins: Accelerate, the output folder, and the checkpoint that it resumes from, if any."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from transformers.utils import logging
+
+from collab_heads.errors import ArgumentError
+from collab_heads.training.data.glue import Data
+from collab_heads.training.data.parallel import Corpus
+from collab_heads.training.flags.arguments import fingerprint
+from collab_heads.training.flags.parsing import input_paths
+from collab_heads.training.runs.provenance import data_digest
+from collab_heads.training.storage.checkpoint import checkpoint_to_resume
+from collab_heads.training.storage.output import LOGS, Output
+from collab_heads.training.storage.output_checks import check_output, same_path
+from collab_heads.training.storage.reservation import agreed, reserved
+
+SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+@contextmanager
+def launched(args: Namespace) -> Iterator[Accelerator]:
+    """Set Accelerate up, and reserve the output folder while the run goes on."""
+    accelerator = make_accelerator(args)
+    if accelerator.distributed_type not in SUPPORTED:
+        raise ArgumentError(f"{accelerator.distributed_type} is not supported: use one process or DDP")
+    if not accelerator.is_main_process:
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+    with ExitStack() as stack:
+        if args.output_dir is not None:
+            agreed(accelerator, lambda: stack.enter_context(reserved(Path(args.output_dir))))
+        yield accelerator
+
+
+def make_accelerator(args: Namespace) -> Accelerator:
+    """Accelerate, set up as the training loop wants it."""
+    logs = f"{args.output_dir}/{LOGS}" if args.with_tracking else None
+    try:
+        accelerator = Accelerator(
+            cpu=args.cpu,
+            mixed_precision=args.mixed_precision,
+            log_with=args.report_to if args.with_tracking else None,
+            project_dir=logs,
+            step_scheduler_with_optimizer=False,
+        )
+    except (ValueError, ImportError) as error:
+        raise ArgumentError(f"Accelerate: {error}") from error
+    if args.with_tracking and not accelerator.log_with:
+        raise ArgumentError(f"--report_to {args.report_to}: the package of this tracker is not installed")
+    return accelerator
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a run begins with.
+
+    Attributes:
+        args: the parsed flags.
+        accelerator: made with `step_scheduler_with_optimizer=False`.
+        arguments: those that a resumed run must share with the run that it resumes.
+        output: the output folder; None if nothing is to be written.
+        checkpoint: the folder to resume from; None for a run from the beginning.
+        progress: what that checkpoint records; empty without one.
+    """
+
+    args: Namespace
+    accelerator: Accelerator
+    arguments: dict
+    output: Output | None
+    checkpoint: Path | None
+    progress: dict
+
+    @classmethod
+    def begin(cls, args: Namespace, data: Data | Corpus, accelerator: Accelerator) -> "Session":
+        """Find the checkpoint that the flags name, and check that the run may write to its output folder.
+
+        Raises:
+            OutputError: if there is no such checkpoint, or it is damaged; or the folder is not free.
+        """
+        precision = accelerator.mixed_precision  # also from `accelerate launch` or its config
+        arguments = {**fingerprint(args), "mixed_precision": precision, "data": data_digest(data.splits)}
+        checkpoint, progress = agreed(accelerator, lambda: settle(args, arguments, accelerator.num_processes))
+        output = None if args.output_dir is None else Output(Path(args.output_dir))
+        if checkpoint is not None:
+            accelerator.print(f"going on from {checkpoint}")
+        return cls(args, accelerator, arguments, output, checkpoint, progress)
+
+    @property
+    def writes_to(self) -> Output | None:
+        """The output folder on the process that writes there; None on all others."""
+        return self.output if self.accelerator.is_main_process else None
+
+    @property
+    def resumes_in_place(self) -> bool:
+        """Whether the checkpoint lies in the output folder of this run."""
+        return self.output is not None and lies_below(self.checkpoint, self.output.path)
+
+
+def settle(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
+    """Finish or undo what a killed run left half done in the output folder, and check that this one may write there.
+
+    Args:
+        args: the parsed flags.
+        arguments: those that a resumed run must share with the run that it resumes.
+        processes: how many this run has.
+
+    Returns:
+        The checkpoint to resume from and what it records; (None, {}) for a run from the beginning.
+
+    Raises:
+        OutputError: if there is no such checkpoint, or it is damaged; or the folder is not free.
+    """
+    if args.output_dir is None:
+        return None, {}
+    folder = Path(args.output_dir)
+    Output(folder).recover()
+    checkpoint, progress = checkpoint_to_resume(args, arguments, processes)
+    check_output(
+        Output(folder),
+        overwrite=args.overwrite_output_dir,
+        resume=lies_below(checkpoint, folder),
+        inputs=input_paths(args),
+    )
+    return checkpoint, progress
+
+
+def lies_below(checkpoint: Path | None, folder: Path) -> bool:
+    """Whether a checkpoint lies in an output folder; False without one."""
+    return checkpoint is not None and same_path(checkpoint.resolve().parent, folder)

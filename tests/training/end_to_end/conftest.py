@@ -1,0 +1,1 @@
+from training_fixtures import without_sync  # noqa: F401

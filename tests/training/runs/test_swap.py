@@ -1,0 +1,164 @@
+"""What the flags say of the swap: its phases, what is refused before them, and what is noted of it."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from unchanged import refused
+
+from collab_heads.collaborative.report import SiteReport, SwapReport
+from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.training.flags.alphas import add_alpha_arguments
+from collab_heads.training.flags.arguments import add_training_arguments
+from collab_heads.training.flags.collaborative import add_collaborative_arguments
+from collab_heads.training.flags.parsing import Parser
+from collab_heads.training.flags.pruning import add_head_arguments
+from collab_heads.training.runs import swap as swapping
+from collab_heads.training.runs.learner import check_flags_fit
+from families import EXACT, FAMILIES, HEADS, sites
+
+LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
+
+
+def arguments(flags: str = "--collaborative") -> Namespace:
+    parser = Parser(allow_abbrev=False)
+    add_collaborative_arguments(parser)
+    add_head_arguments(parser)
+    add_alpha_arguments(parser)
+    add_training_arguments(parser)
+    args = parser.parse_args(flags.split())
+    args.model_name_or_path = "here"
+    return args
+
+
+def bert():
+    return FAMILIES["bert"].build()
+
+
+def other():
+    """A model of a family without adapter."""
+    from transformers import GPT2Config, GPT2Model
+
+    return GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2))
+
+
+SWAPS, TRAINS, BOTH = (True, False), (False, True), (True, True)
+
+
+@pytest.mark.parametrize(
+    "swap, plan",
+    ((None, (TRAINS,)), ("before", (BOTH,)), ("after", (TRAINS, SWAPS)), ("between", (TRAINS, BOTH))),
+)
+def test_phases_swap_once_and_train_around_it(swap, plan):
+    phases = swapping.phases(swap)
+    assert tuple((phase.swaps, phase.trains) for phase in phases) == plan
+    assert [phase.number for phase in phases] == list(range(len(plan)))
+    (last,) = [phase for phase in phases if phase.is_last_training]
+    assert last.trains and not any(phase.trains for phase in phases[last.number + 1 :])
+    assert [phase.stage for phase in phases] == ["fine_tuned", "fine_tuned_again"][: len(plan)]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    (
+        "--collaborative",
+        "--collaborative --dim_shared_query_key 0.5 --sites enc-self",
+        f"--collaborative --dim_shared_query_key {EXACT} --sites {LAYER_1}",
+        "--score_terms content",
+    ),
+)
+def test_what_can_be_swapped_is_taken_and_left_alone(flags):
+    model = bert()
+    check_flags_fit(arguments(flags), model)
+    assert not any(map(is_swapped, sites(model).values()))
+
+
+@pytest.mark.parametrize(
+    "flags, fragments",
+    (
+        (f"--dim_shared_query_key {EXACT + 1}", (str(EXACT + 1), LAYER_0, f"1 to {EXACT}")),
+        ("--dim_shared_query_key 1.5", ("1.5", "share")),
+        ("--dim_shared_query_key nan", ("nan", "share")),
+        ("--sites dec-enc", ("has no dec-enc attention",)),
+        ("--sites enc-sefl", ("did you mean 'enc-self'?",)),
+        (f"--sites {LAYER_0} encoder.layer.7.attention.self", ("encoder.layer.7",)),
+    ),
+)
+def test_sites_and_widths_that_cannot_be_are_refused(flags, fragments):
+    model, args = bert(), arguments(f"--collaborative {flags}")
+    with refused(model, ArgumentError, *fragments):
+        check_flags_fit(args, model)
+
+
+def test_a_swapped_site_is_refused_and_one_that_is_not_is_taken():
+    model = bert()
+    swapping.swap(arguments(f"--collaborative --sites {LAYER_0}"), model, None)
+    with refused(model, SwapError, "here is collaborative already", LAYER_0, "leave --collaborative out"):
+        check_flags_fit(arguments(), model)
+    check_flags_fit(arguments(f"--collaborative --sites {LAYER_1}"), model)
+    check_flags_fit(arguments(""), model)
+
+
+def test_a_family_without_adapter_is_refused_where_one_is_needed():
+    model = other()
+    check_flags_fit(arguments(""), model)
+    for flags in ("--collaborative", "--score_terms context"):
+        with refused(model, UnsupportedModelError, "'gpt2'"):
+            check_flags_fit(arguments(flags), model)
+
+
+def test_content_scores_of_a_model_without_query_biases_are_refused_early():
+    model = FAMILIES["t5"].build()
+    with refused(model, UnsupportedModelError, "no query bias"):
+        check_flags_fit(arguments("--score_terms content"), model)
+
+
+def test_the_swap_is_as_the_flags_say(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(swapping, "swap_to_collaborative", lambda model, **more: asked.update(more, model=model))
+    flags = "--collaborative --dim_shared_query_key 12 --mixing per_head --sites enc-self --decomposition_tol 0.01"
+    flags += " --decomposition_method parafac --refine_steps 7 --seed 5 --allocation balanced"
+    swapping.swap(arguments(flags), "model", ["batch"])
+    expected = {"dim_shared_query_key": 12, "mixing": "per_head", "sites": ["enc-self"], "tol": 0.01, "seed": 5}
+    expected |= {
+        "method": "parafac",
+        "refine_steps": 7,
+        "allocation": "balanced",
+        "calibration": ["batch"],
+        "model": "model",
+    }
+    assert asked == expected
+
+
+def test_a_swap_with_the_flags_of_the_command_line():
+    model, batches = bert(), [{"input_ids": torch.arange(3, 11).view(2, 4)}]
+    args = arguments("--collaborative --dim_shared_query_key 12 --mixing per_head --refine_steps 2")
+    report = swapping.swap(args, model, batches)
+    assert report.calibrated
+    assert {module.query_key.state.kind for module in sites(model).values()} == {"per_head"}
+    found = swapping.summary(report)
+    assert [site["dim"] for site in found["sites"]] == [4 * HEADS] * 2  # 3 per head, rounded up
+    assert found["mean_output_error"] == pytest.approx(sum(site["output_error"] for site in found["sites"]) / 2)
+
+
+def site_report(path, error, output):
+    sizes = {"dim": 8, "dim_asked": 8, "dim_exact": 32, "sweeps": 3, "seconds": 0.5}
+    counts = {"parameters_before": 9, "parameters_after": 5, "cache_before": 64, "cache_after": 48}
+    errors = {"relative_error": error, "output_error_before": output, "output_error": output}
+    return SiteReport(path=path, role="enc-self", mixing="shared", **sizes, **counts, **errors)
+
+
+def test_a_summary_has_totals_and_every_site():
+    """An output error is known of the sites that were refined only."""
+    reports = site_report("a", 0.25, None), site_report("b", 0.75, 0.125), site_report("c", 0.5, 0.375)
+    found = swapping.summary(SwapReport(reports, True, 2.5, 100, 90))
+    assert list(found)[:3] == ["decomposition_seconds", "mean_relative_error", "mean_output_error"]
+    assert (found["decomposition_seconds"], found["mean_relative_error"], found["mean_output_error"]) == (
+        2.5,
+        0.5,
+        0.25,
+    )
+    assert [site["path"] for site in found["sites"]] == ["a", "b", "c"]
+    assert (found["model_parameters_before"], found["model_parameters_after"]) == (100, 90)
+    assert swapping.summary(SwapReport(reports[:1], False, 2.5, 100, 90))["mean_output_error"] is None

@@ -1,0 +1,1 @@
+from written_output import output  # noqa: F401
