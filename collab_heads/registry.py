@@ -151,6 +151,10 @@ class AttentionAdapter:
             for linear in (*self.projections(module), self.value_projection(module)):
                 keep_rows(linear, kept, heads)
             module.__class__ = self.shrunk.get(stock, stock)
+        self.note_width(module)
+
+    def note_width(self, module: nn.Module) -> None:
+        """Let an attention module say how wide its values are, where it says so."""
         if self.width is not None:
             setattr(module, self.width, self.value_projection(module).out_features)
 

@@ -7,9 +7,11 @@ State, not history: a version and, per site path relative to the base model, wha
          {"role": "enc-self", "num_heads": 12, "kept": [0, 2, 3, 7],
           "query_key": {"kind": "shared", "dim": 128, "dim_head": 32, "scale": 0.17677669529663687, "bias": true,
                         "mixing_init": "concatenate"},
+          "values": {"dim": 16, "dim_head": 32},
           "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}, "alphas": true}}}
 
-What a site does not have is left out. It is built in the order kept, query_key, gates, alphas, however it came about.
+What a site does not have is left out. It is built in the order kept, query_key, values, gates, alphas, however it came
+about.
 """
 
 import dataclasses
@@ -70,6 +72,24 @@ class QueryKeyState:
 
 
 @dataclass(frozen=True)
+class ValueState:
+    """The narrower values of a site; it has a query/key projection of ours, too: stock forwards know one width only.
+
+    Attributes:
+        dim: width of a value head, the same for every head of the site.
+        dim_head: d_v, the width of a value head of the original module.
+    """
+
+    dim: int
+    dim_head: int
+
+    def __post_init__(self):
+        expect(is_count(self.dim_head), "values.dim_head", self.dim_head, "a positive integer")
+        valid = is_count(self.dim) and self.dim <= self.dim_head
+        expect(valid, "values.dim", self.dim, f"a positive integer of at most {self.dim_head}")
+
+
+@dataclass(frozen=True)
 class GateState:
     """The gates on the heads of a site.
 
@@ -108,6 +128,7 @@ class SiteState:
         role: "enc-self", "dec-self" or "dec-enc".
         num_heads: number of heads of the original module.
         query_key: the query/key projection that replaced the original one; None for the original.
+        values: the narrower values; None for those of the original width.
         kept: the original numbers of the heads that are left, ascending; None if no head was removed.
         gates: the gates on the heads that are left; None without.
         alphas: whether an alpha matrix mixes the heads that are left.
@@ -116,6 +137,7 @@ class SiteState:
     role: Role
     num_heads: int
     query_key: QueryKeyState | None = None
+    values: ValueState | None = None
     kept: tuple[int, ...] | None = None
     gates: GateState | None = None
     alphas: bool = False
@@ -134,6 +156,8 @@ class SiteState:
             expect(empty, "kept", self.kept, "at least one head where there are gates or a query/key projection")
         expect(isinstance(self.alphas, bool), "alphas", self.alphas, "true or false")
         expect(not self.alphas or self.heads > 1, "alphas", self.alphas, f"false: {self.heads} heads cannot be mixed")
+        alone = self.values is not None and self.query_key is None
+        expect(not alone, "values", self.values, "none where there is no query_key")
         if self.query_key is not None:
             self.check_width(self.query_key)
 
@@ -154,7 +178,7 @@ class SiteState:
     @property
     def changes_output(self) -> bool:
         """Whether the output projection is not the original one."""
-        return self.kept is not None or self.gates is not None or self.alphas
+        return any((self.kept is not None, self.values is not None, self.gates is not None, self.alphas))
 
     @property
     def is_stock(self) -> bool:
@@ -226,6 +250,7 @@ class CollabConfig:
 # new models only.
 PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
     "query_key": (QueryKeyState, ("kind", "dim", "dim_head", "scale", "bias")),
+    "values": (ValueState, ("dim", "dim_head")),
     "gates": (GateState, ("kind", "temperature", "stretch")),
 }
 

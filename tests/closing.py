@@ -9,10 +9,9 @@ import torch
 import collab_heads
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites
-from families import HEADS, KINDS, cast, swap
+from families import HEADS, KINDS, NARROW, cast, swap
 
 ORIGINS = (None, *KINDS)  # the query/key projection that a model has before its heads change
-NARROW = {"shared": 20, "per_head": 16}  # of 32
 LOG_ALPHAS = ((-3.0, 3.0, 1.0, 0.0), (1.0, -2.0, 0.5, -1.0), (-1.0, -2.0, 4.0, -0.5), (2.0, -1.0, 0.5, 1.0))
 STATES = ("gated", "pruned", "both")
 

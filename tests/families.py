@@ -80,6 +80,10 @@ EXACT64 = 1e-11  # float64 sums in another order; errors seen: 4e-14 and below
 FP32_NOISE = 2e-5  # the same in float32; errors seen: 3e-6
 IMAGE, PATCH = 12, 4  # pixels
 KINDS = ("shared", "per_head")
+# The same with narrower values, and those alone; what depends on the values runs over these.
+WITH_VALUES = ("stock+values", "shared+values", "per_head+values")
+NARROW = {"shared": 20, "per_head": 16, "stock+values": 16, "shared+values": 20, "per_head+values": 16}  # of EXACT
+NARROW_VALUES = 16  # of EXACT
 
 
 @dataclass(frozen=True)
@@ -429,7 +433,11 @@ def is_sibling(value: object) -> bool:
 
 
 def swap(model: PreTrainedModel, kind: str, dim=None, **more):
-    """The swap that the contract is about."""
+    """The swap that the contract is about; of a kind with values these are as wide as before where `dim` is None."""
+    if kind in WITH_VALUES:
+        kind = kind.removesuffix("+values")
+        more["dim_value"] = 1.0 if dim is None else NARROW_VALUES
+        kind, dim = ("shared", None) if kind == "stock" else (kind, 1.0 if dim is None else dim)
     return collab_heads.swap_to_collaborative(model, dim_shared_query_key=dim, mixing=kind, **more)
 
 

@@ -29,6 +29,7 @@ from families import (
     HEAD_WIDTH,
     HEADS,
     KINDS,
+    NARROW,
     aligned,
     cast,
     cross_batch,
@@ -43,7 +44,6 @@ from families import (
 )
 
 TESTS = Path(__file__).parent
-NARROW = {"shared": 20, "per_head": 16}  # of EXACT = 32
 # The core: siblings join by default; where a case is dear, each with one of the kinds.
 of_every_family = pytest.mark.parametrize("family", FAMILIES, indirect=True)
 of_every_pair = pytest.mark.parametrize(

@@ -1,17 +1,19 @@
 """Changed models leave Python: exported for any batch and length, as ONNX, and with weights in eight bits."""
 
+import functools
+
 import pytest
 import torch
 from closing import change_heads, mix
 from torch.export import Dim
 
-from families import FAMILIES, FP32_NOISE, VOCABULARY, swap
+from families import FAMILIES, FP32_NOISE, NARROW, VOCABULARY, WITH_VALUES, swap
 
-NARROW = {"shared": 20, "per_head": 16}  # of 32
 ONNX_NOISE = 1e-4  # float32 in another runtime; differences seen: 2e-5 and below
 CHANGES = {
     "shared": lambda model: swap(model, "shared", NARROW["shared"]),
     "per_head": lambda model: swap(model, "per_head", NARROW["per_head"]),
+    **{kind: functools.partial(swap, kind=kind, dim=NARROW[kind]) for kind in WITH_VALUES},
     "gated": lambda model: change_heads(model, "gated"),
     "alpha": mix,
     "pruned, one layer empty": lambda model: change_heads(model, "pruned"),

@@ -24,6 +24,13 @@ def recorded() -> BertConfig:
     return model.config
 
 
+def with_narrow_values() -> BertConfig:
+    """The config of a model with narrower values."""
+    model = FAMILIES["bert"].build()
+    swap(model, "stock+values", 16)
+    return model.config
+
+
 def with_heads_removed() -> BertConfig:
     """The config of a pruned and gated model."""
     return changed(FAMILIES["bert"], state="both").config
@@ -162,6 +169,21 @@ OF_A_SITE = [
     (drop("sites", PATH, "query_key"), ("query_key",)),
     *((drop("sites", PATH, "query_key", name), (f"query_key has no {name}",)) for name in QUERY_KEY),
 ]
+OF_THE_VALUES = [  # of a record with narrower values
+    (set_in("sites", PATH, "values", to=None), ("values must be a mapping", "None")),
+    (set_in("sites", PATH, "values", to=16), ("values must be a mapping", "16")),
+    (set_in("sites", PATH, "values", "kind", to="narrow"), ("values has unknown entries ['kind']",)),
+    *(
+        (set_in("sites", PATH, "values", "dim", to=dim), ("values.dim is", "a positive integer of at most 8"))
+        for dim in (0, -4, 9, True, 4.0, "4", None, 10**400)
+    ),
+    *(
+        (set_in("sites", PATH, "values", "dim_head", to=dim), ("values.dim_head is", "a positive integer"))
+        for dim in (0, True, 8.0, "8", None)
+    ),
+    *((drop("sites", PATH, "values", name), (f"values has no {name}",)) for name in ("dim", "dim_head")),
+    (drop("sites", PATH, "query_key"), ("values is ValueState", "none where there is no query_key")),
+]
 OF_THE_HEADS = [  # of a record with kept heads and gates
     *(
         (set_in("sites", PATH, "kept", to=kept), (f"kept is {kept!r}", "some of the heads 0 to 3, ascending"))
@@ -249,6 +271,31 @@ def test_records_that_make_no_sense(tamper, fragments):
 @pytest.mark.parametrize("tamper, fragments", OF_A_SITE, ids=ids(OF_A_SITE))
 def test_sites_that_make_no_sense(tamper, fragments):
     assert_refused(tampered(tamper), (f"config.{FIELD}, site '{PATH}'", *fragments))
+
+
+@pytest.mark.parametrize("tamper, fragments", OF_THE_VALUES, ids=ids(OF_THE_VALUES))
+def test_values_that_make_no_sense(tamper, fragments):
+    assert_refused(tampered(tamper, with_narrow_values), (f"config.{FIELD}, site '{PATH}'", *fragments))
+
+
+def test_a_value_width_that_does_not_fit_the_model():
+    config = tampered(set_in("sites", PATH, "values", "dim_head", to=16), with_narrow_values)
+    with pytest.raises(ConfigError, match=r"'value head width': 16} do not fit the model's .*'value head width': 8}"):
+        BertForSequenceClassification(config)
+
+
+def test_a_record_without_values_is_written_as_ever():
+    """So that packages from before read it; one with values they refuse: they know no such entry."""
+    state = SiteState("enc-self", 4, QueryKeyState("shared", 12, 8, 0.35, True), kept=(1, 2), gates=GateState())
+    assert json.dumps(CollabConfig({PATH: state}).to_dict()) == (
+        '{"version": 1, "sites": {"encoder.layer.1.attention.self": {"role": "enc-self", "num_heads": 4, "query_key": '
+        '{"kind": "shared", "dim": 12, "dim_head": 8, "scale": 0.35, "bias": true, "mixing_init": "concatenate"}, '
+        '"kept": [1, 2], "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}}}}'
+    )
+    record = json.loads(json.dumps(with_narrow_values().collab_heads))
+    assert list(record["sites"][PATH]) == ["role", "num_heads", "query_key", "values"]
+    assert record["version"] == 1
+    assert CollabConfig.of(with_narrow_values()).to_dict() == record
 
 
 @pytest.mark.parametrize("tamper, fragments", OF_THE_HEADS, ids=ids(OF_THE_HEADS))

@@ -3,15 +3,28 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.collaborative.input_moments import InputMoments, listening
+from collab_heads.collaborative.input_moments import InputMoments, listening, listening_to_heads
 from collab_heads.model.attention_calls import Call, recording_calls
 from collab_heads.model.batches import run_batches
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.portions import portions
+
+
+class Calibrations(NamedTuple):
+    """What calibration saw of a model.
+
+    Attributes:
+        query_key: path -> what the fit of a query/key projection needs.
+        heads: path -> moments of what the heads put out, where values are to be narrowed.
+    """
+
+    query_key: dict[str, "SiteCalibration"]
+    heads: dict[str, InputMoments]
 
 
 @dataclass(frozen=True)
@@ -30,19 +43,21 @@ class SiteCalibration:
 
 
 def calibrate(
-    model: PreTrainedModel, sites: Sequence[OpenSite], recorded: Sequence[OpenSite], batches: Iterable[Mapping]
-) -> dict[str, SiteCalibration]:
+    model: PreTrainedModel,
+    sites: Sequence[OpenSite],
+    recorded: Sequence[OpenSite],
+    narrowed: Sequence[OpenSite],
+    batches: Iterable[Mapping],
+) -> Calibrations:
     """Run calibration batches through an unchanged model, without gradients, in evaluation mode.
 
     Args:
         model: it is left as it was.
         sites: whose input moments are taken.
         recorded: those of them whose calls are kept, too.
+        narrowed: the sites, collaborative or not, of whose heads' outputs moments are taken.
         batches: input dicts as the model takes them; tensors are moved to the model's device. An encoder-decoder needs
             decoder inputs or labels.
-
-    Returns:
-        path -> what was seen.
 
     Raises:
         CalibrationError: if there are no batches, the model cannot take one, a mask does not fit, a site saw nothing,
@@ -51,7 +66,14 @@ def calibrate(
     """
     masks: dict[str, Tensor | None] = {}
     cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
-    with listening(sites, masks) as listeners, recording_calls(model, recorded, masks) as recorder:
+    with (
+        listening(sites, masks) as listeners,
+        listening_to_heads(narrowed, masks) as head_listeners,
+        recording_calls(model, recorded, masks) as recorder,
+    ):
         run_batches(model, batches, masks, "calibrating", cut=cut)
     moments = {listener.site.path: listener.moments() for listener in listeners}
-    return {path: SiteCalibration(*both, recorder.calls_of(path)) for path, both in moments.items()}
+    return Calibrations(
+        {path: SiteCalibration(*both, recorder.calls_of(path)) for path, both in moments.items()},
+        {listener.site.path: listener.moments() for listener in head_listeners},
+    )

@@ -1,14 +1,14 @@
-"""Second moments of the inputs that each site sees in real batches.
+"""Second moments of what each site sees in real batches: of its inputs, and of what its heads put out.
 
-What a decomposition should preserve is the score on real inputs, not the weights: see `decompose`. Padding does not
-count. A module that serves several layers accumulates over all of them.
+What a decomposition should preserve is the score, and the output, on real inputs, not the weights: see `decompose` and
+`values`. Padding does not count. A module that serves several layers accumulates over all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.masks import MASKS
@@ -93,7 +93,7 @@ class Listener:
             return
         masks = dict(zip(SIDES, (self.masks.get(name) for name in MASKS[self.site.role]), strict=True))
         for name, inputs in self.inputs.items():
-            self.check(name, inputs, masks[name])
+            check_inputs(self.site, name, inputs, masks[name])
         if self.inputs["query"] is self.inputs["key"] and masks["query"] is masks["key"]:
             self.inputs = {"both": states}
             masks = {"both": masks["query"]}
@@ -103,28 +103,57 @@ class Listener:
             self.sums[name].add(inputs, masks[name])
         self.inputs = {}
 
-    def check(self, side: str, states: Tensor, mask: Tensor | None) -> None:
-        """Raise if a mask does not fit the inputs, or those that count are not finite."""
-        if mask is not None and mask.shape != states.shape[:2]:
-            raise CalibrationError(
-                f"{self.site.path}: the {MASKS[self.site.role][SIDES.index(side)]} mask {tuple(mask.shape)} does not "
-                f"fit the inputs of its {side} {tuple(states.shape)}; give attention masks of shape (batch, tokens)"
-            )
-        if not torch.isfinite(states if mask is None else states[mask]).all():
-            raise NonFiniteError(f"{self.site.path}: calibration inputs of its {side} contain NaN or inf")
-
     def moments(self) -> tuple[InputMoments, InputMoments]:
         """Of the query side and of the key side; raises CalibrationError if nothing was heard."""
         sums = [[self.sums[name] for name in (side, "both") if name in self.sums] for side in SIDES]
         if not all(parts and parts[0].count for parts in sums):
-            raise CalibrationError(
-                f"{self.site.path} saw no tokens: give batches that reach it "
-                "(decoder sites need labels or decoder_input_ids), or leave it out with sites="
-            )
+            raise saw_nothing(self.site)
         for first, *others in sums:
             for other in others:
                 first.merge(other)
         return sums[0][0], sums[1][0]
+
+
+class HeadListener:
+    """Takes the moments of what the heads of one site put out, with a pre-hook on its output projection."""
+
+    def __init__(self, site: OpenSite, masks: Mapping[str, Tensor | None]):
+        self.site, self.masks = site, masks
+        self.sums: InputMoments | None = None
+
+    def hear(self, projection: nn.Module, args: tuple) -> None:
+        """Take the concatenated heads of a call, [B, T, H * d_v]."""
+        heads, mask = args[0], self.masks.get(MASKS[self.site.role][0])
+        check_inputs(self.site, "output", heads, mask)
+        if self.sums is None:
+            self.sums = InputMoments(heads)
+        self.sums.add(heads, mask)
+
+    def moments(self) -> InputMoments:
+        """Of the concatenated heads; raises CalibrationError if nothing was heard."""
+        if self.sums is None or not self.sums.count:
+            raise saw_nothing(self.site)
+        return self.sums
+
+
+def check_inputs(site: OpenSite, name: str, states: Tensor, mask: Tensor | None) -> None:
+    """Raise if a mask does not fit the inputs of a projection, or those that count are not finite."""
+    if mask is not None and mask.shape != states.shape[:2]:
+        side = MASKS[site.role][name == "key"]
+        raise CalibrationError(
+            f"{site.path}: the {side} mask {tuple(mask.shape)} does not fit the inputs of its {name} "
+            f"{tuple(states.shape)}; give attention masks of shape (batch, tokens)"
+        )
+    if not torch.isfinite(states if mask is None else states[mask]).all():
+        raise NonFiniteError(f"{site.path}: calibration inputs of its {name} contain NaN or inf")
+
+
+def saw_nothing(site: OpenSite) -> CalibrationError:
+    """The error of a site that no token reached."""
+    return CalibrationError(
+        f"{site.path} saw no tokens: give batches that reach it "
+        "(decoder sites need labels or decoder_input_ids), or leave it out with sites="
+    )
 
 
 @contextmanager
@@ -138,6 +167,18 @@ def listening(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> 
                     lambda _, args, hear=listener.hear, side=side: hear(side, args[0])
                 )
                 handles.append(hook)
+        yield listeners
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def listening_to_heads(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> Iterator[list[HeadListener]]:
+    """Listen to what the heads of sites put out, before gates and alphas, while the context is open."""
+    listeners = [HeadListener(site, masks) for site in sites]
+    handles = [listener.site.output.register_forward_pre_hook(listener.hear) for listener in listeners]
+    try:
         yield listeners
     finally:
         for handle in handles:

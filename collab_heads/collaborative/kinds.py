@@ -5,7 +5,6 @@ A new kind is one class here, one file in `layers/` (named in `layers/query_key_
 kind it has before it; `tests/test_kinds.py` sees to that.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
@@ -15,14 +14,13 @@ from collab_heads.checks import check_choice
 from collab_heads.collaborative.decompose import Decomposition, decompose_per_head, decompose_shared
 from collab_heads.collaborative.fit import FitOptions, SiteFit
 from collab_heads.collaborative.solvers import squared_norm
+from collab_heads.collaborative.widths import HEAD_MULTIPLE, rounded_up
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.per_head_query_key import PerHeadQueryKey
 from collab_heads.layers.shared_query_key import ALIGNMENT, SharedQueryKey, content_bias
 from collab_heads.numerics import float64
 from collab_heads.sites import AttentionWeights
 from collab_heads.state import QueryKeyKind
-
-PER_HEAD_MULTIPLE = 4  # of a narrowed head's width; odd widths are slow everywhere
 
 
 class SharedFit(SiteFit[SharedQueryKey]):
@@ -86,13 +84,12 @@ class PerHeadFit(SiteFit[PerHeadQueryKey]):
     @classmethod
     def possible_width(cls, asked: int, weights: AttentionWeights) -> int:
         """R / H rounded up to a multiple of 4, at most the original head width."""
-        share = math.ceil(math.ceil(asked / weights.num_heads) / PER_HEAD_MULTIPLE) * PER_HEAD_MULTIPLE
-        return weights.num_heads * min(share, weights.dim_head)
+        return rounded_up(asked, weights.num_heads, weights.dim_head)
 
     @classmethod
     def width_unit(cls, dim: int, weights: AttentionWeights) -> int:
         """4 for every head."""
-        return weights.num_heads * PER_HEAD_MULTIPLE
+        return weights.num_heads * HEAD_MULTIPLE
 
     def decompose(self, dim: int, options: FitOptions) -> Decomposition:
         """The best R / H components of each head."""

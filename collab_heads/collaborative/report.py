@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from collab_heads.collaborative.kinds import FITS
+from collab_heads.collaborative.widths import HEAD_MULTIPLE
 from collab_heads.sites import Role
 from collab_heads.state import QueryKeyKind
 from collab_heads.text import text_table
@@ -24,9 +25,15 @@ class SiteReport:
         sweeps: of alternating least squares; 0 where none were needed.
         output_error_before, output_error: relative error of the site's output on the calibration inputs, before and
             after the refinement; None without one.
-        parameters_before, parameters_after: of the query/key projections.
+        parameters_before, parameters_after: of the query/key projections; where values changed, of the value and output
+            projections, too.
         cache_before, cache_after: elements cached per token.
         seconds: to fit the site.
+        dim_value: width of the values over all heads; None, as the following, where values are left as they were.
+        dim_value_asked: what was asked for; differs where it was rounded up.
+        dim_value_exact: H * d_v before.
+        variance_lost: share of the variance of the site's output that narrower values lose: predicted from what its
+            heads put out on the calibration inputs, with the original attention; without calibration for white inputs.
     """
 
     path: str
@@ -44,6 +51,10 @@ class SiteReport:
     cache_before: int
     cache_after: int
     seconds: float
+    dim_value: int | None = None
+    dim_value_asked: int | None = None
+    dim_value_exact: int | None = None
+    variance_lost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,13 +80,18 @@ class SwapReport:
 
     def __str__(self) -> str:
         error = "score error" if self.calibrated else "weight error"
-        header = ("site", "role", "mixing", "width", error, "output error", "q/k parameters", "cache/token", "seconds")
+        has_values = any(site.dim_value is not None for site in self.sites)
+        header = ["site", "role", "mixing", "width", error, "output error", "q/k parameters", "cache/token", "seconds"]
+        if has_values:
+            header[6:7] = ["values", "variance lost", "parameters"]
         before, after = self.model_parameters_before, self.model_parameters_after
         last = (
             f"model parameters {before:,} -> {after:,} ({after / before - 1:+.1%}), "
             f"{self.seconds:.1f} s{'' if self.calibrated else ', no calibration'}"
         )
-        return "\n".join([text_table(header, [table_row(site) for site in self.sites], last), *self.notes()])
+        return "\n".join(
+            [text_table(header, [table_row(site, has_values) for site in self.sites], last), *self.notes()]
+        )
 
     def notes(self) -> list[str]:
         """What a reader should know: widths that were rounded up, caches that grew."""
@@ -88,11 +104,17 @@ class SwapReport:
             if grown := [site for site in sites if site.cache_after > site.cache_before]:
                 more = f"{len(grown)} site(s) cache more per token than the original"
                 notes.append(f"note: {more}: {FITS[kind].cache_rule}")
+        if rounded := [site for site in self.sites if site.dim_value != site.dim_value_asked]:
+            pairs = ", ".join(sorted({f"{site.dim_value_asked} to {site.dim_value}" for site in rounded}))
+            notes.append(f"note: widths of values are multiples of {HEAD_MULTIPLE} per head; rounded up: {pairs}")
         return notes
 
 
-def table_row(site: SiteReport) -> tuple[str, ...]:
-    """The cells of one site."""
+def table_row(site: SiteReport, has_values: bool) -> tuple[str, ...]:
+    """The cells of one site, with two about its values if asked for."""
+    values = ("-", "-")
+    if site.dim_value is not None:
+        values = (f"{site.dim_value}/{site.dim_value_exact}", f"{site.variance_lost:.4f}")
     return (
         site.path,
         site.role,
@@ -100,6 +122,7 @@ def table_row(site: SiteReport) -> tuple[str, ...]:
         f"{site.dim}/{site.dim_exact}",
         f"{site.relative_error:.4f}",
         "-" if site.output_error is None else f"{site.output_error_before:.4f} -> {site.output_error:.4f}",
+        *(values if has_values else ()),
         f"{site.parameters_before:,} -> {site.parameters_after:,}",
         f"{site.cache_before} -> {site.cache_after}",
         f"{site.seconds:.2f}",

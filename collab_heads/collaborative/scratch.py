@@ -8,7 +8,7 @@ from transformers import AutoModel, PretrainedConfig
 
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.kinds import check_kind
-from collab_heads.collaborative.plan import plan_site, sites_to_swap
+from collab_heads.collaborative.plan import choose_sites, plan_site, plan_values
 from collab_heads.collaborative.widths import Width
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.registry import AttentionAdapter, get_adapter
@@ -20,6 +20,7 @@ def collaborative_config(
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     dim_shared_query_key: Width | Mapping[str, Width] = None,
     *,
+    dim_value: Width | Mapping[str, Width] = None,
     mixing: QueryKeyKind = "shared",
     mixing_init: MixingInit = "concatenate",
     sites: str | Iterable[str] | None = None,
@@ -30,6 +31,7 @@ def collaborative_config(
         config: the stock config; it is left as it is.
         adapter: as in `swap_to_collaborative`.
         dim_shared_query_key: as in `swap_to_collaborative`.
+        dim_value: as in `swap_to_collaborative`.
         mixing: "shared" or "per_head".
         mixing_init: what a "shared" mixing matrix holds at first: "concatenate" (0/1 blocks: heads begin separate),
             "ones" (heads begin alike) or "normal" (random, standard deviation 0.2).
@@ -53,8 +55,11 @@ def collaborative_config(
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     record = {}
-    for site, asked in sites_to_swap(model, get_adapter(model, adapter), sites, dim_shared_query_key):
-        state = plan_site(site, asked, mixing, mixing_init).state()
-        record[site.path] = SiteState(site.role, site.num_heads, state)
+    adapter = get_adapter(model, adapter)
+    swapped, narrowed = choose_sites(model, adapter, sites, dim_shared_query_key, dim_value, mixing)
+    values = {site.path: plan_values(site, asked).state for site, asked in narrowed}
+    for site, asked, kind in swapped:
+        state = plan_site(site, asked, kind, mixing_init).state()
+        record[site.path] = SiteState(site.role, site.num_heads, state, values.get(site.path))
     setattr(config, FIELD, CollabConfig(record).to_dict())
     return config

@@ -5,35 +5,27 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.allocate import ALLOCATIONS, Allocation, balance_widths
-from collab_heads.collaborative.calibrate import SiteCalibration, calibrate
+from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.kinds import FITS, check_kind
-from collab_heads.collaborative.plan import SitePlan, plan_site, sites_to_swap
-from collab_heads.collaborative.refine import OutputGap, Refinement, refine
-from collab_heads.collaborative.report import SiteReport, SwapReport
+from collab_heads.collaborative.kinds import check_kind
+from collab_heads.collaborative.plan import SitePlan, ValuePlan, choose_sites, plan_site, plan_values
+from collab_heads.collaborative.replacement import Replacement, make_replacement
+from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.solvers import Method
 from collab_heads.collaborative.widths import Width
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
-from collab_heads.layers.query_key import QueryKey
+from collab_heads.layers.values import read_values, write_values
 from collab_heads.model.open_site import OpenSite
-from collab_heads.model.refusals import check_swappable, check_wrapper
+from collab_heads.model.refusals import check_swappable, check_values, check_wrapper
 from collab_heads.numerics import few_threads
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.state import CollabConfig, QueryKeyKind
-
-
-@dataclasses.dataclass(frozen=True)
-class Replacement:
-    """One planned change."""
-
-    site: OpenSite
-    query_key: QueryKey
-    report: SiteReport
 
 
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
@@ -42,6 +34,7 @@ def swap_to_collaborative(
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     dim_shared_query_key: Width | Mapping[str, Width] = None,
     *,
+    dim_value: Width | Mapping[str, Width] = None,
     tol: float = 1e-4,
     calibration: Iterable[Mapping] | None = None,
     mixing: QueryKeyKind = "shared",
@@ -51,7 +44,7 @@ def swap_to_collaborative(
     refine_steps: int = 120,
     seed: int = 0,
 ) -> SwapReport:
-    """Replace the query/key projections of a model by collaborative ones, in place.
+    """Replace the query/key projections of a model by collaborative ones, and its values by narrower ones, in place.
 
     The model keeps its class, training mode, dtype, device and hooks; `save_pretrained` and `from_pretrained` work as
     before. On an error it is left as it was. Swap before making the optimizer, and before DDP, FSDP, PEFT or
@@ -63,9 +56,14 @@ def swap_to_collaborative(
         dim_shared_query_key: width R of the projection over all heads: an int for every site; a float in (0, 1] as a
             share of H * d_k; a dict of those by role or path (only the sites it names are swapped); None keeps the
             width, which is exact.
+        dim_value: width of the values over all heads, in the same forms, rounded up to a multiple of 4 per head; a
+            share is one of the width that the site has now. None leaves them as they are. With it,
+            `dim_shared_query_key=None` leaves query and key as they are, too: only values change, also at sites that
+            are collaborative or have narrower values already.
         tol: the alternating least squares stop when a sweep improves the relative error by less.
         calibration: an iterable of input dicts as the model takes them (32 to 512 sentences are enough). The
-            decomposition then preserves the scores on such inputs, which is far better than preserving the weights.
+            decomposition then preserves the scores on such inputs, which is far better than preserving the weights;
+            likewise narrower values preserve the site's output.
         mixing: the kind of query/key projection. "shared" is the paper's layer: every head mixes all R dimensions.
             "per_head" gives every head R / H dimensions (rounded up to a multiple of 4): larger, and faster.
         allocation: "uniform" gives every site the width that was asked for. "balanced" takes these widths as a budget
@@ -98,19 +96,24 @@ def swap_to_collaborative(
     if allocation == "balanced" and calibration is None:
         raise ArgumentError("allocation='balanced' measures output errors: pass calibration batches")
     check_wrapper(model)
-    plans = plan_sites(model, get_adapter(model, adapter, "collaborative"), sites, dim_shared_query_key, mixing)
-    before = model.num_parameters()
-    calibrations: dict[str, SiteCalibration] = {}
+    adapter = get_adapter(model, adapter, "collaborative")
+    plans, value_plans = plan_change(model, adapter, sites, dim_shared_query_key, dim_value, mixing)
+    before, calibrations = model.num_parameters(), None
     if calibration is not None:
         needs_calls = refine_steps > 0 or allocation == "balanced"
         recorded = [plan.site for plan in plans if needs_calls and not plan.is_exact]
-        calibrations = calibrate(model, [plan.site for plan in plans], recorded, calibration)
-    with few_threads(max(plan.dim for plan in plans)):
-        if allocation == "balanced":
-            plans = balance_widths(plans, calibrations)
+        narrowed = [plan.site for plan in value_plans]
+        calibrations = calibrate(model, [plan.site for plan in plans], recorded, narrowed, calibration)
+    with few_threads(max([plan.dim for plan in plans] + [plan.site.dim_value for plan in value_plans])):
+        if allocation == "balanced" and calibrations is not None:
+            plans = balance_widths(plans, calibrations.query_key)
+        by_path = {plan.site.path: plan for plan in plans}
+        values_by_path = {plan.site.path: plan for plan in value_plans}
+        changed = {plan.site.path: plan.site for plan in plans} | {plan.site.path: plan.site for plan in value_plans}
+        in_order = [changed[site.path] for site in adapter.sites(model) if site.path in changed]
         replacements = [
-            fit_site(plan, calibrations.pop(plan.site.path, None), options)
-            for plan in tqdm(plans, desc="decomposing", leave=False)
+            make_replacement(site, by_path.get(site.path), values_by_path.get(site.path), calibrations, options)
+            for site in tqdm(in_order, desc="decomposing", leave=False)
         ]
     put_in_place(model, replacements)
     return SwapReport(
@@ -122,68 +125,50 @@ def swap_to_collaborative(
     )
 
 
-def plan_sites(
+def plan_change(
     model: PreTrainedModel,
     adapter: AttentionAdapter,
     sites: str | Iterable[str] | None,
     asked: Width | Mapping[str, Width],
+    asked_value: Width | Mapping[str, Width],
     kind: QueryKeyKind,
-) -> list[SitePlan]:
-    """Check that the named sites can be swapped, and plan their projections; the errors of `swap_to_collaborative`."""
+) -> tuple[list[SitePlan], list[ValuePlan]]:
+    """Check that the named sites can be changed, and plan what they get; the errors of `swap_to_collaborative`."""
     if not adapter.sites_with_heads(model):
         raise SwapError("the model has no heads left: there is nothing to swap")
-    chosen = sites_to_swap(model, adapter, sites, asked)
-    check_swappable(model, adapter, [site for site, _ in chosen])
-    plans = [plan_site(site, width, kind) for site, width in chosen]
+    swapped, narrowed = choose_sites(model, adapter, sites, asked, asked_value, kind)
+    check_swappable(model, adapter, [site for site, *_ in swapped])
+    if narrowed:
+        check_values(model, adapter, [site for site, _ in narrowed])
+    plans = [plan_site(*each) for each in swapped]
     for plan in plans:
         for name in ("query", "query_bias", "key", "value"):
-            tensor = getattr(plan.weights, name)
-            if tensor is not None and not torch.isfinite(tensor).all():
-                raise NonFiniteError(f"{plan.site.path}: the {name} contains NaN or inf")
-    return plans
+            check_finite(plan.site, name, getattr(plan.weights, name))
+    for site, _ in narrowed:
+        for name, tensor in vars(read_values(site.value, site.output)).items():
+            check_finite(site, name, tensor)
+    return plans, [plan_values(*each) for each in narrowed]
 
 
-def fit_site(plan: SitePlan, calibration: SiteCalibration | None, options: FitOptions) -> Replacement:
-    """Decompose one site, refine it on what calibration saw, and report; nothing of the model changes."""
-    started = time.perf_counter()
-    site, weights = plan.site, plan.weights
-    fit = FITS[plan.kind](weights, calibration)
-    decomposition = fit.decompose(plan.dim, options)
-    query_key, refinement = fit.projection(plan.state(), decomposition), Refinement(None, None)
-    if calibration is not None and calibration.calls and options.refine_steps:
-        gap = OutputGap(weights, site.output_weight(), calibration.calls)
-        refinement = refine(query_key, gap, fit.score_error(gap.dtype), options.refine_steps, options.seed)
-    query_key.to(weights.query.device, weights.query.dtype)
-    query_key.requires_grad_(any(projection.weight.requires_grad for projection in site.projections))
-    query_key.train(site.module.training)
-    report = SiteReport(
-        path=site.path,
-        role=site.role,
-        mixing=plan.kind,
-        dim=plan.dim,
-        dim_asked=plan.dim_asked,
-        dim_exact=weights.dim_query_key,
-        relative_error=decomposition.relative_error,
-        sweeps=decomposition.sweeps,
-        output_error_before=refinement.error_before,
-        output_error=refinement.error_after,
-        parameters_before=sum(p.numel() for projection in site.projections for p in projection.parameters()),
-        parameters_after=sum(p.numel() for p in query_key.parameters()),
-        cache_before=weights.dim_query_key + weights.dim_value,
-        cache_after=query_key.cache_width + weights.dim_value,
-        seconds=time.perf_counter() - started,
-    )
-    return Replacement(site, query_key, report)
+def check_finite(site: OpenSite, name: str, tensor: Tensor | None) -> None:
+    """Raise NonFiniteError if a tensor of a site contains NaN or inf."""
+    if tensor is not None and not torch.isfinite(tensor).all():
+        raise NonFiniteError(f"{site.path}: the {name} contains NaN or inf")
 
 
 def put_in_place(model: PreTrainedModel, replacements: Sequence[Replacement]) -> None:
     """Change the model. Up to here it is as it was; from here on nothing can fail."""
-    config = CollabConfig.of(model.config)
-    changed = {}
+    config, states = CollabConfig.of(model.config), {}
+    for replacement in replacements:
+        state = dataclasses.replace(config.site(replacement.site.site), query_key=replacement.query_key.state)
+        if replacement.value_state is not None:
+            state = dataclasses.replace(state, values=replacement.value_state)
+        states[replacement.site.path] = state
+    record = config.with_sites(states)
     for replacement in replacements:
         site = replacement.site
-        changed[site.path] = dataclasses.replace(config.site(site.site), query_key=replacement.query_key.state)
-    record = config.with_sites(changed)
-    for replacement in replacements:
-        replacement.site.adapter.install(replacement.site.module, replacement.query_key)
+        site.adapter.install(site.module, replacement.query_key)
+        if replacement.values is not None:
+            write_values(site.value, site.output, replacement.values.weights)
+            site.adapter.note_width(site.module)
     record.write(model)

@@ -1,4 +1,4 @@
-"""From what a user asks (`dim_shared_query_key`) to a width per site."""
+"""From what a user asks (`dim_shared_query_key`, `dim_value`) to a width per site."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,14 @@ from collab_heads.errors import ArgumentError
 from collab_heads.sites import AttentionSite, check_name
 
 Width = int | float | None
+HEAD_MULTIPLE = 4  # of a narrowed head's width; odd widths are slow everywhere
 
 
 def widths_asked(
-    available: Sequence[AttentionSite], chosen: Sequence[AttentionSite], asked: Width | Mapping[str, Width]
+    available: Sequence[AttentionSite],
+    chosen: Sequence[AttentionSite],
+    asked: Width | Mapping[str, Width],
+    argument: str = "dim_shared_query_key",
 ) -> dict[str, Width]:
     """Say what was asked for each site: path -> int, share or None.
 
@@ -19,6 +23,7 @@ def widths_asked(
         available: all sites of the model.
         chosen: those that the user's `sites` selected.
         asked: one value for all, or a dict by role or path; a path outranks its role.
+        argument: the name of what was asked, for errors.
 
     Returns:
         The sites to swap. Of a dict, only the sites that it names.
@@ -29,11 +34,11 @@ def widths_asked(
     if not isinstance(asked, Mapping):
         return {site.path: asked for site in chosen}
     if not asked:
-        raise ArgumentError("dim_shared_query_key is an empty dict: name roles or paths, or pass a number")
+        raise ArgumentError(f"{argument} is an empty dict: name roles or paths, or pass a number")
     for name in asked:
         check_name(available, name)
         if not any(name in (site.role, site.path) for site in chosen):
-            raise ArgumentError(f"dim_shared_query_key names {name!r}, which sites= leaves out")
+            raise ArgumentError(f"{argument} names {name!r}, which sites= leaves out")
     return {
         site.path: asked[site.path] if site.path in asked else asked[site.role]
         for site in chosen
@@ -41,18 +46,19 @@ def widths_asked(
     }
 
 
-def resolve_width(asked: Width, site: AttentionSite, exact: int) -> int:
+def resolve_width(asked: Width, site: AttentionSite, exact: int, argument: str = "dim_shared_query_key") -> int:
     """Turn an int, a share or None into a width for one site.
 
     Args:
         asked: an int from 1 to `exact`; a float in (0, 1], a share of `exact`, rounded; None for `exact`.
         site: named in errors.
-        exact: H * d_k.
+        exact: H * d_k, or H * d_v for values.
+        argument: the name of what was asked, for errors.
 
     Raises:
         ArgumentError: if the value is out of range, a bool, or of another type.
     """
-    where = f"dim_shared_query_key {asked!r} for {site.path}"
+    where = f"{argument} {asked!r} for {site.path}"
     if asked is None:
         return exact
     if isinstance(asked, bool) or not isinstance(asked, Real):
@@ -64,3 +70,15 @@ def resolve_width(asked: Width, site: AttentionSite, exact: int) -> int:
     if not (math.isfinite(asked) and 0 < asked <= 1):
         raise ArgumentError(f"{where}: a float is a share of {exact} and must be in (0, 1]; for a width pass an int")
     return max(1, round(float(asked) * exact))
+
+
+def rounded_up(asked: int, num_heads: int, dim_head: int) -> int:
+    """The width over all heads that gives every head a multiple of 4, at most its original width.
+
+    Args:
+        asked: 1 to H * dim_head.
+        num_heads: H.
+        dim_head: the original width of a head.
+    """
+    share = math.ceil(math.ceil(asked / num_heads) / HEAD_MULTIPLE) * HEAD_MULTIPLE
+    return num_heads * min(share, dim_head)

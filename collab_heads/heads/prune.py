@@ -71,6 +71,7 @@ def prune_heads(
             state,
             kept=kept_numbers if len(kept_numbers) < state.num_heads else None,
             query_key=module.query_key.state if site.is_swapped else None,
+            values=state.values if indices else None,
             gates=state.gates if indices and not by_gates else None,
             alphas=alphas_of(output) is not None,
         )

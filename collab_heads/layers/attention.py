@@ -91,14 +91,17 @@ def attend(
         return hidden_states.new_empty(*shape[:-1], 0), weights
     query = query_key.queries(hidden_states)
     value = split_heads(value.squeeze(1), query_key.num_heads)  # (B, H, S, d_v)
+    dim_value = value.shape[-1]
     if implementation == "sdpa" and query.device.type == "cpu" and query_key.has_one_key:
         backend: Callable = one_key_attention
     else:
         backend, key = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager), query_key.split(key)
-        missing = value.shape[-1] - query.shape[-1]
+        missing = dim_value - query.shape[-1]
         if missing > 0 and implementation != "eager":
             # fused kernels want one width for query, key and value; zeros do not change the dot product
             query, key = F.pad(query, (0, missing)), F.pad(key, (0, missing))
+        elif missing < 0 and implementation != "eager" and not query_key.has_one_key:
+            value = F.pad(value, (0, -missing))  # by little; under one wide key it would be many times the work
         if implementation == "flex_attention" and kwargs.get("position_bias") is not None:
             # transformers' score function indexes the bias by batch, also where it is one for all (stock T5 fails)
             kwargs["position_bias"] = kwargs["position_bias"].expand(query.shape[0], -1, -1, -1)
@@ -112,4 +115,4 @@ def attend(
         scaling=query_key.state.scale,
         **kwargs,
     )
-    return output.flatten(-2), weights
+    return output[..., :dim_value].flatten(-2), weights

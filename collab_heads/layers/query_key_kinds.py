@@ -21,6 +21,8 @@ class BuildsQueryKey(Protocol):
 
 QUERY_KEY_KINDS: Mapping[QueryKeyKind, BuildsQueryKey] = {"shared": SharedQueryKey, "per_head": PerHeadQueryKey}
 
+EXACT_KIND: QueryKeyKind = "per_head"  # at full width it holds the stock weights, and nothing else
+
 
 def build_query_key(
     state: QueryKeyState,
@@ -39,10 +41,9 @@ def build_query_key(
 
 @torch.no_grad()
 def exact_query_key(weights: AttentionWeights) -> QueryKey:
-    """The query/key projection of a stock site, in float64: `per_head` at full width holds the stock weights."""
-    state = QueryKeyState(
-        "per_head", weights.dim_query_key, weights.dim_head, weights.scale, weights.query_bias is not None
-    )
+    """The query/key projection of a stock site, in float64."""
+    has_bias = weights.query_bias is not None
+    state = QueryKeyState(EXACT_KIND, weights.dim_query_key, weights.dim_head, weights.scale, has_bias)
     dims = weights.query.shape[-1], weights.key.shape[-1]
     exact = build_query_key(state, weights.num_heads, *dims, device=weights.query.device, dtype=torch.float64)
     exact.initialize_from(weights)

@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.layers.output import dense_weight
-from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionSite, AttentionWeights, Role
 from collab_heads.state import CollabConfig, kept_heads
@@ -56,6 +57,11 @@ class OpenSite:
         return is_swapped(self.module)
 
     @property
+    def query_key(self) -> QueryKey | None:
+        """Its collaborative query/key projection, if it holds one."""
+        return cast(QueryKey, self.module.query_key) if self.is_swapped else None
+
+    @property
     def projections(self) -> tuple[nn.Linear, nn.Linear]:
         """The Linears that receive the query-side and the key-side input, of a site that is not collaborative."""
         return self.adapter.projections(self.module)
@@ -73,6 +79,11 @@ class OpenSite:
     def read(self) -> AttentionWeights:
         """The weights of a site that is not collaborative, per head, without copying."""
         return self.adapter.read(self.module)
+
+    @property
+    def dim_value(self) -> int:
+        """H * d_v, the width of the values over all heads."""
+        return self.value.out_features
 
     def output_weight(self) -> Tensor:
         """W_O as it applies in evaluation, gates and alphas included: [D, H * d_v]."""

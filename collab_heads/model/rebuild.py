@@ -9,6 +9,7 @@ from collab_heads.errors import ConfigError
 from collab_heads.layers.output import alphas_of, gates_of, install_alphas, install_gates, keep_output_heads
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key
+from collab_heads.layers.values import keep_value_rows
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.registry import adapter_for_config
 from collab_heads.state import FIELD, CollabConfig, QueryKeyState, SiteState
@@ -43,7 +44,7 @@ def rebuild(model: PreTrainedModel) -> None:
 
 
 def rebuild_site(site: OpenSite, state: SiteState) -> None:
-    """Bring one site from stock to its recorded state: fewer heads, the query/key projection, gates, alphas."""
+    """Bring one site from stock to its recorded state: fewer heads, query and key, values, gates, alphas."""
     if is_rebuilt(site, state):
         return
     check_record_fits(site, state)
@@ -52,6 +53,9 @@ def rebuild_site(site: OpenSite, state: SiteState) -> None:
         keep_output_heads(site.output, list(state.kept), state.num_heads)
     if state.query_key is not None:
         site.adapter.install(site.module, empty_query_key(site, state.query_key, state.heads))
+    if state.values is not None:
+        keep_value_rows(site.value, site.output, state.heads, state.values.dim)
+        site.adapter.note_width(site.module)
     if state.gates is not None:
         install_gates(site.output, state.gates, state.heads)
     if state.alphas:
@@ -67,6 +71,8 @@ def is_rebuilt(site: OpenSite, state: SiteState) -> bool:
         return False
     if not state.changes_output:
         return True
+    if state.values is not None and site.dim_value != state.heads * state.values.dim:
+        return False
     has_gates, has_alphas = gates_of(site.output) is not None, alphas_of(site.output) is not None
     return has_gates == (state.gates is not None) and has_alphas == state.alphas
 
@@ -89,6 +95,9 @@ def check_record_fits(site: OpenSite, state: SiteState) -> None:
         recorded |= {"scale": state.query_key.scale}
         actual |= {"head width": query.out_features // heads, "query bias": query.bias is not None}
         actual |= {"scale": site.adapter.scale(site.module)}
+    if state.values is not None:
+        recorded |= {"value head width": state.values.dim_head}
+        actual |= {"value head width": site.dim_value // heads}
     if recorded != actual:
         raise ConfigError(
             f"config.{FIELD}, site {site.path!r}: the recorded {recorded} do not fit the model's {actual}"

@@ -56,6 +56,15 @@ def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Se
             check_projection(site.site, projection)
 
 
+def check_values(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> None:
+    """Raise SwapError unless the values of every site, and the columns that read them, can be replaced."""
+    check_outputs(model, adapter, [site.site for site in sites])
+    check_unshared(model, adapter, [site.site for site in sites], ("value", "output"))
+    for site in sites:
+        check_forward(site.site, site.module)
+        check_projection(site.site, site.value)
+
+
 def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
     """Raise SwapError unless the output projection of every site is a plain Linear, or ours, and its alone."""
     check_unshared(model, adapter, sites, ("output",))

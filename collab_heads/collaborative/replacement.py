@@ -1,0 +1,131 @@
+"""Make what one site is to get, and report on it, before anything of the model changes."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+from torch import nn
+
+from collab_heads.collaborative.calibrate import Calibrations, SiteCalibration
+from collab_heads.collaborative.decompose import Decomposition
+from collab_heads.collaborative.fit import FitOptions
+from collab_heads.collaborative.input_moments import InputMoments
+from collab_heads.collaborative.kinds import FITS
+from collab_heads.collaborative.plan import SitePlan, ValuePlan
+from collab_heads.collaborative.refine import OutputGap, Refinement, refine
+from collab_heads.collaborative.report import SiteReport
+from collab_heads.collaborative.values import NarrowValues, head_moments, narrow_values
+from collab_heads.layers.output import gates_of
+from collab_heads.layers.query_key import QueryKey
+from collab_heads.layers.values import read_values
+from collab_heads.model.open_site import OpenSite
+from collab_heads.state import ValueState
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One planned change.
+
+    Attributes:
+        site: the site.
+        query_key: the query/key projection that it gets, or has and keeps.
+        values: its narrower values; None if it keeps its own.
+        value_state: what is stored of them.
+        report: on both.
+    """
+
+    site: OpenSite
+    query_key: QueryKey
+    values: NarrowValues | None
+    value_state: ValueState | None
+    report: SiteReport
+
+
+def make_replacement(
+    site: OpenSite,
+    plan: SitePlan | None,
+    value_plan: ValuePlan | None,
+    calibrations: Calibrations | None,
+    options: FitOptions,
+) -> Replacement:
+    """Fit what is planned for a site; what calibration saw of it is let go."""
+    started = time.perf_counter()
+    moments = calibrations or Calibrations({}, {})
+    query_key, error, sweeps, refinement = site.query_key, 0.0, 0, Refinement(None, None)
+    if plan is not None:
+        query_key, decomposition, refinement = fit_site(plan, moments.query_key.pop(site.path, None), options)
+        error, sweeps = decomposition.relative_error, decomposition.sweeps
+    values = None if value_plan is None else fit_values(value_plan, moments.heads.pop(site.path, None))
+    before, after = sizes(site, site.query_key), sizes(site, query_key, values)
+    counted = (before.query_key, after.query_key) if values is None else (sum(before[:2]), sum(after[:2]))
+    query_key = cast(QueryKey, query_key)  # a site gets one, or has one already
+    state = query_key.state
+    report = SiteReport(
+        path=site.path,
+        role=site.role,
+        mixing=state.kind,
+        dim=state.dim,
+        dim_asked=state.dim if plan is None else plan.dim_asked,
+        dim_exact=site.num_heads * state.dim_head,
+        relative_error=error,
+        sweeps=sweeps,
+        output_error_before=refinement.error_before,
+        output_error=refinement.error_after,
+        parameters_before=counted[0],
+        parameters_after=counted[1],
+        cache_before=before.cache,
+        cache_after=after.cache,
+        seconds=time.perf_counter() - started,
+    )
+    if value_plan is not None and values is not None:
+        report = replace(
+            report,
+            dim_value=value_plan.dim,
+            dim_value_asked=value_plan.dim_asked,
+            dim_value_exact=site.dim_value,
+            variance_lost=values.variance_lost,
+        )
+    return Replacement(site, query_key, values, None if value_plan is None else value_plan.state, report)
+
+
+class Sizes(NamedTuple):
+    """Parameters of query and key, and of values and output; elements cached per token."""
+
+    query_key: int
+    value_output: int
+    cache: int
+
+
+def sizes(site: OpenSite, query_key: QueryKey | None, values: NarrowValues | None = None) -> Sizes:
+    """The sizes of a site with a query/key projection (None: its stock one), and with narrower values if given."""
+    parts: Sequence[nn.Module] = site.projections if query_key is None else (query_key,)
+    key_width = site.projections[1].out_features if query_key is None else query_key.cache_width
+    weights = read_values(site.value, site.output) if values is None else values.weights
+    count = sum(tensor.numel() for tensor in vars(weights).values() if tensor is not None)
+    return Sizes(sum(p.numel() for part in parts for p in part.parameters()), count, key_width + len(weights.value))
+
+
+def fit_site(
+    plan: SitePlan, calibration: SiteCalibration | None, options: FitOptions
+) -> tuple[QueryKey, Decomposition, Refinement]:
+    """Decompose one site and refine it on what calibration saw; nothing of the model changes."""
+    site, weights = plan.site, plan.weights
+    fit = FITS[plan.kind](weights, calibration)
+    decomposition = fit.decompose(plan.dim, options)
+    query_key, refinement = fit.projection(plan.state(), decomposition), Refinement(None, None)
+    if calibration is not None and calibration.calls and options.refine_steps:
+        gap = OutputGap(weights, site.output_weight(), calibration.calls)
+        refinement = refine(query_key, gap, fit.score_error(gap.dtype), options.refine_steps, options.seed)
+    query_key.to(weights.query.device, weights.query.dtype)
+    query_key.requires_grad_(any(projection.weight.requires_grad for projection in site.projections))
+    query_key.train(site.module.training)
+    return query_key, decomposition, refinement
+
+
+def fit_values(plan: ValuePlan, seen: InputMoments | None) -> NarrowValues:
+    """Narrow the values of one site; nothing of the model changes."""
+    site = plan.site
+    weights = read_values(site.value, site.output)
+    moments = head_moments(weights, site.num_heads, seen, has_gates=gates_of(site.output) is not None)
+    return narrow_values(weights, site.num_heads, plan.width, moments)

@@ -1,0 +1,150 @@
+"""Narrow the values of a site: the best A[h] and B[h] with B[h] A[h] z_h ~ W_O[h] z_h for what its heads put out.
+
+With the covariance C of all concatenated heads z the error of the site's output is tr(E C E^T), E[h] = W_O[h] - B[h]
+A[h]. For one head alone an SVD of W_O[h] L, L L^T = C[h, h], is optimal. Heads are correlated, so one can make up for
+what another lost: each in turn is fitted to what the others leave over (a reduced-rank regression, again one SVD),
+which never makes the error larger. All of it comes from C; no token is looked at twice.
+
+Shapes: as in `layers.values`; n = H * d_v.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collab_heads.collaborative.decompose import input_root
+from collab_heads.collaborative.input_moments import InputMoments
+from collab_heads.layers.values import ValueWeights
+from collab_heads.numerics import float64
+from collab_heads.sites import per_head
+
+# Share of the variance that a head would have with white inputs, scaled to the one that it has: it decides between
+# directions that the calibration did not show, and keeps heads from making up for others by chance.
+WHITE = 1e-4
+# Share of the mean square of what a head puts out that is added to every direction: above the rounding errors of a
+# covariance, which are all that there is where a head always puts out the same.
+RIDGE = 1e-10
+SWEEPS = 8  # over the heads of a site
+TINY = 1e-300  # instead of dividing by zero
+
+
+@dataclass(frozen=True)
+class NarrowValues:
+    """The values of a site in fewer dimensions.
+
+    Attributes:
+        weights: of the narrower values and of what reads them.
+        variance_lost: predicted share of the variance of the site's output that is lost: on the calibration inputs, or
+            without calibration of inputs that are white.
+    """
+
+    weights: ValueWeights
+    variance_lost: float
+
+
+@dataclass(frozen=True)
+class HeadMoments:
+    """What heads put out, as far as it matters for narrowing them.
+
+    Attributes:
+        mean: [n]; zeros where it may not be taken off.
+        covariance: [n, n], around that mean; zero between heads where each is to be narrowed alone.
+        roots: [H, d_v, d_v], lower-triangular roots of the heads' own covariances, regularised.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    roots: Tensor
+
+
+def head_moments(weights: ValueWeights, num_heads: int, seen: InputMoments | None, *, has_gates: bool) -> HeadMoments:
+    """The moments by which errors are weighted.
+
+    A mean can be taken off where a bias can take it over: W_O's, of a site without gates. Gates close heads one by one,
+    with whatever another head left to them, so there each head stands alone.
+
+    Args:
+        weights: of the site.
+        num_heads: H.
+        seen: of the concatenated heads, by calibration. Without it inputs are taken to be white and heads to have
+            nothing to do with each other: the products W_O[h] W_V[h] are then preserved best.
+        has_gates: whether the site has gates.
+    """
+    takes_mean = weights.output_bias is not None and not has_gates
+    value, bias = float64(weights.value), weights.value_bias
+    white = value @ value.mT
+    if seen is None:
+        mean = value.new_zeros(len(value)) if bias is None else float64(bias)
+        second = white + mean.outer(mean)
+    else:
+        mean, second = seen.mean(), seen.second()
+    mean = mean if takes_mean else torch.zeros_like(mean)
+    covariance = second - mean.outer(mean)
+    if seen is None or has_gates:
+        covariance = torch.block_diag(*diagonal_blocks(covariance, num_heads))
+    roots = []
+    for weight, shown, size, by_weights in zip(
+        per_head(float64(weights.output).mT, num_heads),
+        diagonal_blocks(covariance, num_heads),
+        diagonal_blocks(second, num_heads),
+        diagonal_blocks(white, num_heads),
+        strict=True,
+    ):
+        share = WHITE * variance(weight.mT, shown) / max(variance(weight.mT, by_weights), TINY)
+        roots.append(input_root(shown + share * by_weights, 0.0, RIDGE * size.diagonal().mean()))
+    return HeadMoments(mean, covariance, torch.stack(roots))
+
+
+def diagonal_blocks(matrix: Tensor, num_heads: int) -> Tensor:
+    """What a matrix holds of each head by itself: [n, n] -> [H, d_v, d_v]."""
+    blocks = matrix.unflatten(0, (num_heads, -1)).unflatten(2, (num_heads, -1))  # (H, d_v, H, d_v)
+    return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+
+
+@torch.no_grad()
+def narrow_values(weights: ValueWeights, num_heads: int, width: int, moments: HeadMoments) -> NarrowValues:
+    """Narrow every value head of a site to `width` dimensions.
+
+    Args:
+        weights: of the site.
+        num_heads: H.
+        width: r, at most d_v; at d_v only the basis of the heads changes.
+        moments: of what its heads put out.
+    """
+    output, covariance = float64(weights.output), moments.covariance
+    heads = output.unflatten(1, (num_heads, -1)).transpose(0, 1)  # (H, D, d_v)
+    between = covariance.unflatten(0, (num_heads, -1)).unflatten(2, (num_heads, -1))  # (H, d_v, H, d_v)
+    error = torch.zeros_like(heads)
+    kept: list[tuple[Tensor, Tensor]] = []  # B [D, r] and A [r, d_v] of every head
+    for _ in range(SWEEPS):
+        kept = []
+        for head, root in enumerate(moments.roots):
+            left_over = torch.einsum("jdv,jvw->dw", error, between[:, :, head]) - error[head] @ between[head, :, head]
+            wanted = heads[head] + torch.cholesky_solve(left_over.mT, root).mT
+            columns = leading_directions(wanted @ root, width)
+            rows = columns.mT @ wanted
+            error[head] = heads[head] - columns @ rows
+            kept.append((columns, rows))
+    lost = error.transpose(0, 1).flatten(1)  # (D, n)
+    value = per_head(float64(weights.value), num_heads)
+    bias = None if weights.value_bias is None else per_head(float64(weights.value_bias), num_heads)
+    narrow = ValueWeights(
+        torch.cat([rows @ each for (_, rows), each in zip(kept, value, strict=True)]),
+        None if bias is None else torch.cat([rows @ each for (_, rows), each in zip(kept, bias, strict=True)]),
+        torch.cat([columns for columns, _ in kept], dim=1),
+        None if weights.output_bias is None else float64(weights.output_bias) + lost @ moments.mean,
+    )
+    total = variance(output, covariance)
+    return NarrowValues(narrow, min(variance(lost, covariance) / total, 1.0) if total else 0.0)
+
+
+def leading_directions(matrix: Tensor, count: int) -> Tensor:
+    """The left singular vectors of the largest singular values: [D, d] -> [D, count]."""
+    basis, small = torch.linalg.qr(matrix)
+    return basis @ torch.linalg.svd(small)[0][:, :count]
+
+
+def variance(weight: Tensor, covariance: Tensor) -> float:
+    """tr(W C W^T), which rounding must not make negative."""
+    return max(float(((weight @ covariance) * weight).sum()), 0.0)
