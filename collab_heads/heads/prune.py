@@ -1,6 +1,6 @@
 """prune_heads: take heads out of a model for real: fewer parameters, less work, a smaller cache."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from collab_heads.errors import SwapError
 from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.gating import gated_sites
+from collab_heads.heads.reconstruction import regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
 from collab_heads.layers.output import PARTS, HeadOutputProjection, alphas_of, keep_output_heads, remove_gates
 from collab_heads.layers.removed import is_empty
@@ -22,12 +23,15 @@ def prune_heads(
     model: PreTrainedModel,
     heads: Mapping | None = None,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    calibration: Iterable[Mapping] | None = None,
 ) -> PruneReport:
     """Remove heads in place: rows of query, key and value (or of the mixing), columns of W_O, cache.
 
-    The pruned model computes what the gated one computes in evaluation. It saves and loads like any other. Alphas go
-    into W_O first, and start again as an identity of the heads that are left, or end where one is left. On an error the
-    model is left as it was. Prune before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
+    The pruned model computes what the gated one computes in evaluation; with `calibration` it computes more nearly what
+    the model computed with all heads. It saves and loads like any other. Alphas go into W_O first, and start again as
+    an identity of the heads that are left, or end where one is left. On an error the model is left as it was. Prune
+    before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
 
     Args:
         model: a supported transformers model, original or changed.
@@ -35,6 +39,10 @@ def prune_heads(
             that they had in the original model. None removes the closed heads of all gates, multiplies what is left of
             the gates into W_O and takes the gates away.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
+        calibration: input dicts as the model takes them, without labels (32 to 512 sentences are enough). W_O and its
+            bias are then fitted by least squares, so that the heads that are left make up for those that went: for what
+            the site added with them. Where gates choose: fixed ones count as open in that, learned ones as they are,
+            since the model was trained with them.
 
     Returns:
         Heads, parameters and cached elements before and after, per site; `print` it.
@@ -43,6 +51,8 @@ def prune_heads(
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
         ArgumentError: on a role, path or head that does not exist.
         SwapError: if `heads` is None and there are no gates, or a module cannot be changed safely.
+        CalibrationError: if there are no calibration batches, or the model cannot take them.
+        NonFiniteError: if a head puts out NaN or inf on them.
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "prune")
@@ -54,18 +64,27 @@ def prune_heads(
         removed = removal_choice([site.site for site in available], heads, numbers)
     chosen = [site for site in available if removed.get(site.path) or (by_gates and site.path in removed)]
     check_prunable(model, adapter, chosen)
+    kept = {
+        site.path: [index for index, head in enumerate(site.head_numbers) if head not in removed[site.path]]
+        for site in chosen
+    }
+    repaired = [site for site in chosen if 0 < len(kept[site.path]) < site.num_heads]
+    fits = {} if calibration is None else regressions(model, repaired, calibration, folds_gates=by_gates)
+    refitted = {path: fit.refit(kept[path]) for path, fit in fits.items()}
     parameters_before, sizes = model.num_parameters(), {site.path: size_of(site) for site in chosen}
     # Nothing has changed up to here; nothing can fail from here on.
     states, reports = {}, []
     for site in chosen:
         state, output = config.site(site.site), site.output
-        indices = [index for index, head in enumerate(site.head_numbers) if head not in removed[site.path]]
+        indices = kept[site.path]
         kept_numbers = tuple(site.head_numbers[index] for index in indices)
         if by_gates and isinstance(output, HeadOutputProjection):
             remove_gates(output)
         if len(indices) < site.num_heads:
             adapter.shrink(site.module, indices)
             keep_output_heads(output, indices, site.num_heads)
+        if site.path in refitted:
+            refitted[site.path].put_into(output)
         module: Any = site.module
         states[site.path] = replace(
             state,
@@ -87,6 +106,7 @@ def prune_heads(
                 parameters_after=after.parameters,
                 cache_before=before.cache,
                 cache_after=after.cache,
+                share_lost=refitted[site.path].share_lost if site.path in refitted else None,
             )
         )
     config.with_sites(states).write(model)
