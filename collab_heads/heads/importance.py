@@ -1,22 +1,24 @@
-"""How much the loss depends on each head: a ranking that needs no training.
+"""How much depends on each head: rankings that need no training, one of them no labels."""
 
-Source: Michel, Levy, Neubig 2019, arXiv:1905.10650.
-"""
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
+from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
+from collab_heads.heads.reconstruction import reconstruction_costs
 from collab_heads.heads.selection import Target, check_by_path, check_scores, check_target, choose, roles_of_heads
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import check_batches
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, check_name
+
+Criterion = Literal["gradient", "reconstruction"]
 
 
 def head_importance(
@@ -25,35 +27,57 @@ def head_importance(
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     normalize: bool = True,
+    criterion: Criterion = "gradient",
 ) -> dict[str, Tensor]:
-    """Measure the mean absolute gradient of each example's loss by a gate on each head.
-
-    Where the loss is a mean over tokens, an example counts by its share of the tokens of its batch.
+    """Measure how much depends on each head.
 
     Args:
-        model: a supported transformers model with a loss; it is left as it was.
-        batches: input dicts as the model takes them, with labels; some hundred examples are enough.
+        model: a supported transformers model; it is left as it was.
+        batches: input dicts as the model takes them; some hundred examples are enough.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
-        normalize: divide by the Euclidean norm over the heads of a site, as the paper does: layers then count alike.
+        normalize: divide gradients by their Euclidean norm over the heads of a site, as the paper does: layers then
+            count alike.
+        criterion: "gradient" is the mean absolute gradient of each example's loss by a gate on each head; batches need
+            labels, and where the loss is a mean over tokens an example counts by its share of the tokens of its batch.
+            "reconstruction" needs no labels: the heads of a site go one after the other, always the one that the others
+            can stand in for best, and a head's number is the share of what the site adds that is lost by then; keep the
+            highest, and hand the same batches to `prune_heads` as `calibration`.
 
     Returns:
         path -> [H], float32, for every site that has heads.
 
     Raises:
-        ArgumentError: if `normalize` is no bool.
+        ArgumentError: on an unknown criterion, or if `normalize` is no bool, or False where nothing is normalized.
         CalibrationError: if there are no batches, or the model cannot take one or gives no loss for it (its index is
             named).
-        NonFiniteError: if a loss or a gradient is NaN or inf; the batch, or the site whose weights are to blame, is
-            named.
+        NonFiniteError: if a loss, a gradient or what a head puts out is NaN or inf; the batch, or the site whose
+            weights are to blame, is named.
+
+    Source: of the gradients, Michel, Levy, Neubig 2019, arXiv:1905.10650.
     """
     check_wrapper(model)
     if not isinstance(normalize, bool):
         raise ArgumentError(f"normalize must be True or False, not {normalize!r:.80}")
+    check_choice("criterion", criterion, CRITERIA)
     adapter = get_adapter(model, adapter)
     batches = check_batches(batches)
+    return CRITERIA[criterion](model, batches, adapter, normalize) if adapter.sites_with_heads(model) else {}
+
+
+def reconstruction_importance(
+    model: PreTrainedModel, batches: Sequence[Mapping], adapter: AttentionAdapter, normalize: bool
+) -> dict[str, Tensor]:
+    """The criterion "reconstruction"."""
+    if not normalize:
+        raise ArgumentError("normalize=False has no meaning for criterion='reconstruction', whose numbers are shares")
+    return reconstruction_costs(model, batches, adapter)
+
+
+def gradient_importance(
+    model: PreTrainedModel, batches: Sequence[Mapping], adapter: AttentionAdapter, normalize: bool
+) -> dict[str, Tensor]:
+    """The criterion "gradient"."""
     sites = adapter.sites_with_heads(model)
-    if not sites:
-        return {}
     importance = {site.path: torch.zeros(site.num_heads, device=model.device) for site in sites}
     gates: dict[str, Tensor] = {}
     num_examples = 0
@@ -95,6 +119,11 @@ def head_importance(
         scale = values.norm().clamp(min=torch.finfo(values.dtype).tiny) if normalize else num_examples
         importance[path] = values / scale
     return {path: values.cpu() for path, values in importance.items()}
+
+
+CRITERIA: Mapping[
+    Criterion, Callable[[PreTrainedModel, Sequence[Mapping], AttentionAdapter, bool], dict[str, Tensor]]
+] = {"gradient": gradient_importance, "reconstruction": reconstruction_importance}
 
 
 def broken_site(model: PreTrainedModel, adapter: AttentionAdapter, sites: list[AttentionSite]) -> str | None:

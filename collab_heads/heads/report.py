@@ -111,6 +111,8 @@ class PrunedSite:
         kept: the original numbers of the heads that are left.
         parameters_before, parameters_after: of all four projections.
         cache_before, cache_after: elements cached per token.
+        share_lost: with calibration, the mean square of what W_O, refitted, gets wrong of the site's output, as a share
+            of that output's; None without.
     """
 
     path: str
@@ -122,6 +124,7 @@ class PrunedSite:
     parameters_after: int
     cache_before: int
     cache_after: int
+    share_lost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,9 @@ class PruneReport:
         ]
         before, after = self.model_parameters_before, self.model_parameters_after
         last = f"{self.removed} heads removed; model parameters {before:,} -> {after:,} ({after / before - 1:+.1%})"
+        shares = [site.share_lost for site in self.sites if site.share_lost is not None]
+        if shares:
+            last += f"; W_O refitted: {sum(shares) / len(shares):.1%} of what sites add is lost on average"
         return text_table(("site", "role", "heads", "parameters", "cache/token", "kept"), rows, last)
 
 

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
+from collab_heads.heads.importance import Criterion
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, not_negative, path, per_role, positive
 
-SELECTIONS = ("learned", "importance", "random")
+# --head_selection that measures heads -> the criterion of `head_importance`
+CRITERIA_OF: dict[str, Criterion] = {"importance": "gradient", "reconstruction": "reconstruction"}
+SELECTIONS = ("learned", *CRITERIA_OF, "random")
 FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each asks for gates, in its own way
 
 
@@ -27,8 +30,9 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         "--head_selection",
         default="learned",
         metavar="HOW",
-        help="how --target_heads are chosen: learned, by gates that close in training; importance, by gradient before "
-        "training; random, before training",
+        help="how --target_heads are chosen: learned, by gates that close in training; or before training: importance, "
+        "by gradient; reconstruction, by how well the others can stand in for them, which the output projection then "
+        "does, without labels; random",
     )
     add(
         "--gate_weight",
@@ -94,8 +98,8 @@ def check_heads(args: Namespace) -> None:
         raise ArgumentError(
             "--gated_sites goes with --gate_weight or a total for --target_heads; the others name their own"
         )
-    if args.head_selection == "importance" and not args.importance_samples:
-        raise ArgumentError("--head_selection importance needs --importance_samples")
+    if args.head_selection in CRITERIA_OF and not args.importance_samples:
+        raise ArgumentError(f"--head_selection {args.head_selection} needs --importance_samples")
     if args.selection_share > 1:
         raise ArgumentError(f"--selection_share {args.selection_share} is a share, 1 at most")
     if learns_gates(args) and not trains(args):

@@ -20,8 +20,8 @@ from collab_heads.heads.selection import check_target, roles_of_heads
 from collab_heads.reading import parse_json
 from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, select_sites
-from collab_heads.training.flags.pruning import learns_gates, wants_gates
-from collab_heads.training.storage.reservation import agreed
+from collab_heads.training.flags.pruning import CRITERIA_OF, learns_gates, wants_gates
+from collab_heads.training.storage.reservation import agreed, same_weights
 
 Samples = Callable[[int], Sequence[Mapping]]  # a number of examples -> labelled batches
 
@@ -82,7 +82,10 @@ def choose_heads(
         return None
     alive = agreed(accelerator, lambda: heads_to_keep(args, model, samples))
     swap_to_gated(model, alive_heads=alive)
-    return prune_heads(model)
+    repairs = args.head_selection == "reconstruction"
+    report = prune_heads(model, calibration=samples(args.importance_samples) if repairs else None)
+    same_weights(accelerator, model)
+    return report
 
 
 def importance_before_training(
@@ -102,8 +105,9 @@ def heads_to_keep(args: Namespace, model: PreTrainedModel, samples: Samples) -> 
     if args.alive_heads is not None:
         return read_alive(args.alive_heads)
     paths = [site.path for site in sites_to_gate(args, model)]
-    if args.head_selection == "importance":
-        scores = head_importance(model, samples(args.importance_samples))
+    if args.head_selection in CRITERIA_OF:
+        criterion = CRITERIA_OF[args.head_selection]
+        scores = head_importance(model, samples(args.importance_samples), criterion=criterion)
     else:
         generator = torch.Generator().manual_seed(args.seed)
         scores = {

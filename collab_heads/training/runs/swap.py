@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
@@ -18,7 +17,7 @@ from collab_heads.model.rebuild import rebuild
 from collab_heads.registry import get_adapter
 from collab_heads.sites import select_sites
 from collab_heads.state import FIELD
-from collab_heads.training.storage.reservation import agreed
+from collab_heads.training.storage.reservation import agreed, same_weights
 
 PHASES = {  # --swap -> what happens in each phase: whether it begins with the swap, whether it trains
     None: ((False, True),),
@@ -102,12 +101,10 @@ def swap_everywhere(
 ) -> SwapReport:
     """Swap on the first process and hand the result to all others: last bits of floating point may differ there."""
     report, record = agreed(accelerator, lambda: (swap(args, model, calibration), getattr(model.config, FIELD)))
-    if accelerator.num_processes > 1:
-        if not accelerator.is_main_process:
-            setattr(model.config, FIELD, record)
-            rebuild(model)
-        for parameter in model.parameters():
-            torch.distributed.broadcast(parameter.data, 0)
+    if not accelerator.is_main_process:
+        setattr(model.config, FIELD, record)
+        rebuild(model)
+    same_weights(accelerator, model)
     return report
 
 

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedModel
 
 from collab_heads.errors import CollabHeadsError, OutputError
 from collab_heads.files import why_not_written
@@ -148,3 +150,10 @@ def agreed(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+def same_weights(accelerator: Accelerator, model: PreTrainedModel) -> None:
+    """Give all processes the weights of the first, in place: last bits of what each computed may differ."""
+    if accelerator.num_processes > 1:
+        for parameter in model.parameters():
+            torch.distributed.broadcast(parameter.data, 0)

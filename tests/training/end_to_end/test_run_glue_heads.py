@@ -89,6 +89,7 @@ def test_heads_that_are_not_learned_go_before_training(bert, files, tmp_path):
     ways = {
         "file": ("--alive_heads", alive),
         "importance": (*target, "--head_selection", "importance"),
+        "reconstruction": (*target, "--head_selection", "reconstruction"),
         "random": (*target, "--head_selection", "random"),
         "learned": target,
     }
@@ -100,6 +101,7 @@ def test_heads_that_are_not_learned_go_before_training(bert, files, tmp_path):
         stages = ["fine_tuned", "pruned"] if name == "learned" else ["pruned", "fine_tuned"]
         assert list(results["stages"]) == stages
         assert ("gates" in results["heads"]) == (name == "learned")
+        assert (results["heads"]["pruned"]["sites"][0]["share_lost"] is not None) == (name == "reconstruction")
     assert found["file"] == [(1, 3), ()]
     assert found["importance"] != found["random"]
 

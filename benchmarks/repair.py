@@ -1,0 +1,149 @@
+r"""Remove heads without any training, with W_O left as it is and refitted on what the other heads put out.
+
+    python benchmarks/repair.py [--models minilm marian] [--draws 3] [--sentences N]
+
+all-MiniLM-L6-v2 on STS-B dev (Spearman x 100) and the Marian of Multi30k on test_2016_flickr (BLEU, greedy). Heads are
+chosen per layer for the encoder ("reconstruction" needs no labels) and over the whole model for the Marian, also by the
+gradient of the loss. Every draw has calibration sentences of its own: 256, of the training sets.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+
+import sacrebleu
+from stsb import Task
+from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
+from translation import MODELS, calibration, load, read, translate
+
+from collab_heads import head_importance, most_important, prune_heads, swap_to_gated
+from common import minilm, shared, table, write
+
+COLUMNS = {
+    "model": "",
+    "heads": "",
+    "chosen by": "",
+    "W_O": "",
+    "score": ".2f",
+    "lost": ".2f",
+    "losses": "",
+}
+KEPT = (54, 36, 18)  # of 72
+
+
+def per_layer(scores, count: int) -> dict[str, list[int]]:
+    """A configuration with the same number of heads in every layer."""
+    alive = {}
+    for path, values in scores.items():
+        best = values.topk(count).indices.tolist()
+        alive[path] = [int(head in best) for head in range(len(values))]
+    return alive
+
+
+def pruned(model, alive, batches) -> None:
+    """Remove heads in place; refit W_O if there are batches."""
+    swap_to_gated(model, alive_heads=alive)
+    prune_heads(model, calibration=batches)
+
+
+class Encoder:
+    """The sentence encoder, and how it is scored."""
+
+    name, criteria = "minilm", ("reconstruction",)
+
+    def __init__(self, sentences: int | None):
+        self.task = Task()
+
+    def load(self):
+        """The original."""
+        return AutoModel.from_pretrained(minilm()).eval()
+
+    def batches(self, draw: int) -> list[dict]:
+        """Calibration sentences."""
+        return self.task.calibration(draw)
+
+    def alive(self, model, scores, kept: int) -> dict:
+        """The same number in every layer."""
+        return per_layer(scores, kept // len(scores))
+
+    def score(self, model) -> float:
+        """Spearman x 100."""
+        return self.task.score(model)
+
+
+class Translator:
+    """The translation model, and how it is scored."""
+
+    name, criteria = "marian", ("reconstruction", "gradient")
+
+    def __init__(self, sentences: int | None):
+        self.tokenizer = AutoTokenizer.from_pretrained(shared(MODELS["marian"]))
+        self.sources, self.references = (read("test_2016_flickr", side, sentences) for side in ("de", "en"))
+
+    def load(self):
+        """The original."""
+        return load(MODELS["marian"])
+
+    def batches(self, draw: int) -> list[dict]:
+        """Training pairs."""
+        return calibration(self.tokenizer, draw)
+
+    def alive(self, model, scores, kept: int) -> dict:
+        """The best of the whole model; every role keeps one at least."""
+        return most_important(model, scores, kept)
+
+    def score(self, model) -> float:
+        """BLEU."""
+        found = translate(model, self.tokenizer, self.sources, beams=1)
+        return sacrebleu.metrics.BLEU().corpus_score(found, [self.references]).score
+
+
+def rows_of(task: Encoder | Translator, draws: int) -> Iterator[dict]:
+    """The rows of one model, one by one."""
+    whole = task.score(task.load())
+    yield {"model": task.name, "heads": 72, "score": whole}
+    for criterion in task.criteria:
+        measured = []
+        for draw in range(draws):
+            batches = task.batches(draw)
+            measured.append((batches, head_importance(task.load(), batches, criterion=criterion)))
+        for kept in KEPT:
+            for refitted in (False, True):
+                scores = []
+                for batches, importance in measured:
+                    model = task.load()
+                    pruned(model, task.alive(model, importance, kept), batches if refitted else None)
+                    scores.append(task.score(model))
+                yield {
+                    "model": task.name,
+                    "heads": kept,
+                    "chosen by": criterion,
+                    "W_O": "refitted" if refitted else "as it was",
+                    "score": statistics.mean(scores),
+                    "lost": whole - statistics.mean(scores),
+                    "losses": ", ".join(f"{whole - score:.2f}" for score in scores),
+                }
+
+
+TASKS = {"minilm": Encoder, "marian": Translator}
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--draws", type=int, default=3, help="calibration draws")
+    parser.add_argument("--sentences", type=int, help="the first sentences of the test set only")
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    rows = []
+    for name in arguments.models:
+        for row in rows_of(TASKS[name](arguments.sentences), arguments.draws):
+            rows.append(row)
+            print(table([row], COLUMNS).splitlines()[-1], flush=True)
+    write("repair", rows)
+
+
+if __name__ == "__main__":
+    main()

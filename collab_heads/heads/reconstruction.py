@@ -1,0 +1,228 @@
+"""Least squares on what heads put out: which heads the others can stand in for, and W_O for those that are left.
+
+A site adds W_O z + b to its model, with z the concatenated outputs of its heads. Without some of the heads the best W_O
+for the others is a linear regression of W_O z on what they put out. All of it follows from the moments of z on some
+batches; no labels are needed.
+
+Shapes: H heads, d_v width of a value head, n = H * d_v, D width of the model, K kept heads.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from collab_heads.collaborative.input_moments import InputMoments, listening_to_heads
+from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.output import HeadOutputProjection
+from collab_heads.model.batches import run_batches
+from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.portions import portions
+from collab_heads.numerics import float64
+from collab_heads.registry import AttentionAdapter
+
+RIDGE = 1e-6  # share of the mean square of what heads put out that is added to every direction
+# What batches show of the relations between heads counts as if as many tokens as there are dimensions had shown none.
+DOUBT = 1.0
+
+
+@dataclass(frozen=True)
+class Refit:
+    """What a regression gives for the heads that are left.
+
+    Attributes:
+        weight: [D, K * d_v], float64: W_O for them.
+        bias: [D], float64: what W_O's bias gains; zeros where it has none.
+        share_lost: the mean square of what they get wrong, as a share of that of what the site adds.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    share_lost: float
+
+    @torch.no_grad()
+    def put_into(self, output: nn.Module) -> None:
+        """Change the weight and the bias of an output projection of the kept heads, in place."""
+        weight, bias = cast(Tensor, output.weight), cast(Tensor | None, output.bias)
+        weight.copy_(self.weight)
+        if bias is not None:
+            bias.copy_(float64(bias) + self.bias.to(bias.device))
+
+
+@dataclass(frozen=True)
+class HeadRegression:
+    """The regression of what a site adds on what its heads put out.
+
+    Attributes:
+        weight: [D, n], float64: W_O as it applies to `z`.
+        scatter: [n, n], float64: second moments of z, around its mean where W_O has a bias that can take it up.
+        mean: [n], the mean of z; zeros where W_O has no bias.
+        num_heads: H.
+    """
+
+    weight: Tensor
+    scatter: Tensor
+    mean: Tensor
+    num_heads: int
+
+    @classmethod
+    def of(
+        cls,
+        weight: Tensor,
+        moments: InputMoments,
+        num_heads: int,
+        *,
+        gates: Tensor | None = None,
+        has_bias: bool = True,
+    ) -> "HeadRegression":
+        """From W_O and the moments of the heads.
+
+        Args:
+            weight: [D, n], W_O with alphas if there are any, and without the gates that stay.
+            moments: of the concatenated heads, before gates and alphas.
+            num_heads: H.
+            gates: [H], the values of gates that stay and multiply what W_O receives; None for 1.
+            has_bias: whether W_O has a bias.
+        """
+        second, mean = moments.second(), moments.mean()
+        if gates is not None:
+            factors = gates.to(mean).repeat_interleave(len(mean) // num_heads)
+            second, mean = second * factors.outer(factors), mean * factors
+        if not has_bias:
+            mean = torch.zeros_like(mean)
+        scatter = second - mean.outer(mean)
+        trusted = moments.count / (moments.count + DOUBT * len(mean))
+        same_head = torch.eye(num_heads, device=mean.device).repeat_interleave(len(mean) // num_heads, 0)
+        scatter = scatter * (trusted + (1 - trusted) * (same_head @ same_head.mT).to(scatter))
+        return cls(float64(weight), scatter, mean, num_heads)
+
+    def ridged(self) -> Tensor:
+        """The second moments with a ridge, so that they can be inverted: [n, n]."""
+        square = self.scatter.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny ** 0.5)
+        return self.scatter + RIDGE * square * torch.eye(len(self.scatter)).to(self.scatter)
+
+    def columns(self, heads: Sequence[int]) -> Tensor:
+        """The places of some heads in z."""
+        places = torch.arange(len(self.scatter), device=self.scatter.device).unflatten(0, (self.num_heads, -1))
+        return places[list(heads)].flatten()
+
+    def refit(self, kept: Sequence[int]) -> Refit:
+        """W_O for the kept heads, named by their indices."""
+        columns, scatter = self.columns(kept), self.ridged()
+        right = self.weight @ scatter[:, columns]
+        weight = torch.linalg.solve(scatter[columns][:, columns], right, left=False)
+        missing = self.weight.clone()
+        missing[:, columns] -= weight
+        whole = self.square(self.weight)
+        return Refit(weight, missing @ self.mean, float(self.square(missing) / whole) if whole else 0.0)
+
+    def square(self, weight: Tensor) -> Tensor:
+        """The mean square of W z: never negative, whatever rounding says."""
+        return ((weight @ self.scatter) * weight).sum().clamp(min=0)
+
+    def removal_costs(self) -> Tensor:
+        """Remove one head after the other, always the one that the others stand in for best.
+
+        Returns:
+            [H], float64: for every head the share of what the site adds that is lost when it goes, and all that went
+            before it are gone; 1 for the last one.
+        """
+        whole, width = self.square(self.weight), len(self.scatter) // self.num_heads
+        inverse, weight = torch.linalg.inv(self.ridged()), self.weight.clone()
+        left, lost = list(range(self.num_heads)), 0.0
+        costs = torch.ones(self.num_heads, dtype=torch.float64)
+        while len(left) > 1 and whole:
+            blocks = inverse.unflatten(0, (len(left), width)).unflatten(-1, (len(left), width))
+            of_heads = blocks.diagonal(dim1=0, dim2=2).movedim(-1, 0)  # (heads left, d_v, d_v)
+            parts = weight.unflatten(-1, (len(left), width)).movedim(1, 0).mT  # (heads left, d_v, D)
+            # beyond what is lost already: tr(W_h P_hh^-1 W_h^T), P the inverse of the moments of those that are left
+            increase = (torch.linalg.solve(of_heads, parts) * parts).sum((-2, -1))
+            place = int(increase.argmin())
+            lost += max(0.0, float(increase[place] / whole))
+            costs[left.pop(place)] = min(lost, 1.0)
+            places = torch.arange(len(inverse), device=inverse.device).unflatten(0, (len(left) + 1, width))
+            gone, stay = places[place], torch.cat([places[:place], places[place + 1 :]]).flatten()
+            step = torch.linalg.solve(inverse[gone][:, gone], inverse[gone][:, stay])  # (d_v, those that stay)
+            weight = weight[:, stay] - weight[:, gone] @ step
+            inverse = inverse[stay][:, stay] - inverse[stay][:, gone] @ step
+        return costs
+
+
+@torch.no_grad()
+def regressions(
+    model: PreTrainedModel, sites: Sequence[OpenSite], batches: Iterable[Mapping], *, folds_gates: bool = False
+) -> dict[str, HeadRegression]:
+    """Run batches through a model, which is left as it was, and set up the regression of every site.
+
+    Args:
+        model: in any mode; it runs in evaluation mode, without gradients.
+        sites: that have heads.
+        batches: input dicts as the model takes them.
+        folds_gates: whether gates are to go into W_O, so that it receives the heads themselves.
+
+    Returns:
+        path -> regression.
+
+    Raises:
+        CalibrationError: if there are no batches, the model cannot take one, or a site saw no tokens.
+        NonFiniteError: if a head put out NaN or inf; the site is named.
+    """
+    masks: dict[str, Tensor | None] = {}
+    cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
+    fixed = [gates for gates in map(fixed_gates, sites) if gates is not None and folds_gates]
+    with listening_to_heads(sites, masks) as listeners, opened(fixed):
+        run_batches(model, batches, masks, "listening to heads", cut=cut)
+    found: dict[str, HeadRegression] = {}
+    for site, listener in zip(sites, listeners, strict=True):
+        weight, gates = regressed_weight(site, folds_gates=folds_gates)
+        has_bias = getattr(site.output, "bias", None) is not None
+        moments = listener.moments()
+        found[site.path] = HeadRegression.of(weight, moments, site.num_heads, gates=gates, has_bias=has_bias)
+    return found
+
+
+def fixed_gates(site: OpenSite) -> HeadGates | None:
+    """The gates of a site, if they are fixed."""
+    gates = site.output.gates if isinstance(site.output, HeadOutputProjection) else None
+    return None if gates is None or gates.state.is_learned else gates
+
+
+@contextmanager
+def opened(fixed: Sequence[HeadGates]) -> Iterator[None]:
+    """Open fixed gates while the context is open."""
+    before = [gates.alive.clone() for gates in fixed]
+    try:
+        for gates in fixed:
+            gates.alive.fill_(1)
+        yield
+    finally:
+        for gates, alive in zip(fixed, before, strict=True):
+            gates.alive.copy_(alive)
+
+
+def regressed_weight(site: OpenSite, *, folds_gates: bool) -> tuple[Tensor, Tensor | None]:
+    """W_O with alphas [D, n], and the values of the gates before it that stay [H], if any.
+
+    Gates that are folded are in W_O, but for fixed ones, which count as open: the model was not trained with them.
+    """
+    output = site.output
+    if not isinstance(output, HeadOutputProjection) or output.gates is None:
+        return site.output_weight(), None
+    if folds_gates and fixed_gates(site) is None:
+        return site.output_weight(), None
+    plain = output.weight.detach()
+    weight = plain if output.mixing is None else output.mixing(plain.cpu()).to(plain)
+    return weight, None if folds_gates else output.gates.values()
+
+
+def reconstruction_costs(
+    model: PreTrainedModel, batches: Iterable[Mapping], adapter: AttentionAdapter
+) -> dict[str, Tensor]:
+    """What each site loses when its heads go one by one: path -> [H], see `HeadRegression.removal_costs`."""
+    fits = regressions(model, open_sites(model, adapter), batches)
+    return {path: regression.removal_costs().float().cpu() for path, regression in fits.items()}
