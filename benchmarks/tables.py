@@ -135,6 +135,33 @@ plain("seen_speed", "seen_speed", {"what": "", "ratio": ".2f", "seconds": ".2f"}
 plain("seen_memory", "seen_speed", {"sentences": "", "peak MB": ".0f"}, "memory")
 
 
+plain(
+    "values",
+    "values",
+    {
+        "query and key": ("width", ""),
+        "values": "",
+        "method": "",
+        "sentences": "",
+        "Spearman": ("spearman", ".2f"),
+        "drop of every draw": ("drops", ""),
+        "attention": ".0%",
+        "cache": ".0%",
+    },
+)
+REPAIR = {"heads": "", "chosen by": "", "W_O": "", "lost": ".2f", "lost in every draw": ("losses", "")}
+
+
+def repair(model: str, score: str) -> str:
+    """The rows of one model."""
+    rows = [row for row in stored("repair")["rows"] if row["model"] == model]
+    return shown(rows, {"heads": "", "chosen by": "", "W_O": "", score: ("score", ".2f")} | REPAIR)
+
+
+TABLES["repair_minilm"] = lambda: repair("minilm", "Spearman")
+TABLES["repair_marian"] = lambda: repair("marian", "BLEU")
+
+
 @made
 def stsb() -> str:
     """Rows of a width together, ours first; how long a swap took is not shown, as they ran on different days."""
