@@ -125,7 +125,7 @@ def role_map(
                 middle = left + width / 2
                 axes.text(middle, row, letter, ha="center", va="center", fontsize=7, color=ink(colour))
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="white"))
-    seen = [name for name in styles if any(name in names for own in names_by_path.values() for names in own)]
+    seen = [name for name in styles if any(name in names for of_site in names_by_path.values() for names in of_site)]
     keys = [(styles[name][0], f"{name} ({styles[name][1]})" if styles[name][1] else name) for name in seen]
     handles = [Patch(facecolor=colour, edgecolor="#808080", linewidth=0.5, label=text) for colour, text in keys]
     removed_legend(figure, panels, handles)
@@ -182,7 +182,7 @@ def removed_legend(figure: Figure, panels: Sequence[Panel], handles: Sequence[Pa
 
 
 def names_of(kind: str | Sequence[str]) -> tuple[str, ...]:
-    """What a head does: at least one name."""
+    """The names of what a head does; `NONE` where it has none."""
     names = (kind,) if isinstance(kind, str) else tuple(kind)
     return tuple(name for name in names if name) or (NONE,)
 

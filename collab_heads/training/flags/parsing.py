@@ -68,10 +68,10 @@ def input_paths(args: argparse.Namespace) -> list[str]:
     return [each for each in flat if isinstance(each, PathName)]
 
 
-def plain(value: Any) -> Any:
+def stored_value(value: Any) -> Any:
     """The value of a flag as JSON and a checkpoint have it: paths as text."""
     if isinstance(value, list):
-        return [plain(each) for each in value]
+        return [stored_value(each) for each in value]
     return str(value) if isinstance(value, PathName) else value
 
 

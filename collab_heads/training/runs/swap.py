@@ -61,7 +61,7 @@ def phases(swap: Literal["before", "after", "between"] | None) -> tuple[Phase, .
     return tuple(Phase(number, swaps, trains, number == last) for number, (swaps, trains) in enumerate(plan))
 
 
-def check_swappable(args: Namespace, model: PreTrainedModel) -> None:
+def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
     """Check early, before hours of training, what the swap would refuse later.
 
     Raises:
