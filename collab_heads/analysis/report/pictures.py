@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_AS_DISTRIBUTION = ("relevance", "gradient")  # whose distribution over heads is shown
-SECTIONS = {
-    "leave_one_out": "ablation",
-    "absolute_relevance": "relevance",
-}  # measure -> its section of the page, where that has another name
+# measure -> its section of the page, where that has another name
+SECTIONS = {"leave_one_out": "ablation", "absolute_relevance": "relevance"}
 
 
 @dataclass(frozen=True)
