@@ -52,6 +52,5 @@ def test_values_that_name_files():
     parser.add_argument("--text")
     args = parser.parse_args("--output_dir out --one a --some b c --text d".split())
     assert input_paths(args) == ["a", "b", "c"]
-    assert [type(each) for each in (stored_value(args.one), *stored_value(args.some), stored_value(args.text))] == [
-        str
-    ] * 4
+    stored = stored_value([args.one, *args.some, args.text])
+    assert [type(each) for each in stored] == [str] * 4
