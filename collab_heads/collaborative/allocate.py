@@ -56,7 +56,10 @@ class Curve:
         return next((width for width in widths if self.error(width) <= error), self.exact)
 
     def monotone(self) -> list[tuple[int, float]]:
-        """The points with (0, 1) and (exact, 0), errors made to fall: a larger width can hold a smaller one's fit."""
+        """Width and error of every point, from (0, 1) to (exact, 0); no error is above that of a smaller width.
+
+        A larger width can hold the fit of a smaller one, so what was measured above it is noise.
+        """
         points, lowest = [(0, 1.0)], 1.0
         for width, error in self.points:
             lowest = min(lowest, error)

@@ -14,6 +14,7 @@ from collab_heads.heads.reconstruction import reconstruction_costs
 from collab_heads.heads.selection import Target, check_by_path, check_scores, check_target, choose, roles_of_heads
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import check_batches
+from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, check_name
@@ -128,9 +129,8 @@ CRITERIA: Mapping[
 
 def broken_site(model: PreTrainedModel, adapter: AttentionAdapter, sites: list[AttentionSite]) -> str | None:
     """The first site with NaN or inf among its weights: its gradients, and those of all sites below, are too."""
-    for site in sites:
-        modules = model.base_model.get_submodule(site.path), adapter.output_projection(model, site)
-        if not all(torch.isfinite(p).all() for module in modules for p in module.parameters()):
+    for site in open_sites(model, adapter, sites):
+        if not all(torch.isfinite(p).all() for module in (site.module, site.output) for p in module.parameters()):
             return site.path
     return None
 

@@ -86,7 +86,7 @@ class SharedQueryKey(QueryKey):
 
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:
-        """Forget all other heads, and the dimensions that no kept head mixes: exact."""
+        """Remove all other heads, and the dimensions that no kept head uses; scores of kept heads do not change."""
         mixing = self.mixing[kept]
         used = (mixing != 0).any(0)
         used[0] |= ~used.any()  # a width of 0 could not be stored

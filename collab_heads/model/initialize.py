@@ -104,7 +104,7 @@ def initialize_output(module: HeadOutputProjection | ConstantOutput, stock_initi
 
 @torch.no_grad()
 def initialize_part(part: HeadGates | HeadAlphas) -> None:
-    """Open the gates, and make the alphas an identity, that no checkpoint has set."""
+    """Open gates, or make alphas an identity, unless a checkpoint has set them."""
     (tensor,) = part.state_dict(keep_vars=True).values()
     if not getattr(tensor, "_is_hf_initialized", False):
         part.reset()

@@ -51,7 +51,11 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
 
 
 def cut(lengths: Tensor, size: int) -> Iterator[Tensor]:
-    """Cut the order of rising length where count times length would pass `size`: lengths [B] -> numbers of examples."""
+    """Sort examples by length [B], and cut them into portions whose number times longest length stays within `size`.
+
+    Yields:
+        The numbers of the examples of a portion; one that is longer than `size` is a portion by itself.
+    """
     order = lengths.argsort(stable=True)
     start = 0
     for stop in range(1, len(order) + 1):
@@ -61,7 +65,7 @@ def cut(lengths: Tensor, size: int) -> Iterator[Tensor]:
 
 
 def sides(batch: Mapping, is_encoder_decoder: bool) -> Iterator[tuple[Sequence[str], Tensor]]:
-    """The inputs that share positions, and which of these positions are used: names, [B, T] bool."""
+    """Group the inputs that have the same positions: their names, and which of the positions are used, [B, T] bool."""
     matrices = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.ndim > 1}
     for mask, names in SIDES.items():
         if mask in matrices and matrices[mask].ndim == 2:

@@ -1,11 +1,14 @@
 """An open site holds what its path leads to, before and after changes."""
 
+from pathlib import Path
+
 import pytest
 
 import collab_heads
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.output import HeadOutputProjection
+from collab_heads.model import open_site
 from collab_heads.model.open_site import open_sites
 from collab_heads.registry import AttentionAdapter, head_numbers
 from families import FAMILIES, LAYOUTS, swap
@@ -62,3 +65,9 @@ def test_an_output_projection_that_is_not_known_is_missed_late():
     assert site.read().num_heads == site.num_heads
     with pytest.raises(ArgumentError, match="WithoutOutput does not say where the output projection"):
         _ = site.output
+
+
+def test_only_an_open_site_looks_its_module_up():
+    package = Path(open_site.__file__).parents[1]
+    files = [file for file in package.rglob("*.py") if "get_submodule(site.path)" in file.read_text(encoding="utf-8")]
+    assert files == [Path(open_site.__file__)]

@@ -119,7 +119,7 @@ def svg_bytes(figure: Figure) -> bytes:
 
 
 def file_bytes(figure: Figure, kind: str, dpi: int, metadata: dict) -> bytes:
-    """A figure as a file. It is laid out once: that takes longer than to draw it."""
+    """A figure as a file. Its layout is kept for the next format, since making it takes longer than drawing."""
     buffer = io.BytesIO()
     with our_style():
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)

@@ -54,20 +54,20 @@ def importance_distributions(
     if not models:
         raise ArgumentError("there are no models to compare: pass at least one")
     of = {name: sites[name] if isinstance(sites, Mapping) else sites for name in models}
-    checked = {name: checked_values(of[name], own, f"{label} in {name}") for name, own in models.items()}
+    checked = {name: checked_values(of[name], given, f"{label} in {name}") for name, given in models.items()}
     ranked = {name: {role: ranking(of[name], checked[name], role) for role in ROLES} for name in models}
     roles = [role for role in ROLES if any(len(ranked[name][role][0]) for name in models)]
     if not roles:
         raise ArgumentError("there is no importance to show: pass the values of at least one site")
-    relative = all(bool((each >= 0).all()) for own in checked.values() for each in own.values())
-    layers = [int(layer) for own in ranked.values() for _, each in own.values() for layer in each]
+    relative = all(bool((each >= 0).all()) for by_path in checked.values() for each in by_path.values())
+    layers = [int(layer) for by_role in ranked.values() for _, each in by_role.values() for layer in each]
     cmap, norm = matplotlib.colormaps["viridis"], Normalize(min(layers), max(max(layers), min(layers) + 1))
     figure = new_figure(max(3.4, 2.9 * len(models) + 0.5), 2.1 * len(roles) + 0.3, title)
     grid = figure.subplots(len(roles), len(models), sharey="row", squeeze=False)
     for row, role in zip(grid, roles, strict=True):
         first = None
         for axes, name in zip(row, models, strict=True):
-            values, own = ranked[name][role]
+            values, layers_of_heads = ranked[name][role]
             axes.spines[["top", "right"]].set_visible(False)
             if not len(values):
                 axes.set_title(f"{name}, {role}\nno heads")
@@ -75,7 +75,7 @@ def importance_distributions(
             number = f"balance {evenness(values.tolist()):.2f}" if relative else "no balance: negative values"
             axes.set_title(f"{name}, {role}\n{number}")
             heights = values / (float(values.mean()) or 1.0) if relative else values
-            axes.bar(np.arange(len(values)) + 0.5, heights, width=1.0, color=cmap(norm(own)), linewidth=0)
+            axes.bar(np.arange(len(values)) + 0.5, heights, width=1.0, color=cmap(norm(layers_of_heads)), linewidth=0)
             axes.axhline(1.0 if relative else float(values.mean()), color="#606060", linestyle="--", linewidth=0.9)
             if first is not None:
                 edges = np.linspace(0, len(values), len(first) + 1)

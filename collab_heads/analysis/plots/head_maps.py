@@ -70,7 +70,7 @@ def head_map(
     panels = panels_of(sites, list(checked), heads, totals)
     grids = [panel.grid(checked) for panel in panels]
     cmap, norm = colour_scale(grids, lowest=lowest, highest=highest)
-    figure, all_axes = head_panels(panels, title, texts=[t for own in (marks or {}).values() for t in own])
+    figure, all_axes = head_panels(panels, title, texts=[text for texts in (marks or {}).values() for text in texts])
     form = short_numbers(grids)
     written = marks is not None or all(panel.columns <= FEW for panel in panels)
     for axes, panel, grid in zip(all_axes, panels, grids, strict=True):
@@ -109,10 +109,10 @@ def role_map(
     """
     from matplotlib.patches import Patch, Rectangle
 
-    names_by_path = {path: [names_of(kind) for kind in own] for path, own in kinds.items()}
+    names_by_path = {path: [names_of(kind) for kind in of_site] for path, of_site in kinds.items()}
     panels = panels_of(sites, list(names_by_path), heads, totals)
     check_marks({row.site.path: row.numbers for panel in panels for row in panel.rows}, names_by_path, "kinds")
-    styles = kind_styles([name for own in names_by_path.values() for names in own for name in names])
+    styles = kind_styles([name for of_site in names_by_path.values() for names in of_site for name in names])
     figure, all_axes = head_panels(panels, title)
     for axes, panel in zip(all_axes, panels, strict=True):
         axes.set(xlim=(-0.5, panel.columns - 0.5), ylim=(len(panel.rows) - 0.5, -0.5))
@@ -125,7 +125,7 @@ def role_map(
                 middle = left + width / 2
                 axes.text(middle, row, letter, ha="center", va="center", fontsize=7, color=ink(colour))
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="white"))
-    seen = [name for name in styles if any(name in names for own in names_by_path.values() for names in own)]
+    seen = [name for name in styles if any(name in names for of_site in names_by_path.values() for names in of_site)]
     keys = [(styles[name][0], f"{name} ({styles[name][1]})" if styles[name][1] else name) for name in seen]
     handles = [Patch(facecolor=colour, edgecolor="#808080", linewidth=0.5, label=text) for colour, text in keys]
     removed_legend(figure, panels, handles)
@@ -182,7 +182,7 @@ def removed_legend(figure: Figure, panels: Sequence[Panel], handles: Sequence[Pa
 
 
 def names_of(kind: str | Sequence[str]) -> tuple[str, ...]:
-    """What a head does: at least one name."""
+    """The names of what a head does; `NONE` where it has none."""
     names = (kind,) if isinstance(kind, str) else tuple(kind)
     return tuple(name for name in names if name) or (NONE,)
 

@@ -69,7 +69,7 @@ def matrix_maps(
     cmap, norm = colour_scale(grids, lowest=lowest, highest=highest, centre=centre)
     roles = [[site for site in shown if site.role == role] for role in ROLES]
     per_row = min(PER_ROW, max(map(len, roles)))
-    places = [place for own in roles for place in filled(own, per_row)]
+    places = [place for of_role in roles for place in filled(of_role, per_row)]
     down = len(places) // per_row
     figure = new_figure(max(3.2, per_row * SIDE + 0.9), down * (SIDE + 0.1) + 0.2, title)
     every = panel_grid(figure, [1] * len(places), [1] * len(places), per_row)

@@ -19,7 +19,7 @@ Source: attention and norms: Ali, Schnake, Eberle, Montavon, Mueller, Wolf 2022,
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,8 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 
 from collab_heads.errors import UnsupportedModelError
-from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.query_key import QueryKey
+from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 
@@ -162,8 +163,8 @@ def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Modul
                 f"scales, name its class in rms_norms of {type(adapter).__name__}"
             )
     # last: what is constant has no other rule
-    for site in adapter.sites_with_heads(model):
-        rules |= dict.fromkeys(score_projections(adapter, model.base_model.get_submodule(site.path)), constant)
+    for site in open_sites(model, adapter):
+        rules |= dict.fromkeys(score_projections(site), constant)
     for module in model.modules():
         for kind, name in adapter.gated.items():
             if isinstance(module, kind):
@@ -171,11 +172,11 @@ def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Modul
     return rules
 
 
-def score_projections(adapter: AttentionAdapter, module: Any) -> list[nn.Module]:
-    """All through which attention weights depend on the inputs of an attention module."""
-    if is_swapped(module):
-        return [each for each in module.query_key.modules() if isinstance(each, nn.Linear)]
-    return list(adapter.projections(module))
+def score_projections(site: OpenSite) -> list[nn.Module]:
+    """All Linears through which the attention weights of a site depend on its inputs."""
+    if site.is_swapped:
+        return [each for each in cast(QueryKey, site.module.query_key).modules() if isinstance(each, nn.Linear)]
+    return list(site.projections)
 
 
 def hook_of(rule: Rule):

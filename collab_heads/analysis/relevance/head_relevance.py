@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 
 from collab_heads.analysis.measures.queries import check_exclude, end_tokens
 from collab_heads.analysis.relevance.backward import explain_batches, leaf
-from collab_heads.analysis.relevance.targets import check_target, top_logits
+from collab_heads.analysis.relevance.targets import checked_target_values, top_logits
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.importance import broken_site
 from collab_heads.model.refusals import check_wrapper
@@ -19,7 +19,7 @@ from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
 
-Target = Callable[[ModelOutput, Mapping], Tensor]
+RelevanceTarget = Callable[[ModelOutput, Mapping], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ def head_relevance(
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     exclude: Iterable[int] | None = None,
-    target: Target | None = None,
+    target: RelevanceTarget | None = None,
 ) -> HeadRelevance:
     """Measure how much every head contributes to the top-1 logits, by conservative relevance propagation.
 
@@ -160,7 +160,7 @@ def head_relevance(
         if target is None:
             values, counts = top_logits(model, outputs, inputs, excluded, side)
         else:
-            values, counts = check_target(target(outputs, inputs), model)
+            values, counts = checked_target_values(target(outputs, inputs), model)
         values, kept = values.masked_fill(~counts, 0.0), counts.any(-1).cpu()
         for site, relevance in propagate(values, outputs_of_heads):
             sums[site.path].add(relevance[kept])

@@ -71,7 +71,7 @@ def counted(model: PreTrainedModel, values: Tensor, inputs: Mapping, exclude: tu
     return mask.to(values.device)
 
 
-def check_target(values: object, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+def checked_target_values(values: object, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """What a user's `target` gave, [B] or [B, P], as `top_logits` returns it.
 
     Raises:

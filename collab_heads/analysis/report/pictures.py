@@ -16,8 +16,9 @@ from collab_heads.sites import ROLES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SPREAD = ("relevance", "gradient")  # whose distribution over heads is shown
-PLACES = {"leave_one_out": "ablation", "absolute_relevance": "relevance"}  # sections that have another name
+SHOWN_AS_DISTRIBUTION = ("relevance", "gradient")  # whose distribution over heads is shown
+# measure -> its section of the page, where that has another name
+SECTIONS = {"leave_one_out": "ablation", "absolute_relevance": "relevance"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Picture:
 
 def pictures_of(report: HeadMeasurements) -> list[Picture]:
     """Every picture that the report has numbers for, in the order of the page."""
-    pictures = [*maps_of(report), *matrices_of(report)]
+    pictures = [*head_maps_of(report), *matrices_of(report)]
     if report.contributions is not None:
         shares, counts = report.contributions.source, report.contributions.counts.tolist()
         pictures.append(Picture("source_share", "contributions", lambda: plots.source_share(shares, counts)))
@@ -55,7 +56,7 @@ def pictures_of(report: HeadMeasurements) -> list[Picture]:
     return pictures
 
 
-def maps_of(report: HeadMeasurements) -> list[Picture]:
+def head_maps_of(report: HeadMeasurements) -> list[Picture]:
     """Layer by head: a map of every measure, one of what heads do, and how evenly importance is spread."""
     pictures, common = [], {"heads": report.heads, "totals": {s.path: report.totals[s.path] for s in report.sites}}
     if report.roles is not None:
@@ -70,8 +71,8 @@ def maps_of(report: HeadMeasurements) -> list[Picture]:
         def draw(name=name, scores=scores) -> "Figure":
             return plots.head_map(report.sites, scores, label=name.replace("_", " "), **common)
 
-        pictures.append(Picture(name, PLACES.get(name, name), draw))
-        if name in SPREAD:
+        pictures.append(Picture(name, SECTIONS.get(name, name), draw))
+        if name in SHOWN_AS_DISTRIBUTION:
 
             def spread(name=name, scores=scores) -> "Figure":
                 return plots.importance_distributions({report.model_type: scores}, report.sites, name)

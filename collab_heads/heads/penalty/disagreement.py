@@ -113,6 +113,9 @@ class Disagreement(PenaltyPart):
 
 
 def unit(outputs: Tensor) -> Tensor:
-    """Directions, [..., d_v]; zero for a zero, which dropout makes: its gradient stays small, unlike normalize's."""
+    """Scale vectors [..., d_v] to length 1.
+
+    Dropout makes vectors of zeros: they stay zero and have a small gradient, which that of `normalize` is not.
+    """
     norms = outputs.norm(dim=-1, keepdim=True)
     return outputs / norms.masked_fill(norms == 0, 1.0)

@@ -54,7 +54,7 @@ class SubsetSelection:
         if done >= self.steps:
             scores = torch.where(chosen, DECIDED, -DECIDED)
         else:
-            border = cut(scores, chosen, self.rivals(count))
+            border = border_scores(scores, chosen, self.rivals(count))
             scores = scores - border.masked_fill(border.isinf(), 0.0)
             scores = torch.where(chosen, scores.clamp(min=GAP), scores.clamp(max=-GAP))
         self.write(scores)
@@ -71,7 +71,7 @@ class SubsetSelection:
             noise *= 1 - done / self.steps  # explore less as heads get few
         noise = noise.to(scores.device)
         chosen = choose(scores + noise, self.roles, count)
-        border = cut(scores + noise, chosen, self.rivals(count))
+        border = border_scores(scores + noise, chosen, self.rivals(count))
         by_site = zip(self.gates, *map(self.split, (chosen.float(), noise, border)), strict=True)
         for gates, site_open, site_noise, site_border in by_site:
             gates.draw = Draw(site_open, site_noise, site_border + threshold(gates.state))
@@ -101,7 +101,7 @@ class SubsetSelection:
         return values.split([gates.num_heads for gates in self.gates])
 
 
-def cut(scores: Tensor, chosen: Tensor, groups: Sequence[Tensor]) -> Tensor:
+def border_scores(scores: Tensor, chosen: Tensor, groups: Sequence[Tensor]) -> Tensor:
     """The score between the chosen heads and the others of their group: [N]; minus infinity where all are chosen.
 
     Heads that are chosen for their role's sake, below others that are not, do not count.

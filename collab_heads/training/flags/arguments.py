@@ -15,9 +15,9 @@ from collab_heads.training.flags.parsing import (
     interval,
     not_negative,
     path,
-    plain,
     positive,
     seed,
+    stored_value,
 )
 
 # the schedules that need nothing but a warm-up and a number of steps
@@ -178,4 +178,4 @@ def trains(args: argparse.Namespace) -> bool:
 
 def fingerprint(args: argparse.Namespace) -> dict:
     """The arguments that a resumed run must share with the run that it resumes."""
-    return {name: plain(value) for name, value in vars(args).items() if name not in FREE_ON_RESUME}
+    return {name: stored_value(value) for name, value in vars(args).items() if name not in FREE_ON_RESUME}

@@ -32,6 +32,7 @@ class Parser(argparse.ArgumentParser):
     ):
         super().__init__(allow_abbrev=allow_abbrev, formatter_class=formatter_class, **options)
 
+    # argparse declares three overloads; this one signature takes all of their arguments
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse, with a suggestion."""
         parsed, unknown = self.parse_known_args(args, namespace)
@@ -67,10 +68,10 @@ def input_paths(args: argparse.Namespace) -> list[str]:
     return [each for each in flat if isinstance(each, PathName)]
 
 
-def plain(value: Any) -> Any:
+def stored_value(value: Any) -> Any:
     """The value of a flag as JSON and a checkpoint have it: paths as text."""
     if isinstance(value, list):
-        return [plain(each) for each in value]
+        return [stored_value(each) for each in value]
     return str(value) if isinstance(value, PathName) else value
 
 
@@ -136,6 +137,9 @@ def share_of_steps(text: str) -> float:
     if not_negative(text) >= 1:
         raise argparse.ArgumentTypeError(f"{text} is a share of the steps, below 1")
     return float(text)
+
+
+share_of_steps.__name__ = "share"  # argparse quotes it
 
 
 def per_role(number: Callable[[str], int | float]) -> Callable[[str], int | float | dict[str, int | float]]:

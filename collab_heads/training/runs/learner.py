@@ -17,7 +17,7 @@ from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.runs.choose_heads import check_gateable
 from collab_heads.training.runs.mix_heads import check_mixable
 from collab_heads.training.runs.session import Session
-from collab_heads.training.runs.swap import Phase, check_swappable
+from collab_heads.training.runs.swap import Phase, check_swap_flags
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -127,6 +127,6 @@ def check_flags_fit(args: Namespace, model: PreTrainedModel, *, swaps: bool = Tr
     if args.score_terms != "both":
         check_terms(model, args.score_terms)
     if args.collaborative and swaps:
-        check_swappable(args, model)
+        check_swap_flags(args, model)
     check_gateable(args, model)
     check_mixable(args, model)

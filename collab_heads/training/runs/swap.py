@@ -12,7 +12,7 @@ from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.collaborative.widths import resolve_width
 from collab_heads.errors import SwapError
-from collab_heads.layers.query_key import is_swapped
+from collab_heads.model.open_site import open_sites
 from collab_heads.model.rebuild import rebuild
 from collab_heads.registry import get_adapter
 from collab_heads.sites import select_sites
@@ -60,7 +60,7 @@ def phases(swap: Literal["before", "after", "between"] | None) -> tuple[Phase, .
     return tuple(Phase(number, swaps, trains, number == last) for number, (swaps, trains) in enumerate(plan))
 
 
-def check_swappable(args: Namespace, model: PreTrainedModel) -> None:
+def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
     """Check early, before hours of training, what the swap would refuse later.
 
     Raises:
@@ -69,15 +69,14 @@ def check_swappable(args: Namespace, model: PreTrainedModel) -> None:
     """
     adapter = get_adapter(model)
     with_heads = adapter.sites_with_heads(model)  # as the swap, which leaves the others alone
-    for site in select_sites(with_heads, args.sites):
-        module = model.base_model.get_submodule(site.path)
-        if is_swapped(module):
+    for site in open_sites(model, adapter, select_sites(with_heads, args.sites)):
+        if site.is_swapped:
             raise SwapError(
                 f"{args.model_name_or_path} is collaborative already ({site.path}): leave --collaborative out to "
                 "fine-tune it as it is, or start from the original"
             )
-        query, _ = adapter.projections(module)
-        resolve_width(args.dim_shared_query_key, site, query.out_features)
+        query, _ = site.projections
+        resolve_width(args.dim_shared_query_key, site.site, query.out_features)
 
 
 def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None) -> SwapReport:

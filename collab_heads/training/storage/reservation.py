@@ -31,7 +31,7 @@ held: set[int] = set()  # descriptors of the locks of this process
 
 
 def drop_inherited() -> None:
-    """In a process that was forked off: a worker that outlives the run must not keep the lock."""
+    """Close the locks that a forked process got from its parent: a worker that outlives the run must not keep them."""
     while held:
         os.close(held.pop())
 

@@ -19,7 +19,7 @@ from collab_heads import (
 )
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.gating import gated_sites
-from collab_heads.heads.penalty.subsets import cut
+from collab_heads.heads.penalty.subsets import border_scores
 from families import FAMILIES, HEADS, batch
 
 
@@ -118,11 +118,11 @@ def test_heads_may_go_in_the_middle_of_a_selection():
 def test_a_head_kept_for_its_role_does_not_move_the_border():
     scores = torch.tensor([5.0, 4.0, 1.0, -3.0, 0.5])
     chosen = torch.tensor([True, True, False, True, False])  # the fourth for its role's sake
-    assert cut(scores, chosen, [torch.arange(5)]).unique().tolist() == [2.5]
+    assert border_scores(scores, chosen, [torch.arange(5)]).unique().tolist() == [2.5]
     only = torch.tensor([False, False, False, True, False])
-    assert cut(scores, only, [torch.arange(5)]).unique().tolist() == [5.0]
+    assert border_scores(scores, only, [torch.arange(5)]).unique().tolist() == [5.0]
     ties = torch.zeros(4)
-    assert cut(ties, torch.tensor([True, False, True, False]), [torch.arange(4)]).unique().tolist() == [0.0]
+    assert border_scores(ties, torch.tensor([True, False, True, False]), [torch.arange(4)]).unique().tolist() == [0.0]
 
 
 @pytest.mark.parametrize(

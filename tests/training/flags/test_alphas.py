@@ -19,6 +19,7 @@ def test_weights_per_role(parse):
     "flags, message",
     (
         ("--alpha_start 1", "1 is a share of the steps, below 1"),
+        ("--alpha_start late", "invalid share value: 'late'"),
         ("--alpha_start -0.1", "must be a finite number, 0 or more"),
         ("--alpha_growth_weight enc=1", "'enc=1' is not one role=number of enc-self, dec-self, dec-enc"),
         ("--alpha_growth_weight enc-self=1,enc-self=2", "'enc-self=2' is not one role=number"),

@@ -6,7 +6,7 @@ import run_glue
 import run_translation
 from collab_heads.command import analyze
 from collab_heads.training.flags import parsing
-from collab_heads.training.flags.parsing import Parser, count, input_paths, path, plain
+from collab_heads.training.flags.parsing import Parser, count, input_paths, path, stored_value
 
 
 def parser_of(script, monkeypatch) -> Parser:
@@ -52,4 +52,5 @@ def test_values_that_name_files():
     parser.add_argument("--text")
     args = parser.parse_args("--output_dir out --one a --some b c --text d".split())
     assert input_paths(args) == ["a", "b", "c"]
-    assert [type(each) for each in (plain(args.one), *plain(args.some), plain(args.text))] == [str] * 4
+    stored = stored_value([args.one, *args.some, args.text])
+    assert [type(each) for each in stored] == [str] * 4
