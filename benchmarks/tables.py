@@ -330,6 +330,7 @@ def summary() -> str:
     shared = row_of("stsb", mixing="shared", width=128, method="balanced, calibrated, refined")
     per_head = row_of("stsb", mixing="per_head", width="128 (144)", method="calibrated, refined")
     block = [row_of("attention", mixing="per_head", width=144)[length] for length in ("32", "128", "512")]
+    half = row_of("values", width="384 of 384", values="16 of 32", sentences=256)
     glue, balanced = row_of("glue", R="original"), row_of("glue", R="64 balanced")
     keys = row_of("translation", model="marian", mixing="shared", width="64", method="calibrated, refined")
     mrpc, learned = row_of("heads", heads="original"), row_of("heads", heads="learned 18")
@@ -354,6 +355,14 @@ def summary() -> str:
             (embedding, per_head, "spearman"),
             (embedding, per_head),
             f"attention takes {min(block):.2f} to {max(block):.2f} of the time",
+        ),
+        (
+            "narrow values, 16 of 32 per head",
+            similarity,
+            "none",
+            (embedding, half, "spearman"),
+            (embedding, half),
+            f"attention has {half['attention']:.0%} of its parameters and of its cache",
         ),
         (
             "shared keys, balanced, R=64 of 384",
