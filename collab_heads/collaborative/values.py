@@ -84,8 +84,7 @@ def head_moments(weights: ValueWeights, num_heads: int, seen: InputMoments | Non
         mean, second = seen.mean(), seen.second()
     mean = mean if takes_mean else torch.zeros_like(mean)
     covariance = second - mean.outer(mean)
-    trusted = 0.0 if seen is None or has_gates else seen.count / (seen.count + DOUBT * len(mean))
-    covariance = trusted * covariance + (1 - trusted) * torch.block_diag(*diagonal_blocks(covariance, num_heads))
+    covariance = doubted(covariance, 0 if seen is None or has_gates else seen.count, num_heads, DOUBT)
     roots = []
     for weight, shown, size, by_weights in zip(
         per_head(float64(weights.output).mT, num_heads),
@@ -97,6 +96,19 @@ def head_moments(weights: ValueWeights, num_heads: int, seen: InputMoments | Non
         share = WHITE * variance(weight.mT, shown) / max(variance(weight.mT, by_weights), TINY)
         roots.append(input_root(shown + share * by_weights, 0.0, RIDGE * size.diagonal().mean()))
     return HeadMoments(mean, covariance, torch.stack(roots))
+
+
+def doubted(covariance: Tensor, num_tokens: int, num_heads: int, doubt: float) -> Tensor:
+    """Shrink what a covariance [n, n] says of the relations between heads; what it says of each head stays.
+
+    Args:
+        covariance: of the concatenated heads.
+        num_tokens: on which it was seen; 0 leaves no relations.
+        num_heads: H.
+        doubt: as if doubt * n tokens more had shown no relations.
+    """
+    trusted = num_tokens / (num_tokens + doubt * len(covariance)) if num_tokens else 0.0
+    return trusted * covariance + (1 - trusted) * torch.block_diag(*diagonal_blocks(covariance, num_heads))
 
 
 def diagonal_blocks(matrix: Tensor, num_heads: int) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.collaborative.input_moments import InputMoments, listening_to_heads
+from collab_heads.collaborative.values import DOUBT, doubted
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.batches import run_batches
@@ -27,8 +28,6 @@ from collab_heads.numerics import float64
 from collab_heads.registry import AttentionAdapter
 
 RIDGE = 1e-6  # share of the mean square of what heads put out that is added to every direction
-# What batches show of the relations between heads counts as if as many tokens as there are dimensions had shown none.
-DOUBT = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,9 +95,7 @@ class HeadRegression:
         if not has_bias:
             mean = torch.zeros_like(mean)
         scatter = second - mean.outer(mean)
-        trusted = moments.count / (moments.count + DOUBT * len(mean))
-        same_head = torch.eye(num_heads, device=mean.device).repeat_interleave(len(mean) // num_heads, 0)
-        scatter = scatter * (trusted + (1 - trusted) * (same_head @ same_head.mT).to(scatter))
+        scatter = doubted(scatter, moments.count, num_heads, DOUBT)
         return cls(float64(weight), scatter, mean, num_heads)
 
     def ridged(self) -> Tensor:
