@@ -1,0 +1,74 @@
+"""What a model puts out, and how far a changed model is from it: without labels, the same for every kind of model.
+
+A model with a head gives distributions (over classes, or over the vocabulary at every token), or numbers; one without
+gives the states of its last layer. Padding does not count.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from collab_heads.errors import UnsupportedModelError
+from collab_heads.model.masks import token_masks
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a model puts out for one batch.
+
+    Attributes:
+        rows: [N, C], one per token or example that counts: log-probabilities, numbers or states.
+        is_distribution: whether they are log-probabilities.
+    """
+
+    rows: Tensor
+    is_distribution: bool
+
+    def square(self) -> float:
+        """By what errors are counted: the number of distributions, or the sum of squares around the mean row."""
+        if self.is_distribution:
+            return float(len(self.rows))
+        return float((self.rows - self.rows.mean(0)).square().sum())
+
+    def squared_gap(self, changed: "Output") -> Tensor:
+        """How far a changed model is from this one, summed over rows, differentiable: [].
+
+        For distributions p and q it is 2 KL(p, q), which for small changes is the square of how far the log-odds move,
+        weighted by p; for numbers and states the squared distance.
+        """
+        rows = self.rows.to(changed.rows.device)
+        if self.is_distribution:
+            return 2 * (rows.exp() * (rows - changed.rows)).sum()
+        return (rows - changed.rows).square().sum()
+
+
+def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Output:
+    """Read the output of a model, in float32.
+
+    Args:
+        model: the model, in a distributed wrapper or not: its config counts.
+        inputs: what it was called with.
+        outputs: what it returned.
+
+    Raises:
+        UnsupportedModelError: if it has neither logits nor a last hidden state.
+    """
+    logits, states = outputs.get("logits"), outputs.get("last_hidden_state")
+    if logits is None and states is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} returns {', '.join(outputs)}: neither logits nor last_hidden_state, by which its "
+            "output could be compared"
+        )
+    values = (states if logits is None else logits).float()
+    if values.ndim == 3:  # of tokens
+        mask = token_masks(model, inputs)["decoder"]  # of the only stack, where there is one
+        values = values.flatten(0, 1) if mask is None else values[mask.to(values.device)]
+    is_distribution = logits is not None and values.shape[-1] > 1 and not are_numbers(model)
+    return Output(values.log_softmax(-1) if is_distribution else values, is_distribution)
+
+
+def are_numbers(model: PreTrainedModel) -> bool:
+    """Whether the logits of a model are no distribution over classes: of a regression, or of several labels at once."""
+    return getattr(model.config, "problem_type", None) in ("regression", "multi_label_classification")
