@@ -9,14 +9,14 @@ from transformers import PreTrainedModel
 from collab_heads.errors import SwapError
 from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.gating import gated_sites
-from collab_heads.heads.reconstruction import regressions
+from collab_heads.heads.reconstruction import Refit, regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
 from collab_heads.layers.output import PARTS, HeadOutputProjection, alphas_of, keep_output_heads, remove_gates
 from collab_heads.layers.removed import is_empty
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.state import CollabConfig
+from collab_heads.state import CollabConfig, SiteState
 
 
 def prune_heads(
@@ -75,25 +75,9 @@ def prune_heads(
     # Nothing has changed up to here; nothing can fail from here on.
     states, reports = {}, []
     for site in chosen:
-        state, output = config.site(site.site), site.output
         indices = kept[site.path]
-        kept_numbers = tuple(site.head_numbers[index] for index in indices)
-        if by_gates and isinstance(output, HeadOutputProjection):
-            remove_gates(output)
-        if len(indices) < site.num_heads:
-            adapter.shrink(site.module, indices)
-            keep_output_heads(output, indices, site.num_heads)
-        if site.path in refitted:
-            refitted[site.path].put_into(output)
-        module: Any = site.module
-        states[site.path] = replace(
-            state,
-            kept=kept_numbers if len(kept_numbers) < state.num_heads else None,
-            query_key=module.query_key.state if site.is_swapped else None,
-            values=state.values if indices else None,
-            gates=state.gates if indices and not by_gates else None,
-            alphas=alphas_of(output) is not None,
-        )
+        state = take_heads_out(site, config.site(site.site), indices, refitted.get(site.path), drops_gates=by_gates)
+        states[site.path] = state
         before, after = sizes[site.path], size_of(site)
         reports.append(
             PrunedSite(
@@ -101,7 +85,7 @@ def prune_heads(
                 site.role,
                 heads_before=site.num_heads,
                 heads_after=len(indices),
-                kept=kept_numbers,
+                kept=tuple(site.head_numbers[index] for index in indices),
                 parameters_before=before.parameters,
                 parameters_after=after.parameters,
                 cache_before=before.cache,
@@ -111,6 +95,39 @@ def prune_heads(
         )
     config.with_sites(states).write(model)
     return PruneReport(tuple(reports), parameters_before, model.num_parameters())
+
+
+def take_heads_out(
+    site: OpenSite, state: SiteState, kept: Sequence[int], refit: Refit | None = None, *, drops_gates: bool = False
+) -> SiteState:
+    """Leave some heads of a site, in place, with W_O refitted if a fit is given; nothing is checked.
+
+    Args:
+        site: the site.
+        state: what is recorded of it.
+        kept: indices of the heads that stay, ascending.
+        refit: W_O for them.
+        drops_gates: whether its gates, learned or fixed, go into W_O.
+
+    Returns:
+        What is to be recorded of it now.
+    """
+    output, module, numbers = site.output, site.module, tuple(site.head_numbers[index] for index in kept)
+    if drops_gates and isinstance(output, HeadOutputProjection):
+        remove_gates(output)
+    if len(kept) < site.num_heads:
+        site.adapter.shrink(module, list(kept))
+        keep_output_heads(output, list(kept), site.num_heads)
+    if refit is not None:
+        refit.put_into(output)
+    return replace(
+        state,
+        kept=numbers if len(numbers) < state.num_heads else None,
+        query_key=None if site.query_key is None else site.query_key.state,
+        values=state.values if kept else None,
+        gates=state.gates if kept and not drops_gates else None,
+        alphas=alphas_of(output) is not None,
+    )
 
 
 def closed_heads(

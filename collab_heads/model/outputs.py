@@ -6,6 +6,7 @@ gives the states of its last layer. Padding does not count.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -61,7 +62,7 @@ def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Ou
             f"{type(model).__name__} returns {', '.join(outputs)}: neither logits nor last_hidden_state, by which its "
             "output could be compared"
         )
-    values = (states if logits is None else logits).float()
+    values = cast(Tensor, states if logits is None else logits).float()
     if values.ndim == 3:  # of tokens
         mask = token_masks(model, inputs)["decoder"]  # of the only stack, where there is one
         values = values.flatten(0, 1) if mask is None else values[mask.to(values.device)]
