@@ -15,6 +15,9 @@ from collab_heads.analysis.roles.head_roles import head_roles
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.swap import swap_to_collaborative
+from collab_heads.compression.compress import compress
+from collab_heads.compression.plan import CompressionPlan, plan
+from collab_heads.compression.report import CompressedSite, CompressReport
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.alpha import alpha_report, swap_to_alpha
@@ -39,6 +42,9 @@ __all__ = [
     "AttentionSite",
     "AttentionWeights",
     "CollabHeadsError",
+    "CompressReport",
+    "CompressedSite",
+    "CompressionPlan",
     "DynamicRotation",
     "FoldReport",
     "GateReport",
@@ -55,6 +61,7 @@ __all__ = [
     "alpha_report",
     "analyze_heads",
     "collaborative_config",
+    "compress",
     "fold_heads",
     "gate_report",
     "get_adapter",
@@ -65,6 +72,7 @@ __all__ = [
     "leave_one_out",
     "mean_loss",
     "most_important",
+    "plan",
     "prune_heads",
     "register",
     "supported_model_types",

@@ -27,6 +27,7 @@ LAYERS = (
     ("analysis.plots",),
     ("analysis.report",),
     ("analysis",),
+    ("compression",),
     ("rotation",),
     ("",),  # the public names
     ("training.storage",),

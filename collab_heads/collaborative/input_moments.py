@@ -4,6 +4,7 @@ What a decomposition should preserve is the score, and the output, on real input
 `values`. Padding does not count. A module that serves several layers accumulates over all of them.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -53,6 +54,13 @@ class InputMoments:
         self.count += other.count
         for name in ("total", "outer", "within"):
             getattr(self, name).add_(getattr(other, name))
+
+    def part(self, places: Tensor) -> "InputMoments":
+        """The moments of some of the dimensions, named by their places."""
+        part = copy.copy(self)
+        part.total = self.total[places]
+        part.outer, part.within = self.outer[places][:, places], self.within[places][:, places]
+        return part
 
     def mean(self) -> Tensor:
         """E[x]: [D]."""

@@ -8,6 +8,7 @@ which never makes the error larger. All of it comes from C; no token is looked a
 Shapes: as in `layers.values`; n = H * d_v.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -117,6 +118,38 @@ def diagonal_blocks(matrix: Tensor, num_heads: int) -> Tensor:
     return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 
+@dataclass(frozen=True)
+class NarrowHeads:
+    """B[h] A[h] for every head of a site.
+
+    Attributes:
+        columns: B, H of [D, r].
+        rows: A, H of [r, d_v].
+        lost: [D, n], W_O less what they make of it.
+    """
+
+    columns: Sequence[Tensor]
+    rows: Sequence[Tensor]
+    lost: Tensor
+
+
+@torch.no_grad()
+def narrow_heads(weights: ValueWeights, num_heads: int, width: int, moments: HeadMoments) -> NarrowHeads:
+    """Find the best B[h] A[h] of rank `width` for every head; see `narrow_values`."""
+    heads = float64(weights.output).unflatten(1, (num_heads, -1)).transpose(0, 1)  # (H, D, d_v)
+    between = moments.covariance.unflatten(0, (num_heads, -1)).unflatten(2, (num_heads, -1))  # (H, d_v, H, d_v)
+    error = torch.zeros_like(heads)
+    columns, rows = [heads[0]] * num_heads, [heads[0]] * num_heads
+    for _ in range(SWEEPS):
+        for head, root in enumerate(moments.roots):
+            left_over = torch.einsum("jdv,jvw->dw", error, between[:, :, head]) - error[head] @ between[head, :, head]
+            wanted = heads[head] + torch.cholesky_solve(left_over.mT, root).mT
+            columns[head] = leading_directions(wanted @ root, width)
+            rows[head] = columns[head].mT @ wanted
+            error[head] = heads[head] - columns[head] @ rows[head]
+    return NarrowHeads(columns, rows, error.transpose(0, 1).flatten(1))
+
+
 @torch.no_grad()
 def narrow_values(weights: ValueWeights, num_heads: int, width: int, moments: HeadMoments) -> NarrowValues:
     """Narrow every value head of a site to `width` dimensions.
@@ -127,31 +160,20 @@ def narrow_values(weights: ValueWeights, num_heads: int, width: int, moments: He
         width: r, at most d_v; at d_v only the basis of the heads changes.
         moments: of what its heads put out.
     """
-    output, covariance = float64(weights.output), moments.covariance
-    heads = output.unflatten(1, (num_heads, -1)).transpose(0, 1)  # (H, D, d_v)
-    between = covariance.unflatten(0, (num_heads, -1)).unflatten(2, (num_heads, -1))  # (H, d_v, H, d_v)
-    error = torch.zeros_like(heads)
-    kept: list[tuple[Tensor, Tensor]] = []  # B [D, r] and A [r, d_v] of every head
-    for _ in range(SWEEPS):
-        kept = []
-        for head, root in enumerate(moments.roots):
-            left_over = torch.einsum("jdv,jvw->dw", error, between[:, :, head]) - error[head] @ between[head, :, head]
-            wanted = heads[head] + torch.cholesky_solve(left_over.mT, root).mT
-            columns = leading_directions(wanted @ root, width)
-            rows = columns.mT @ wanted
-            error[head] = heads[head] - columns @ rows
-            kept.append((columns, rows))
-    lost = error.transpose(0, 1).flatten(1)  # (D, n)
-    value = per_head(float64(weights.value), num_heads)
-    bias = None if weights.value_bias is None else per_head(float64(weights.value_bias), num_heads)
+    heads = narrow_heads(weights, num_heads, width, moments)
+
+    def narrowed(values: Tensor) -> Tensor:  # [n, ...] -> [H * r, ...]
+        each = per_head(float64(values), num_heads)
+        return torch.cat([rows @ value for rows, value in zip(heads.rows, each, strict=True)])
+
     narrow = ValueWeights(
-        torch.cat([rows @ each for (_, rows), each in zip(kept, value, strict=True)]),
-        None if bias is None else torch.cat([rows @ each for (_, rows), each in zip(kept, bias, strict=True)]),
-        torch.cat([columns for columns, _ in kept], dim=1),
-        None if weights.output_bias is None else float64(weights.output_bias) + lost @ moments.mean,
+        narrowed(weights.value),
+        None if weights.value_bias is None else narrowed(weights.value_bias),
+        torch.cat(list(heads.columns), dim=1),
+        None if weights.output_bias is None else float64(weights.output_bias) + heads.lost @ moments.mean,
     )
-    total = variance(output, covariance)
-    return NarrowValues(narrow, min(variance(lost, covariance) / total, 1.0) if total else 0.0)
+    total = variance(float64(weights.output), moments.covariance)
+    return NarrowValues(narrow, min(variance(heads.lost, moments.covariance) / total, 1.0) if total else 0.0)
 
 
 def leading_directions(matrix: Tensor, count: int) -> Tensor:

@@ -1,0 +1,174 @@
+"""What a site can become: fewer heads, narrower queries and keys, narrower values, and how large it is then."""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import cast
+
+from torch import nn
+
+from collab_heads.collaborative.widths import HEAD_MULTIPLE
+from collab_heads.layers.query_key import QueryKey
+from collab_heads.layers.query_key_kinds import EXACT_KIND, build_query_key
+from collab_heads.model.open_site import OpenSite
+from collab_heads.state import DIVIDED, QueryKeyKind, QueryKeyState
+
+LEVELS = 8  # widths per projection, and numbers of heads per site, that are considered: as many, or a few more
+
+
+@dataclass(frozen=True, order=True)
+class Choice:
+    """What a site is to have.
+
+    Attributes:
+        heads: how many.
+        query_key: width of the query/key projection: of a head where its kind divides it among the heads, else of all;
+            None leaves the projection as it is.
+        value: width of a value head.
+    """
+
+    heads: int
+    query_key: int | None
+    value: int
+
+
+@dataclass(frozen=True)
+class SiteShape:
+    """All that the size of a site depends on.
+
+    Attributes:
+        num_heads: H, the heads that it has.
+        dim_head: d_k, the width of a query/key head of the original module.
+        dim_value: d_v, the width that a value head has.
+        dims: the widths of the query-side inputs, of the key-side inputs, and of what W_O puts out.
+        biases: whether query, key, value and output have one.
+        query_key: the collaborative query/key projection that it has, with all its heads; None for stock ones.
+        kind: of the projection that it gets.
+        scale: of its scores.
+    """
+
+    num_heads: int
+    dim_head: int
+    dim_value: int
+    dims: tuple[int, int, int]
+    biases: tuple[bool, bool, bool, bool]
+    query_key: QueryKeyState | None
+    kind: QueryKeyKind
+    scale: float
+
+    @classmethod
+    def of(cls, site: OpenSite, kind: QueryKeyKind) -> "SiteShape":
+        """Read it from a site."""
+        output, value, heads = cast(nn.Linear, site.output), site.value, site.num_heads
+        if site.query_key is not None:
+            state: QueryKeyState | None = site.query_key.state
+            dim_query = site.query_key.shared_query.in_features
+            dim_head, scale = site.query_key.state.dim_head, site.query_key.state.scale
+            biases = site.query_key.state.bias, False
+        else:
+            query, key = site.projections
+            state, dim_query, dim_head = None, query.in_features, query.out_features // heads
+            biases, scale = (query.bias is not None, key.bias is not None), site.adapter.scale(site.module)
+        dims = dim_query, value.in_features, output.weight.shape[0]
+        more = value.bias is not None, output.bias is not None
+        return cls(heads, dim_head, value.out_features // heads, dims, (*biases, *more), state, kind, scale)
+
+    @property
+    def unchanged(self) -> Choice:
+        """What it has now."""
+        return Choice(self.num_heads, None, self.dim_value)
+
+    @property
+    def whole_query_key(self) -> int:
+        """The width of the original query/key projection, counted as in `Choice.query_key`."""
+        return self.dim_head * (1 if self.kind in DIVIDED else self.num_heads)
+
+    def query_key_widths(self) -> list[int]:
+        """The narrower query/key projections that are considered, see `Choice.query_key`; none where it has one."""
+        return steps(self.whole_query_key) if self.query_key is None else []
+
+    def value_widths(self) -> list[int]:
+        """The narrower value heads that are considered."""
+        return steps(self.dim_value)
+
+    def head_counts(self) -> list[int]:
+        """The smaller numbers of heads that are considered."""
+        unit = -(-self.num_heads // (2 * LEVELS))
+        return list(range(unit, self.num_heads, unit))
+
+    def choices(self) -> Iterator[Choice]:
+        """All that are considered; the site as it is comes last."""
+        each = (
+            [*self.head_counts(), self.num_heads],
+            [*self.query_key_widths(), None],
+            [*self.value_widths(), self.dim_value],
+        )
+        for choice in itertools.starmap(Choice, itertools.product(*each)):
+            if (self.dim_query_key(choice) or 0) <= choice.heads * self.dim_head:
+                yield choice
+
+    def dim_query_key(self, choice: Choice) -> int | None:
+        """R of a choice, over all heads; None where the projection stays as it is."""
+        if choice.query_key is None:
+            return None
+        return choice.query_key * (choice.heads if self.kind in DIVIDED else 1)
+
+    def dim_over_heads(self, choice: Choice) -> int:
+        """The width of the query/key projection over all heads, whatever it is."""
+        state = self.state(choice)
+        return choice.heads * self.dim_head if state is None else state.dim
+
+    def state(self, choice: Choice) -> QueryKeyState | None:
+        """The collaborative query/key projection of a choice; None for a stock one."""
+        if self.query_key is not None:
+            whole = self.query_key.dim
+            is_divided = self.query_key.kind in DIVIDED
+            return replace(self.query_key, dim=whole // self.num_heads * choice.heads if is_divided else whole)
+        kind: QueryKeyKind = self.kind
+        dim: int | None = self.dim_query_key(choice)
+        if dim is None and choice.value < self.dim_value:  # stock attention knows one width only
+            kind, dim = EXACT_KIND, self.dim_head * choice.heads
+        return None if dim is None else QueryKeyState(kind, dim, self.dim_head, self.scale, self.biases[0])
+
+
+def steps(width: int) -> list[int]:
+    """The widths below one that are considered: multiples of 4, at most about `LEVELS` of them."""
+    unit = max(HEAD_MULTIPLE, width // LEVELS // HEAD_MULTIPLE * HEAD_MULTIPLE)
+    return list(range(unit, width, unit))
+
+
+@dataclass(frozen=True)
+class SiteSize:
+    """How large a site is.
+
+    Attributes:
+        parameters: of its four projections.
+        cache: elements that it caches per token.
+        score: multiplications per query token and key token, of the scores and of the sum of the values.
+    """
+
+    parameters: int
+    cache: int
+    score: int
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def size_of(shape: SiteShape, choice: Choice) -> SiteSize:
+    """The size of a site as it would be."""
+    (dim_query, dim_key, dim_output), (query_bias, key_bias, value_bias, output_bias) = shape.dims, shape.biases
+    values, state = choice.heads * choice.value, shape.state(choice)
+    count = values * (dim_key + value_bias + dim_output) + dim_output * output_bias
+    if state is None:
+        width = choice.heads * shape.dim_head
+        return SiteSize(count + width * (dim_query + query_bias + dim_key + key_bias), width + values, width + values)
+    query_key = empty(state, choice.heads, dim_query, dim_key)
+    width = query_key.cache_width * (choice.heads if query_key.has_one_key else 1)
+    count += sum(parameter.numel() for parameter in query_key.parameters())
+    return SiteSize(count, query_key.cache_width + values, width + values)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def empty(state: QueryKeyState, num_heads: int, dim_query: int, dim_key: int) -> QueryKey:
+    """A projection without numbers in it."""
+    return build_query_key(state, num_heads, dim_query, dim_key, device="meta")

@@ -1,0 +1,162 @@
+"""compress: plan, fit, refine and put in place, under a budget or down to a quality."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from transformers import PreTrainedModel
+
+from collab_heads.checks import is_number
+from collab_heads.collaborative.fit import FitOptions
+from collab_heads.compression.choices import size_of
+from collab_heads.compression.fitting import FittedSite, put
+from collab_heads.compression.measures import COUNTED, Measure
+from collab_heads.compression.plan import Choices, CompressionPlan, check_budget, plan
+from collab_heads.compression.report import CompressedSite, CompressReport, Cost
+from collab_heads.errors import ArgumentError
+from collab_heads.registry import AttentionAdapter
+from collab_heads.state import QueryKeyKind
+
+ATTEMPTS = 5  # to come near to a quality
+NEAR = 0.95  # of the quality that was asked for
+
+
+def compress(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping] | CompressionPlan,
+    budget: float | None = None,
+    *,
+    quality: float | None = None,
+    of: Measure = "parameters",
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    sites: str | Iterable[str] | None = None,
+    mixing: QueryKeyKind = "per_head",
+    refine_steps: int = 120,
+    seed: int = 0,
+) -> CompressReport:
+    """Make attention smaller, in place: heads go, and queries, keys and values get narrower, where it costs least.
+
+    It needs no labels and trains nothing: heads, widths and weights are chosen and fitted by what the model does with
+    the batches. `distill` brings back most of what is lost. The result saves and loads as any model does. On an error
+    the model is left as it was. Compress before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
+
+    Args:
+        model: see `plan`.
+        batches: see `plan`; or what `plan` returned for this model, whose options then count.
+        budget: the share that is to be left of what attention has now, above 0 and at most 1. Without `quality` the
+            default is 0.5.
+        quality: instead of a budget: the error of the model's output, on examples that no fit has seen, that it may
+            make at most. For models without a head and regressions the root mean square of the change, as a share of
+            how the output varies; for classifiers and language models the root of twice the mean Kullback-Leibler
+            divergence. The model becomes as small as that allows.
+        of: see `plan`.
+        adapter: see `plan`.
+        sites: see `plan`.
+        mixing: see `plan`.
+        refine_steps: Adam steps that fit each narrower query/key projection to the output that its site had.
+        seed: of the order of the inputs in the refinement.
+
+    Returns:
+        What was done where, predicted and measured error, and what attention costs now; `print` it.
+
+    Raises:
+        ArgumentError: on a budget that is impossible (the message says what is possible), both a budget and a quality,
+            or a quality that no smaller model has.
+        CollabHeadsError: as `plan` raises them.
+    """
+    started = time.perf_counter()
+    if budget is not None and quality is not None:
+        raise ArgumentError(f"budget={budget!r} and quality={quality!r} exclude each other: give one")
+    if quality is not None and not (is_number(quality) and quality > 0):
+        raise ArgumentError(f"quality {quality!r} must be a number above 0: the error that the output may have")
+    share = check_budget(0.5 if budget is None else budget)
+    options = FitOptions(refine_steps=refine_steps, seed=seed)
+    if isinstance(batches, CompressionPlan):
+        made = batches
+        made.check_model(model)
+    else:
+        made = plan(model, batches, of=of, adapter=adapter, sites=sites, mixing=mixing)
+    chosen = smallest(made, quality, options) if quality is not None else Chosen.of(made, made.choose(share), options)
+    choices = chosen.choices
+    before = model.num_parameters()
+    put(model, made.evidence.adapter, chosen.fitted)
+    return CompressReport(
+        sites=tuple(site_report(made, path, choices) for path in choices),
+        of=made.of,
+        budget=share if quality is None else None,
+        quality=quality,
+        predicted_error=made.predicted(choices),
+        measured_error=made.evidence.probe.error(),
+        costs=costs(made, choices),
+        model_parameters_before=before,
+        model_parameters_after=model.num_parameters(),
+        seconds=time.perf_counter() - started,
+    )
+
+
+class Chosen(NamedTuple):
+    """What sites are to have: path -> choice; and the fits of those that change."""
+
+    choices: Choices
+    fitted: Mapping[str, FittedSite]
+
+    @classmethod
+    def of(cls, made: CompressionPlan, choices: Choices, options: FitOptions) -> "Chosen":
+        """Fit choices."""
+        return cls(choices, made.fit(choices, options))
+
+
+def smallest(made: CompressionPlan, quality: float, options: FitOptions) -> Chosen:
+    """The smallest that keeps to a quality, of some that are tried; how far each misses it leads to the next."""
+    limit, best, least, errors = quality, None, 1.0, []
+    for _ in range(ATTEMPTS):
+        chosen = Chosen.of(made, made.within(limit), options)
+        errors.append(error := made.tried(chosen.fitted))
+        if error <= quality and made.share(chosen.choices) < least:
+            best, least = chosen, made.share(chosen.choices)
+        if NEAR * quality <= error <= quality or not chosen.fitted:
+            break
+        limit *= NEAR**0.5 * quality / max(error, quality / 2)
+    if best is None:
+        raise ArgumentError(
+            f"quality {quality!r}: no smaller model keeps to it; those that were tried moved the output by "
+            f"{', '.join(f'{error:.4g}' for error in errors)}"
+        )
+    return best
+
+
+def costs(made: CompressionPlan, choices: Choices) -> dict[Measure, Cost]:
+    """What attention costs by every measure that is known."""
+    known = {**COUNTED, made.of: made.cost}
+    return {
+        measure: Cost(
+            sum(cost(use, use.shape.unchanged) for use in made.uses.values()),
+            sum(cost(use, choices[path]) for path, use in made.uses.items()),
+        )
+        for measure, cost in known.items()
+    }
+
+
+def site_report(made: CompressionPlan, path: str, choices: Choices) -> CompressedSite:
+    """What becomes of one site."""
+    use, choice = made.uses[path], choices[path]
+    whole = use.shape.unchanged
+    before, after = (size_of(use.shape, each) for each in (whole, choice))
+    state = use.shape.state(choice)
+    return CompressedSite(
+        path=path,
+        role=use.role,
+        heads_before=whole.heads,
+        heads_after=choice.heads,
+        kind=None if state is None else state.kind,
+        query_key_before=use.shape.dim_over_heads(whole),
+        query_key_after=use.shape.dim_over_heads(choice),
+        value_before=whole.heads * whole.value,
+        value_after=choice.heads * choice.value,
+        parameters_before=before.parameters,
+        parameters_after=after.parameters,
+        cache_before=before.cache,
+        cache_after=after.cache,
+        predicted_error=math.sqrt(made.option(path, choice).error),
+    )

@@ -1,0 +1,99 @@
+"""All that is measured of a model before anything is planned."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+from transformers.utils.logging import tqdm
+
+from collab_heads.collaborative.calibrate import Calibrations, calibrate
+from collab_heads.compression.choices import SiteShape
+from collab_heads.compression.curves import Part, SiteCurves, site_curves
+from collab_heads.compression.held_out import hold_out
+from collab_heads.compression.probe import Probe
+from collab_heads.compression.sensitivity import sensitivities
+from collab_heads.errors import SwapError
+from collab_heads.heads.prune import check_prunable
+from collab_heads.layers.output import HeadOutputProjection
+from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.refusals import check_swappable, check_values
+from collab_heads.numerics import few_threads
+from collab_heads.registry import AttentionAdapter
+from collab_heads.sites import select_sites
+from collab_heads.state import QueryKeyKind
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What was measured of a model.
+
+    Attributes:
+        model: the model, unchanged.
+        adapter: its adapter.
+        sites: those that may change.
+        kind: of the query/key projections that they may get.
+        fitted: what calibration saw on the examples to fit to.
+        held: the batches of the examples that no fit sees.
+        probe: measures on these how far the output of the model moves.
+        curves: path -> squared errors of the site.
+        sensitivity: path -> part -> squared error of the output by that of the site.
+    """
+
+    model: PreTrainedModel
+    adapter: AttentionAdapter
+    sites: list[OpenSite]
+    kind: QueryKeyKind
+    fitted: Calibrations
+    held: list[Mapping]
+    probe: Probe
+    curves: Mapping[str, SiteCurves]
+    sensitivity: Mapping[str, Mapping[Part, float]]
+
+
+def gather(
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    batches: Iterable[Mapping],
+    names: str | Iterable[str] | None,
+    kind: QueryKeyKind,
+) -> Evidence:
+    """Measure a model, which is left as it was; the errors of `plan`."""
+    sites = choose_sites(model, adapter, names)
+    stock = [site for site in sites if not site.is_swapped]
+    batches, held = hold_out(batches)
+    fitted = calibrate(model, stock, stock, sites, batches)
+    shown = calibrate(model, stock, stock, sites, held)
+    probe = Probe(model, held, sites)
+    with few_threads(max(site.dim_value for site in sites)):
+        curves = {
+            site.path: site_curves(site, SiteShape.of(site, kind), fitted, shown)
+            for site in tqdm(sites, desc="measuring sites", leave=False)
+        }
+    sensitivity = sensitivities(sites, curves, fitted, probe)
+    return Evidence(model, adapter, sites, kind, fitted, held, probe, curves, sensitivity)
+
+
+def choose_sites(
+    model: PreTrainedModel, adapter: AttentionAdapter, names: str | Iterable[str] | None
+) -> list[OpenSite]:
+    """The named sites that have heads, if all of them can be changed.
+
+    Raises:
+        ArgumentError: if a name is neither a role nor a path of the model.
+        SwapError: if a site has gates or alphas, or cannot be changed safely.
+    """
+    available = adapter.sites_with_heads(model)
+    if not available:
+        raise SwapError("the model has no heads left: there is nothing to compress")
+    sites = open_sites(model, adapter, select_sites(available, names))
+    check_prunable(model, adapter, sites)
+    check_swappable(model, adapter, [site for site in sites if not site.is_swapped])
+    check_values(model, adapter, sites)
+    for site in sites:
+        if isinstance(site.output, HeadOutputProjection):
+            what = "gates" if site.output.gates is not None else "alphas"
+            raise SwapError(
+                f"{site.path} has {what}, whose heads are still being chosen: prune_heads(model) first, or "
+                "fold_heads(model) to keep all heads"
+            )
+    return sites

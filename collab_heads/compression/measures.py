@@ -1,0 +1,58 @@
+"""What a budget is of: what a site costs as it would be, by each measure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from collab_heads.compression.choices import Choice, SiteShape, size_of
+from collab_heads.sites import Role
+
+Measure = Literal["parameters", "operations", "cache", "time"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+UNITS: Mapping[Measure, str] = {
+    "parameters": "parameters of attention",
+    "operations": "multiplications of attention per token",
+    "cache": "cached elements per token",
+    "time": "seconds of attention per batch",
+}
+
+
+@dataclass(frozen=True)
+class SiteUse:
+    """How a site is used.
+
+    Attributes:
+        shape: of it.
+        role: of it.
+        calls: how often it is called in one forward pass.
+        keys: tokens that a query token attends to, on average.
+    """
+
+    shape: SiteShape
+    role: Role
+    calls: int
+    keys: float
+
+
+def parameters(use: SiteUse, choice: Choice) -> float:
+    """Numbers in its four projections."""
+    return size_of(use.shape, choice).parameters
+
+
+def operations(use: SiteUse, choice: Choice) -> float:
+    """Multiplications per token: of the projections, and of scores and values over the keys."""
+    size = size_of(use.shape, choice)
+    return use.calls * (size.parameters + use.keys * size.score)
+
+
+def cache(use: SiteUse, choice: Choice) -> float:
+    """Elements that are cached per token."""
+    return use.calls * size_of(use.shape, choice).cache
+
+
+# Time is measured on the machine and for the inputs at hand: see `latency`.
+COUNTED: Mapping[Measure, Callable[[SiteUse, Choice], float]] = {
+    "parameters": parameters,
+    "operations": operations,
+    "cache": cache,
+}

@@ -1,0 +1,93 @@
+"""How far the output of a model moves when its attention is changed, on examples that no fit has seen."""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from collab_heads.errors import CalibrationError, NonFiniteError
+from collab_heads.model.batches import run_batches
+from collab_heads.model.open_site import OpenSite
+from collab_heads.model.outputs import Output, read_output
+from collab_heads.model.portions import portions
+
+ELEMENTS = 8 * 2**20  # of the output of a portion that are kept; of more an even sample of its rows
+
+
+class Probe:
+    """What a model puts out on some batches, as it was when the probe was made.
+
+    Args:
+        model: the model, as it is to be compared with.
+        batches: input dicts as the model takes them.
+        sites: whose use is noted.
+
+    Attributes:
+        calls: path -> how often a site is called in one forward pass: more than once where layers share it.
+        keys: path -> tokens that it attends to, on average.
+
+    Raises:
+        CalibrationError: if there are no batches, the model cannot take one, or what it puts out does not vary.
+        NonFiniteError: if it puts out NaN or inf.
+    """
+
+    def __init__(self, model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenSite]):
+        self.model, self.batches = model, batches
+        self.cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
+        keys: dict[str, list[Tensor]] = {site.path: [] for site in sites}
+        handles = [
+            site.value.register_forward_pre_hook(lambda _, args, seen=keys[site.path]: seen.append(args[0]))
+            for site in sites
+        ]
+        try:
+            outputs = self.outputs()
+        finally:
+            for handle in handles:
+                handle.remove()
+        if missing := [path for path, seen in keys.items() if not seen]:
+            raise CalibrationError(f"{missing[0]} saw no tokens: give batches that reach it")
+        self.calls = {path: len(seen) // len(outputs) for path, seen in keys.items()}
+        self.keys = {
+            path: sum(each[..., 0].numel() for each in seen) / sum(map(len, seen)) for path, seen in keys.items()
+        }
+        self.kept = outputs
+        if not all(torch.isfinite(output.rows).all() for output in self.kept if not output.is_distribution):
+            raise NonFiniteError("the model puts out NaN or inf on the calibration batches")
+        self.square = Output(torch.cat([output.rows for output in self.kept]), self.kept[0].is_distribution).square()
+        if not self.square:
+            raise CalibrationError(
+                "the model puts out the same for all calibration examples: pass examples that differ"
+            )
+
+    def error(self) -> float:
+        """How far the model is from what it was: relative, 0 for the same.
+
+        For numbers and states the root mean square of the change, as a share of how they vary; for distributions the
+        root of 2 KL, the root mean square of the change of log-odds.
+        """
+        gaps = [float(kept.squared_gap(output)) for kept, output in zip(self.kept, self.outputs(), strict=True)]
+        return math.sqrt(max(sum(gaps), 0.0) / self.square)
+
+    def outputs(self) -> list[Output]:
+        """What the model puts out now, for one portion of a batch after the other."""
+        found: list[Output] = []
+
+        def hook(model: PreTrainedModel, args: tuple, inputs: Mapping, outputs: Mapping) -> None:
+            found.append(sampled(read_output(model, inputs, outputs)))
+
+        handle = self.model.register_forward_hook(hook, with_kwargs=True)
+        masks: dict[str, Tensor | None] = {}
+        try:
+            run_batches(self.model, self.batches, masks, "measuring", cut=self.cut)
+        finally:
+            handle.remove()
+        return found
+
+
+def sampled(output: Output) -> Output:
+    """The part of an output that is kept."""
+    stride = math.ceil(output.rows.numel() / ELEMENTS)
+    return Output(output.rows[::stride].clone(), output.is_distribution) if stride > 1 else output

@@ -1,0 +1,115 @@
+"""What a compression did, per site: for people (`str`) and for machines (`to_dict`)."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from collab_heads.compression.measures import UNITS, Measure
+from collab_heads.sites import Role
+from collab_heads.state import QueryKeyKind
+from collab_heads.text import text_table
+
+
+@dataclass(frozen=True)
+class CompressedSite:
+    """What became of one site.
+
+    Attributes:
+        path, role: the site.
+        heads_before, heads_after: how many heads it has.
+        kind: of the query/key projection that it has now; None for the stock one.
+        query_key_before, query_key_after: width of its query/key projection over all heads.
+        value_before, value_after: width of its values over all heads.
+        parameters_before, parameters_after: of its four projections.
+        cache_before, cache_after: elements cached per token.
+        predicted_error: what it was expected to add to the error of the output, as if it alone had changed.
+    """
+
+    path: str
+    role: Role
+    heads_before: int
+    heads_after: int
+    kind: QueryKeyKind | None
+    query_key_before: int
+    query_key_after: int
+    value_before: int
+    value_after: int
+    parameters_before: int
+    parameters_after: int
+    cache_before: int
+    cache_after: int
+    predicted_error: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What attention costs by one measure, before and after."""
+
+    before: float
+    after: float
+
+    @property
+    def share(self) -> float:
+        """What is left."""
+        return self.after / self.before
+
+
+@dataclass(frozen=True)
+class CompressReport:
+    """What `compress` did.
+
+    Attributes:
+        sites: one per site that could change, in model order.
+        of: what the budget was of.
+        budget: the share of it that was asked for; None if a quality was.
+        quality: the error of the output that was asked for; None if a budget was.
+        predicted_error: the error of the model's output that was expected, without refinement.
+        measured_error: the error on calibration examples that no fit has seen. For numbers and states the root mean
+            square of the change, as a share of how they vary; for distributions the root of twice the mean
+            Kullback-Leibler divergence.
+        costs: measure -> what the attention that could change costs.
+        model_parameters_before, model_parameters_after: of the whole model.
+        seconds: in all.
+    """
+
+    sites: tuple[CompressedSite, ...]
+    of: Measure
+    budget: float | None
+    quality: float | None
+    predicted_error: float
+    measured_error: float
+    costs: dict[Measure, Cost]
+    model_parameters_before: int
+    model_parameters_after: int
+    seconds: float
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        header = ["site", "role", "heads", "query/key", "values", "parameters", "cache/token", "adds to error"]
+        costs = "\n".join(
+            f"{UNITS[measure]}: {cost.before:,.6g} -> {cost.after:,.6g} ({cost.share:.1%})"
+            for measure, cost in self.costs.items()
+        )
+        before, after = self.model_parameters_before, self.model_parameters_after
+        last = (
+            f"{costs}\nmodel parameters: {before:,} -> {after:,} ({after / before - 1:+.1%}), {self.seconds:.1f} s\n"
+            f"error of the output: predicted {self.predicted_error:.4f}, measured {self.measured_error:.4f}"
+        )
+        return text_table(header, [table_row(site) for site in self.sites], last)
+
+
+def table_row(site: CompressedSite) -> tuple[str, ...]:
+    """The cells of one site."""
+    kind = f" {site.kind}" if site.kind is not None and site.query_key_after != site.query_key_before else ""
+    return (
+        site.path,
+        site.role,
+        f"{site.heads_before} -> {site.heads_after}",
+        f"{site.query_key_before} -> {site.query_key_after}{kind}",
+        f"{site.value_before} -> {site.value_after}",
+        f"{site.parameters_before:,} -> {site.parameters_after:,}",
+        f"{site.cache_before} -> {site.cache_after}",
+        f"{site.predicted_error:.4f}",
+    )

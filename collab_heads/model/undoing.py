@@ -1,0 +1,47 @@
+"""Try a change of some sites in the model itself, and take it back."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from collab_heads.model.open_site import OpenSite
+from collab_heads.state import FIELD
+
+
+@contextmanager
+def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
+    """Whatever is done to some sites of a model, and to its record, is undone when the context ends, also on an error.
+
+    While it is open, copies stand in the places of their modules, so that the modules themselves stay as they are.
+    Sites that were opened before hold those: open them again inside.
+
+    Args:
+        model: the model.
+        sites: those that may change.
+    """
+    places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            places.setdefault(child, []).append((parent, name))
+    originals = list(dict.fromkeys(module for site in sites for module in (site.module, site.output)))
+    stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    records = [(stack.config, getattr(stack.config, FIELD, None)) for stack in stacks]
+    memo = {id(stack.config): stack.config for stack in stacks}  # of the model, which a copy shares
+    copies = {module: copy.deepcopy(module, memo) for module in originals}
+    try:
+        for module, replacement in copies.items():
+            for parent, name in places[module]:  # an output projection may be inside its attention module
+                setattr(parent, name, replacement)
+        yield
+    finally:
+        for module in originals:
+            for parent, name in places[module]:
+                setattr(parent, name, module)
+        for config, record in records:
+            if record is not None:
+                setattr(config, FIELD, record)
+            elif hasattr(config, FIELD):
+                delattr(config, FIELD)
