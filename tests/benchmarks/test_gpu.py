@@ -95,7 +95,8 @@ def test_what_cannot_run_is_named_and_the_others_go_on(gpu, timing, monkeypatch,
     assert line in capsys.readouterr().out
 
 
-def test_what_the_time_does_not_reach_is_named(gpu, capsys):
+def test_what_the_time_does_not_reach_is_named(gpu, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "PLAN", FEW[2:])
     rows = gpu.main([*TRY, "--minutes", "0"])
     assert len(rows) > len(KINDS) and all("skipped" in row for row in rows)
     assert "the time is up (stock; per_head 1/2" in capsys.readouterr().out
