@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # the CPU build of torch by default; another index or wheel folder: make PIP_ARGS="--index-url ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow test-portable lint docs bench bench-glue bench-heads bench-nmt bench-seen clean
+.PHONY: demo test test-slow test-portable lint docs bench bench-glue bench-heads bench-nmt bench-seen bench-gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python run_glue.py --demo
@@ -71,6 +71,11 @@ bench-nmt: $(VENV)/.bench
 # what heads do: about forty minutes on two cores
 bench-seen: $(VENV)/.bench
 	for part in marian minilm balance speed; do $(BIN)/python benchmarks/heads_seen.py $$part || exit 1; done
+
+# every kind beside stock on a CUDA device, in ten minutes and without data; .venv needs a torch built for the device:
+# make PIP_ARGS="--index-url ..." bench-gpu
+bench-gpu: $(VENV)/.bench
+	$(BIN)/python benchmarks/gpu.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -19,6 +19,7 @@ from collab_heads.text import portable_name
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = Path(tempfile.gettempdir())  # models and runs under way
+PACKAGES = ("torch", "transformers", "tensorly", "numpy", "flash_attn", "triton")  # that a record names
 PICTURES = ROOT / "docs" / "pictures"
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", ROOT.parent / "shared"))
 
@@ -38,7 +39,8 @@ def minilm() -> str:
 
 def record(rows: list[Mapping], **more) -> dict:
     """The rows of a table with the command, versions and machine that made them."""
-    versions = {p: metadata.version(p) for p in ("torch", "transformers", "tensorly", "numpy")}
+    installed = {p for names in metadata.packages_distributions().values() for p in names}
+    versions = {p: metadata.version(p) for p in PACKAGES if p in installed}
     return {
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable_name, sys.argv[1:])]),
         "versions": {"python": platform.python_version(), **versions},
