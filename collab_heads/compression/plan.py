@@ -84,6 +84,8 @@ class CompressionPlan:
                 f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "
                 "heads and the smallest widths give"
             )
+        if budget == 1:  # not even what costs no quality
+            return {path: use.shape.unchanged for path, use in self.uses.items()}
         return self.named(self.spending.choose(budget * self.whole))
 
     def within(self, error: float) -> dict[str, Choice]:
