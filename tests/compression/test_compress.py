@@ -10,6 +10,7 @@ from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads.compression.choices import PARTS
 from collab_heads.compression.measures import COUNTED
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model.open_site import open_sites
@@ -59,6 +60,16 @@ def test_every_measure_is_kept(of):
         sites = open_sites(model, collab_heads.get_adapter(model))
         widths = [(s.query_key.cache_width if s.query_key else s.projections[1].out_features) for s in sites]
         assert report.costs[of].after == sum(widths) + sum(site.dim_value for site in sites)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_only_the_named_part_changes(part):
+    model = BERT.build()
+    report = compress(model, batches_of(BERT), 0.8, parts=part, **QUICK)
+    for name, of_site in (("heads", "heads"), ("query_key", "query_key"), ("values", "value")):
+        # over all heads: fewer of these make both other widths smaller, too
+        changes = [getattr(s, f"{of_site}_before") != getattr(s, f"{of_site}_after") for s in report.sites]
+        assert any(changes) == (part in (name, "heads"))
 
 
 def test_all_of_the_budget_changes_nothing(family):
@@ -157,6 +168,7 @@ BAD = {
     "quality too high": ((), {"quality": 1e-9}, ArgumentError, "no smaller model keeps to it"),
     "measure": ((0.5,), {"of": "weights"}, ArgumentError, "unknown measure 'weights'"),
     "mixing": ((0.5,), {"mixing": "none"}, ArgumentError, "unknown mixing 'none'"),
+    "part": ((0.5,), {"parts": "value"}, ArgumentError, "unknown part 'value' (did you mean 'values'?)"),
     "site": ((0.5,), {"sites": "dec-enc"}, ArgumentError, "no dec-enc attention"),
     "refine": ((0.5,), {"refine_steps": -1}, ArgumentError, "refine_steps -1"),
     "seed": ((0.5,), {"seed": -1}, ArgumentError, "seed must be"),

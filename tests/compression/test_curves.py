@@ -5,8 +5,8 @@ import torch
 from compressing import batches_of, first_site
 
 from collab_heads.collaborative.calibrate import calibrate
-from collab_heads.compression.choices import SiteShape
-from collab_heads.compression.curves import PARTS, QUICK, falling, site_curves
+from collab_heads.compression.choices import PARTS, SiteShape
+from collab_heads.compression.curves import QUICK, falling, site_curves
 from collab_heads.compression.fitting import fit_site, put
 from collab_heads.model.batches import run_batches
 from collab_heads.model.masks import MASKS
