@@ -116,9 +116,7 @@ def attend(
     return output.flatten(-2), weights
 
 
-def pad_to_one_width(
-    query: Tensor, key: Tensor, value: Tensor, *, has_one_key: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def pad_to_one_width(query: Tensor, key: Tensor, value: Tensor, *, has_one_key: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Give queries, keys and values one width, which fused kernels want; zeros do not change the dot product.
 
     Values that are narrower than a key under all heads stay so: that key is as wide as many heads together.
