@@ -94,7 +94,8 @@ METHODS: dict[str, Callable] = {  # method(model, draw, budget) -> the smaller m
     ),
     "Torch-Pruning, Taylor": functools.partial(dependency_pruned, importance=taylor, everywhere=False),
     "Torch-Pruning, Taylor, over layers": functools.partial(dependency_pruned, importance=taylor, everywhere=True),
-    "Kwon et al. 2022": retraining_free,
+    "Kwon et al. 2022": functools.partial(retraining_free, everywhere=True),
+    "Kwon et al. 2022, per layer": functools.partial(retraining_free, everywhere=False),
     "prune_heads, reconstruction": our_heads,
 }
 
