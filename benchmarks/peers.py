@@ -8,9 +8,9 @@ all-MiniLM-L6-v2 is fine-tuned by run_glue.py for three epochs (FLAGS), unless D
 leaves a share of attention's parameters (query, key, value and output projections; where whole heads go that is the
 share of heads), and nothing is trained after that. A draw is 2,048 labelled training examples; methods that need no
 labels, or no data, do not look at them. Scores are of the dev set, x 100: accuracy for MRPC and RTE, Spearman for
-STS-B, Matthews for CoLA; the JSON has the other metrics of each. Seconds are of the whole method, also where budgets
-share a measurement that ran once. Rows are kept in DIR/peers.jsonl as they come, and not repeated; --table only
-collects.
+STS-B, Matthews for CoLA; the JSON has the other metrics of each. Seconds are the processor's, so that a busy machine
+does not count, and of the whole method, also where budgets share a measurement that ran once. Rows are kept in
+DIR/peers.jsonl as they come, and not repeated; --table only collects.
 """
 
 import argparse
@@ -46,7 +46,7 @@ METRICS = {"mrpc": "accuracy", "stsb": "spearmanr", "rte": "accuracy", "cola": "
 BUDGETS = (0.5, 0.33, 0.25)  # 36, 24 and 18 of 72 heads
 EXAMPLES = 2048
 COLUMNS = {"task": "", "method": "", "budget": "", "attention": ".3f", "score": ".2f", "lost": ".2f", "losses": ""}
-COLUMNS |= {"f1": ".2f", "seconds": ".1f"}
+COLUMNS |= {"f1": ".2f", "cpu_seconds": ".1f"}
 
 
 class Draw:
@@ -72,8 +72,8 @@ class Draw:
         if name in self.known:
             self.saved += self.known[name][1]
         else:
-            start = time.perf_counter()
-            self.known[name] = measure(), time.perf_counter() - start
+            start = time.process_time()
+            self.known[name] = measure(), time.process_time() - start
         return self.known[name][0]
 
 
@@ -145,12 +145,12 @@ def attention_parameters(model) -> int:
 def measured(task: Task, draw: Draw, method: str, budget: float) -> dict:
     """One row."""
     model = task.load()
-    whole, draw.saved, start = attention_parameters(model), 0.0, time.perf_counter()
+    whole, draw.saved, start = attention_parameters(model), 0.0, time.process_time()
     model = METHODS[method](model, draw, budget)
-    seconds = time.perf_counter() - start + draw.saved
+    seconds = time.process_time() - start + draw.saved
     share = attention_parameters(model) / whole
     row = {"task": task.name, "method": method, "budget": budget, "draw": draw.number, "attention": share}
-    return row | {"seconds": seconds, "metrics": task.metrics(model)}
+    return row | {"cpu_seconds": seconds, "metrics": task.metrics(model)}
 
 
 def run(tasks: Sequence[str], methods: Sequence[str], draws: int, work: Path) -> None:
@@ -201,13 +201,18 @@ def collected(rows: Sequence[Mapping]) -> list[dict]:
         if method == "original":  # the first of its task
             before = scores[0]
         line = {"task": task, "method": method, "budget": group[0]["budget"], "score": statistics.mean(scores)}
+        line |= {name: mean_of(group, name) for name in ("attention", "cpu_seconds")}
+        line["f1"] = mean_of([row["metrics"] for row in group], "f1")
         if method != "original":
             line |= {"lost": before - line["score"], "losses": ", ".join(f"{before - score:.2f}" for score in scores)}
-            line |= {name: statistics.mean(row[name] for row in group) for name in ("attention", "seconds")}
-        if task == "mrpc":
-            line["f1"] = statistics.mean(row["metrics"]["f1"] for row in group)
         found.append(line)
     return found
+
+
+def mean_of(rows: Sequence[Mapping], name: str) -> float | None:
+    """The mean of what rows have under a name; None if none has it."""
+    values = [row[name] for row in rows if name in row]
+    return statistics.mean(values) if values else None
 
 
 def main() -> None:
