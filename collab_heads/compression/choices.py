@@ -49,6 +49,7 @@ class SiteShape:
         kind: of the projection that it gets.
         scale: of its scores.
         parts: what of it may become smaller.
+        decodes: whether it is of a decoder, which is called for one token after the other.
     """
 
     num_heads: int
@@ -60,6 +61,7 @@ class SiteShape:
     kind: QueryKeyKind
     scale: float
     parts: tuple[Part, ...] = PARTS
+    decodes: bool = False
 
     @classmethod
     def of(cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[Part, ...] = PARTS) -> "SiteShape":
@@ -76,7 +78,9 @@ class SiteShape:
             biases, scale = (query.bias is not None, key.bias is not None), site.adapter.scale(site.module)
         dims = dim_query, value.in_features, output.weight.shape[0]
         more = value.bias is not None, output.bias is not None
-        return cls(heads, dim_head, value.out_features // heads, dims, (*biases, *more), state, kind, scale, parts)
+        decodes = site.role != "enc-self"
+        dim_value = value.out_features // heads
+        return cls(heads, dim_head, dim_value, dims, (*biases, *more), state, kind, scale, parts, decodes)
 
     @property
     def unchanged(self) -> Choice:
@@ -109,8 +113,17 @@ class SiteShape:
             [*self.value_widths(), self.dim_value],
         )
         for choice in itertools.starmap(Choice, itertools.product(*each)):
-            if (self.dim_query_key(choice) or 0) <= choice.heads * self.dim_head:
+            if (self.dim_query_key(choice) or 0) <= choice.heads * self.dim_head and not self.is_slow(choice):
                 yield choice
+
+    def is_slow(self, choice: Choice) -> bool:
+        """Whether a step of decoding would take longer than it does now.
+
+        Kernels want one width, so the narrower of keys and values is padded, all that is cached at every step: beside a
+        full width that costs more than the narrow one saves (measured: `benchmarks/compression_speed.py`).
+        """
+        may_differ = self.query_key is not None or not {"query_key", "values"} <= set(self.parts)
+        return self.decodes and not may_differ and (choice.query_key is None) != (choice.value == self.dim_value)
 
     def dim_query_key(self, choice: Choice) -> int | None:
         """R of a choice, over all heads; None where the projection stays as it is."""

@@ -5,7 +5,7 @@ from compressing import first_site
 
 import collab_heads
 from collab_heads.compression.choices import Choice, SiteShape, size_of, steps
-from families import swap
+from families import FAMILIES, swap
 
 
 def shape_of(site, kind="per_head"):
@@ -75,3 +75,15 @@ def test_steps_are_few_multiples_of_four():
     assert steps(80) == [8, 16, 24, 32, 40, 48, 56, 64, 72]
     assert steps(384) == [48, 96, 144, 192, 240, 288, 336]
     assert steps(4) == []
+
+
+@pytest.mark.parametrize("name, differ", [("bert", True), ("bert-decoder", False)])
+def test_decoders_have_no_full_width_beside_a_narrow_one(name, differ):
+    """Each step of decoding would pad all that is cached: slower than the original."""
+    site = first_site(FAMILIES[name].build())
+    choices = list(shape_of(site).choices())
+    uneven = [choice for choice in choices if (choice.query_key is None) != (choice.value == 8)]
+    assert bool(uneven) == differ
+    asked = SiteShape.of(site, "per_head", ("values",))
+    assert {choice.value for choice in asked.choices()} == {4, 8}
+    assert {choice.query_key for choice in asked.choices()} == {None}
