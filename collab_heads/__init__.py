@@ -15,6 +15,8 @@ from collab_heads.analysis.roles.head_roles import head_roles
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.swap import swap_to_collaborative
+from collab_heads.distillation.distill import distill
+from collab_heads.distillation.report import DistillReport
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.alpha import alpha_report, swap_to_alpha
@@ -39,6 +41,7 @@ __all__ = [
     "AttentionSite",
     "AttentionWeights",
     "CollabHeadsError",
+    "DistillReport",
     "DynamicRotation",
     "FoldReport",
     "GateReport",
@@ -55,6 +58,7 @@ __all__ = [
     "alpha_report",
     "analyze_heads",
     "collaborative_config",
+    "distill",
     "fold_heads",
     "gate_report",
     "get_adapter",
