@@ -38,12 +38,17 @@ def list_batches(model: PreTrainedModel, batches: Iterable[Mapping]) -> list[Bat
 
 
 def without_unread_labels(model: PreTrainedModel, batch: Mapping) -> Batch:
-    """A batch without its labels, unless they are what a decoder reads."""
-    kept = dict(batch)
+    """A batch without its labels, unless they are what a decoder reads, and without gradients of its own."""
+    kept = {name: fit_for_training(value) if isinstance(value, Tensor) else value for name, value in batch.items()}
     reads = model.config.is_encoder_decoder and not has_decoder_inputs(batch) and has_text_labels(batch)
     if not reads:
         kept.pop("labels", None)
     return kept
+
+
+def fit_for_training(tensor: Tensor) -> Tensor:
+    """A tensor without a gradient, also where it was made in inference mode (outputs of an encoder may be either)."""
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def has_decoder_inputs(batch: Mapping) -> bool:

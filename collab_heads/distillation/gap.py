@@ -1,11 +1,11 @@
 """How far a changed model is from its original: hidden states of every layer, and the output.
 
 Every layer's squared error counts relative to how much that layer varies over tokens, and so does the output, unless it
-is a distribution. Padding does not count. Batches are run in portions of like length, without padding where possible;
-sums over portions, processes and batches then give means over all rows that count.
+is a distribution. Batches are run in portions of like length, without padding where possible; sums over portions,
+processes and batches then give means over all rows that count.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,55 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.distillation.examples import Batch, Part, moved, num_rows
+from collab_heads.distillation.parts import Spread, num_tokens, read_parts, row_counts
 from collab_heads.distillation.processes import Processes
 from collab_heads.distillation.report import HeldOutError
-from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError, UnsupportedModelError
-from collab_heads.model.masks import token_masks
-from collab_heads.model.outputs import Output, read_output
+from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError
+from collab_heads.model.outputs import Output
 from collab_heads.model.portions import PORTION, portions
-
-# the hidden states of a model -> whose padding they have
-STATES = {"encoder_hidden_states": "encoder", "decoder_hidden_states": "decoder", "hidden_states": "decoder"}
-
-
-def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> list[Output]:
-    """The hidden states of every layer, after that the output; embeddings are left out, nothing changes them.
-
-    Raises:
-        UnsupportedModelError: if a model returns no hidden states, or no output that can be compared.
-    """
-    masks, parts = token_masks(model, inputs), []
-    for name, side in STATES.items():
-        for states in (outputs.get(name) or ())[1:]:
-            mask, rows = masks[side], states.float().flatten(0, 1)
-            parts.append(Output(rows if mask is None else rows[mask.flatten().to(rows.device)], False))
-    if not parts:
-        raise UnsupportedModelError(f"{type(model).__name__} returns no hidden states by which it could be distilled")
-    return [*parts, read_output(model, inputs, outputs)]
-
-
-class Spread:
-    """The mean square of rows around their mean, summed up over portions in float64."""
-
-    def __init__(self):
-        self.count, self.square, self.mean = 0.0, 0.0, torch.zeros(())
-        self.raw = 0.0
-
-    def add(self, part: Output) -> None:
-        """Take some rows in."""
-        rows, count = part.rows.double(), len(part.rows)
-        if not count:
-            return
-        mean, total = rows.mean(0).cpu(), self.count + count
-        away = float((mean - self.mean).square().sum()) * self.count * count / total
-        self.square += float((rows - rows.mean(0)).square().sum()) + away
-        self.raw += float(rows.square().sum())
-        self.mean = self.mean + (mean - self.mean) * (count / total)
-        self.count = total
-
-    def value(self) -> float:
-        """The mean square per row; around 0 where all rows are one, 1 where they are 0."""
-        return next((square / self.count for square in (self.square, self.raw) if square > 0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -196,11 +153,6 @@ class Gap:
         return HeldOutError(float(errors[:-1].mean()), float(errors[-1]))
 
 
-def row_counts(parts: list[Output]) -> Tensor:
-    """How many rows count: [parts], float64."""
-    return torch.tensor([len(part.rows) for part in parts], dtype=torch.float64)
-
-
 def check_finite(loss: float, index: int, part: str) -> None:
     """Raise NonFiniteError unless a loss is a number."""
     if not loss - loss == 0:
@@ -208,16 +160,3 @@ def check_finite(loss: float, index: int, part: str) -> None:
             f"the gap to the original is {loss} on {part} batch {index}: one of the models puts out NaN or inf there, "
             "or the learning rate is too high"
         )
-
-
-def num_tokens(model: PreTrainedModel, inputs: Batch) -> int:
-    """How many tokens of a batch count, on both sides of an encoder-decoder."""
-    masks = token_masks(model, inputs)
-    sides = masks.values() if model.config.is_encoder_decoder else [masks["decoder"]]
-    return sum(every_token(inputs) if mask is None else int(mask.sum()) for mask in sides)
-
-
-def every_token(inputs: Batch) -> int:
-    """Positions of a batch without a mask; an image counts as one."""
-    ids = inputs.get("input_ids")
-    return ids.numel() if isinstance(ids, Tensor) else num_rows(inputs) or 1

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,7 +46,8 @@ def translate(original: PreTrainedModel, batch: Batch) -> Batch:
     room = getattr(original.config, "max_position_embeddings", None) or LENGTH * longest + MORE + 1
     config.max_length, config.max_new_tokens = None, max(1, min(LENGTH * longest + MORE, room - 1))
     config.num_beams, config.do_sample, config.return_dict_in_generate = 1, False, False
-    tokens = original.generate(**moved(batch, original.device), generation_config=config).cpu()
+    generate = cast(Any, original).generate  # a mixin, to type checkers
+    tokens = generate(**moved(batch, original.device), generation_config=config).cpu()
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     for end in ends:
