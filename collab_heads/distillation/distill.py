@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.distillation.checkpoint import Checkpoint, digest_of
-from collab_heads.distillation.examples import Batch, list_batches, split
+from collab_heads.distillation.examples import Batch, in_order, list_batches, split
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights
 from collab_heads.distillation.options import DistillOptions, Precision
@@ -49,7 +49,7 @@ def distill(
     Only the projections of changed sites are trained (query/key, values, output with its bias). Gates and alphas stay
     as they are, and so does everything else. Made small is the squared error of the hidden states of every layer,
     relative to how they vary over tokens, plus that of the output: of the logits where there is a head, as 2 KL where
-    they are a distribution, else of the last hidden state. Padding does not count.
+    they are a distribution; else of the mean of the last hidden state over tokens. Padding does not count.
 
     Both models run in evaluation mode, without dropout: what is to be learned is what they do in use. Modes, gradients
     and which parameters are trainable are as before afterwards. On any error, or an interruption, the model is left as
@@ -104,11 +104,16 @@ def distill(
     checkpoint = None if output_dir is None else Checkpoint(output_dir, run)
     saved = None if checkpoint is None else processes.first_says(checkpoint.load)
     with evaluating(original), evaluating(model), trained_alone(model, trained):
-        train, held_out = split(with_translations(original, listed, show=processes.is_first))
+        train, held_out = split(listed)
+        places = in_order(len(train), seed, steps)
+        read = sorted(set(places))  # others need no translation
+        found = with_translations(original, [*(train[place] for place in read), *held_out], show=processes.is_first)
+        chosen = dict(zip(read, found, strict=False))
+        in_turn, held_out = [chosen[place] for place in places], found[len(read) :]
         for parameter in trained.values():
             parameter.data.copy_(processes.of_first(parameter.data))  # last bits of what each computed may differ
         gap = Gap.measured(model, original, processes, held_out, output_weight)
-        training = Training(gap, MasterWeights(trained, learning_rate, steps), options, train, held_out, checkpoint)
+        training = Training(gap, MasterWeights(trained, learning_rate, steps), options, in_turn, held_out, checkpoint)
         progress = training.run(saved, started)
         put_back(trained, progress.best)
     if checkpoint is not None:

@@ -117,11 +117,13 @@ def select(batch: Mapping, rows: slice) -> Batch:
     return {name: value[rows] if isinstance(value, Tensor) else value for name, value in batch.items()}
 
 
-def order(count: int, seed: int, step: int) -> int:
-    """Which of `count` batches a step takes; every epoch has an order of its own, known from seed and step alone."""
-    epoch, place = divmod(step, count)
-    generator = torch.Generator().manual_seed((seed << 20) + epoch)
-    return int(torch.randperm(count, generator=generator)[place])
+def in_order(count: int, seed: int, steps: int) -> list[int]:
+    """Which of `count` batches each step takes; every epoch has an order of its own."""
+    places: list[int] = []
+    generator = torch.Generator().manual_seed(seed)
+    while len(places) < steps:
+        places += torch.randperm(count, generator=generator).tolist()
+    return places[:steps]
 
 
 def moved(batch: Mapping, device: torch.device) -> Batch:

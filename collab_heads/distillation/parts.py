@@ -28,7 +28,22 @@ def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> lis
             parts.append(Output(rows if mask is None else rows[mask.flatten().to(rows.device)], False))
     if not parts:
         raise UnsupportedModelError(f"{type(model).__name__} returns no hidden states by which it could be distilled")
-    return [*parts, read_output(model, inputs, outputs)]
+    return [*parts, whole_output(model, inputs, outputs)]
+
+
+def whole_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Output:
+    """The output of a model; of one without a head the mean of the last hidden state over tokens, a row per example.
+
+    The last hidden state itself is a layer like the others. What is systematic about its errors adds up in a mean,
+    and a mean is what such models mostly serve for.
+    """
+    states = outputs.get("last_hidden_state")
+    if outputs.get("logits") is not None or states is None or states.ndim != 3:
+        return read_output(model, inputs, outputs)
+    mask = token_masks(model, inputs)["decoder"]
+    used = torch.ones(states.shape[:2], device=states.device) if mask is None else mask.to(states.device).float()
+    sums = (states.float() * used[..., None]).sum(1)
+    return Output(sums / used.sum(1, keepdim=True).clamp(min=1), False)
 
 
 class Spread:

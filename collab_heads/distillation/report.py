@@ -12,8 +12,8 @@ class HeldOutError:
 
     Attributes:
         hidden: squared error of the hidden states as a share of their variance over tokens, mean over layers.
-        output: the same of the last hidden state, or of the numbers that a head gives; for a head that gives
-            distributions p, 2 KL(p, q), mean over rows.
+        output: the same of the numbers that a head gives, or, without one, of the mean of the last hidden state over
+            the tokens of an example; for a head that gives distributions p, 2 KL(p, q), mean over rows.
     """
 
     hidden: float

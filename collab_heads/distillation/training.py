@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers.utils.logging import tqdm
 
 from collab_heads.distillation.checkpoint import Checkpoint, Progress
-from collab_heads.distillation.examples import Part, order
+from collab_heads.distillation.examples import Part
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights
 from collab_heads.distillation.options import DistillOptions
@@ -19,7 +19,7 @@ class Training:
         gap: what is made small.
         weights: what is trained.
         options: how.
-        train: batches to train on, with their numbers.
+        in_turn: the batch of every step, with its number.
         held_out: those to measure on.
         checkpoint: where to save; None for nowhere.
     """
@@ -29,12 +29,12 @@ class Training:
         gap: Gap,
         weights: MasterWeights,
         options: DistillOptions,
-        train: Part,
+        in_turn: Part,
         held_out: Part,
         checkpoint: Checkpoint | None,
     ):
         self.gap, self.weights, self.options = gap, weights, options
-        self.train, self.held_out, self.checkpoint = train, held_out, checkpoint
+        self.in_turn, self.held_out, self.checkpoint = in_turn, held_out, checkpoint
 
     def run(self, saved: tuple[Progress, dict[str, Tensor]] | None, started: float) -> Progress:
         """Train from the beginning, or from what was saved, to the end.
@@ -67,8 +67,7 @@ class Training:
 
     def take_step(self, progress: Progress) -> None:
         """One step on one batch."""
-        place = order(len(self.train), self.options.seed, progress.step)
-        _, tokens = self.gap.backward(*self.train[place])
+        _, tokens = self.gap.backward(*self.in_turn[progress.step])
         self.weights.take_step(progress.step, self.gap.processes)
         progress.step += 1
         progress.tokens += tokens

@@ -1,7 +1,7 @@
 """What a decoder reads where the batches do not say: the original's own translations."""
 
 import copy
-from collections.abc import Sequence
+import math
 from typing import Any, cast
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
-from collab_heads.distillation.examples import Batch, has_decoder_inputs, has_text_labels, moved
+from collab_heads.distillation.examples import Batch, Part, has_decoder_inputs, has_text_labels, moved
 from collab_heads.errors import CalibrationError
 from collab_heads.model.backends import evaluating
 
@@ -22,20 +22,20 @@ def needs_translation(model: PreTrainedModel, batch: Batch) -> bool:
     return model.config.is_encoder_decoder and model.can_generate() and not reads
 
 
-def with_translations(original: PreTrainedModel, batches: Sequence[Batch], *, show: bool = True) -> list[Batch]:
+def with_translations(original: PreTrainedModel, part: Part, *, show: bool = True) -> Part:
     """Batches with decoder inputs: those without get what the original writes, greedily.
 
     Raises:
         CalibrationError: if the original cannot translate one; it is numbered.
     """
-    missing = [index for index, batch in enumerate(batches) if needs_translation(original, batch)]
-    found = list(batches)
+    found, missing = list(part), [place for place, (_, batch) in enumerate(part) if needs_translation(original, batch)]
     with evaluating(original):
-        for index in tqdm(missing, desc="translating", leave=False, disable=not (show and missing)):
+        for place in tqdm(missing, desc="translating", leave=False, disable=not (show and missing)):
+            number, batch = part[place]
             try:
-                found[index] = batches[index] | translate(original, batches[index])
+                found[place] = number, batch | translate(original, batch)
             except Exception as error:  # whatever the model raises about its inputs, with the batch named
-                raise CalibrationError(f"{type(original).__name__} cannot translate batch {index}: {error}") from error
+                raise CalibrationError(f"{type(original).__name__} cannot translate batch {number}: {error}") from error
     return found
 
 
@@ -43,8 +43,8 @@ def translate(original: PreTrainedModel, batch: Batch) -> Batch:
     """Decoder inputs and their mask, [B, T]: the translation up to its last token before the end."""
     config = copy.deepcopy(original.generation_config)
     longest = next(value for value in batch.values() if isinstance(value, Tensor) and value.ndim > 1).shape[1]
-    room = getattr(original.config, "max_position_embeddings", None) or LENGTH * longest + MORE + 1
-    config.max_length, config.max_new_tokens = None, max(1, min(LENGTH * longest + MORE, room - 1))
+    room = getattr(original.config, "max_position_embeddings", None) or math.inf
+    config.max_length, config.max_new_tokens = int(max(2, min(1 + LENGTH * longest + MORE, room))), None
     config.num_beams, config.do_sample, config.return_dict_in_generate = 1, False, False
     generate = cast(Any, original).generate  # a mixin, to type checkers
     tokens = generate(**moved(batch, original.device), generation_config=config).cpu()

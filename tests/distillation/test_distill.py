@@ -136,6 +136,20 @@ def test_errors_are_what_they_say():
     assert_close(report.before.output, 2 * float((p.exp() * (p - q)).sum()), rtol=FP32_NOISE, atol=FP32_NOISE)
 
 
+def test_without_a_head_the_output_is_the_mean_of_the_last_states():
+    """Over tokens that count; relative to how it varies over examples, the one batch being trained and held out."""
+    changed, original = (each.bert for each in changed_pair())
+    inputs = random_batches(1)[0] | {"position_ids": torch.arange(9)[None]}  # which cannot be divided
+    mask = inputs["attention_mask"][..., None]
+    with torch.no_grad():
+        ours, theirs = (
+            (model(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1) for model in (changed, original)
+        )
+    expected = float((ours - theirs).square().sum() / (theirs - theirs.mean(0)).square().sum())
+    report = distill(changed, original, [inputs], steps=1)
+    assert_close(report.before.output, expected, rtol=FP32_NOISE, atol=0)
+
+
 def test_a_call_without_gradients_trains_and_gradients_of_the_user_stay(pair, batches):
     model, original = pair
     parameter = next(iter(trained_parameters(model, get_adapter(model)).values()))
