@@ -95,7 +95,7 @@ def distill(
     check_pair(model, original)
     trained = trained_parameters(model, get_adapter(model))
     check_apart(trained, original)
-    processes = Processes.found(accelerator, mixed_precision)
+    processes = Processes.found(accelerator, mixed_precision, model.device.type == "cpu")
     listed = list_batches(model, batches)
     run = {**dataclasses.asdict(options), "mixed_precision": processes.precision, "processes": processes.count}
     if processes.count > 1 or output_dir is not None:

@@ -42,8 +42,8 @@ class Processes:
     precision: str
 
     @classmethod
-    def found(cls, accelerator: "Accelerator | None", precision: str | None) -> "Processes":
-        """Those of an accelerator, or of the launcher that started this process.
+    def found(cls, accelerator: "Accelerator | None", precision: str | None, on_cpu: bool = True) -> "Processes":
+        """Those of an accelerator, or of the launcher that started this process; models on a CPU exchange there.
 
         Raises:
             ArgumentError: if the accelerator is none, or works in a way that is not supported.
@@ -55,8 +55,10 @@ class Processes:
 
         if accelerator is not None and not isinstance(accelerator, Accelerator):
             raise ArgumentError(f"accelerator is a {type(accelerator).__name__}, expected an accelerate.Accelerator")
-        # not an Accelerator of our own: its precision would be that of the process for good
-        state: Any = PartialState() if accelerator is None else accelerator
+        # not an Accelerator of our own: its precision would be that of the process for good; so would be the choice of
+        # the CPU, which matters to several processes only
+        cpu = on_cpu and int(os.environ.get("WORLD_SIZE", 1)) > 1
+        state: Any = PartialState(cpu=cpu) if accelerator is None else accelerator
         if state.distributed_type.name in REFUSED:
             raise ArgumentError(
                 f"accelerator works with {state.distributed_type.name}, which divides the model: distill with one "

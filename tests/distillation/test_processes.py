@@ -1,5 +1,8 @@
 """Several processes share every batch; a process that is killed for good is gone on with."""
 
+import os
+import time
+
 import pytest
 import torch
 from distilling import changed_pair, random_batches
@@ -13,18 +16,17 @@ from collab_heads.distillation.processes import REFUSED, Processes
 from collab_heads.errors import ArgumentError, CalibrationError
 from families import FAMILIES
 
-SHARED = 1e-5  # float32 gradients summed in another order, and some Adam steps after it; seen: 8e-7
+SHARED = 2e-6  # float32 gradients summed in another order, and some Adam steps after it; seen: 1.2e-7
 OPTIONS = {"steps": 6, "evaluate_every": 2, "checkpoint_every": 2}
 
 
 def distilled(folder, family="bert", **more):
     """A run whose weights the first process stores."""
     model, original = changed_pair(family)
-    batches = random_batches(10, rows=64) if family == "bert" else [FAMILIES[family].inputs()]
+    batches = random_batches(10, rows=128) if family == "bert" else [FAMILIES[family].inputs()]
     report = distill(model, original, batches, **{**OPTIONS, **more})
-    import os
-
-    save_file(model.state_dict(), f"{folder}/{os.environ.get('RANK', 'alone')}.safetensors")
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_file(tensors, f"{folder}/{os.environ.get('RANK', 'alone')}.safetensors")
     return report
 
 
@@ -44,8 +46,6 @@ def test_two_processes_do_what_one_does(family, tmp_path):
 
 
 def different(arguments):
-    import os
-
     model, original = changed_pair()
     with pytest.raises(CalibrationError, match="the 2 processes were given different batches"):
         distill(model, original, random_batches(10, seed=int(os.environ["RANK"])), **OPTIONS)
@@ -58,8 +58,6 @@ def test_two_processes_are_given_the_same_batches(tmp_path):
 
 def slow_steps(arguments):
     """A run that can be killed between its steps."""
-    import time
-
     stock = training.Training.take_step
 
     def take_step(self, progress):
