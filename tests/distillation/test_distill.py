@@ -170,8 +170,7 @@ def test_the_report_speaks(pair, batches):
     assert (report.batches, report.held_out_batches) == (9, 1)
 
 
-def test_half_precision_is_trained_in_float32_copies():
-    """A rate at which every single step is lost in bfloat16."""
+def test_a_model_in_half_precision_stays_in_it():
     model, original = changed_pair()
     model, original = model.bfloat16(), original.bfloat16()
     batches = random_batches(10)
