@@ -34,7 +34,7 @@ def distill(
     batches: Iterable[Mapping],
     steps: int = 300,
     *,
-    learning_rate: float = 3e-4,
+    learning_rate: float = 1e-3,
     output_weight: float = 1.0,
     evaluate_every: int | None = None,
     patience: int = 4,
