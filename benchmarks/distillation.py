@@ -1,6 +1,6 @@
 """Distil all-MiniLM-L6-v2 and a small Marian from their originals, without labels, after a strong swap.
 
-python benchmarks/distillation.py minilm [--values 8 12] [--steps 300] [--learning_rate 1e-3] [--output_weight 1]
+python benchmarks/distillation.py minilm [--values 8 12] [--steps 300] [--learning_rate 3e-4] [--output_weight 1]
 python benchmarks/distillation.py marian [--sentences 300]
 
 MiniLM: 10,000 sentences of STS-B, MRPC, RTE and SST-2 train, in batches of 32; scored as in `stsb.py`, on STS-B dev.
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--values", type=int, nargs="+", default=[8, 12], help="dimensions per head, of 32")
     parser.add_argument("--sentences", type=int, default=300, help="to translate")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--learning_rate", type=float, default=3e-4)
     parser.add_argument("--output_weight", type=float, default=1.0)
     parser.add_argument("--explore", action="store_true", help="print only, store nothing")
     arguments = parser.parse_args()

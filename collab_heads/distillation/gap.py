@@ -29,8 +29,8 @@ class Gap:
         model: the changed one.
         original: what it should be like.
         processes: that share the work.
-        scales: [parts], float64: by what the squared error of a row is divided, per layer and for the output.
-        weights: [parts], float64: the share of each in what is made small.
+        scales: [parts], float64, on the CPU: by what the squared error of a row is divided, for layers and output.
+        weights: [parts], the same way: the share of each in what is made small.
     """
 
     model: PreTrainedModel
@@ -61,7 +61,7 @@ class Gap:
                 is_distribution = parts[-1].is_distribution
         scales = [spread.value() for spread in spreads[:-1]] + [1.0 if is_distribution else spreads[-1].value()]
         weights = [1 / (len(scales) - 1)] * (len(scales) - 1) + [output_weight]
-        found = torch.tensor([scales, weights], dtype=torch.float64, device=model.device)
+        found = torch.tensor([scales, weights], dtype=torch.float64)
         return cls(model, original, processes, *processes.of_first(found))
 
     def references(self, index: int, batch: Batch) -> Iterator[tuple[Batch, list[Output]]]:
@@ -104,7 +104,7 @@ class Gap:
         parts = self.run(self.model, index, portion)
         return torch.stack(
             [
-                reference.squared_gap(part).to(self.scales.device)
+                reference.squared_gap(part).to(self.model.device)
                 for reference, part in zip(references, parts, strict=True)
             ]
         )
@@ -120,9 +120,9 @@ class Gap:
         """
         found = list(self.references(index, batch))
         counts = sum((row_counts(parts) for _, parts in found), torch.zeros(len(self.scales), dtype=torch.float64))
-        counts = self.processes.sum(counts).to(self.scales.device).clamp(min=1)
-        factors = (self.weights / self.scales / counts).float()
-        total, tokens = torch.zeros((), dtype=torch.float64, device=factors.device), 0
+        counts = self.processes.sum(counts).clamp(min=1)
+        factors = (self.weights / self.scales / counts).float().to(self.model.device)
+        total, tokens = torch.zeros((), device=factors.device), 0
         for portion, parts in found:
             loss = (self.squares(index, portion, parts) * factors).sum()
             loss.backward()
@@ -144,10 +144,10 @@ class Gap:
         whole = Gap(self.model, self.original, self.processes.alone(), self.scales, self.weights)
         for index, batch in held_out[self.processes.index :: self.processes.count]:
             for portion, parts in whole.references(index, batch):
-                found = whole.squares(index, portion, parts).double()
+                found = whole.squares(index, portion, parts).cpu().double()
                 check_finite(float(found.sum()), index, "held-out")
                 squares += found
-                counts += row_counts(parts).to(counts)
+                counts += row_counts(parts)
         squares, counts = self.processes.sum(squares), self.processes.sum(counts)
         errors = squares / counts.clamp(min=1) / self.scales
         return HeldOutError(float(errors[:-1].mean()), float(errors[-1]))

@@ -10,6 +10,7 @@ from collab_heads.distillation.examples import Batch, num_rows
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.model.masks import token_masks
 from collab_heads.model.outputs import Output, read_output
+from collab_heads.numerics import float64
 
 # the hidden states of a model -> whose padding they have
 STATES = {"encoder_hidden_states": "encoder", "decoder_hidden_states": "decoder", "hidden_states": "decoder"}
@@ -55,7 +56,7 @@ class Spread:
 
     def add(self, part: Output) -> None:
         """Take some rows in."""
-        rows, count = part.rows.double(), len(part.rows)
+        rows, count = float64(part.rows), len(part.rows)
         if not count:
             return
         mean, total = rows.mean(0).cpu(), self.count + count
