@@ -148,6 +148,7 @@ class T5Adapter(AttentionAdapter):
     rms_norms = (modeling_mt5.MT5LayerNorm, modeling_t5.T5LayerNorm)
     gated = {modeling_mt5.MT5DenseGatedActDense: "act", modeling_t5.T5DenseGatedActDense: "act"}
     query, key, value, output, heads, width = "q", "k", "v", "o", "n_heads", "inner_dim"
+    head_width = "d_kv", "key_value_proj_dim"
 
     def shrink(self, module, kept):
         """Also note which columns of the position bias are left."""

@@ -38,6 +38,8 @@ class AttentionAdapter:
         output: name of the output projection in the attention module; None where it is elsewhere.
         heads: name of the head count in the attention module.
         width: name of its width over all heads, where it has one that is not the model's.
+        head_width: the entry of the config and the attribute of the attention module that say how wide a head is, where
+            that is not the model's width over its heads.
         weights_at: where the weights [B, H, T, S] are among what the attention module returns.
         rms_norms: the norms that only scale, without a mean and a bias.
         gated: class of a gated feed-forward -> name of the activation whose output multiplies its other branch.
@@ -57,6 +59,7 @@ class AttentionAdapter:
     output: ClassVar[str | None] = None
     heads: ClassVar[str] = "num_attention_heads"
     width: ClassVar[str | None] = None
+    head_width: ClassVar[tuple[str, str] | None] = None
     weights_at: ClassVar[int] = -1
     rms_norms: ClassVar[tuple[type[nn.Module], ...]] = ()
     gated: ClassVar[Mapping[type[nn.Module], str]] = {}
@@ -130,6 +133,20 @@ class AttentionAdapter:
             if hasattr(module, name):
                 delattr(module, name)
         module.query_key = query_key
+
+    def uninstall(self, module: nn.Module, query: nn.Linear, key: nn.Linear) -> None:
+        """Undo `install`, with other projections of the query and the key, in place; of their biases the key has none.
+
+        Args:
+            module: a collaborative attention module.
+            query: the projection that it gets, of any width.
+            key: likewise.
+        """
+        module.__class__ = cast(type[nn.Module], self.stock_class(module))
+        del module.query_key
+        setattr(module, self.query, query)
+        setattr(module, self.key, key)
+        self.note_width(module)
 
     def shrink(self, module: nn.Module, kept: list[int]) -> None:
         """Leave only some heads of an attention module, in place; the output projection is not touched.

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import SwapError
+from collab_heads.heads.fold_narrow import narrow_as_stock, stock_width
 from collab_heads.heads.prune import check_prunable
 from collab_heads.heads.report import FoldReport
 from collab_heads.layers.output import HeadOutputProjection, fold_output
@@ -23,8 +24,12 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     The folded model computes what the model computed in evaluation, saves nothing any more, and is saved as a
     checkpoint that plain transformers loads. On an error the model is left as it was.
 
+    Narrower heads stay narrow where the config of the family can say it (T5's `d_kv`), and queries, keys and values of
+    all sites have the same width, as after `swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5,
+    mixing="per_head")`. Then something is saved, in plain transformers too.
+
     Args:
-        model: a supported transformers model with gates, alphas or removed heads.
+        model: a supported transformers model with gates, alphas or removed heads, or such narrower ones.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Returns:
@@ -32,7 +37,7 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
-        SwapError: if a site is collaborative (no stock weights compute its scores), or there is nothing to fold.
+        SwapError: if a site is collaborative in a way that no stock model is, or there is nothing to fold.
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
@@ -41,11 +46,9 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     changed = {path: state for path, state in config.sites.items() if path in sites}
     if not changed:
         raise SwapError("the model has no gates, alphas or removed heads: there is nothing to fold")
-    if collaborative := [path for path, state in changed.items() if state.query_key is not None]:
-        raise SwapError(
-            f"{', '.join(collaborative)}: collaborative attention has no stock form; save the model as it is, "
-            "and import collab_heads where it is loaded"
-        )
+    narrow = None
+    if any(state.query_key is not None for state in changed.values()):
+        narrow = stock_width(adapter, list(sites.values()), changed)
     check_outputs(model, adapter, [sites[path].site for path in changed if sites[path].num_heads])
     for path in changed:
         for module in (sites[path].module, sites[path].output):
@@ -58,6 +61,8 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     for path in changed:
         if isinstance(output := sites[path].output, HeadOutputProjection):
             fold_output(output)
+    if narrow is not None:
+        narrow_as_stock(model, list(sites.values()), narrow)
     for path, heads in kept.items():
         site, whole = sites[path], stock.base_model.get_submodule(path)
         like = getattr(site.output, "weight", next(site.output.parameters(), next(model.parameters())))
@@ -68,7 +73,7 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     removed = {path: tuple(sorted({*range(changed[path].num_heads)} - {*heads})) for path, heads in kept.items()}
     gated = tuple(path for path, state in changed.items() if state.gates is not None)
     mixed = tuple(path for path, state in changed.items() if state.alphas)
-    return FoldReport(gated, mixed, removed, before, model.num_parameters())
+    return FoldReport(gated, mixed, removed, before, model.num_parameters(), narrow)
 
 
 def stock_twin(model: PreTrainedModel) -> PreTrainedModel:

@@ -178,6 +178,7 @@ class FoldReport:
         alphas: sites whose alphas went into W_O.
         restored: path -> removed heads that came back as zeros.
         model_parameters_before, model_parameters_after: of the whole model.
+        head_width: of all heads, where narrower ones stayed narrow; None where there were none.
     """
 
     gates: tuple[str, ...]
@@ -185,6 +186,7 @@ class FoldReport:
     restored: dict[str, tuple[int, ...]]
     model_parameters_before: int
     model_parameters_after: int
+    head_width: int | None = None
 
     def to_dict(self) -> dict:
         """All numbers, ready for JSON."""
@@ -192,9 +194,10 @@ class FoldReport:
 
     def __str__(self) -> str:
         zeros = sum(map(len, self.restored.values()))
+        narrow = "" if self.head_width is None else f"heads of width {self.head_width} stay; "
         return (
             f"gates of {len(self.gates)} sites and alphas of {len(self.alphas)} folded into W_O, "
-            f"{zeros} removed heads restored as zeros; "
+            f"{zeros} removed heads restored as zeros; {narrow}"
             f"model parameters {self.model_parameters_before:,} -> {self.model_parameters_after:,}: "
             "plain transformers loads it"
         )

@@ -81,6 +81,11 @@ class OpenSite:
         return self.adapter.read(self.module)
 
     @property
+    def query_key_width(self) -> int:
+        """H * d_k, or R of a collaborative site: the width of its query/key projection over all heads."""
+        return self.projections[0].out_features if self.query_key is None else self.query_key.state.dim
+
+    @property
     def dim_value(self) -> int:
         """H * d_v, the width of the values over all heads."""
         return self.value.out_features

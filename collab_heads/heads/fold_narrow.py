@@ -1,0 +1,58 @@
+"""Narrow heads as a stock model has them: for families whose config says how wide a head is."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel
+
+from collab_heads.errors import SwapError
+from collab_heads.layers.query_key_kinds import EXACT_KIND
+from collab_heads.model.open_site import OpenSite
+from collab_heads.registry import AttentionAdapter
+from collab_heads.state import SiteState
+
+
+def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Mapping[str, SiteState]) -> int:
+    """The width that all heads of a collaborative model have, so that its config can say it.
+
+    Args:
+        adapter: of the model.
+        sites: all of it.
+        states: path -> what is recorded of the changed ones.
+
+    Raises:
+        SwapError: if no stock model has such heads; the message says why.
+    """
+    kinds = {path: state.query_key.kind for path, state in states.items() if state.query_key is not None}
+    advice = "save the model as it is, and import collab_heads where it is loaded"
+    if adapter.head_width is None:
+        raise SwapError(f"{', '.join(kinds)}: collaborative attention has no stock form; {advice}")
+    if shared := [path for path, kind in kinds.items() if kind != EXACT_KIND]:
+        raise SwapError(f"{', '.join(shared)}: heads that share their queries and keys have no stock form; {advice}")
+    if removed := [path for path, state in states.items() if state.kept is not None]:
+        raise SwapError(f"{removed[0]} has fewer heads, and narrow ones elsewhere have no such form; {advice}")
+    widths = {site.path: (site.query_key_width // site.num_heads, site.dim_value // site.num_heads) for site in sites}
+    found = {width for both in widths.values() for width in both}
+    if len(found) > 1:
+        each = ", ".join(f"{path} {query_key} and {value}" for path, (query_key, value) in widths.items())
+        raise SwapError(
+            f"heads of several widths have no stock form, since its config has one ({adapter.head_width[0]}) for all; "
+            f"those of queries and keys, and of values: {each}; {advice}"
+        )
+    return found.pop()
+
+
+@torch.no_grad()
+def narrow_as_stock(model: PreTrainedModel, sites: Sequence[OpenSite], width: int) -> None:
+    """Make every collaborative site a stock one with heads of a width, and say so in the config, in place."""
+    for site in sites:
+        if site.query_key is not None:
+            query, key = site.query_key.shared_query, site.query_key.shared_key
+            site.adapter.uninstall(site.module, query, key)
+    entry, attribute = cast(tuple[str, str], sites[0].adapter.head_width)
+    for site in sites:
+        setattr(site.module, attribute, width)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and hasattr(module.config, entry):
+            setattr(module.config, entry, width)
