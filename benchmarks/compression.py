@@ -82,7 +82,7 @@ class SentenceEncoder:
 
     def score(self, model) -> float:
         """Spearman x 100 on STS-B dev."""
-        return self.task.score(model)
+        return float(self.task.score(model))
 
     def score_elsewhere(self, model) -> float:
         """Accuracy x 100 on SST-2."""

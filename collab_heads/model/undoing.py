@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch import nn
 from transformers import PreTrainedModel
 
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.state import FIELD
 
 
@@ -20,13 +20,15 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
 
     Args:
         model: the model.
-        sites: those that may change.
+        sites: those that may change, opened before or in another such context.
     """
     places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for parent in model.modules():
         for name, child in parent.named_children():
             places.setdefault(child, []).append((parent, name))
-    originals = list(dict.fromkeys(module for site in sites for module in (site.module, site.output)))
+    paths = {site.path for site in sites}
+    now = [site for site in open_sites(model, sites[0].adapter) if site.path in paths] if sites else []
+    originals = list(dict.fromkeys(module for site in now for module in (site.module, site.output)))
     stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     records = [(stack.config, getattr(stack.config, FIELD, None)) for stack in stacks]
     memo = {id(stack.config): stack.config for stack in stacks}  # of the model, which a copy shares

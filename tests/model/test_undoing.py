@@ -25,6 +25,20 @@ def test_everything_is_as_it_was(family):
     assert_unchanged(model, before)
 
 
+def test_one_in_another(family):
+    model, inputs = family.build().eval(), family.inputs()
+    sites = open_sites(model, collab_heads.get_adapter(model))
+    before, expected = snapshot(model), output(model, inputs)
+    with undone(model, sites):
+        swap(model, "per_head", 16)
+        swapped = output(model, inputs)
+        with undone(model, sites):
+            collab_heads.prune_heads(model, {sites[0].path: [1]})
+        assert torch.equal(output(model, inputs), swapped)
+    assert_unchanged(model, before)
+    assert torch.equal(output(model, inputs), expected)
+
+
 def test_also_after_an_error_and_on_a_changed_model(family):
     model, inputs = family.build().eval(), family.inputs()
     swap(model, "shared", NARROW["shared"])
