@@ -6,7 +6,7 @@ PYTHONPATH=SITE python benchmarks/peers.py --table
 
 all-MiniLM-L6-v2 is fine-tuned by run_glue.py for three epochs (FLAGS), unless DIR/TASK has the model. Every method then
 leaves a share of attention's parameters (query, key, value and output projections; where whole heads go that is the
-share of heads), and nothing is trained after that. A draw is 2,048 labelled training examples; methods that need no
+share of heads), and nothing is trained after that, but for the rows that say "distilled". A draw is 2,048 labelled training examples; methods that need no
 labels, or no data, do not look at them. Scores are of the dev set, x 100: accuracy for MRPC and RTE, Spearman for
 STS-B, Matthews for CoLA; the JSON has the other metrics of each. Seconds are the processor's, so that a busy machine
 does not count, and of the whole method, also where budgets share a measurement that ran once. Rows are kept in
@@ -14,6 +14,7 @@ DIR/peers.jsonl as they come, and not repeated; --table only collects.
 """
 
 import argparse
+import copy
 import functools
 import json
 import statistics
@@ -29,7 +30,7 @@ from retraining_free import retraining_free
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 from transformers.utils import logging
 
-from collab_heads import head_importance, prune_heads
+from collab_heads import compress, distill, head_importance, prune_heads
 from collab_heads.training.data.classification import Labels, calibration_batches, draw, encode, predict
 from collab_heads.training.data.glue import from_folder
 from collab_heads.training.data.metrics import glue_metric
@@ -87,6 +88,15 @@ def our_heads(model, draw: Draw, budget: float):
     return model
 
 
+def compressed(model, draw: Draw, budget: float, steps: int = 0):
+    """`compress` on a quarter of the examples, and then, if asked for, steps of distillation on all of them."""
+    original = copy.deepcopy(model)
+    compress(model, draw.unlabelled[::4], budget, seed=draw.number)
+    if steps:
+        distill(model, original, draw.unlabelled, steps, seed=draw.number)
+    return model
+
+
 METHODS: dict[str, Callable] = {  # method(model, draw, budget) -> the smaller model
     "Torch-Pruning, magnitude": functools.partial(dependency_pruned, importance=magnitude, everywhere=False),
     "Torch-Pruning, magnitude, over layers": functools.partial(
@@ -97,6 +107,8 @@ METHODS: dict[str, Callable] = {  # method(model, draw, budget) -> the smaller m
     "Kwon et al. 2022": functools.partial(retraining_free, everywhere=True),
     "Kwon et al. 2022, per layer": functools.partial(retraining_free, everywhere=False),
     "prune_heads, reconstruction": our_heads,
+    "compress": compressed,
+    "compress, distilled": functools.partial(compressed, steps=300),
 }
 
 
