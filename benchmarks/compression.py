@@ -2,11 +2,12 @@ r"""Compress attention to a share of its parameters, without labels: closed form
 
     python benchmarks/compression.py minilm [--draws 3] [--steps 300]
     python benchmarks/compression.py marian t5 [--draws 3] [--steps 300] [--sentences N]
+    python benchmarks/compression.py marian --parts heads --budgets 0.25 [--steps 1200]
     python benchmarks/compression.py --table
 
 all-MiniLM-L6-v2 is scored on STS-B dev (all 1,500 pairs, Spearman x 100, mean-pooled cosine) and on SST-2, of which
-calibration never saw anything: accuracy x 100 of a logistic regression on frozen embeddings (4,000 train sentences,
-4,872 others). Translation models are scored on test_2016_flickr, BLEU with beam 5. A draw is 256 sentences of STS-B
+calibration never saw anything: accuracy x 100 of a logistic regression on frozen embeddings (1,500 train sentences,
+1,872 others). Translation models are scored on test_2016_flickr, BLEU with beam 5. A draw is 256 sentences of STS-B
 train, or 256 training pairs, and the seed of all that follows. Distillation sees sentences without labels: 10,000 of
 STS-B, MRPC and RTE train (none of SST-2), or the German side of the training pairs and what the original makes of it.
 Every row is stored as it comes, in WORK/compression.jsonl, and not measured again.
@@ -28,6 +29,7 @@ from transformers.utils import logging
 from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import compress, distill, plan
+from collab_heads.compression.choices import PARTS
 from collab_heads.model.undoing import undone
 from collab_heads.training.data.embeddings import embed
 from common import WORK, minilm, shared, table, write
@@ -37,8 +39,10 @@ METHODS = ("closed form", "refined", "distilled")
 BUDGETS = {"minilm": (0.5, 0.33, 0.25), "marian": (0.75, 0.5, 0.33), "t5": (0.75, 0.5, 0.33)}
 COLUMNS = {
     "model": "",
+    "parts": "",
     "budget": "",
     "method": "",
+    "steps": "",
     "lost": ".2f",
     "losses": "",
     "lost elsewhere": ".2f",
@@ -58,9 +62,9 @@ class SentenceEncoder:
         self.probe, self.labels = self.probe_sentences()
 
     def probe_sentences(self) -> tuple[list[dict], torch.Tensor]:
-        """SST-2: 4,000 sentences to fit a classifier to, then 4,000 others and the dev set; the longest last."""
+        """SST-2: 1,500 sentences to fit a classifier to, then 1,000 others and the dev set; the longest last."""
         rows = []
-        for split, count in (("train", 8_000), ("dev", None)):
+        for split, count in (("train", 2_500), ("dev", None)):
             _, *lines = shared(f"data/glue/SST-2/{split}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
             if count:
                 order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(0)).tolist()
@@ -87,8 +91,8 @@ class SentenceEncoder:
     def score_elsewhere(self, model) -> float:
         """Accuracy x 100 on SST-2."""
         rows = embed(model, self.probe)
-        classifier = LogisticRegression(max_iter=1000).fit(rows[:4000], self.labels[:4000])
-        return 100 * classifier.score(rows[4000:], self.labels[4000:])
+        classifier = LogisticRegression(max_iter=1000).fit(rows[:1500], self.labels[:1500])
+        return 100 * classifier.score(rows[1500:], self.labels[1500:])
 
 
 class Translator:
@@ -129,35 +133,46 @@ def task_of(name: str, arguments: argparse.Namespace) -> SentenceEncoder | Trans
 
 def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> Iterator[dict]:
     """What is not there yet: a row per draw, budget and method."""
-    task, known = task_of(name, arguments), {(row["model"], row["draw"], row["budget"], row["method"]) for row in done}
+    task, known = task_of(name, arguments), {key(row) for row in done}
     scores = {"score": task.score, "elsewhere": task.score_elsewhere}
-    if (name, 0, 1.0, "original") not in known:
+    row = {"model": name, "parts": "all", "draw": 0, "budget": 1.0, "method": "original", "steps": 0}
+    if key(row) not in known:
         model = task.load()
-        row = {"model": name, "draw": 0, "budget": 1.0, "method": "original"}
         yield row | {key: score(model) for key, score in scores.items()}
     for draw in range(arguments.draws):
-        missing = [
-            (budget, method)
-            for budget in BUDGETS[name]
+        wanted = [
+            {
+                "model": name,
+                "parts": ", ".join(arguments.parts or ["all"]),
+                "draw": draw,
+                "budget": budget,
+                "method": method,
+                "steps": arguments.steps if method == "distilled" else 0,
+            }
+            for budget in arguments.budgets or BUDGETS[name]
             for method in arguments.methods
-            if (name, draw, budget, method) not in known
         ]
+        missing = [row for row in wanted if key(row) not in known]
         if not missing:
             continue
         model, started = task.load(), time.perf_counter()
-        made = plan(model, task.batches(draw))
+        made = plan(model, task.batches(draw), parts=arguments.parts or PARTS)
         planning = time.perf_counter() - started
-        for budget, method in missing:
+        for row in missing:
             started = time.perf_counter()
             with undone(model, made.evidence.sites):
-                report = compress(model, made, budget, refine_steps=0 if method == "closed form" else 120, seed=draw)
-                row = {"model": name, "draw": draw, "budget": budget, "method": method, **numbers(report)}
-                if method == "distilled":
-                    row["distilled"] = distill(
-                        model, task.load(), task.unlabelled(draw), arguments.steps, seed=draw
-                    ).to_dict()
+                steps = 0 if row["method"] == "closed form" else 120
+                row |= numbers(compress(model, made, row["budget"], refine_steps=steps, seed=draw))
+                if row["steps"]:
+                    report = distill(model, task.load(), task.unlabelled(draw), row["steps"], seed=draw)
+                    row["distilled"] = report.to_dict()
                 row["seconds"] = planning + time.perf_counter() - started
                 yield row | {key: score(model) for key, score in scores.items()}
+
+
+def key(row: dict) -> tuple:
+    """What a row is of."""
+    return tuple(row[name] for name in ("model", "parts", "draw", "budget", "method", "steps"))
 
 
 def numbers(report) -> dict:
@@ -171,17 +186,23 @@ def numbers(report) -> dict:
     }
 
 
+def order(row: dict) -> tuple:
+    """Where a row stands in the table."""
+    return list(BUDGETS).index(row["model"]), row["parts"], -row["budget"], row["draw"]
+
+
 def over_draws(rows: Sequence[dict]) -> list[dict]:
     """A row per model, budget and method: means over the draws, and what each lost."""
     originals = {row["model"]: row for row in rows if row["method"] == "original"}
     groups: dict[tuple, list[dict]] = {}
-    for row in sorted(rows, key=lambda row: (list(BUDGETS).index(row["model"]), -row["budget"], row["draw"])):
-        groups.setdefault((row["model"], row["budget"], row["method"]), []).append(row)
+    for row in sorted(rows, key=order):
+        groups.setdefault(tuple(row[name] for name in ("model", "parts", "budget", "method", "steps")), []).append(row)
     found = []
-    for (model, budget, method), group in groups.items():
+    for (model, parts, budget, method, steps), group in groups.items():
         original = originals[model]
         losses = [original["score"] - row["score"] for row in group]
-        new = {"model": model, "budget": budget, "method": method, "score": statistics.mean(r["score"] for r in group)}
+        new = {"model": model, "parts": parts, "budget": budget, "method": method, "steps": steps}
+        new["score"] = statistics.mean(row["score"] for row in group)
         if method != "original":
             new |= {"lost": statistics.mean(losses), "losses": ", ".join(f"{loss:.2f}" for loss in losses)}
             new |= {name: statistics.mean(r[name] for r in group) for name in ("cache", "heads", "predicted", "error")}
@@ -198,6 +219,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", choices=BUDGETS, default=[])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="what may become smaller (default: all)")
+    parser.add_argument("--budgets", nargs="+", type=float, help="shares (default: three, by model)")
     parser.add_argument("--draws", type=int, default=3, help="of calibration sentences")
     parser.add_argument("--steps", type=int, default=300, help="of distillation")
     parser.add_argument("--sentences", type=int, help="to translate")

@@ -4,13 +4,13 @@ pip install --no-deps --target SITE torch-pruning==1.6.1
 PYTHONPATH=SITE python benchmarks/peers.py [--tasks mrpc stsb rte cola] [--methods ...] [--draws 3] [--work DIR]
 PYTHONPATH=SITE python benchmarks/peers.py --table
 
-all-MiniLM-L6-v2 is fine-tuned by run_glue.py for three epochs (FLAGS), unless DIR/TASK has the model. Every method then
-leaves a share of attention's parameters (query, key, value and output projections; where whole heads go that is the
-share of heads), and nothing is trained after that, but for the rows that say "distilled". A draw is 2,048 labelled training examples; methods that need no
-labels, or no data, do not look at them. Scores are of the dev set, x 100: accuracy for MRPC and RTE, Spearman for
-STS-B, Matthews for CoLA; the JSON has the other metrics of each. Seconds are the processor's, so that a busy machine
-does not count, and of the whole method, also where budgets share a measurement that ran once. Rows are kept in
-DIR/peers.jsonl as they come, and not repeated; --table only collects.
+all-MiniLM-L6-v2 is fine-tuned by run_glue.py for three epochs (FLAGS), unless DIR/TASK has the model. Every method
+then leaves a share of attention's parameters (query, key, value and output projections; where whole heads go that is
+the share of heads), and nothing is trained after that, but for the rows that say "distilled". A draw is 2,048 labelled
+training examples; methods that need no labels, or no data, do not look at them. Scores are of the dev set, x 100:
+accuracy for MRPC and RTE, Spearman for STS-B, Matthews for CoLA; the JSON has the other metrics of each. Seconds are
+the processor's, so that a busy machine does not count, and of the whole method, also where budgets share a measurement
+that ran once. Rows are kept in DIR/peers.jsonl as they come, and not repeated; --table only collects.
 """
 
 import argparse
