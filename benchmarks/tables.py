@@ -162,6 +162,32 @@ TABLES["repair_minilm"] = lambda: repair("minilm", "Spearman")
 TABLES["repair_marian"] = lambda: repair("marian", "BLEU")
 
 
+COMPRESSION = {"budget": "", "method": "", "steps": ""}
+LOST = {"lost": ".2f", "lost in every draw": ("losses", "")}
+COMPRESSED = {"heads of all": ("heads", ".0f"), "cache": ".2f", "predicted error": ("predicted", ".3f")}
+COMPRESSED |= {"error": ".3f", "seconds": ".0f"}
+
+
+def compression(score: str, more: Columns, *models: str) -> str:
+    """The rows of some models."""
+    rows = [row | {"steps": row["steps"] or None} for row in stored("compression")["rows"] if row["model"] in models]
+    several = {"model": ""} if len(models) > 1 else {}
+    return shown(rows, several | {"may change": ("parts", "")} | COMPRESSION | {score: ("score", ".2f")} | more)
+
+
+TABLES["compression_encoder"] = lambda: compression(
+    "Spearman", LOST | {"lost on SST-2": ("lost elsewhere", ".2f")} | COMPRESSED, "minilm"
+)
+TABLES["compression_translation"] = lambda: compression("BLEU", LOST | COMPRESSED, "marian", "t5")
+plain(
+    "peers",
+    "peers",
+    {"task": "", "budget": "", "method": "", "attention": ".2f", "score": ".2f"}
+    | LOST
+    | {"F1": ("f1", ".2f"), "seconds": ("cpu_seconds", ".0f")},
+)
+
+
 @made
 def stsb() -> str:
     """Rows of a width together, ours first; how long a swap took is not shown, as they ran on different days."""

@@ -4,6 +4,7 @@ Every function returns a matplotlib Figure, drawn without pyplot: nothing global
 """
 
 from collab_heads.analysis.plots.attention_maps import attention_map
+from collab_heads.analysis.plots.budgets import budget_curve
 from collab_heads.analysis.plots.canvas import check_matplotlib
 from collab_heads.analysis.plots.curves import quality_curves, source_share
 from collab_heads.analysis.plots.distributions import importance_distributions
@@ -15,6 +16,7 @@ from collab_heads.analysis.plots.matrices import alpha_maps, matrix_maps
 __all__ = [
     "alpha_maps",
     "attention_map",
+    "budget_curve",
     "check_matplotlib",
     "gate_animation",
     "gate_strip",

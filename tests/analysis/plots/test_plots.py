@@ -126,6 +126,19 @@ def test_curves_differ_without_colour():
             plots.quality_curves(curves, metric="x", total=8)
 
 
+def test_a_budget_has_a_line_of_predictions_and_points_of_measurements():
+    figure = plots.budget_curve([(0.2, 0.5), (1.0, 0.0)], [(0.5, 0.3)], of="cache")
+    (axes,) = figure.axes
+    line, points = axes.get_lines()
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([0.2, 1.0], [0.5, 0.0])
+    assert (list(points.get_xdata()), list(points.get_ydata())) == ([0.5], [0.3])
+    assert points.get_marker() != "None" and points.get_linestyle() == "None"
+    assert "cache" in axes.get_xlabel()
+    assert len(plots.budget_curve([(1.0, 0.0)], of="time").axes[0].get_lines()) == 1
+    with pytest.raises(ArgumentError, match="no points"):
+        plots.budget_curve([], of="cache")
+
+
 def test_distributions_of_two_models():
     models = {"plain": VALUES, "mixed": {path: torch.ones_like(v) for path, v in VALUES.items()}}
     figure = plots.importance_distributions(models, SITES, "relevance")
