@@ -56,8 +56,8 @@ def compress(
         sites: see `plan`.
         parts: see `plan`.
         mixing: see `plan`.
-        refine_steps: Adam steps that fit each narrower query/key projection to the output that its site had.
-        seed: of the order of the inputs in the refinement.
+        refine_steps: see `plan`.
+        seed: see `plan`.
 
     Returns:
         What was done where, predicted and measured error, and what attention costs now; `print` it.
@@ -73,13 +73,14 @@ def compress(
     if quality is not None and not (is_number(quality) and quality > 0):
         raise ArgumentError(f"quality {quality!r} must be a number above 0: the error that the output may have")
     share = check_budget(0.5 if budget is None else budget)
-    options = FitOptions(refine_steps=refine_steps, seed=seed)
+    FitOptions(refine_steps=refine_steps, seed=seed)  # refused before anything is measured
     if isinstance(batches, CompressionPlan):
         made = batches
         made.check_model(model)
     else:
-        made = plan(model, batches, of=of, adapter=adapter, sites=sites, parts=parts, mixing=mixing)
-    chosen = smallest(made, quality, options) if quality is not None else Chosen.of(made, made.choose(share), options)
+        how = {"refine_steps": refine_steps, "seed": seed}
+        made = plan(model, batches, of=of, adapter=adapter, sites=sites, parts=parts, mixing=mixing, **how)
+    chosen = smallest(made, quality) if quality is not None else Chosen.of(made, made.choose(share))
     choices = chosen.choices
     before = model.num_parameters()
     put(model, made.evidence.adapter, chosen.fitted)
@@ -104,16 +105,16 @@ class Chosen(NamedTuple):
     fitted: Mapping[str, FittedSite]
 
     @classmethod
-    def of(cls, made: CompressionPlan, choices: Choices, options: FitOptions) -> "Chosen":
+    def of(cls, made: CompressionPlan, choices: Choices) -> "Chosen":
         """Fit choices."""
-        return cls(choices, made.fit(choices, options))
+        return cls(choices, made.fit(choices))
 
 
-def smallest(made: CompressionPlan, quality: float, options: FitOptions) -> Chosen:
+def smallest(made: CompressionPlan, quality: float) -> Chosen:
     """The smallest that keeps to a quality, of some that are tried; how far each misses it leads to the next."""
     limit, best, least, errors = quality, None, 1.0, []
     for _ in range(ATTEMPTS):
-        chosen = Chosen.of(made, made.within(limit), options)
+        chosen = Chosen.of(made, made.within(limit))
         errors.append(error := made.tried(chosen.fitted))
         if error <= quality and made.share(chosen.choices) < least:
             best, least = chosen, made.share(chosen.choices)

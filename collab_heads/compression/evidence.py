@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.calibrate import Calibrations, calibrate
+from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.choices import Part, SiteShape
 from collab_heads.compression.curves import SiteCurves, site_curves
 from collab_heads.compression.held_out import hold_out
@@ -32,6 +33,7 @@ class Evidence:
         adapter: its adapter.
         sites: those that may change.
         kind: of the query/key projections that they may get.
+        options: how queries and keys are fitted in the end.
         fitted: what calibration saw on the examples to fit to.
         held: the batches of the examples that no fit sees.
         probe: measures on these how far the output of the model moves.
@@ -43,6 +45,7 @@ class Evidence:
     adapter: AttentionAdapter
     sites: list[OpenSite]
     kind: QueryKeyKind
+    options: FitOptions
     fitted: Calibrations
     held: list[Mapping]
     probe: Probe
@@ -57,6 +60,7 @@ def gather(
     names: str | Iterable[str] | None,
     kind: QueryKeyKind,
     parts: tuple[Part, ...],
+    options: FitOptions,
 ) -> Evidence:
     """Measure a model, which is left as it was; the errors of `plan`."""
     sites = choose_sites(model, adapter, names)
@@ -72,8 +76,8 @@ def gather(
             site.path: site_curves(site, SiteShape.of(site, kind, parts), fitted, shown)
             for site in tqdm(sites, desc="measuring sites", leave=False)
         }
-    sensitivity = sensitivities(sites, curves, fitted, probe)
-    return Evidence(model, adapter, sites, kind, fitted, held, probe, curves, sensitivity)
+    sensitivity = sensitivities(sites, curves, fitted, probe, options)
+    return Evidence(model, adapter, sites, kind, options, fitted, held, probe, curves, sensitivity)
 
 
 def choose_sites(

@@ -15,7 +15,6 @@ from collab_heads.checks import check_choice, is_number
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
 from collab_heads.compression.choices import PARTS, Choice, Part
-from collab_heads.compression.curves import QUICK
 from collab_heads.compression.evidence import Evidence, gather
 from collab_heads.compression.fitting import FittedSite, fit_site, put
 from collab_heads.compression.latency import Latencies
@@ -104,14 +103,14 @@ class CompressionPlan:
         """The error of the output that choices are expected to make, see `Probe.error`."""
         return math.sqrt(sum(self.option(path, choice).error for path, choice in choices.items()))
 
-    def fit(self, choices: Choices, options: FitOptions = QUICK) -> dict[str, FittedSite]:
+    def fit(self, choices: Choices) -> dict[str, FittedSite]:
         """Fit what sites are to have; the model stays as it is."""
         evidence, fitted = self.evidence, {}
         changing = [site for site in evidence.sites if choices[site.path] != self.uses[site.path].shape.unchanged]
         with few_threads(max((site.dim_value for site in changing), default=1)):
             for site in tqdm(changing, desc="fitting sites", leave=False):
                 choice, shape = choices[site.path], self.uses[site.path].shape
-                fitted[site.path] = fit_site(site, shape, choice, evidence.fitted, options)
+                fitted[site.path] = fit_site(site, shape, choice, evidence.fitted, evidence.options)
         return fitted
 
     def tried(self, fitted: Mapping[str, FittedSite]) -> float:
@@ -128,7 +127,7 @@ class CompressionPlan:
             raise ArgumentError("the model was changed since the plan was made: make a new one")
 
     def measure(self, budgets: Iterable[float]) -> list[tuple[float, float]]:
-        """Put plans into the model, without refinement, measure the error of its output, and take them out again.
+        """Put plans into the model, measure the error of its output, and take them out again.
 
         Returns:
             (budget, error).
@@ -185,6 +184,8 @@ def plan(
     sites: str | Iterable[str] | None = None,
     parts: Part | Iterable[Part] = PARTS,
     mixing: QueryKeyKind = "per_head",
+    refine_steps: int = 120,
+    seed: int = 0,
 ) -> CompressionPlan:
     """Find out what every budget would cost in quality; the model is not changed.
 
@@ -205,10 +206,12 @@ def plan(
         parts: what may become smaller: some of "heads" (their number), "query_key" and "values" (their widths).
         mixing: the kind of narrower query/key projections, see `swap_to_collaborative`. "shared" makes the most of
             parameters and cache, and is slow.
+        refine_steps: Adam steps that fit each narrower query/key projection in the end, to what its site put out.
+        seed: of the order of the inputs in the refinement.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or its output cannot be compared.
-        ArgumentError: on an unknown role, path, measure or mixing.
+        ArgumentError: on an unknown role, path, measure, part or mixing, or a number that cannot be.
         CalibrationError: if the batches are empty, or the model cannot take them.
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
         SwapError: if a site has gates or alphas, or cannot be changed safely.
@@ -221,8 +224,9 @@ def plan(
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "collaborative")
     get_adapter(model, adapter, "prune")
+    options = FitOptions(refine_steps=refine_steps, seed=seed)
     batches = list(each_batch(batches))
-    evidence = gather(model, adapter, batches, sites, mixing, parts)
+    evidence = gather(model, adapter, batches, sites, mixing, parts, options)
     if of in COUNTED:
         return CompressionPlan(evidence, of, COUNTED[of])
     shapes = {path: curves.shape for path, curves in evidence.curves.items()}

@@ -62,7 +62,7 @@ class CompressReport:
         of: what the budget was of.
         budget: the share of it that was asked for; None if a quality was.
         quality: the error of the output that was asked for; None if a budget was.
-        predicted_error: the error of the model's output that was expected, without refinement.
+        predicted_error: the error of the model's output that was expected.
         measured_error: the error on calibration examples that no fit has seen. For numbers and states the root mean
             square of the change, as a share of how they vary; for distributions the root of twice the mean
             Kullback-Leibler divergence.

@@ -17,7 +17,7 @@ from collab_heads.model.open_site import open_sites
 from families import FAMILIES, aligned, output
 
 BERT = FAMILIES["bert"]
-QUICK = {"refine_steps": 4}
+QUICK = {"refine_steps": 2}
 
 
 def attention_parameters(model):
@@ -29,7 +29,7 @@ def attention_parameters(model):
     return total
 
 
-@pytest.mark.parametrize("budget", [0.5, 0.3])
+@pytest.mark.parametrize("budget", [pytest.param(0.5, marks=pytest.mark.slow), 0.3])
 def test_a_budget_of_parameters_is_kept_and_used(family, kind, budget):
     model = family.build()
     before, all_before = attention_parameters(model), model.num_parameters()
@@ -75,7 +75,7 @@ def test_only_the_named_part_changes(part):
 def test_all_of_the_budget_changes_nothing(family):
     model = family.build()
     before = snapshot(model)
-    report = compress(model, batches_of(family), 1.0)
+    report = compress(model, batches_of(family), 1.0, **QUICK)
     assert_unchanged(model, before)
     assert report.measured_error == 0
     assert report.costs["parameters"].share == 1
@@ -92,14 +92,14 @@ def test_it_is_reproducible(family):
 def test_a_plan_changes_nothing_and_its_numbers_are_real(family):
     model = family.build()
     before = snapshot(model)
-    made = plan(model, batches_of(family, 8))
+    made = plan(model, batches_of(family, 8), **QUICK)
     (point,) = made.measure([0.5])
     assert_unchanged(model, before)
     assert point[0] == 0.5
     curve = made.curve()
     assert [error for _, error in curve] == sorted((error for _, error in curve), reverse=True)
     assert curve[-1] == (1.0, 0.0)
-    report = compress(model, made, 0.5, refine_steps=0)
+    report = compress(model, made, 0.5)
     assert report.measured_error == pytest.approx(point[1], rel=1e-3)  # the same fits, installed again: float32
     assert "query/key width" in str(made)
     json.dumps(made.to_dict())
@@ -110,7 +110,7 @@ def test_a_plan_changes_nothing_and_its_numbers_are_real(family):
 def test_errors_add_up_to_what_is_predicted():
     """Nearly: large errors of several sites meet, and a tiny model has few sites for them to average out."""
     encoder = FAMILIES["t5-encoder"]
-    made = plan(encoder.build(), batches_of(encoder, 24))
+    made = plan(encoder.build(), batches_of(encoder, 24), **QUICK)
     for budget, measured in made.measure([0.9, 0.75, 0.6]):
         assert measured == pytest.approx(made.predicted(made.choose(budget)), rel=0.3)
 
@@ -134,16 +134,16 @@ def test_a_quality_is_kept_by_the_smallest_of_some_models():
         lambda model: swap_to_collaborative(model, dim_shared_query_key=12),
         lambda model: swap_to_collaborative(model, dim_shared_query_key=16, mixing="per_head"),
         lambda model: swap_to_collaborative(model, dim_value=0.5),
-        lambda model: compress(model, batches_of(FAMILIES[model.config.model_type]), 0.6, **QUICK),
+        lambda model: compress(model, batches_of(FAMILIES[model.config.model_type]), 0.6, refine_steps=0),
     ],
     ids=["pruned", "without heads", "shared", "per_head", "values", "compressed"],
 )
-@pytest.mark.parametrize("name", ["bert", "marian", "t5"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("marian", marks=pytest.mark.slow), "t5"])
 def test_what_is_left_is_compressed_further(name, change):
     model = FAMILIES[name].build()
     change(model)
     before = attention_parameters(model)
-    report = compress(model, batches_of(FAMILIES[name]), 0.8, **QUICK)
+    report = compress(model, batches_of(FAMILIES[name]), 0.8, refine_steps=0)
     assert attention_parameters(model) <= 0.8 * before
     assert report.costs["parameters"].before <= before
 
@@ -161,11 +161,11 @@ BAD = {
     "budget above 1": ((1.5,), {}, ArgumentError, "budget 1.5 must be a share"),
     "budget nan": ((math.nan,), {}, ArgumentError, "budget nan must be a share"),
     "budget true": ((True,), {}, ArgumentError, "budget True must be a share"),
-    "budget too small": ((0.001,), {}, ArgumentError, "which the fewest heads and the smallest widths give"),
+    "budget too small": ((0.001,), QUICK, ArgumentError, "which the fewest heads and the smallest widths give"),
     "both": ((0.5,), {"quality": 0.1}, ArgumentError, "exclude each other"),
     "quality 0": ((), {"quality": 0}, ArgumentError, "quality 0 must be a number above 0"),
     "quality nan": ((), {"quality": math.nan}, ArgumentError, "quality nan must be"),
-    "quality too high": ((), {"quality": 1e-9}, ArgumentError, "no smaller model keeps to it"),
+    "quality too high": ((), {"quality": 1e-9, **QUICK}, ArgumentError, "no smaller model keeps to it"),
     "measure": ((0.5,), {"of": "weights"}, ArgumentError, "unknown measure 'weights'"),
     "mixing": ((0.5,), {"mixing": "none"}, ArgumentError, "unknown mixing 'none'"),
     "part": ((0.5,), {"parts": "value"}, ArgumentError, "unknown part 'value' (did you mean 'values'?)"),
@@ -225,7 +225,7 @@ def test_bad_models():
 
 def test_a_plan_is_for_one_model_as_it_was():
     model, other = BERT.build(), BERT.build()
-    made = plan(model, batches_of(BERT))
+    made = plan(model, batches_of(BERT), **QUICK)
     with refused(other, ArgumentError, "made for another model"):
         compress(other, made, 0.5)
     swap_to_collaborative(model, dim_value=0.5)
@@ -235,7 +235,7 @@ def test_a_plan_is_for_one_model_as_it_was():
 
 def test_time_is_measured():
     model = BERT.build()
-    made = plan(model, batches_of(BERT), of="time")
+    made = plan(model, batches_of(BERT), of="time", **QUICK)
     assert 0 < made.least < 1
-    report = compress(model, made, (made.least + 1) / 2, **QUICK)
+    report = compress(model, made, (made.least + 1) / 2)
     assert report.costs["time"].share <= (made.least + 1) / 2
