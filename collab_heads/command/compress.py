@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> CompressReport | CompressionPlan:
         return made
     report = compress(model, made, args.budget, quality=args.quality, refine_steps=args.refine_steps, seed=args.seed)
     print(report)
-    model.to(dtype)
+    model.to(dtype=dtype)
     fill = partial(write_model, Path(args.model), model, tokenizer, made, report)
     write_folder(Path(args.output_dir), fill, sum(parameter.nbytes for parameter in model.parameters()))
     print(f"model: {args.output_dir}")

@@ -81,7 +81,8 @@ def test_a_translation_model(marian, tmp_path, sides):
     out = tmp_path / "small"
     flags = ("--of", "cache", "--sites", "dec-self", "--max_length", "30")
     report = run(marian, "--data", *data, "--budget", 0.6, *flags, "--output_dir", out, *QUICK)
-    assert {site.role for site in report.sites} == {"dec-self"} and report.costs["cache"].share <= 0.6
+    assert {site.role for site in report.sites} == {"dec-self"} and report.of == "cache"
+    assert report.costs["cache"].share <= 0.6
     model, tokenizer = MarianMTModel.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     assert model.num_parameters() == report.model_parameters_after
     (line, *_) = open(data[0], encoding="utf-8").read().splitlines()
