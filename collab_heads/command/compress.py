@@ -14,6 +14,9 @@ from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
+
+from torch import nn
 
 from collab_heads.analysis.treebank.treebank import longest_input
 from collab_heads.checks import check_choice
@@ -95,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> CompressReport | CompressionPlan:
         return made
     report = compress(model, made, args.budget, quality=args.quality, refine_steps=args.refine_steps, seed=args.seed)
     print(report)
-    model.to(dtype=dtype)
+    cast(nn.Module, model).to(dtype)
     fill = partial(write_model, Path(args.model), model, tokenizer, made, report)
     write_folder(Path(args.output_dir), fill, sum(parameter.nbytes for parameter in model.parameters()))
     print(f"model: {args.output_dir}")
