@@ -114,14 +114,14 @@ class Run:
             restrict_scores(self.learner.model, self.args.score_terms)
 
     def swap(self) -> None:
-        """Swap, calibrated on training examples, and evaluate what came out."""
+        """Swap or compress, calibrated on training examples, and evaluate what came out."""
         count = self.args.calibration_samples
         calibration = self.learner.samples(count, labels=False) if count else None
         report = swap_everywhere(self.accelerator, self.args, self.learner.model, calibration)
         self.accelerator.print(report)
         self.swapped = summary(report)
         self.restrict()
-        self.evaluate("swapped")
+        self.evaluate("swapped" if self.args.compress_budget is None else "compressed")
 
     def train(self, phase: Phase) -> None:
         """Fine-tune, if it is a phase that trains, with evaluations on the way."""
