@@ -18,6 +18,8 @@ from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.compression.compress import compress
 from collab_heads.compression.plan import CompressionPlan, plan
 from collab_heads.compression.report import CompressedSite, CompressReport
+from collab_heads.distillation.distill import distill
+from collab_heads.distillation.report import DistillReport
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.alpha import alpha_report, swap_to_alpha
@@ -45,6 +47,7 @@ __all__ = [
     "CompressReport",
     "CompressedSite",
     "CompressionPlan",
+    "DistillReport",
     "DynamicRotation",
     "FoldReport",
     "GateReport",
@@ -62,6 +65,7 @@ __all__ = [
     "analyze_heads",
     "collaborative_config",
     "compress",
+    "distill",
     "fold_heads",
     "gate_report",
     "get_adapter",

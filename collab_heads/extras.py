@@ -1,6 +1,7 @@
 """Packages that only some of the toolkit needs: looked for before the work, with a line that installs them."""
 
 import sys
+from collections.abc import Collection
 from importlib.util import find_spec
 
 from collab_heads.errors import CollabHeadsError
@@ -40,17 +41,18 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def check_extra(extra: str, what: str) -> None:
+def check_extra(extra: str, what: str, packages: Collection[str] | None = None) -> None:
     """Check, before long work, that the packages of an extra are installed.
 
     Args:
         extra: "parafac", "train", "plots" or "demo".
         what: needs them, in the plural; for the message.
+        packages: those of them that it needs, as pip calls them; None for all.
 
     Raises:
         MissingPackageError: if one is not; the message holds a line for pip, and one for a checkout.
     """
-    if names := missing(extra):
+    if names := [name for name in missing(extra) if packages is None or name in packages]:
         raise MissingPackageError(
             f"{what} need {', '.join(names)}: pip install {' '.join(names)} (in a checkout of collab-heads also: "
             f'pip install -e ".[{extra}]")'

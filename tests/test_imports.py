@@ -20,6 +20,7 @@ LAYERS = (
     ("collaborative",),
     ("heads",),
     ("heads.penalty",),
+    ("distillation",),
     ("analysis.treebank",),
     ("analysis.measures",),
     ("analysis.roles",),

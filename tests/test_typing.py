@@ -11,6 +11,7 @@ import pytest
 
 from collab_heads.analysis.measures.results import MEASURES, Measure
 from collab_heads.analysis.options import PARTS, Part
+from collab_heads.distillation.options import PRECISIONS, Precision
 from collab_heads.heads.penalty.alphas import BESIDE
 from collab_heads.heads.penalty.parts import LossKind
 from collab_heads.rotation.history import Direction
@@ -31,6 +32,7 @@ def f(model: PreTrainedModel, batches: list[Mapping]) -> None:
 # an expression -> its type; modules left out
 SEEN = {
     "swap_to_collaborative(model, dim_shared_query_key=8)": "SwapReport",
+    "distill(model, model, batches)": "DistillReport",
     "swap_to_gated(model, sites='enc-self')": "GateReport",
     "swap_to_alpha(model)": "AlphaReport",
     "prune_heads(model, {'enc-self': [[0], []]})": "PruneReport",
@@ -68,6 +70,7 @@ REPORTED = {
     "analyze_heads(model, batches, thresholds=0.9)": "arg-type",
     "swap_to_gated(model, stretch=0.1)": "arg-type",
     "swap_to_collaborative(model, mixing='sharedd')": "arg-type",
+    "distill(model, model, batches, mixed_precision='fp16')": "arg-type",
     "swap_to_collaborative(model, method='parafacc')": "arg-type",
 }
 
@@ -111,6 +114,7 @@ def test_wrong_words_are_reported(seen):
         (Measure, MEASURES),
         (Part, PARTS),
         (LossKind, BESIDE),
+        (Precision, PRECISIONS),
         (Direction, ("swap", "back")),
     ),
 )

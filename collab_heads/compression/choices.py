@@ -4,7 +4,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast, get_args
 
 from torch import nn
 
@@ -14,6 +14,8 @@ from collab_heads.layers.query_key_kinds import EXACT_KIND, build_query_key
 from collab_heads.model.open_site import OpenSite
 from collab_heads.state import DIVIDED, QueryKeyKind, QueryKeyState
 
+Part = Literal["heads", "query_key", "values"]  # of a site, that can become smaller
+PARTS: tuple[Part, ...] = get_args(Part)
 LEVELS = 8  # widths per projection, and numbers of heads per site, that are considered: as many, or a few more
 
 
@@ -46,6 +48,8 @@ class SiteShape:
         query_key: the collaborative query/key projection that it has, with all its heads; None for stock ones.
         kind: of the projection that it gets.
         scale: of its scores.
+        parts: what of it may become smaller.
+        decodes: whether it is of a decoder, which is called for one token after the other.
     """
 
     num_heads: int
@@ -56,9 +60,11 @@ class SiteShape:
     query_key: QueryKeyState | None
     kind: QueryKeyKind
     scale: float
+    parts: tuple[Part, ...] = PARTS
+    decodes: bool = False
 
     @classmethod
-    def of(cls, site: OpenSite, kind: QueryKeyKind) -> "SiteShape":
+    def of(cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[Part, ...] = PARTS) -> "SiteShape":
         """Read it from a site."""
         output, value, heads = cast(nn.Linear, site.output), site.value, site.num_heads
         if site.query_key is not None:
@@ -72,7 +78,9 @@ class SiteShape:
             biases, scale = (query.bias is not None, key.bias is not None), site.adapter.scale(site.module)
         dims = dim_query, value.in_features, output.weight.shape[0]
         more = value.bias is not None, output.bias is not None
-        return cls(heads, dim_head, value.out_features // heads, dims, (*biases, *more), state, kind, scale)
+        decodes = site.role != "enc-self"
+        dim_value = value.out_features // heads
+        return cls(heads, dim_head, dim_value, dims, (*biases, *more), state, kind, scale, parts, decodes)
 
     @property
     def unchanged(self) -> Choice:
@@ -86,16 +94,16 @@ class SiteShape:
 
     def query_key_widths(self) -> list[int]:
         """The narrower query/key projections that are considered, see `Choice.query_key`; none where it has one."""
-        return steps(self.whole_query_key) if self.query_key is None else []
+        return steps(self.whole_query_key) if self.query_key is None and "query_key" in self.parts else []
 
     def value_widths(self) -> list[int]:
         """The narrower value heads that are considered."""
-        return steps(self.dim_value)
+        return steps(self.dim_value) if "values" in self.parts else []
 
     def head_counts(self) -> list[int]:
         """The smaller numbers of heads that are considered."""
         unit = -(-self.num_heads // (2 * LEVELS))
-        return list(range(unit, self.num_heads, unit))
+        return list(range(unit, self.num_heads, unit)) if "heads" in self.parts else []
 
     def choices(self) -> Iterator[Choice]:
         """All that are considered; the site as it is comes last."""
@@ -105,8 +113,17 @@ class SiteShape:
             [*self.value_widths(), self.dim_value],
         )
         for choice in itertools.starmap(Choice, itertools.product(*each)):
-            if (self.dim_query_key(choice) or 0) <= choice.heads * self.dim_head:
+            if (self.dim_query_key(choice) or 0) <= choice.heads * self.dim_head and not self.is_slow(choice):
                 yield choice
+
+    def is_slow(self, choice: Choice) -> bool:
+        """Whether a step of decoding would take longer than it does now.
+
+        Kernels want one width, so the narrower of keys and values is padded, all that is cached at every step: beside a
+        full width that costs more than the narrow one saves (measured: `benchmarks/compression_speed.py`).
+        """
+        may_differ = self.query_key is not None or not {"query_key", "values"} <= set(self.parts)
+        return self.decodes and not may_differ and (choice.query_key is None) != (choice.value == self.dim_value)
 
     def dim_query_key(self, choice: Choice) -> int | None:
         """R of a choice, over all heads; None where the projection stays as it is."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.checks import is_number
 from collab_heads.collaborative.fit import FitOptions
-from collab_heads.compression.choices import size_of
+from collab_heads.compression.choices import PARTS, Part, size_of
 from collab_heads.compression.fitting import FittedSite, put
 from collab_heads.compression.measures import COUNTED, Measure
 from collab_heads.compression.plan import Choices, CompressionPlan, check_budget, plan
@@ -31,6 +31,7 @@ def compress(
     of: Measure = "parameters",
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     sites: str | Iterable[str] | None = None,
+    parts: Part | Iterable[Part] = PARTS,
     mixing: QueryKeyKind = "per_head",
     refine_steps: int = 120,
     seed: int = 0,
@@ -53,6 +54,7 @@ def compress(
         of: see `plan`.
         adapter: see `plan`.
         sites: see `plan`.
+        parts: see `plan`.
         mixing: see `plan`.
         refine_steps: Adam steps that fit each narrower query/key projection to the output that its site had.
         seed: of the order of the inputs in the refinement.
@@ -76,7 +78,7 @@ def compress(
         made = batches
         made.check_model(model)
     else:
-        made = plan(model, batches, of=of, adapter=adapter, sites=sites, mixing=mixing)
+        made = plan(model, batches, of=of, adapter=adapter, sites=sites, parts=parts, mixing=mixing)
     chosen = smallest(made, quality, options) if quality is not None else Chosen.of(made, made.choose(share), options)
     choices = chosen.choices
     before = model.num_parameters()

@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -20,14 +19,12 @@ from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.plan import SitePlan, plan_site
 from collab_heads.collaborative.refine import OutputGap
 from collab_heads.collaborative.values import head_moments, narrow_heads, variance
-from collab_heads.compression.choices import Choice, SiteShape
+from collab_heads.compression.choices import Choice, Part, SiteShape
 from collab_heads.compression.fitting import head_regression, most_costly
 from collab_heads.layers.values import read_values
 from collab_heads.model.open_site import OpenSite
 from collab_heads.numerics import float64
 
-Part = Literal["heads", "query_key", "values"]
-PARTS: tuple[Part, ...] = get_args(Part)
 QUICK = FitOptions(tol=1e-2, refine_steps=0)  # of the fits behind a curve
 MEASURED_CALLS = 4  # of the recorded calls of a site
 

@@ -7,12 +7,12 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.calibrate import Calibrations, calibrate
-from collab_heads.compression.choices import SiteShape
-from collab_heads.compression.curves import Part, SiteCurves, site_curves
+from collab_heads.compression.choices import Part, SiteShape
+from collab_heads.compression.curves import SiteCurves, site_curves
 from collab_heads.compression.held_out import hold_out
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.sensitivity import sensitivities
-from collab_heads.errors import SwapError
+from collab_heads.errors import CalibrationError, SwapError
 from collab_heads.heads.prune import check_prunable
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.open_site import OpenSite, open_sites
@@ -56,6 +56,7 @@ def gather(
     batches: Iterable[Mapping],
     names: str | Iterable[str] | None,
     kind: QueryKeyKind,
+    parts: tuple[Part, ...],
 ) -> Evidence:
     """Measure a model, which is left as it was; the errors of `plan`."""
     sites = choose_sites(model, adapter, names)
@@ -64,9 +65,11 @@ def gather(
     fitted = calibrate(model, stock, stock, sites, batches)
     shown = calibrate(model, stock, stock, sites, held)
     probe = Probe(model, held, sites)
+    if max(probe.keys.values()) <= 1:
+        raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
     with few_threads(max(site.dim_value for site in sites)):
         curves = {
-            site.path: site_curves(site, SiteShape.of(site, kind), fitted, shown)
+            site.path: site_curves(site, SiteShape.of(site, kind, parts), fitted, shown)
             for site in tqdm(sites, desc="measuring sites", leave=False)
         }
     sensitivity = sensitivities(sites, curves, fitted, probe)

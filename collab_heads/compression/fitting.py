@@ -74,6 +74,10 @@ def fit_site(
     kept = most_costly(regression.removal_costs(), choice.heads)
     refit = regression.refit(kept)
     calibrations.heads[site.path] = calibrations.heads[site.path].part(regression.columns(kept))
+    if site.path in calibrations.query_key:
+        seen = calibrations.query_key[site.path]
+        calls = [call.of_heads(kept, site.num_heads) for call in seen.calls]
+        calibrations.query_key[site.path] = dataclasses.replace(seen, calls=calls)
     with undone(site.model, [site]):
         put(site.model, site.adapter, {site.path: FittedSite(kept, refit, None)})
         return FittedSite(kept, refit, replacement_of(reopened(site), shape, choice, calibrations, options))

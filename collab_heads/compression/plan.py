@@ -14,8 +14,8 @@ from collab_heads.analysis.plots.budgets import budget_curve
 from collab_heads.checks import check_choice, is_number
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
-from collab_heads.compression.choices import Choice
-from collab_heads.compression.curves import PARTS, QUICK
+from collab_heads.compression.choices import PARTS, Choice, Part
+from collab_heads.compression.curves import QUICK
 from collab_heads.compression.evidence import Evidence, gather
 from collab_heads.compression.fitting import FittedSite, fit_site, put
 from collab_heads.compression.latency import Latencies
@@ -84,6 +84,8 @@ class CompressionPlan:
                 f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "
                 "heads and the smallest widths give"
             )
+        if budget == 1:  # not even what costs no quality
+            return {path: use.shape.unchanged for path, use in self.uses.items()}
         return self.named(self.spending.choose(budget * self.whole))
 
     def within(self, error: float) -> dict[str, Choice]:
@@ -181,6 +183,7 @@ def plan(
     of: Measure = "parameters",
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     sites: str | Iterable[str] | None = None,
+    parts: Part | Iterable[Part] = PARTS,
     mixing: QueryKeyKind = "per_head",
 ) -> CompressionPlan:
     """Find out what every budget would cost in quality; the model is not changed.
@@ -199,6 +202,7 @@ def plan(
             first batch as it is).
         adapter: the family's adapter, as class or instance; None looks it up by model type.
         sites: roles or paths of what may change; None for all.
+        parts: what may become smaller: some of "heads" (their number), "query_key" and "values" (their widths).
         mixing: the kind of narrower query/key projections, see `swap_to_collaborative`. "shared" makes the most of
             parameters and cache, and is slow.
 
@@ -210,12 +214,15 @@ def plan(
         SwapError: if a site has gates or alphas, or cannot be changed safely.
     """
     check_choice("measure", of, MEASURES)
+    parts = (parts,) if isinstance(parts, str) else tuple(parts)
+    for part in parts:
+        check_choice("part", part, PARTS)
     check_kind(mixing)
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "collaborative")
     get_adapter(model, adapter, "prune")
     batches = list(each_batch(batches))
-    evidence = gather(model, adapter, batches, sites, mixing)
+    evidence = gather(model, adapter, batches, sites, mixing, parts)
     if of in COUNTED:
         return CompressionPlan(evidence, of, COUNTED[of])
     shapes = {path: curves.shape for path, curves in evidence.curves.items()}

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from transformers.utils.logging import tqdm
 
 from collab_heads.collaborative.calibrate import Calibrations
-from collab_heads.compression.curves import PARTS, QUICK, Part, SiteCurves
+from collab_heads.compression.choices import PARTS, Part
+from collab_heads.compression.curves import QUICK, SiteCurves
 from collab_heads.compression.fitting import fit_site, put
 from collab_heads.compression.probe import Probe
 from collab_heads.model.open_site import OpenSite

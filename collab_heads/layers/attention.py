@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from collab_heads.errors import SwapError
 from collab_heads.layers.one_key import one_key_attention
 from collab_heads.layers.query_key import split_heads
-from collab_heads.layers.removed import is_empty
+from collab_heads.layers.removed import NoHeads
 
 
 def cached_key_value(
@@ -85,23 +85,19 @@ def attend(
             "continuous batching (a paged cache) does not know the layout of collaborative attention; use generate()"
         )
     query_key, implementation = module.query_key, module.config._attn_implementation
-    if is_empty(module):
+    if isinstance(query_key, NoHeads):
         shape = *hidden_states.shape[:-1], key.shape[-2]  # (B, T, S)
         weights = hidden_states.new_empty(shape[0], 0, *shape[1:]) if implementation == "eager" else None
         return hidden_states.new_empty(*shape[:-1], 0), weights
     query = query_key.queries(hidden_states)
-    value = split_heads(value.squeeze(1), query_key.num_heads)  # (B, H, S, d_v)
+    value = split_heads(value, query_key.num_heads)  # (B, H, S, d_v)
     dim_value = value.shape[-1]
-    if implementation == "sdpa" and query.device.type == "cpu" and query_key.has_one_key:
+    if query_key.has_one_key and implementation == "sdpa" and query.device.type == "cpu":
         backend: Callable = one_key_attention
     else:
         backend, key = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager), query_key.split(key)
-        missing = dim_value - query.shape[-1]
-        if missing > 0 and implementation != "eager":
-            # fused kernels want one width for query, key and value; zeros do not change the dot product
-            query, key = F.pad(query, (0, missing)), F.pad(key, (0, missing))
-        elif missing < 0 and implementation != "eager" and not query_key.has_one_key:
-            value = F.pad(value, (0, -missing))  # by little; under one wide key it would be many times the work
+        if query.shape[-1] != dim_value and implementation != "eager":
+            query, key, value = pad_to_one_width(query, key, value, has_one_key=query_key.has_one_key)
         if implementation == "flex_attention" and kwargs.get("position_bias") is not None:
             # transformers' score function indexes the bias by batch, also where it is one for all (stock T5 fails)
             kwargs["position_bias"] = kwargs["position_bias"].expand(query.shape[0], -1, -1, -1)
@@ -115,4 +111,17 @@ def attend(
         scaling=query_key.state.scale,
         **kwargs,
     )
-    return output[..., :dim_value].flatten(-2), weights
+    if output.shape[-1] > dim_value:
+        output = output[..., :dim_value]
+    return output.flatten(-2), weights
+
+
+def pad_to_one_width(query: Tensor, key: Tensor, value: Tensor, *, has_one_key: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Give queries, keys and values one width, which fused kernels want; zeros do not change the dot product.
+
+    Values that are narrower than a key under all heads stay so: that key is as wide as many heads together.
+    """
+    missing = value.shape[-1] - query.shape[-1]
+    if missing > 0:
+        return F.pad(query, (0, missing)), F.pad(key, (0, missing)), value
+    return query, key, value if has_one_key else F.pad(value, (0, -missing))

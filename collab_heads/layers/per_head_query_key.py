@@ -51,7 +51,7 @@ class PerHeadQueryKey(QueryKey):
 
     def split(self, key: Tensor) -> Tensor:
         """[B, 1, S, R] -> [B, H, S, r], a view."""
-        return split_heads(key.squeeze(1), self.num_heads)
+        return split_heads(key, self.num_heads)
 
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:

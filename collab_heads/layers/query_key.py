@@ -82,5 +82,6 @@ def is_swapped(module: nn.Module) -> bool:
 
 
 def split_heads(packed: Tensor, heads: int) -> Tensor:
-    """[B, T, H * d] -> [B, H, T, d], a view."""
-    return packed.unflatten(-1, (heads, -1)).transpose(1, 2)
+    """[B, T, H * d], or [B, 1, T, H * d] as in a cache, -> [B, H, T, d], a view."""
+    batch, *_, length, width = packed.shape
+    return packed.view(batch, length, heads, width // heads).transpose(1, 2)

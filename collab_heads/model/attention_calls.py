@@ -7,7 +7,7 @@ these are all that its scores, and so its output, are made of.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -42,6 +42,14 @@ class Call:
     key_inputs: Tensor
     biases: tuple[Tensor, ...]
     used: Tensor | None
+
+    def of_heads(self, kept: Sequence[int], num_heads: int) -> "Call":
+        """The call as some of its heads see it: a position bias has a part for each."""
+        chosen = list(kept)
+        biases = [
+            bias[:, chosen] if bias.ndim == 4 and bias.shape[1] == num_heads > 1 else bias for bias in self.biases
+        ]
+        return replace(self, biases=tuple(biases))
 
 
 class Recorder:

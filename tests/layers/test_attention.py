@@ -10,7 +10,8 @@ from transformers.cache_utils import DynamicCache
 from transformers.models.bert.modeling_bert import eager_attention_forward
 
 from collab_heads.errors import SwapError
-from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value, pad_to_one_width
+from collab_heads.layers.query_key import split_heads
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.shared_query_key import content_bias, shared_cache_width
 from collab_heads.state import QueryKeyState
@@ -144,3 +145,21 @@ def test_values_are_not_dropped_out_in_evaluation():
 def test_paged_cache_is_refused():
     with pytest.raises(SwapError, match=r"continuous batching.*use generate\(\)"):
         attend(None, None, None, None, None, eager=None, dropout=0.0, cache=object())
+
+
+def test_packed_heads_split_the_same_with_and_without_the_axis_of_a_cache():
+    packed = randn(B, S, H * D_VALUE)
+    heads = split_heads(packed.unsqueeze(1), H)
+    assert heads.data_ptr() == packed.data_ptr()  # a view
+    assert torch.equal(heads, split_heads(packed, H))
+    assert torch.equal(heads[:, 1], packed[..., D_VALUE : 2 * D_VALUE])
+
+
+@pytest.mark.parametrize("width", [D_VALUE - 4, D_VALUE, D_VALUE + 4])
+def test_padding_to_one_width_changes_no_output(width):
+    query, key, value = randn(B, H, T, width), randn(B, H, S, width, seed=1), randn(B, H, S, D_VALUE, seed=2)
+    expected = (query @ key.mT * SCALE).softmax(-1) @ value
+    padded = pad_to_one_width(query, key, value, has_one_key=False)
+    assert {tensor.shape[-1] for tensor in padded} == {max(width, D_VALUE)}
+    output = scaled_dot_product_attention(*padded, scale=SCALE)[..., :D_VALUE]
+    torch.testing.assert_close(output, expected, rtol=EXACT64, atol=EXACT64)

@@ -1,0 +1,221 @@
+r"""Compress attention to a share of its parameters, without labels: closed form, refined, distilled.
+
+    python benchmarks/compression.py minilm [--draws 3] [--steps 300]
+    python benchmarks/compression.py marian t5 [--draws 3] [--steps 300] [--sentences N]
+    python benchmarks/compression.py --table
+
+all-MiniLM-L6-v2 is scored on STS-B dev (all 1,500 pairs, Spearman x 100, mean-pooled cosine) and on SST-2, of which
+calibration never saw anything: accuracy x 100 of a logistic regression on frozen embeddings (4,000 train sentences,
+4,872 others). Translation models are scored on test_2016_flickr, BLEU with beam 5. A draw is 256 sentences of STS-B
+train, or 256 training pairs, and the seed of all that follows. Distillation sees sentences without labels: 10,000 of
+STS-B, MRPC and RTE train (none of SST-2), or the German side of the training pairs and what the original makes of it.
+Every row is stored as it comes, in WORK/compression.jsonl, and not measured again.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+
+import sacrebleu
+import torch
+from distillation import sentences
+from sklearn.linear_model import LogisticRegression
+from stsb import Task
+from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
+from translation import MODELS, calibration, load, read, translate
+
+from collab_heads import compress, distill, plan
+from collab_heads.model.undoing import undone
+from collab_heads.training.data.embeddings import embed
+from common import WORK, minilm, shared, table, write
+
+STORE = WORK / "compression.jsonl"
+METHODS = ("closed form", "refined", "distilled")
+BUDGETS = {"minilm": (0.5, 0.33, 0.25), "marian": (0.75, 0.5, 0.33), "t5": (0.75, 0.5, 0.33)}
+COLUMNS = {
+    "model": "",
+    "budget": "",
+    "method": "",
+    "lost": ".2f",
+    "losses": "",
+    "lost elsewhere": ".2f",
+    "cache": ".2f",
+    "heads": "",
+    "predicted": ".3f",
+    "error": ".3f",
+    "seconds": ".0f",
+}
+
+
+class SentenceEncoder:
+    """all-MiniLM-L6-v2."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.task = Task()
+        self.probe, self.labels = self.probe_sentences()
+
+    def probe_sentences(self) -> tuple[list[dict], torch.Tensor]:
+        """SST-2: 4,000 sentences to fit a classifier to, then 4,000 others and the dev set; the longest last."""
+        rows = []
+        for split, count in (("train", 8_000), ("dev", None)):
+            _, *lines = shared(f"data/glue/SST-2/{split}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
+            if count:
+                order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(0)).tolist()
+                lines = [lines[i] for i in order[:count]]
+            rows += [line.rsplit("\t", 1) for line in lines]
+        return self.task.tokenized([text for text, _ in rows], 64), torch.tensor([int(label) for _, label in rows])
+
+    def load(self):
+        """The original."""
+        return AutoModel.from_pretrained(minilm()).eval()
+
+    def batches(self, draw: int) -> list[dict]:
+        """What it is calibrated on."""
+        return self.task.calibration(draw)
+
+    def unlabelled(self, draw: int) -> list[dict]:
+        """What it is distilled on."""
+        return self.task.tokenized(sentences(draw), 32)
+
+    def score(self, model) -> float:
+        """Spearman x 100 on STS-B dev."""
+        return self.task.score(model)
+
+    def score_elsewhere(self, model) -> float:
+        """Accuracy x 100 on SST-2."""
+        rows = embed(model, self.probe)
+        classifier = LogisticRegression(max_iter=1000).fit(rows[:4000], self.labels[:4000])
+        return 100 * classifier.score(rows[4000:], self.labels[4000:])
+
+
+class Translator:
+    """A small model of Multi30k, German to English."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace):
+        self.name = name
+        self.tokenizer = AutoTokenizer.from_pretrained(shared(MODELS[name]))
+        self.sources, self.references = (read("test_2016_flickr", side, arguments.sentences) for side in ("de", "en"))
+
+    def load(self):
+        """The original."""
+        return load(MODELS[self.name])
+
+    def batches(self, draw: int) -> list[dict]:
+        """What it is calibrated on."""
+        return calibration(self.tokenizer, draw)
+
+    def unlabelled(self, draw: int) -> list[dict]:
+        """What it is distilled on: sources alone."""
+        return [
+            {name: tensor for name, tensor in batch.items() if name != "labels"}
+            for batch in calibration(self.tokenizer, 1000 + draw, count=10_000)
+        ]
+
+    def score(self, model) -> float:
+        """BLEU."""
+        return sacrebleu.corpus_bleu(translate(model, self.tokenizer, self.sources), [self.references]).score
+
+    def score_elsewhere(self, model) -> None:
+        """There is no other test set."""
+
+
+def task_of(name: str, arguments: argparse.Namespace) -> SentenceEncoder | Translator:
+    """The model and how it is scored."""
+    return SentenceEncoder(arguments) if name == "minilm" else Translator(name, arguments)
+
+
+def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> Iterator[dict]:
+    """What is not there yet: a row per draw, budget and method."""
+    task, known = task_of(name, arguments), {(row["model"], row["draw"], row["budget"], row["method"]) for row in done}
+    scores = {"score": task.score, "elsewhere": task.score_elsewhere}
+    if (name, 0, 1.0, "original") not in known:
+        model = task.load()
+        row = {"model": name, "draw": 0, "budget": 1.0, "method": "original"}
+        yield row | {key: score(model) for key, score in scores.items()}
+    for draw in range(arguments.draws):
+        missing = [
+            (budget, method)
+            for budget in BUDGETS[name]
+            for method in arguments.methods
+            if (name, draw, budget, method) not in known
+        ]
+        if not missing:
+            continue
+        model, started = task.load(), time.perf_counter()
+        made = plan(model, task.batches(draw))
+        planning = time.perf_counter() - started
+        for budget, method in missing:
+            started = time.perf_counter()
+            with undone(model, made.evidence.sites):
+                report = compress(model, made, budget, refine_steps=0 if method == "closed form" else 120, seed=draw)
+                row = {"model": name, "draw": draw, "budget": budget, "method": method, **numbers(report)}
+                if method == "distilled":
+                    row["distilled"] = distill(
+                        model, task.load(), task.unlabelled(draw), arguments.steps, seed=draw
+                    ).to_dict()
+                row["seconds"] = planning + time.perf_counter() - started
+                yield row | {key: score(model) for key, score in scores.items()}
+
+
+def numbers(report) -> dict:
+    """What a compression says of itself."""
+    return {
+        "share": report.costs["parameters"].share,
+        "cache": report.costs["cache"].share,
+        "heads": sum(site.heads_after for site in report.sites),
+        "predicted": report.predicted_error,
+        "error": report.measured_error,
+    }
+
+
+def over_draws(rows: Sequence[dict]) -> list[dict]:
+    """A row per model, budget and method: means over the draws, and what each lost."""
+    originals = {row["model"]: row for row in rows if row["method"] == "original"}
+    groups: dict[tuple, list[dict]] = {}
+    for row in sorted(rows, key=lambda row: (list(BUDGETS).index(row["model"]), -row["budget"], row["draw"])):
+        groups.setdefault((row["model"], row["budget"], row["method"]), []).append(row)
+    found = []
+    for (model, budget, method), group in groups.items():
+        original = originals[model]
+        losses = [original["score"] - row["score"] for row in group]
+        new = {"model": model, "budget": budget, "method": method, "score": statistics.mean(r["score"] for r in group)}
+        if method != "original":
+            new |= {"lost": statistics.mean(losses), "losses": ", ".join(f"{loss:.2f}" for loss in losses)}
+            new |= {name: statistics.mean(r[name] for r in group) for name in ("cache", "heads", "predicted", "error")}
+            new["seconds"] = statistics.median(row["seconds"] for row in group)
+        if original["elsewhere"] is not None:
+            new["elsewhere"] = statistics.mean(row["elsewhere"] for row in group)
+            new["lost elsewhere"] = original["elsewhere"] - new["elsewhere"]
+        found.append(new | {"draws": len(group)})
+    return found
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", choices=BUDGETS, default=[])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--draws", type=int, default=3, help="of calibration sentences")
+    parser.add_argument("--steps", type=int, default=300, help="of distillation")
+    parser.add_argument("--sentences", type=int, help="to translate")
+    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    done = [json.loads(line) for line in STORE.read_text().splitlines()] if STORE.exists() else []
+    for name in arguments.models:
+        for row in measure(name, arguments, done):
+            done.append(row)
+            with STORE.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print({key: value for key, value in row.items() if key != "distilled"}, flush=True)
+    if done:
+        rows = over_draws(done)
+        print(table(rows, COLUMNS))
+        write("compression", rows, each=done)
+
+
+if __name__ == "__main__":
+    main()

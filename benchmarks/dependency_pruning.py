@@ -1,0 +1,79 @@
+"""Heads removed by Torch-Pruning, as its users do it: a dependency graph, an importance of groups of weights.
+
+Only attention is pruned: every head of a layer that goes takes its rows of query, key and value and its columns of W_O
+along. Torch-Pruning prunes heads only in layers whose width is to be pruned, too, so these layers, and no others, have
+a ratio of widths; `prune_head_dims=False` keeps it from being used.
+
+Source: Fang et al. 2023, arXiv:2301.12900; github.com/VainF/Torch-Pruning, 1.6.1.
+"""
+
+import sys
+
+import torch
+
+try:
+    import torch_pruning
+except ImportError:
+    sys.exit("Torch-Pruning is missing: pip install --no-deps --target DIR torch-pruning==1.6.1, and DIR in PYTHONPATH")
+
+SLACK = 1e-6  # of a ratio: Torch-Pruning rounds the number of heads that go up (or the number that stay down)
+
+
+def magnitude(model, draw) -> torch_pruning.importance.Importance:
+    """The norm of the weights of a head; needs no data."""
+    return torch_pruning.importance.GroupMagnitudeImportance(p=2)
+
+
+def taylor(model, draw) -> torch_pruning.importance.Importance:
+    """Weights times their gradients, of the mean loss over the examples."""
+    gradients = draw.once("gradients of weights", lambda: weight_gradients(model, draw.batches))
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name].clone()
+    return torch_pruning.importance.GroupTaylorImportance()
+
+
+def weight_gradients(model, batches) -> dict[str, torch.Tensor]:
+    """Name -> the gradient of the summed loss; left out: what the loss does not reach."""
+    model.zero_grad()
+    for batch in batches:
+        (model(**batch).loss * len(batch["labels"])).backward()
+    found = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def dependency_pruned(model, draw, budget: float, *, importance, everywhere: bool):
+    """Remove heads in place; returns the model.
+
+    Args:
+        model: a BERT.
+        draw: labelled examples.
+        budget: the share of heads that stay.
+        importance: `magnitude` or `taylor`.
+        everywhere: rank the heads of all layers together; otherwise each layer loses the same number.
+    """
+    attentions = [layer.attention.self for layer in model.base_model.encoder.layer]
+    projections = [p for a in attentions for p in (a.query, a.key, a.value)]
+    heads = {p: model.config.num_attention_heads for p in projections}
+    removed = round((1 - budget) * len(attentions) * model.config.num_attention_heads)
+    ratio = removed / (len(attentions) * model.config.num_attention_heads)
+    pruner = torch_pruning.pruner.BasePruner(
+        model,
+        {name: tensor[:1] for name, tensor in draw.batches[0].items() if name != "labels"},
+        importance=importance(model, draw),
+        global_pruning=everywhere,
+        pruning_ratio=0.0,
+        pruning_ratio_dict=dict.fromkeys(projections, 0.5),
+        num_heads=heads,
+        prune_num_heads=True,
+        prune_head_dims=False,
+        head_pruning_ratio=ratio - SLACK,
+        ignored_layers=[p for p in model.modules() if isinstance(p, torch.nn.Linear) and p not in heads],
+        output_transform=lambda output: output.logits.sum(),
+    )
+    pruner.step()
+    model.zero_grad(set_to_none=True)
+    for attention in attentions:
+        attention.num_attention_heads = pruner.num_heads[attention.query]
+        attention.all_head_size = attention.query.out_features
+    return model

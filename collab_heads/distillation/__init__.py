@@ -1,0 +1,1 @@
+"""Label-free distillation of a changed model from its original."""

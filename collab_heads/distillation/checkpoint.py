@@ -1,0 +1,144 @@
+"""Checkpoints of a distillation: a folder that is whole or not there, of safetensors and JSON.
+
+`state.safetensors` holds the weights under way, AdamW's moments and the best weights; `progress.json` the place in the
+run and what the run is: its arguments, and digests of models and batches. There is nothing random beside the order of
+the batches, which seed and step tell.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from collab_heads.checks import is_count
+from collab_heads.distillation.report import HeldOutError
+from collab_heads.errors import OutputError
+from collab_heads.files import write_file, write_json
+from collab_heads.folders import damage, read_manifest, recover, retire, write_folder
+from collab_heads.reading import parse_json
+
+NAME, STATE, PROGRESS = "distillation", "state.safetensors", "progress.json"
+FORMAT = 1
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        step: steps taken.
+        tokens: seen in training.
+        seconds: so far.
+        history: (step, error) of every evaluation, the first before any step.
+        best_step: after which it was best.
+        best: name -> weights after that step.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    history: list[tuple[int, HeldOutError]] = field(default_factory=list)
+    best_step: int = 0
+    best: dict[str, Tensor] = field(default_factory=dict)
+
+    def to_dict(self) -> dict:
+        """What goes into `progress.json`."""
+        plain = {name: getattr(self, name) for name in ("step", "tokens", "seconds", "best_step")}
+        return plain | {"history": [[step, dataclasses.asdict(error)] for step, error in self.history]}
+
+    @classmethod
+    def from_dict(cls, record: Mapping, best: dict[str, Tensor]) -> "Progress":
+        """What `to_dict` gave."""
+        history = [(step, HeldOutError(**error)) for step, error in record["history"]]
+        plain = {name: record[name] for name in ("step", "tokens", "seconds", "best_step")}
+        return cls(**plain, history=history, best=best)
+
+
+class Checkpoint:
+    """The checkpoint of a run in its output folder, each written over the one before.
+
+    Args:
+        output_dir: it is the folder `distillation` in there.
+        run: what the run is, JSON; a checkpoint of another run is refused.
+    """
+
+    def __init__(self, output_dir: str | Path, run: Mapping[str, Any]):
+        self.folder, self.run = Path(output_dir) / NAME, json.loads(json.dumps(run))
+
+    def save(self, progress: Progress, state: Mapping[str, Tensor]) -> None:
+        """Write it, instead of the one before.
+
+        Raises:
+            OutputError: if it cannot be written; what was there stays.
+        """
+        best = {f"best/{name}": tensor.cpu().contiguous() for name, tensor in progress.best.items()}
+        content = save({**state, **best}, metadata={"format": "pt"})
+        record = {"format": FORMAT, "run": self.run, **progress.to_dict()}
+
+        def fill(folder: Path) -> None:
+            write_file(folder / STATE, content)
+            write_json(folder / PROGRESS, record)
+
+        write_folder(self.folder, fill, len(content))
+
+    def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
+        """Read it, None if there is none.
+
+        Raises:
+            OutputError: if it is damaged, of another run, or no checkpoint of ours.
+        """
+        recover(self.folder)
+        if not self.folder.exists():
+            return None
+        again = f"to begin again delete {self.folder}, or give another output_dir"
+        if read_manifest(self.folder) is None:
+            raise OutputError(f"{self.folder} is there, and is no checkpoint that distill wrote: {again}")
+        if wrong := damage(self.folder):
+            raise OutputError(f"{self.folder} is damaged: {wrong}: {again}")
+        try:
+            record = parse_json((self.folder / PROGRESS).read_text(encoding="utf-8"))
+            if record["format"] != FORMAT or not is_count(record["step"]):
+                raise ValueError(f"format {record['format']!r}, step {record['step']!r}")
+            self.check_same_run(record["run"], again)
+            tensors = {name: tensor.clone() for name, tensor in load_file(self.folder / STATE).items()}
+            best = {name.removeprefix("best/"): t for name, t in tensors.items() if name.startswith("best/")}
+            return Progress.from_dict(record, best), tensors
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            if isinstance(error, OutputError):
+                raise
+            raise OutputError(f"{self.folder} is no checkpoint to go on from ({error!r}): {again}") from error
+
+    def check_same_run(self, recorded: Mapping[str, Any], again: str) -> None:
+        """Raise OutputError, with what differs, unless the checkpoint is of this run."""
+        names = sorted(recorded.keys() | self.run)
+        differing = [name for name in names if recorded.get(name) != self.run.get(name)]
+        if differing:
+            pairs = ", ".join(f"{name} was {recorded.get(name)!r}, is {self.run.get(name)!r}" for name in differing)
+            raise OutputError(f"{self.folder} is of another run: {pairs}: give what it was given; {again}")
+
+    def retire(self) -> None:
+        """Delete it: the run is complete. What others put into the folder stays."""
+        if self.folder.exists():
+            retire(self.folder)
+
+
+def digest_of(named: Iterable[tuple[str, Any]]) -> str:
+    """The first 16 digits of a SHA-256 of tensors, and other values, with their names."""
+    sha256 = hashlib.sha256()
+    for name, value in named:
+        sha256.update(name.encode())
+        if isinstance(value, Tensor):
+            sha256.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            flat = value.detach().cpu().contiguous().flatten()
+            sha256.update(flat.view(torch.uint8).numpy().tobytes())
+        else:
+            sha256.update(repr(value).encode())
+    return sha256.hexdigest()[:16]

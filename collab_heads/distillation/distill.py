@@ -1,0 +1,145 @@
+"""distill: a changed model learns to be like its original, without labels."""
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from collab_heads.distillation.checkpoint import Checkpoint, digest_of
+from collab_heads.distillation.examples import Batch, in_order, list_batches, split
+from collab_heads.distillation.gap import Gap
+from collab_heads.distillation.optimizer import MasterWeights
+from collab_heads.distillation.options import DistillOptions, Precision
+from collab_heads.distillation.pairs import check_apart, check_pair
+from collab_heads.distillation.processes import Processes
+from collab_heads.distillation.report import DistillReport
+from collab_heads.distillation.trained import put_back, trained_alone, trained_parameters
+from collab_heads.distillation.training import Training
+from collab_heads.distillation.translations import with_translations
+from collab_heads.model.backends import evaluating
+from collab_heads.registry import get_adapter
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@torch.inference_mode(False)
+def distill(
+    model: PreTrainedModel,
+    original: PreTrainedModel,
+    batches: Iterable[Mapping],
+    steps: int = 300,
+    *,
+    learning_rate: float = 3e-4,
+    output_weight: float = 1.0,
+    evaluate_every: int | None = None,
+    patience: int = 4,
+    seed: int = 0,
+    mixed_precision: Precision | None = None,
+    accelerator: "Accelerator | None" = None,
+    output_dir: str | Path | None = None,
+    checkpoint_every: int | None = None,
+) -> DistillReport:
+    """Train the changed attention of a model, in place, so that the model does what its original did. No labels.
+
+    Only the projections of changed sites are trained (query/key, values, output with its bias). Gates and alphas stay
+    as they are, and so does everything else. Made small is the squared error of the hidden states of every layer,
+    relative to how they vary over tokens, plus that of the output: of the logits where there is a head, as 2 KL where
+    they are a distribution; else of the mean of the last hidden state over tokens. Padding does not count.
+
+    Both models run in evaluation mode, without dropout: what is to be learned is what they do in use. Modes, gradients
+    and which parameters are trainable are as before afterwards. On any error, or an interruption, the model is left as
+    it was before the call.
+
+    A part of the batches is held out (every eighth). The model is put back to where it was best on it; it never
+    comes back worse on that part than it came.
+
+    Args:
+        model: changed by `swap_to_collaborative`, `prune_heads` or the like; in float32, float64 or bfloat16 (then the
+            steps add up in float32 copies).
+        original: what it was made from, or a model of the same class and sizes; in any mode, it is only run.
+        batches: input dicts as the model takes them, an iterable that is listed once (it has to fit in memory). Labels
+            are used only as what the decoder of an encoder-decoder reads; where there is nothing for it to read, the
+            original translates the batches first, greedily.
+        steps: optimizer steps at most, one batch each.
+        learning_rate: of AdamW at its highest: a short rise, then a cosine to 0. Three times the default took
+            all-MiniLM-L6-v2 further, and only harmed a small Marian with `shared` projections.
+        output_weight: of the output's error beside the mean of the layers' errors.
+        evaluate_every: steps between measurements of the held-out part; None for a tenth of `steps`.
+        patience: stop when so many measurements in a row bring nothing better.
+        seed: of the order of the batches.
+        mixed_precision: "bf16" for autocast, "no", or None for what the accelerator or the launcher says.
+        accelerator: an `accelerate.Accelerator`, prepared for one or several processes that hold the whole model each
+            and are given the same batches: they share every batch. None for what the launcher says.
+        output_dir: checkpoints go into its folder `distillation`. A run that was killed goes on there when it is called
+            again with the same arguments, and ends with the same bits. The folder is removed when the run is complete.
+        checkpoint_every: steps between checkpoints; None for `evaluate_every`.
+
+    Returns:
+        Errors on the held-out part before and after, and what it took; `print` it.
+
+    Raises:
+        ArgumentError: on an argument that cannot work, models that do not fit each other, or nothing to train.
+        UnsupportedModelError: if a model is wrapped, or has nothing by which it could be compared.
+        CalibrationError: if there are no batches, one holds no tokens, or the models cannot take it; it is numbered.
+        NonFiniteError: if a model puts out NaN or inf.
+        SwapError: if a changed projection serves another site, too.
+        OutputError: if a checkpoint cannot be written, is damaged, or is of another run.
+        MissingPackageError: without Accelerate.
+    """
+    started = time.perf_counter()
+    options = DistillOptions(steps, learning_rate, output_weight, evaluate_every, checkpoint_every, patience, seed)
+    check_pair(model, original)
+    trained = trained_parameters(model, get_adapter(model))
+    check_apart(trained, original)
+    processes = Processes.found(accelerator, mixed_precision, model.device.type == "cpu")
+    listed = list_batches(model, batches)
+    run = {**dataclasses.asdict(options), "mixed_precision": processes.precision, "processes": processes.count}
+    if processes.count > 1 or output_dir is not None:
+        run |= digests(model, original, listed)
+        processes.check_same("batches", run["batches"])
+    checkpoint = None if output_dir is None else Checkpoint(output_dir, run)
+    saved = None if checkpoint is None else processes.first_says(checkpoint.load)
+    with evaluating(original), evaluating(model), trained_alone(model, trained):
+        train, held_out = split(listed)
+        places = in_order(len(train), seed, steps)
+        read = sorted(set(places))  # others need no translation
+        found = with_translations(original, [*(train[place] for place in read), *held_out], show=processes.is_first)
+        chosen = dict(zip(read, found, strict=False))
+        in_turn, held_out = [chosen[place] for place in places], found[len(read) :]
+        for parameter in trained.values():
+            parameter.data.copy_(processes.of_first(parameter.data))  # last bits of what each computed may differ
+        gap = Gap.measured(model, original, processes, held_out, output_weight)
+        training = Training(gap, MasterWeights(trained, learning_rate, steps), options, in_turn, held_out, checkpoint)
+        progress = training.run(saved, started)
+        put_back(trained, progress.best)
+    if checkpoint is not None:
+        processes.first_says(checkpoint.retire)
+    errors = dict(progress.history)
+    return DistillReport(
+        before=errors[0],
+        after=errors[progress.best_step],
+        best_step=progress.best_step,
+        steps=progress.step,
+        steps_asked=steps,
+        history=tuple(progress.history),
+        trained_parameters=sum(parameter.numel() for parameter in trained.values()),
+        batches=len(train),
+        held_out_batches=len(held_out),
+        tokens=progress.tokens,
+        seconds=progress.seconds,
+    )
+
+
+def digests(model: PreTrainedModel, original: PreTrainedModel, batches: list[Batch]) -> dict[str, str]:
+    """By which a checkpoint knows its run: of both models, and of what was given."""
+    inputs = ((f"{index}/{name}", value) for index, batch in enumerate(batches) for name, value in batch.items())
+    return {
+        "model": digest_of(model.state_dict().items()),
+        "original": digest_of(original.state_dict().items()),
+        "batches": digest_of(inputs),
+    }

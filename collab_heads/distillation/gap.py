@@ -1,0 +1,162 @@
+"""How far a changed model is from its original: hidden states of every layer, and the output.
+
+Every layer's squared error counts relative to how much that layer varies over tokens, and so does the output, unless it
+is a distribution. Batches are run in portions of like length, without padding where possible; sums over portions,
+processes and batches then give means over all rows that count.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from collab_heads.distillation.examples import Batch, Part, moved, num_rows
+from collab_heads.distillation.parts import Spread, num_tokens, read_parts, row_counts
+from collab_heads.distillation.processes import Processes
+from collab_heads.distillation.report import HeldOutError
+from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError
+from collab_heads.model.outputs import Output
+from collab_heads.model.portions import PORTION, portions
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The gap between two models.
+
+    Attributes:
+        model: the changed one.
+        original: what it should be like.
+        processes: that share the work.
+        scales: [parts], float64, on the CPU: by what the squared error of a row is divided, for layers and output.
+        weights: [parts], the same way: the share of each in what is made small.
+    """
+
+    model: PreTrainedModel
+    original: PreTrainedModel
+    processes: Processes
+    scales: Tensor
+    weights: Tensor
+
+    @classmethod
+    def measured(
+        cls,
+        model: PreTrainedModel,
+        original: PreTrainedModel,
+        processes: Processes,
+        held_out: Part,
+        output_weight: float,
+    ) -> "Gap":
+        """With the scales that the original has on some batches: every process looks at all, and finds the same."""
+        spreads: list[Spread] = []
+        alone = cls(model, original, processes.alone(), torch.ones(()), torch.ones(()))
+        is_distribution = False
+        for index, batch in held_out:
+            for _, parts in alone.references(index, batch):
+                spreads = spreads or [Spread() for _ in parts]
+                for spread, part in zip(spreads, parts, strict=True):
+                    if not part.is_distribution:
+                        spread.add(part)
+                is_distribution = parts[-1].is_distribution
+        scales = [spread.value() for spread in spreads[:-1]] + [1.0 if is_distribution else spreads[-1].value()]
+        weights = [1 / (len(scales) - 1)] * (len(scales) - 1) + [output_weight]
+        found = torch.tensor([scales, weights], dtype=torch.float64)
+        return cls(model, original, processes, *processes.of_first(found))
+
+    def references(self, index: int, batch: Batch) -> Iterator[tuple[Batch, list[Output]]]:
+        """This process's portions of a batch, and what the original makes of them."""
+        for number, portion in enumerate(self.portions(batch)):
+            if number % self.processes.count == self.processes.index:
+                with torch.no_grad():
+                    yield portion, self.run(self.original, index, portion)
+
+    def portions(self, batch: Batch) -> Iterator[Batch]:
+        """A batch without padding that is not needed: small portions on a CPU, else one for every process."""
+        size, count = PORTION, self.processes.count
+        if self.model.device.type != "cpu":
+            rows = num_rows(batch)
+            if count == 1 or rows is None:
+                yield batch
+                return
+            positions = max(value.numel() for value in batch.values() if isinstance(value, Tensor))
+            size = -(-positions // count)
+        yield from map(dict, portions(batch, self.model.config.is_encoder_decoder, size))
+
+    def run(self, model: PreTrainedModel, index: int, portion: Batch) -> list[Output]:
+        """What a model makes of a portion; whatever it raises names the batch."""
+        inputs = moved(portion, model.device)
+        caches = model.config.is_encoder_decoder or getattr(model.config, "is_decoder", False)
+        more = {"use_cache": False} if caches else {}
+        try:
+            with self.processes.autocast(model.device):
+                outputs = model(**{**inputs, **more, "output_hidden_states": True, "return_dict": True})
+            return read_parts(model, inputs, outputs)
+        except CollabHeadsError:
+            raise
+        except Exception as error:
+            raise CalibrationError(
+                f"{type(model).__name__} cannot take batch {index} with {sorted(inputs)}: {error}"
+            ) from error
+
+    def squares(self, index: int, portion: Batch, references: list[Output]) -> Tensor:
+        """The squared errors of the changed model, summed over rows, differentiable: [parts]."""
+        parts = self.run(self.model, index, portion)
+        return torch.stack(
+            [
+                reference.squared_gap(part).to(self.model.device)
+                for reference, part in zip(references, parts, strict=True)
+            ]
+        )
+
+    def backward(self, index: int, batch: Batch) -> tuple[float, int]:
+        """Add the gradient of this process's part of the loss on a batch to the parameters.
+
+        Returns:
+            The loss and the tokens of the batch, over all processes.
+
+        Raises:
+            NonFiniteError: if the loss is NaN or inf.
+        """
+        found = list(self.references(index, batch))
+        counts = sum((row_counts(parts) for _, parts in found), torch.zeros(len(self.scales), dtype=torch.float64))
+        counts = self.processes.sum(counts).clamp(min=1)
+        factors = (self.weights / self.scales / counts).float().to(self.model.device)
+        total, tokens = torch.zeros((), device=factors.device), 0
+        for portion, parts in found:
+            loss = (self.squares(index, portion, parts) * factors).sum()
+            loss.backward()
+            total += loss.detach()
+            tokens += num_tokens(self.model, portion)
+        mine = torch.tensor([float(total), tokens], dtype=torch.float64)
+        loss_of_all, tokens_of_all = self.processes.sum(mine).tolist()
+        check_finite(loss_of_all, index, "training")
+        return loss_of_all, int(tokens_of_all)
+
+    @torch.no_grad()
+    def error(self, held_out: Part) -> HeldOutError:
+        """The error on some batches, which the processes share.
+
+        Raises:
+            NonFiniteError: if it is NaN or inf.
+        """
+        squares, counts = torch.zeros_like(self.scales), torch.zeros_like(self.scales)
+        whole = Gap(self.model, self.original, self.processes.alone(), self.scales, self.weights)
+        for index, batch in held_out[self.processes.index :: self.processes.count]:
+            for portion, parts in whole.references(index, batch):
+                found = whole.squares(index, portion, parts).cpu().double()
+                check_finite(float(found.sum()), index, "held-out")
+                squares += found
+                counts += row_counts(parts)
+        squares, counts = self.processes.sum(squares), self.processes.sum(counts)
+        errors = squares / counts.clamp(min=1) / self.scales
+        return HeldOutError(float(errors[:-1].mean()), float(errors[-1]))
+
+
+def check_finite(loss: float, index: int, part: str) -> None:
+    """Raise NonFiniteError unless a loss is a number."""
+    if not loss - loss == 0:
+        raise NonFiniteError(
+            f"the gap to the original is {loss} on {part} batch {index}: one of the models puts out NaN or inf there, "
+            "or the learning rate is too high"
+        )

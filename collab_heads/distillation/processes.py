@@ -1,0 +1,128 @@
+"""The processes that share a distillation, through Accelerate: sums of tensors, and what the first one says.
+
+Accelerate is imported when one is made, since it comes with an extra. Models are not wrapped: only a few parameters
+are trained, and their gradients are added up here.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from collab_heads.distillation.options import check_precision
+from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError
+from collab_heads.extras import check_extra
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+# ways of training that divide or replace the model, which is to be trained as it is
+REFUSED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a run.
+
+    Attributes:
+        count, index: how many there are, and which one this is.
+        device: where they exchange tensors.
+        precision: "no", or "bf16" for autocast.
+    """
+
+    count: int
+    index: int
+    device: torch.device
+    precision: str
+
+    @classmethod
+    def found(cls, accelerator: "Accelerator | None", precision: str | None, on_cpu: bool = True) -> "Processes":
+        """Those of an accelerator, or of the launcher that started this process; models on a CPU exchange there.
+
+        Raises:
+            ArgumentError: if the accelerator is none, or works in a way that is not supported.
+            MissingPackageError: without Accelerate.
+        """
+        check_precision(precision)
+        check_extra("train", "distillations", ("accelerate",))
+        from accelerate import Accelerator, PartialState
+
+        if accelerator is not None and not isinstance(accelerator, Accelerator):
+            raise ArgumentError(f"accelerator is a {type(accelerator).__name__}, expected an accelerate.Accelerator")
+        # not an Accelerator of our own: its precision would be that of the process for good; so would be the choice of
+        # the CPU, which matters to several processes only
+        cpu = on_cpu and int(os.environ.get("WORLD_SIZE", 1)) > 1
+        state: Any = PartialState(cpu=cpu) if accelerator is None else accelerator
+        if state.distributed_type.name in REFUSED:
+            raise ArgumentError(
+                f"accelerator works with {state.distributed_type.name}, which divides the model: distill with one "
+                "process, or with several that each hold it whole (MULTI_CPU, MULTI_GPU)"
+            )
+        if precision is None:
+            given = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+            precision = given if accelerator is None else accelerator.mixed_precision
+            check_precision(precision)
+        return cls(state.num_processes, state.process_index, state.device, precision)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and shows."""
+        return self.index == 0
+
+    def alone(self) -> "Processes":
+        """This process as if it were the only one."""
+        return dataclasses.replace(self, count=1, index=0)
+
+    def autocast(self, device: torch.device) -> AbstractContextManager:
+        """Products in bfloat16, if asked for."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over processes, the same on all."""
+        if self.count == 1:
+            return tensor
+        from accelerate.utils import reduce
+
+        return reduce(tensor.to(self.device), "sum").to(tensor.device)
+
+    def of_first(self, tensor: Tensor) -> Tensor:
+        """A tensor as the first process has it, on all."""
+        if self.count == 1:
+            return tensor
+        from accelerate.utils import broadcast
+
+        return broadcast(tensor.detach().clone().to(self.device)).to(tensor.device)
+
+    def first_says(self, function: Callable[[], Value]) -> Value:
+        """Call a function on the first process, and hand its result or its error to all: none is left waiting."""
+        if self.count == 1:
+            return function()
+        from accelerate.utils import broadcast_object_list
+
+        outcome: list = [None, None]
+        if self.is_first:
+            try:
+                outcome[0] = function()
+            except CollabHeadsError as error:
+                outcome[1] = error
+        broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    def check_same(self, what: str, digest: str) -> None:
+        """Raise CalibrationError, on all processes, unless they were all given the same."""
+        if self.count == 1:
+            return
+        from accelerate.utils import gather_object
+
+        if len(set(gather_object([digest]))) > 1:
+            raise CalibrationError(
+                f"the {self.count} processes were given different {what}: give all the same, they share each batch"
+            )

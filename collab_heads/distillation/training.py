@@ -1,0 +1,99 @@
+"""The steps of a distillation, and where it was best."""
+
+import time
+
+from torch import Tensor
+from transformers.utils.logging import tqdm
+
+from collab_heads.distillation.checkpoint import Checkpoint, Progress
+from collab_heads.distillation.examples import Part
+from collab_heads.distillation.gap import Gap
+from collab_heads.distillation.optimizer import MasterWeights
+from collab_heads.distillation.options import DistillOptions
+
+
+class Training:
+    """Steps on one part of the batches, evaluations on the other.
+
+    Args:
+        gap: what is made small.
+        weights: what is trained.
+        options: how.
+        in_turn: the batch of every step, with its number.
+        held_out: those to measure on.
+        checkpoint: where to save; None for nowhere.
+    """
+
+    def __init__(
+        self,
+        gap: Gap,
+        weights: MasterWeights,
+        options: DistillOptions,
+        in_turn: Part,
+        held_out: Part,
+        checkpoint: Checkpoint | None,
+    ):
+        self.gap, self.weights, self.options = gap, weights, options
+        self.in_turn, self.held_out, self.checkpoint = in_turn, held_out, checkpoint
+
+    def run(self, saved: tuple[Progress, dict[str, Tensor]] | None, started: float) -> Progress:
+        """Train from the beginning, or from what was saved, to the end.
+
+        Args:
+            saved: what a checkpoint held.
+            started: `time.perf_counter()` at the start of the call.
+        """
+        first = self.gap.processes.is_first
+        progress, state = saved if saved is not None else (Progress(), {})
+        if state:
+            self.weights.load(state)
+        else:
+            self.evaluate(progress)
+        started -= progress.seconds
+        with tqdm(
+            total=self.options.steps, initial=progress.step, desc="distilling", leave=False, disable=not first
+        ) as bar:
+            while progress.step < self.options.steps and not self.is_stale(progress):
+                self.take_step(progress)
+                bar.update()
+                if self.is_due(progress, self.options.steps_between_evaluations):
+                    self.evaluate(progress)
+                    bar.set_postfix(held_out=f"{self.total(-1, progress):.3g}")
+                progress.seconds = time.perf_counter() - started
+                if self.checkpoint is not None and progress.step % self.options.steps_between_checkpoints == 0:
+                    self.save(progress)
+        progress.seconds = time.perf_counter() - started
+        return progress
+
+    def take_step(self, progress: Progress) -> None:
+        """One step on one batch."""
+        _, tokens = self.gap.backward(*self.in_turn[progress.step])
+        self.weights.take_step(progress.step, self.gap.processes)
+        progress.step += 1
+        progress.tokens += tokens
+
+    def is_due(self, progress: Progress, every: int) -> bool:
+        """Whether something that happens every so many steps, and after the last, happens now."""
+        return progress.step % every == 0 or progress.step == self.options.steps
+
+    def evaluate(self, progress: Progress) -> None:
+        """Measure the held-out part, and keep the weights if they are the best so far."""
+        progress.history.append((progress.step, self.gap.error(self.held_out)))
+        totals = [self.total(index, progress) for index in range(len(progress.history))]
+        if len(totals) == 1 or totals[-1] < min(totals[:-1]):
+            progress.best_step = progress.step
+            progress.best = {name: p.detach().clone() for name, p in self.weights.trained.items()}
+
+    def total(self, index: int, progress: Progress) -> float:
+        """What is made small, at an evaluation."""
+        return progress.history[index][1].total(self.options.output_weight)
+
+    def is_stale(self, progress: Progress) -> bool:
+        """Whether the last evaluations brought nothing better."""
+        return len([step for step, _ in progress.history if step > progress.best_step]) >= self.options.patience
+
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint."""
+        checkpoint, processes = self.checkpoint, self.gap.processes
+        if checkpoint is not None:
+            processes.first_says(lambda: checkpoint.save(progress, self.weights.state()))

@@ -1,0 +1,60 @@
+"""What a decoder reads where the batches do not say: the original's own translations."""
+
+import copy
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils.logging import tqdm
+
+from collab_heads.distillation.examples import Batch, Part, has_decoder_inputs, has_text_labels, moved
+from collab_heads.errors import CalibrationError
+from collab_heads.model.backends import evaluating
+
+LENGTH, MORE = 2, 8  # a translation has at most so many tokens per source token, and so many more
+
+
+def needs_translation(model: PreTrainedModel, batch: Batch) -> bool:
+    """Whether a decoder would have nothing to read."""
+    reads = has_decoder_inputs(batch) or has_text_labels(batch)
+    return model.config.is_encoder_decoder and model.can_generate() and not reads
+
+
+def with_translations(original: PreTrainedModel, part: Part, *, show: bool = True) -> Part:
+    """Batches with decoder inputs: those without get what the original writes, greedily.
+
+    Raises:
+        CalibrationError: if the original cannot translate one; it is numbered.
+    """
+    found, missing = list(part), [place for place, (_, batch) in enumerate(part) if needs_translation(original, batch)]
+    with evaluating(original):
+        for place in tqdm(missing, desc="translating", leave=False, disable=not (show and missing)):
+            number, batch = part[place]
+            try:
+                found[place] = number, batch | translate(original, batch)
+            except Exception as error:  # whatever the model raises about its inputs, with the batch named
+                raise CalibrationError(f"{type(original).__name__} cannot translate batch {number}: {error}") from error
+    return found
+
+
+def translate(original: PreTrainedModel, batch: Batch) -> Batch:
+    """Decoder inputs and their mask, [B, T]: the translation up to its last token before the end."""
+    config = copy.deepcopy(original.generation_config)
+    longest = next(value for value in batch.values() if isinstance(value, Tensor) and value.ndim > 1).shape[1]
+    room = getattr(original.config, "max_position_embeddings", None) or math.inf
+    config.max_length, config.max_new_tokens = int(max(2, min(1 + LENGTH * longest + MORE, room))), None
+    config.num_beams, config.do_sample, config.return_dict_in_generate = 1, False, False
+    generate = cast(Any, original).generate  # a mixin, to type checkers
+    tokens = generate(**moved(batch, original.device), generation_config=config).cpu()
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ended = torch.zeros_like(tokens, dtype=torch.bool)
+    for end in ends:
+        ended |= tokens == end if end is not None else False
+    ended[:, 0] = False  # the decoder may start with the token that ends
+    used = ended.cumsum(1) == 0
+    length = int(used.sum(1).max())
+    pad = original.config.pad_token_id
+    filled = tokens.masked_fill(~used, tokens[0, 0] if pad is None else pad)
+    return {"decoder_input_ids": filled[:, :length], "decoder_attention_mask": used[:, :length].long()}

@@ -1,0 +1,36 @@
+"""What is done to a model for a try is taken back, whatever it was and however it ended."""
+
+import pytest
+import torch
+from unchanged import assert_unchanged, snapshot
+
+import collab_heads
+from collab_heads.model.open_site import open_sites
+from collab_heads.model.undoing import undone
+from families import NARROW, output, swap
+
+
+def test_everything_is_as_it_was(family):
+    model, inputs = family.build(), family.inputs()
+    adapter = collab_heads.get_adapter(model)
+    before, expected = snapshot(model), output(model.eval(), inputs)
+    model.train()
+    before = snapshot(model)
+    with undone(model, open_sites(model, adapter)):
+        collab_heads.prune_heads(model, {site.path: [1] for site in adapter.sites(model)})
+        swap(model, "per_head+values", 12)
+        collab_heads.swap_to_gated(model)
+        assert not torch.allclose(output(model.eval(), inputs), expected)
+        model.train()
+    assert_unchanged(model, before)
+
+
+def test_also_after_an_error_and_on_a_changed_model(family):
+    model, inputs = family.build().eval(), family.inputs()
+    swap(model, "shared", NARROW["shared"])
+    before, expected = snapshot(model), output(model, inputs)
+    with pytest.raises(KeyboardInterrupt), undone(model, open_sites(model, collab_heads.get_adapter(model))):
+        collab_heads.swap_to_alpha(model)
+        raise KeyboardInterrupt
+    assert_unchanged(model, before)
+    assert torch.equal(output(model, inputs), expected)
