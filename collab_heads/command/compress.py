@@ -1,14 +1,15 @@
-r"""The command that makes the attention of a model smaller, without labels and without training code.
+r"""The command that makes the attention of a model smaller: from text alone, without labels.
 
     python -m collab_heads compress sentence-transformers/all-MiniLM-L6-v2 --data text.txt --plan
     python -m collab_heads compress Helsinki-NLP/opus-mt-de-en --data dev.de dev.en --budget 0.5 --output_dir small
     python -m collab_heads compress MODEL --data reviews.csv --column text --quality 0.1 --output_dir small
 
-`--plan` shows what every budget would cost in quality. Text files have a sentence a line; gzipped where the name ends
-in .gz. A translation model takes two, or one and its own translations. The smaller model loads with `from_pretrained`
-as any model does, where collab_heads has been imported.
+`--plan` shows what every budget would cost in quality; `--distill_steps 300` brings back much of it. Text files have a
+sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its own translations. The
+smaller model loads with `from_pretrained` as any model does, where collab_heads has been imported.
 """
 
+import copy
 import random
 from argparse import Namespace
 from collections.abc import Sequence
@@ -26,12 +27,16 @@ from collab_heads.command.compressed import check_class, write_model, write_plan
 from collab_heads.command.flags import add_data_arguments, add_running_arguments, check_output_dir
 from collab_heads.command.models import load
 from collab_heads.command.texts import read_data
+from collab_heads.compression.choices import PARTS
 from collab_heads.compression.compress import compress
 from collab_heads.compression.held_out import EVERY
 from collab_heads.compression.measures import MEASURES
 from collab_heads.compression.plan import CompressionPlan, check_budget, plan
 from collab_heads.compression.report import CompressReport
+from collab_heads.distillation.distill import distill
+from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.extras import check_extra
 from collab_heads.folders import write_folder
 from collab_heads.training.data.parallel import Pairs
 from collab_heads.training.flags.parsing import Parser, count, count_from_1, path, positive, seed
@@ -71,8 +76,23 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
         metavar="SITE",
         help="the attention that may change, by role (enc-self, dec-self, dec-enc) or module path (default: all)",
     )
+    add(
+        "--parts",
+        nargs="+",
+        default=list(PARTS),
+        metavar="PART",
+        help=f"what may become smaller, some of {', '.join(PARTS)} (default: all)",
+    )
     add("--samples", type=count_from_1, default=512, metavar="N", help="sentences to fit to, drawn by the seed")
     add("--refine_steps", type=count, default=120, metavar="N", help="gradient steps per layer that improve the fit")
+    add(
+        "--distill_steps",
+        type=count,
+        default=0,
+        metavar="N",
+        help="training steps in which the smaller model learns to be like the original, on all of --data and without "
+        "labels; 300 bring back much of what was lost",
+    )
     add("--seed", type=seed, default=0, metavar="N", help="seed of everything that is random")
     add_running_arguments(parser)
     return parser.parse_args(argv)
@@ -82,24 +102,31 @@ def main(argv: Sequence[str] | None = None) -> CompressReport | CompressionPlan:
     """Compress, print and write; returns the report. All input is read and checked before the model runs."""
     args = parse(argv)
     check_flags(args)
-    texts = drawn(read_data(args), args.samples, args.seed)
+    all_texts = read_data(args)
     model, tokenizer, dtype = load(args)
     check_class(model)
     args.max_length = min(args.max_length, longest_input(model, tokenizer) or args.max_length)
-    texts = fitting(args, model, tokenizer, texts)
+    texts = fitting(args, model, tokenizer, drawn(all_texts, args.samples, args.seed))
     check_enough(args, texts)
     batches = batches_of(args, model, tokenizer, texts)
-    made = plan(model, batches, of=args.of, sites=args.sites, mixing=args.mixing)
+    made = plan(model, batches, of=args.of, sites=args.sites, parts=args.parts, mixing=args.mixing)
     print(made)
     if args.plan:
         if args.output_dir is not None:
             write_folder(Path(args.output_dir), partial(write_plan, made))
             print(f"plan: {args.output_dir}")
         return made
+    original = copy.deepcopy(model) if args.distill_steps else None
     report = compress(model, made, args.budget, quality=args.quality, refine_steps=args.refine_steps, seed=args.seed)
     print(report)
+    distilled = None
+    if original is not None:
+        several = drawn(all_texts, num_examples(args.distill_steps, args.batch_size), args.seed)
+        batches = batches_of(args, original, tokenizer, fitting(args, original, tokenizer, several))
+        distilled = distill(model, original, batches, args.distill_steps, seed=args.seed)
+        print(distilled)
     cast(nn.Module, model).to(dtype)
-    fill = partial(write_model, Path(args.model), model, tokenizer, made, report)
+    fill = partial(write_model, Path(args.model), model, tokenizer, made, report, distilled)
     write_folder(Path(args.output_dir), fill, sum(parameter.nbytes for parameter in model.parameters()))
     print(f"model: {args.output_dir}")
     return report
@@ -114,10 +141,16 @@ def check_flags(args: Namespace) -> None:
     """
     check_choice("--of", args.of, MEASURES)
     check_kind(args.mixing)
+    for part in args.parts:
+        check_choice("--parts", part, PARTS)
     if args.budget is not None and args.quality is not None:
         raise ArgumentError("--budget and --quality exclude each other: give one")
     if args.plan and (args.budget, args.quality) != (None, None):
         raise ArgumentError("--plan shows every budget: leave --budget and --quality out, or leave --plan out")
+    if args.plan and args.distill_steps:
+        raise ArgumentError("--plan makes no model that --distill_steps could train: leave one out")
+    if args.distill_steps:
+        check_extra("train", "distillations", ("accelerate",))
     if args.budget is not None:
         check_budget(args.budget)
     if args.output_dir is not None:

@@ -9,6 +9,7 @@ from collab_heads.analysis.plots.files import save_figure
 from collab_heads.command.models import MODULES
 from collab_heads.compression.plan import CompressionPlan
 from collab_heads.compression.report import CompressReport
+from collab_heads.distillation.report import DistillReport
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.extras import missing
 from collab_heads.files import write_json
@@ -39,6 +40,7 @@ def write_model(
     tokenizer: PreTrainedTokenizerBase,
     made: CompressionPlan,
     report: CompressReport,
+    distilled: DistillReport | None,
     folder: Path,
 ) -> None:
     """Write what `from_pretrained` loads, and beside it what was done.
@@ -49,12 +51,16 @@ def write_model(
         tokenizer: of the model.
         made: the plan that it followed.
         report: what was done.
+        distilled: what the distillation after it did; None without.
         folder: where to.
     """
     copy_modules(source, folder)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_json(folder / "compression.json", {**report.to_dict(), "plan": made.to_dict()})
+    write_json(
+        folder / "compression.json",
+        {**report.to_dict(), "distilled": None if distilled is None else distilled.to_dict(), "plan": made.to_dict()},
+    )
     if not missing("plots"):
         measured = report.costs[report.of].share, report.measured_error
         save_figure(made.picture([measured]), folder / "compression")

@@ -95,6 +95,29 @@ def test_a_quality_instead_of_a_budget(bert, texts, tmp_path):
     assert report.costs["parameters"].share < 1
 
 
+def test_a_smaller_model_learns_from_its_original(bert, texts, tmp_path):
+    plain = run(bert, "--data", texts, "--budget", 0.3, "--output_dir", tmp_path / "plain", *QUICK)
+    more = ("--distill_steps", 20, "--batch_size", 4)
+    same = run(bert, "--data", texts, "--budget", 0.3, "--output_dir", tmp_path / "distilled", *QUICK, *more)
+    assert same.model_parameters_after == plain.model_parameters_after
+    record = json.loads((tmp_path / "distilled" / "compression.json").read_text())["distilled"]
+    assert record["steps"] > 0 and record["after"]["hidden"] < record["before"]["hidden"]
+    assert json.loads((tmp_path / "plain" / "compression.json").read_text())["distilled"] is None
+    stock, ids = BertModel.from_pretrained(bert).eval(), torch.tensor([[2, 10, 20, 30, 3]])
+    with torch.no_grad():
+        plain, distilled = (
+            (BertModel.from_pretrained(tmp_path / name)(ids)[0] - stock(ids)[0]).norm()
+            for name in ("plain", "distilled")
+        )
+    assert distilled < plain
+
+
+def test_only_the_named_parts_get_smaller(bert, texts, tmp_path):
+    report = run(bert, "--data", texts, "--budget", 0.8, "--parts", "values", "--output_dir", tmp_path / "out", *QUICK)
+    assert all(site.heads_after == site.heads_before for site in report.sites)
+    assert all(site.query_key_after == site.query_key_before for site in report.sites)
+
+
 def test_a_plan_changes_and_writes_nothing_but_itself(bert, texts, tmp_path, monkeypatch, capsys):
     before = files(bert)
     monkeypatch.chdir(tmp_path)
@@ -164,6 +187,8 @@ def refused(tmp_path, bert, texts):
         ([texts, "--output_dir", f"{empty}/small"], OutputError, "cannot be made: .*empty is no folder"),
         ([texts, "--output_dir", out, "--of", "size"], ArgumentError, "unknown --of 'size'"),
         ([texts, "--output_dir", out, "--mixing", "none"], ArgumentError, "'none'"),
+        ([texts, "--output_dir", out, "--parts", "head"], ArgumentError, "unknown --parts 'head'"),
+        ([texts, "--plan", "--distill_steps", "5"], ArgumentError, "--plan makes no model that --distill_steps"),
         ([texts, "--output_dir", out, "--sites", "decoder"], ArgumentError, "'decoder'"),
         ([texts, texts, "--output_dir", out], ArgumentError, "takes one: it does not translate"),
         ([empty, "--output_dir", out], DataError, "empty is empty"),

@@ -216,5 +216,7 @@ def check_scratch(args: argparse.Namespace) -> None:
         raise ArgumentError(
             "--compress_budget has nothing to go by before a model from scratch is trained: --swap after"
         )
+    if from_scratch(args) and args.collaborative and args.distill_steps is not None:
+        raise ArgumentError("--distill_steps has no original to learn from: the model is collaborative from the start")
     if from_scratch(args) and args.collaborative and args.swap != "before":
         raise ArgumentError("--swap has no meaning from scratch: the model is collaborative from the start")
