@@ -27,7 +27,7 @@ def seen(monkeypatch):
     def spy(model, original, batches, steps, **more):
         before = copy.deepcopy(original)
         report = distill(model, original, batches, steps, **more)
-        found.append((before, batches, report))
+        found.append((before, batches, report, steps, more["seed"]))
         return report
 
     monkeypatch.setattr(distilling, "distill", spy)
@@ -41,7 +41,8 @@ def test_a_classifier_learns_from_itself_before_the_change(change, precision, be
     results = run(bert, files, tmp_path / "out", *change, *DISTILL, *more)
     changed = "compressed" if change is COMPRESS else "swapped"
     assert list(results["stages"]) == ["fine_tuned", changed, "distilled", "fine_tuned_again"]
-    ((original, batches, report),) = seen
+    ((original, batches, report, *asked),) = seen
+    assert asked == [12, results["arguments"]["seed"]]
     trained = load_file(tmp_path / "out" / "epoch_0_2" / "model.safetensors")
     assert all(torch.equal(trained[name], tensor) for name, tensor in original.state_dict().items())
     assert all("labels" not in batch for batch in batches)
@@ -55,7 +56,7 @@ def test_a_classifier_learns_from_itself_before_the_change(change, precision, be
 def test_a_translation_model_learns_before_it_is_trained(marian, bilingual, tmp_path, seen):
     results = translation_script.run(marian, bilingual, tmp_path / "out", *COMPRESS, *DISTILL)
     assert list(results["stages"]) == ["loaded", "compressed", "distilled", "fine_tuned"]
-    ((_, batches, report),) = seen
+    ((_, batches, report, *_),) = seen
     assert all(sorted(batch) == ["attention_mask", "decoder_input_ids", "input_ids"] for batch in batches)
     assert report.after.output <= report.before.output
 
