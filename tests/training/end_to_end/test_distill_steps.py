@@ -114,3 +114,19 @@ def test_two_processes_learn_as_one(files, tmp_path):
     assert weights.keys() == expected.keys()
     for name in expected:
         torch.testing.assert_close(weights[name], expected[name], rtol=0, atol=ADAM32)
+
+
+def test_a_run_that_was_stopped_in_the_distillation_begins_it_again(bert, files, tmp_path, monkeypatch):
+    def stop(*args, **more):
+        raise KeyboardInterrupt
+
+    more = (*COMPRESS, *DISTILL, "--swap", "between", "--max_train_steps", 4, "--checkpointing_steps", 2)
+    whole, out = run(bert, files, tmp_path / "whole", *more), tmp_path / "stopped"
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(distilling, "distill", stop)
+        run(bert, files, out, *more)
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["step_0_2", "step_0_4"]
+    found = run(bert, files, out, *more, "--resume_from_checkpoint")
+    assert found["history"] == whole["history"]
+    weights, expected = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "whole"))
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
