@@ -21,7 +21,7 @@ from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.training.data.glue import Data, from_files, from_folder, from_hub
 from collab_heads.training.data.glue_tasks import TASKS
-from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, pruning, rotating
+from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
 from collab_heads.training.flags.parsing import Parser, count_from_1, path
 from collab_heads.training.runs.classifier import Classifier
 from collab_heads.training.runs.run import Run
@@ -68,6 +68,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_data_arguments(parser)
     arguments.add_model_arguments(parser)
     collaborative.add_collaborative_arguments(parser)
+    distilling.add_distill_arguments(parser)
     pruning.add_head_arguments(parser)
     alphas.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 from collab_heads.errors import CollabHeadsError
 from collab_heads.training.data.parallel import Corpus, from_files, from_hub
-from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, pruning, rotating
+from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
 from collab_heads.training.flags.parsing import Parser
 from collab_heads.training.flags.translation_arguments import (
     add_scratch_arguments,
@@ -76,6 +76,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.add_model_arguments(parser)
     add_scratch_arguments(parser)
     collaborative.add_collaborative_arguments(parser)
+    distilling.add_distill_arguments(parser)
     pruning.add_head_arguments(parser)
     alphas.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)

@@ -12,6 +12,7 @@ import yaml
 from pages import DOCS, NETWORK, PAGES, ROOT, Page, run, tables_restored
 
 import collab_heads
+from collab_heads.command.main import COMMANDS
 from collab_heads.extras import EXTRAS
 from test_imports import BASE, LAYERS, imports, packages
 
@@ -131,7 +132,7 @@ def test_files_that_are_named_are_there(name):
     assert {path for path in named if not any((place / path).exists() for place in places)} == set()
 
 
-OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--data", "--treebank"}  # of accelerate, of the report
+OTHER_COMMANDS = {"--num_processes", "--multi_gpu"}  # of accelerate
 
 
 def test_flags_that_are_named_are_there(capsys):
@@ -139,9 +140,9 @@ def test_flags_that_are_named_are_there(capsys):
     import run_glue
     import run_translation
 
-    for script in (run_glue, run_translation):
+    for parses in (run_glue, run_translation, *map(importlib.import_module, COMMANDS.values())):
         with pytest.raises(SystemExit):
-            script.parse(["--help"])
+            parses.parse(["--help"])
     known = set(re.findall(r"--\w+", capsys.readouterr().out)) | OTHER_COMMANDS
     pages = [page for name, page in PAGES.items() if "results" not in name and name != "docs/coming-from.md"]
     named = {flag for page in pages for flag in re.findall(r"(?<![\w-])--[a-z]\w+", page.text)}

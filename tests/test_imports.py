@@ -204,7 +204,7 @@ def packages(name: str) -> dict[str, str]:
 BASE = {"collab_heads", "torch", "transformers", "safetensors", "tqdm"} | {"huggingface_hub", "numpy", "packaging"}
 
 
-@pytest.mark.parametrize("name", ("", "__main__", "command.analyze", "training.demo.glue_demo"))
+@pytest.mark.parametrize("name", ("", "__main__", "command.analyze", "command.compress", "training.demo.glue_demo"))
 def test_what_needs_no_extra_imports_none(name):
     others = {package: where for package, where in packages(name).items() if package not in BASE}
     assert others == {}

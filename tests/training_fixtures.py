@@ -7,7 +7,7 @@ import translation_script
 from scripts import forget_accelerate
 
 import tiny
-from collab_heads.training.flags import alphas, arguments, collaborative, pruning, rotating
+from collab_heads.training.flags import alphas, arguments, collaborative, distilling, pruning, rotating
 from collab_heads.training.flags.parsing import Parser
 
 
@@ -61,6 +61,7 @@ def parse():
     parser = Parser()
     arguments.add_model_arguments(parser)
     collaborative.add_collaborative_arguments(parser)
+    distilling.add_distill_arguments(parser)
     pruning.add_head_arguments(parser)
     alphas.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)

@@ -7,7 +7,10 @@ from importlib import import_module
 from collab_heads.checks import check_choice
 from collab_heads.errors import CollabHeadsError
 
-COMMANDS = {"analyze": "collab_heads.command.analyze"}  # name -> its module, imported when it is asked for
+COMMANDS = {  # name -> its module, imported when it is asked for
+    "analyze": "collab_heads.command.analyze",
+    "compress": "collab_heads.command.compress",
+}
 USAGE = f"usage: python -m collab_heads COMMAND ...\n\ncommands: {', '.join(COMMANDS)}; COMMAND --help explains one"
 
 

@@ -1,5 +1,6 @@
 """The batches of a distillation: listed, checked, and a part of them held out."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -77,6 +78,11 @@ def check_tokens(model: PreTrainedModel, index: int, batch: Batch) -> None:
         nothing |= not bool((batch["labels"] != IGNORED).any())
     if nothing or any(not tensor.numel() for tensor in tensors):
         raise CalibrationError(f"batch {index} holds no tokens: leave it out")
+
+
+def num_examples(steps: int, size: int) -> int:
+    """How many examples a distillation can use: a batch of so many for every step, and those held out."""
+    return size * max(steps + math.ceil(steps / (HELD_OUT - 1)), HELD_OUT)
 
 
 def split(batches: Sequence[Batch]) -> tuple[Part, Part]:

@@ -70,7 +70,7 @@ def keep_value_rows(value: nn.Linear, output: nn.Module, num_heads: int, width: 
     rows = ValueWeights(
         leading(weights.value, num_heads, width),
         None if bias is None else leading(bias, num_heads, width),
-        leading(weights.output.mT, num_heads, width).mT,
+        leading(weights.output.mT, num_heads, width).mT.contiguous(),
         weights.output_bias,
     )
     write_values(value, output, rows)

@@ -1,6 +1,7 @@
 """Bring a freshly built model to the state that its config records."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -41,6 +42,37 @@ def rebuild(model: PreTrainedModel) -> None:
                 f"it has {', '.join(sites) or 'no sites'}"
             )
         rebuild_site(sites[path], state)
+
+
+def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:
+    """Bring a model in use to the record of one that was changed further, as on another process.
+
+    Heads go, and query/key projections and narrower values come; what these hold is to be copied from the other model.
+
+    Args:
+        model: as the other one was before; changed in place.
+        record: `config.collab_heads` of the other one; None if it has none.
+    """
+    sites = open_sites(model, adapter_for_config(model.config))
+    if record is None:
+        return
+    setattr(model.config, FIELD, record)
+    config = CollabConfig.of(model.config)
+    config.write(model)
+    for site in sites:
+        state = config.site(site.site)
+        numbers = range(state.num_heads) if state.kept is None else state.kept
+        kept, heads = [i for i, number in enumerate(site.head_numbers) if number in numbers], site.num_heads
+        if len(kept) < heads:
+            site.adapter.shrink(site.module, kept)
+            keep_output_heads(site.output, kept, heads)
+        if state.query_key is not None and not site.is_swapped:
+            query_key = empty_query_key(site, state.query_key, state.heads)
+            query_key.requires_grad_(any(projection.weight.requires_grad for projection in site.projections))
+            site.adapter.install(site.module, query_key)
+        if state.values is not None and site.dim_value > state.heads * state.values.dim:
+            keep_value_rows(site.value, site.output, state.heads, state.values.dim)
+            site.adapter.note_width(site.module)
 
 
 def rebuild_site(site: OpenSite, state: SiteState) -> None:

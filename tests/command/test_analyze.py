@@ -1,18 +1,16 @@
-"""python -m collab_heads.analysis: what it takes, what it measures on, what it refuses before the model runs."""
+"""python -m collab_heads analyze: what it takes, what it measures on, what it refuses before the model runs."""
 
-import gzip
 import json
 import runpy
 import subprocess
 import sys
 
 import pytest
-import torch
-import translation_models
 from translation_script import write_lines
 
 from collab_heads.command import analyze
-from collab_heads.command.analyze import batches_of, load, main, parse, read_data, translations
+from collab_heads.command.analyze import main, parse
+from collab_heads.command.models import load
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 
 PARTS = ("--parts", "statistics", "--examples", "0")
@@ -26,44 +24,6 @@ def no_pictures(monkeypatch):
     return saved
 
 
-@pytest.fixture
-def pairs(tmp_path):
-    found = translation_models.pairs(7, 5)
-    return [write_lines(tmp_path / f"dev.{end}", found[side]) for end, side in (("xx", "source"), ("en", "target"))]
-
-
-def loaded(*argv):
-    args = parse([str(word) for word in argv])
-    return args, *load(args)
-
-
-def test_pairs_are_batched_with_their_labels(marian, pairs):
-    args, model, tokenizer = loaded(marian, "--data", *pairs, "--batch_size", 4)
-    assert type(model).__name__ == "MarianMTModel" and model.dtype == torch.float32
-    texts = read_data(args)
-    batches = batches_of(args, model, tokenizer, texts)
-    assert [len(batch["labels"]) for batch in batches] == [4, 3]
-    seen = {}
-    for batch in batches:
-        for source, target in zip(batch["input_ids"], batch["labels"], strict=True):
-            kept = target[target != -100]
-            seen[tokenizer.decode(source, skip_special_tokens=True)] = tokenizer.decode(kept, skip_special_tokens=True)
-    assert seen == dict(zip(texts["source"], texts["target"], strict=True))
-
-
-def test_one_file_is_translated(marian, pairs, tmp_path):
-    packed = tmp_path / "dev.xx.gz"
-    with gzip.open(packed, "wt", encoding="utf-8") as file, open(pairs[0], encoding="utf-8") as plain:
-        file.write(plain.read())
-    args, model, tokenizer = loaded(marian, "--data", packed, "--max_length", 12, "--samples", 3)
-    texts = read_data(args)
-    assert len(texts["source"]) == 3 and "target" not in texts
-    own = translations(args, model, tokenizer, texts["source"])
-    batches = batches_of(args, model, tokenizer, texts)
-    rows = [row[row != -100] for batch in batches for row in batch["labels"]]
-    assert sorted(tokenizer.batch_decode(rows, skip_special_tokens=True)) == sorted(own)
-
-
 def test_an_encoder_reads_text(bert, tmp_path, capsys, no_pictures):
     lines = ["the dog runs", "", "a cat", "the old man sees it", " "]
     report = main([str(bert), "--data", write_lines(tmp_path / "text.txt", lines), *PARTS, "--output_dir", "there"])
@@ -72,15 +32,16 @@ def test_an_encoder_reads_text(bert, tmp_path, capsys, no_pictures):
     assert report.data["sentences"] == 3 and report.data["name"].endswith("text.txt") and report.roles is None
     assert [str(folder) for folder in no_pictures] == ["there"]
     tokens = report.statistics.tokens[report.sites[0].path]
-    _, _, tokenizer = loaded(bert, "--data", tmp_path / "text.txt")
+    tokenizer = load(parse([str(bert), "--data", "text.txt"])).tokenizer
     ids = [tokenizer(line)["input_ids"] for line in lines if line.strip()]
     assert tokens == sum(len(row) - 1 for row in ids)  # [SEP] does not count, [CLS] does
 
 
-def test_sentences_that_are_too_long_are_left_out_and_counted(bert, marian, pairs, tmp_path, capsys):
+def test_sentences_that_are_too_long_are_left_out_and_counted(bert, tmp_path, capsys):
     text = write_lines(tmp_path / "text.txt", ["a dog", "the old man sees it", "a cat"])
     report = main([str(bert), "--data", text, *PARTS, "--max_length", "4"])
     assert report.data["sentences"] == 2
+    assert main([str(bert), "--data", text, *PARTS, "--samples", "1"]).data["sentences"] == 1
     assert "left out 1 of 3 sentences of more than 4 tokens" in capsys.readouterr().out
     report = main(
         [str(bert), "--data", write_lines(tmp_path / "long", ["a dog", "a " * 300]), *PARTS, "--max_length", "999"]
@@ -88,15 +49,6 @@ def test_sentences_that_are_too_long_are_left_out_and_counted(bert, marian, pair
     assert report.data["sentences"] == 1  # the model's own limit counts
     with pytest.raises(ArgumentError, match="--max_length 2: every sentence of"):
         main([str(bert), "--data", text, *PARTS, "--max_length", "2"])
-    args, _, tokenizer = loaded(marian, "--data", *pairs, "--max_length", 1000)
-    texts = read_data(args)
-    args.max_length = max(len(row) for row in tokenizer(text_target=texts["target"])["input_ids"]) - 1
-    kept = analyze.fitting(args, tokenizer, texts)
-    assert 0 < len(kept["source"]) == len(kept["target"]) < len(texts["source"])
-    assert (
-        dict(zip(texts["source"], texts["target"], strict=True)).items()
-        >= dict(zip(*kept.values(), strict=True)).items()
-    )
 
 
 def test_what_is_refused(bert, marian, pairs, tmp_path):

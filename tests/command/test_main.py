@@ -6,13 +6,14 @@ from collab_heads.command import main
 @pytest.mark.parametrize("argv", ([], ["-h"], ["--help"]))
 def test_help_names_the_commands(argv, capsys):
     assert main.main(argv) == 0
-    assert "commands: analyze" in capsys.readouterr().out
+    assert "commands: analyze, compress;" in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_refused_with_the_nearest(capsys):
     assert main.main(["analyse", "model"]) == 1
     assert (
-        capsys.readouterr().err == "collab_heads: unknown command 'analyse' (did you mean 'analyze'?); known: analyze\n"
+        capsys.readouterr().err
+        == "collab_heads: unknown command 'analyse' (did you mean 'analyze'?); known: analyze, compress\n"
     )
 
 

@@ -6,7 +6,7 @@ from distilling import changed_pair, random_batches
 from torch.testing import assert_close
 
 from collab_heads import distill
-from collab_heads.distillation.examples import in_order, list_batches, split
+from collab_heads.distillation.examples import in_order, list_batches, num_examples, split
 from collab_heads.distillation.translations import LENGTH, MORE, with_translations
 from families import FAMILIES, FP32_NOISE
 
@@ -24,6 +24,13 @@ def test_every_eighth_batch_is_held_out():
 def test_of_many_batches_no_more_than_a_few_are_held_out():
     train, held_out = split(random_batches(1) * 800)
     assert len(held_out) == 16 and len(train) == 784
+
+
+@pytest.mark.parametrize("steps", (1, 7, 8, 15, 20, 63, 150, 300))
+def test_there_are_examples_for_every_step(steps):
+    batches = [{"number": torch.tensor([i])} for i in range(num_examples(steps, 4) // 4)]
+    train, held_out = split(batches)
+    assert len(train) >= steps and held_out
 
 
 def test_of_few_batches_some_rows_are_held_out():

@@ -111,8 +111,9 @@ def read_json(path: Path) -> list[Row]:
 
 
 def read_table(path: str | Path, skip_bad_rows: bool = False) -> list[Row]:
-    """Read a .csv, .tsv, .json or .jsonl file."""
+    """Read a .csv, .tsv, .json or .jsonl file, gzipped where its name ends in `.gz`."""
     path = Path(path)
+    suffix = Path(path.name.removesuffix(".gz")).suffix
     tsv = partial(read_tsv, skip_bad_rows=skip_bad_rows)
     readers: dict[str, Callable[[Path], list[Row]]] = {
         ".csv": read_csv,
@@ -120,9 +121,9 @@ def read_table(path: str | Path, skip_bad_rows: bool = False) -> list[Row]:
         ".json": read_json,
         ".jsonl": read_json,
     }
-    if path.suffix not in readers:
-        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; known: {', '.join(readers)}")
-    return readers[path.suffix](path)
+    if suffix not in readers:
+        raise DataError(f"{path}: unknown kind of file {suffix!r}; known: {', '.join(readers)}")
+    return readers[suffix](path)
 
 
 def read_text(path: str | Path) -> str:

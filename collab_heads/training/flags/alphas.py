@@ -7,6 +7,7 @@ from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.alphas import BESIDE
 from collab_heads.training.flags.arguments import trains
+from collab_heads.training.flags.collaborative import wants_swap
 from collab_heads.training.flags.parsing import not_negative, per_role, positive, share_of_steps
 from collab_heads.training.flags.pruning import wants_gates
 
@@ -96,8 +97,10 @@ def check_alpha_flags(args: Namespace) -> None:
             raise ArgumentError(f"--{flag} acts in training: there are no training steps")
     if args.save_head_statistics and args.output_dir is None:
         raise ArgumentError("--save_head_statistics needs --output_dir")
-    if args.fold_heads and args.collaborative:
-        raise ArgumentError("--fold_heads makes a stock checkpoint, which cannot be --collaborative")
+    if args.fold_heads and wants_swap(args):
+        raise ArgumentError("--fold_heads makes a stock checkpoint, which cannot be --collaborative or compressed")
+    if args.alpha_mixing and args.compress_budget is not None and args.swap == "after":
+        raise ArgumentError("--compress_budget cannot compress mixed heads: --swap before or between mixes afterwards")
     if args.fold_heads and not (args.alpha_mixing or wants_gates(args)):
         raise ArgumentError("--fold_heads needs --alpha_mixing, or flags that gate or remove heads")
 

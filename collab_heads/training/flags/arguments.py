@@ -7,6 +7,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.collaborative import check_collaborative
+from collab_heads.training.flags.distilling import check_distillation
 from collab_heads.training.flags.hub import check_hub
 from collab_heads.training.flags.parsing import (
     count,
@@ -160,6 +161,7 @@ def check_shared(args: argparse.Namespace) -> None:
     ):
         raise ArgumentError("--model_name_or_path is missing: a folder, or a name on the Hub (or run --demo)")
     check_collaborative(args)
+    check_distillation(args)
     if args.output_dir is None:
         for flag in ("checkpointing_steps", "resume_from_checkpoint", "with_tracking", "push_to_hub"):
             if getattr(args, flag):

@@ -6,11 +6,15 @@ from collab_heads.checks import check_choice
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.solvers import METHODS, check_method
 from collab_heads.collaborative.swap import ALLOCATIONS
+from collab_heads.compression.measures import MEASURES
+from collab_heads.compression.plan import check_budget
 from collab_heads.errors import ArgumentError
-from collab_heads.state import KINDS
+from collab_heads.state import KINDS, QueryKeyKind
 from collab_heads.training.flags.parsing import count, positive, width
 
 SWAPS = ("before", "after", "between")
+COMPRESSED: QueryKeyKind = "per_head"  # the kind that compression gives
+OF_COMPRESSION = ("compress_of", "compress_mixing")
 
 
 def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +30,13 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: all of it, which is exact)",
     )
     add(
+        "--dim_value",
+        type=width,
+        metavar="R",
+        help="width of the values of a layer, all heads together, in the same forms (default: as they are; alone it "
+        "leaves query and key as they are, too)",
+    )
+    add(
         "--mixing",
         default=KINDS[0],
         metavar="KIND",
@@ -39,11 +50,24 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
         "layers where they count most",
     )
     add(
+        "--compress_budget",
+        type=positive,
+        metavar="SHARE",
+        help="instead of --collaborative: what is to be left of attention, such as 0.5; heads go, and queries, keys "
+        "and values get narrower, where it costs least (with a new classification head --swap after or between)",
+    )
+    add("--compress_of", metavar="WHAT", help=f"what the share is of: {', '.join(MEASURES)} (default: {MEASURES[0]})")
+    add(
+        "--compress_mixing",
+        metavar="KIND",
+        help=f"the kind of narrower queries and keys, as --mixing (default: {COMPRESSED})",
+    )
+    add(
         "--swap",
         default="before",
         metavar="WHEN",
-        help="when attention is replaced: before fine-tuning, after it, or between two (fine-tune, swap, fine-tune "
-        "again)",
+        help="when attention is replaced or compressed: before fine-tuning, after it, or between two (fine-tune, swap, "
+        "fine-tune again)",
     )
     add(
         "--calibration_samples",
@@ -71,7 +95,8 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
         "--sites",
         nargs="+",
         metavar="SITE",
-        help="the attention to replace, by role (enc-self, dec-self, dec-enc) or module path (default: all)",
+        help="the attention to replace or compress, by role (enc-self, dec-self, dec-enc) or module path (default: "
+        "all)",
     )
     add(
         "--score_terms",
@@ -95,13 +120,40 @@ def check_collaborative(args: argparse.Namespace) -> None:
     check_choice("--decomposition_method", args.decomposition_method, METHODS)
     check_method(args.decomposition_method)
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
-    given = args.dim_shared_query_key, args.sites, args.swap, args.mixing, args.allocation
-    if not args.collaborative and given != (None, None, "before", KINDS[0], "uniform"):
+    given = args.dim_shared_query_key, args.dim_value, args.mixing, args.allocation
+    if not args.collaborative and given != (None, None, KINDS[0], "uniform"):
         raise ArgumentError(
-            "--dim_shared_query_key, --sites, --swap, --mixing and --allocation have no effect without --collaborative"
+            "--dim_shared_query_key, --dim_value, --mixing and --allocation have no effect without --collaborative"
         )
+    if not wants_swap(args) and (args.sites, args.swap) != (None, "before"):
+        raise ArgumentError("--sites and --swap have no effect without --collaborative or --compress_budget")
+    check_compression(args)
     why = FITS[args.mixing].meaningless.get("method")
     if why is not None and args.decomposition_method != "als":
         raise ArgumentError(f"--decomposition_method has no meaning for --mixing {args.mixing}, {why}")
     if args.decomposition_tol >= 1:
         raise ArgumentError(f"--decomposition_tol {args.decomposition_tol} must be below 1")
+
+
+def wants_swap(args: argparse.Namespace) -> bool:
+    """Whether attention is replaced or compressed."""
+    return args.collaborative or args.compress_budget is not None
+
+
+def check_compression(args: argparse.Namespace) -> None:
+    """Check the flags of the compression; the errors of `check_collaborative`."""
+    if args.compress_budget is None:
+        if given := [f"--{flag}" for flag in OF_COMPRESSION if getattr(args, flag) is not None]:
+            raise ArgumentError(f"{' and '.join(given)} have no effect without --compress_budget")
+        return
+    check_budget(args.compress_budget)
+    if args.collaborative:
+        raise ArgumentError(
+            "--compress_budget and --collaborative exclude each other: one finds the widths, the other is given them"
+        )
+    if not args.calibration_samples:
+        raise ArgumentError("--compress_budget needs --calibration_samples")
+    if args.compress_of is not None:
+        check_choice("--compress_of", args.compress_of, MEASURES)
+    if args.compress_mixing is not None:
+        check_choice("--compress_mixing", args.compress_mixing, KINDS)

@@ -105,8 +105,11 @@ def check_heads(args: Namespace) -> None:
     if learns_gates(args) and not trains(args):
         flag = "num_train_epochs" if args.max_train_steps is None else "max_train_steps"
         raise ArgumentError(f"gates are learned in training: --{flag} is 0 (or use --head_selection importance)")
-    if given and args.collaborative and args.swap == "after" and isinstance(args.dim_shared_query_key, int):
-        raise ArgumentError(
-            f"--dim_shared_query_key {args.dim_shared_query_key} with --swap after is the width of heads that may be "
-            "gone by then: give a share, such as 0.5, or swap before or between"
-        )
+    if given and args.compress_budget is not None:
+        raise ArgumentError(f"--compress_budget and {given[0]} exclude each other: it finds the heads that stay itself")
+    for flag in ("dim_shared_query_key", "dim_value"):
+        if given and args.collaborative and args.swap == "after" and isinstance(getattr(args, flag), int):
+            raise ArgumentError(
+                f"--{flag} {getattr(args, flag)} with --swap after is the width of heads that may be gone by then: "
+                "give a share, such as 0.5, or swap before or between"
+            )

@@ -71,6 +71,8 @@ def check_rotation(args: Namespace) -> None:
         raise ArgumentError("heads rotate in training: there are no training steps")
     if wants_rotation(args) and args.collaborative:
         raise ArgumentError("--collaborative heads share one projection: they cannot rotate")
+    if wants_rotation(args) and args.compress_budget is not None:
+        raise ArgumentError("--compress_budget gives heads of other layers other widths: they cannot rotate")
     if wants_rotation(args) and getattr(args, "average_checkpoints", None):
         raise ArgumentError("--average_checkpoints would average heads that changed places between checkpoints")
     everywhere = args.alpha_sites is None and args.gated_sites is None and not isinstance(args.target_heads, dict)

@@ -212,5 +212,11 @@ def check_scratch(args: argparse.Namespace) -> None:
         raise ArgumentError(f"--dropout {args.dropout} must be below 1: it is a share of the activations")
     if from_scratch(args) and args.allocation != "uniform":
         raise ArgumentError(f"--allocation {args.allocation} has no meaning from scratch: there is nothing to weigh")
-    if from_scratch(args) and args.swap != "before":
+    if from_scratch(args) and args.compress_budget is not None and args.swap == "before":
+        raise ArgumentError(
+            "--compress_budget has nothing to go by before a model from scratch is trained: --swap after"
+        )
+    if from_scratch(args) and args.collaborative and args.distill_steps is not None:
+        raise ArgumentError("--distill_steps has no original to learn from: the model is collaborative from the start")
+    if from_scratch(args) and args.collaborative and args.swap != "before":
         raise ArgumentError("--swap has no meaning from scratch: the model is collaborative from the start")

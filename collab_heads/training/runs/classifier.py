@@ -31,6 +31,7 @@ from collab_heads.training.data.glue import Data
 from collab_heads.training.data.metrics import classification_metric, glue_metric, regression_metric
 from collab_heads.training.data.submission import submission_name, submission_text
 from collab_heads.training.flags.arguments import trains
+from collab_heads.training.flags.collaborative import wants_swap
 from collab_heads.training.runs.learner import Learner, check_flags_fit
 from collab_heads.training.runs.loading import backend_options, load_or_explain
 from collab_heads.training.runs.session import Session
@@ -86,7 +87,7 @@ class Classifier(Learner):
             raise ArgumentError(
                 f"the tokenizer of {tokenizer_source!r} has no padding token, so batches cannot be made"
             )
-        if not (args.collaborative or has_head or trains(args)):
+        if not (wants_swap(args) or has_head or trains(args)):
             raise ArgumentError(
                 "--num_train_epochs 0 measures a trained model, and this one has no classification head"
             )
@@ -100,7 +101,7 @@ class Classifier(Learner):
             tokenizer=tokenizer,
             encoded=encode(data, tokenizer, labels, length, args.pad_to_max_length),
             collate=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=multiple),
-            phases=phases(args.swap if args.collaborative else None),
+            phases=phases(args.swap if wants_swap(args) else None),
             is_trained=has_head,
             data=data,
             labels=labels,

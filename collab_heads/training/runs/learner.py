@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from collab_heads.collaborative.score_terms import check_terms
 from collab_heads.training.loop.optimizer import Loss, model_loss
 from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.runs.budget import check_compress_flags
 from collab_heads.training.runs.choose_heads import check_gateable
 from collab_heads.training.runs.mix_heads import check_mixable
 from collab_heads.training.runs.session import Session
@@ -126,7 +127,9 @@ def check_flags_fit(args: Namespace, model: PreTrainedModel, *, swaps: bool = Tr
     """
     if args.score_terms != "both":
         check_terms(model, args.score_terms)
-    if args.collaborative and swaps:
+    if args.compress_budget is not None:
+        check_compress_flags(args, model)
+    elif args.collaborative and swaps:
         check_swap_flags(args, model)
     check_gateable(args, model)
     check_mixable(args, model)

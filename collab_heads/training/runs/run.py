@@ -11,6 +11,7 @@ from collab_heads.training.flags.hub import push
 from collab_heads.training.loop.fine_tune import fine_tune
 from collab_heads.training.loop.training import Hooks
 from collab_heads.training.loop.weights import weight_bytes
+from collab_heads.training.runs.distilling import check_original, learn_from, original_of
 from collab_heads.training.runs.head_steps import HeadSteps
 from collab_heads.training.runs.learner import Learner
 from collab_heads.training.runs.machine import check_backend
@@ -31,6 +32,7 @@ class Run:
     Attributes:
         history: every evaluation: "stage", "epoch", "step", "metrics".
         swapped: the numbers of the swap; None without.
+        distilled: the numbers of the distillation after it; None without.
         trained: what every training took.
         heads: what is done to heads.
 
@@ -46,10 +48,12 @@ class Run:
         progress = self.session.progress
         self.history: list[dict] = progress.get("history", [])
         self.swapped: dict | None = progress.get("swap")
+        self.distilled: dict | None = progress.get("distilled")
         self.trained: list[dict] = progress.get("trained", [])
         self.provenance = provenance()
         self.check_position()
         check_backend(learner)
+        check_original(self.args, learner.model)
         (last,) = [phase for phase in learner.phases if phase.is_last_training]
         self.heads = HeadSteps(learner, learner.steps(last.number))
 
@@ -114,14 +118,20 @@ class Run:
             restrict_scores(self.learner.model, self.args.score_terms)
 
     def swap(self) -> None:
-        """Swap, calibrated on training examples, and evaluate what came out."""
+        """Swap or compress, calibrated on training examples, evaluate what came out, and distill it if asked to."""
+        original = original_of(self.args, self.learner.model) if self.args.distill_steps else None
         count = self.args.calibration_samples
         calibration = self.learner.samples(count, labels=False) if count else None
         report = swap_everywhere(self.accelerator, self.args, self.learner.model, calibration)
         self.accelerator.print(report)
         self.swapped = summary(report)
         self.restrict()
-        self.evaluate("swapped")
+        self.evaluate("swapped" if self.args.compress_budget is None else "compressed")
+        if original is not None:
+            distilled = learn_from(self.learner, original)
+            self.accelerator.print(distilled)
+            self.distilled = distilled.to_dict()
+            self.evaluate("distilled")
 
     def train(self, phase: Phase) -> None:
         """Fine-tune, if it is a phase that trains, with evaluations on the way."""
@@ -188,6 +198,7 @@ class Run:
             "arguments": self.session.arguments,
             "history": self.history,
             "swap": self.swapped,
+            "distilled": self.distilled,
             **self.heads.state(),
             "trained": self.trained,
             **self.learner.state(),
@@ -234,6 +245,7 @@ class Run:
             "history": self.history,
             "train": self.trained,
             "swap": self.swapped,
+            "distilled": self.distilled,
             "heads": self.heads.record or None,
             "parameters": self.learner.model.num_parameters(),
             "processes": self.accelerator.num_processes,

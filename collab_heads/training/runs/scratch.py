@@ -52,7 +52,12 @@ def untrained(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrained
     if args.collaborative:
         width, mixing = args.dim_shared_query_key, args.mixing
         config = collaborative_config(
-            config, dim_shared_query_key=width, mixing=mixing, mixing_init=args.mixing_init, sites=args.sites
+            config,
+            dim_shared_query_key=width,
+            dim_value=args.dim_value,
+            mixing=mixing,
+            mixing_init=args.mixing_init,
+            sites=args.sites,
         )
     try:
         return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, **backend_options(args)), tokenizer

@@ -11,12 +11,14 @@ from transformers import PreTrainedModel
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.collaborative.widths import resolve_width
+from collab_heads.compression.report import CompressReport
 from collab_heads.errors import SwapError
 from collab_heads.model.open_site import open_sites
-from collab_heads.model.rebuild import rebuild
+from collab_heads.model.rebuild import catch_up
 from collab_heads.registry import get_adapter
 from collab_heads.sites import select_sites
 from collab_heads.state import FIELD
+from collab_heads.training.runs.budget import compress_as_asked
 from collab_heads.training.storage.reservation import agreed, same_weights
 
 PHASES = {  # --swap -> what happens in each phase: whether it begins with the swap, whether it trains
@@ -69,7 +71,11 @@ def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
     """
     adapter = get_adapter(model)
     with_heads = adapter.sites_with_heads(model)  # as the swap, which leaves the others alone
+    only_values = args.dim_value is not None and args.dim_shared_query_key is None
     for site in open_sites(model, adapter, select_sites(with_heads, args.sites)):
+        resolve_width(args.dim_value, site.site, site.dim_value, "dim_value")
+        if only_values:
+            continue
         if site.is_swapped:
             raise SwapError(
                 f"{args.model_name_or_path} is collaborative already ({site.path}): leave --collaborative out to "
@@ -84,6 +90,7 @@ def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping]
     return swap_to_collaborative(
         model,
         dim_shared_query_key=args.dim_shared_query_key,
+        dim_value=args.dim_value,
         tol=args.decomposition_tol,
         calibration=calibration,
         mixing=args.mixing,
@@ -97,18 +104,27 @@ def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping]
 
 def swap_everywhere(
     accelerator: Accelerator, args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None
-) -> SwapReport:
-    """Swap on the first process and hand the result to all others: last bits of floating point may differ there."""
-    report, record = agreed(accelerator, lambda: (swap(args, model, calibration), getattr(model.config, FIELD)))
+) -> SwapReport | CompressReport:
+    """Change the model on the first process and hand the result to all: last bits of floating point may differ there.
+
+    Args:
+        accelerator: of the run.
+        args: the flags: they say whether it is swapped or compressed.
+        model: on every process the same; changed in place.
+        calibration: batches without labels; None to swap by the weights alone.
+    """
+    change = swap if args.compress_budget is None else compress_as_asked
+    report, record = agreed(accelerator, lambda: (change(args, model, calibration), getattr(model.config, FIELD, None)))
     if not accelerator.is_main_process:
-        setattr(model.config, FIELD, record)
-        rebuild(model)
+        catch_up(model, record)
     same_weights(accelerator, model)
     return report
 
 
-def summary(report: SwapReport) -> dict:
-    """The numbers of a swap for `all_results.json`: totals first, then every site."""
+def summary(report: SwapReport | CompressReport) -> dict:
+    """The numbers of a swap for `all_results.json`: totals first, then every site; of a compression all of them."""
+    if isinstance(report, CompressReport):
+        return report.to_dict()
     errors = [site.relative_error for site in report.sites]
     outputs = [site.output_error for site in report.sites if site.output_error is not None]
     return {

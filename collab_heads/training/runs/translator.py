@@ -19,6 +19,7 @@ from collab_heads.training.data.classification import draw
 from collab_heads.training.data.collate import Collate
 from collab_heads.training.data.parallel import Corpus
 from collab_heads.training.data.translation import Objective, corpus_scores, encode, num_targets, translate
+from collab_heads.training.flags.collaborative import wants_swap
 from collab_heads.training.flags.translation_arguments import from_scratch
 from collab_heads.training.loop.optimizer import Loss
 from collab_heads.training.loop.steps import TrainingSteps
@@ -82,7 +83,8 @@ class Translator(Learner):
         freeze_unsaved(model)
         if args.trainable_parameters is not None:
             freeze(model, args.trainable_parameters, session.progress.get("frozen"))
-        swaps = args.collaborative and not from_scratch(args)  # a model from scratch is collaborative from the start
+        is_born_so = args.collaborative and from_scratch(args)  # collaborative from the start
+        swaps = wants_swap(args) and not is_born_so
         if session.checkpoint is None:
             check_flags_fit(args, model, swaps=swaps)
         check_fits(args, model, tokenizer)

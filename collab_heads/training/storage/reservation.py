@@ -156,4 +156,6 @@ def same_weights(accelerator: Accelerator, model: PreTrainedModel) -> None:
     """Give all processes the weights of the first, in place: last bits of what each computed may differ."""
     if accelerator.num_processes > 1:
         for parameter in model.parameters():
-            torch.distributed.broadcast(parameter.data, 0)
+            values = parameter.data.contiguous()  # what is sent is memory, in whatever order it lies
+            torch.distributed.broadcast(values, 0)
+            parameter.data.copy_(values)

@@ -10,7 +10,7 @@ import run_glue
 import run_translation
 from collab_heads.command import analyze
 from collab_heads.errors import ArgumentError
-from collab_heads.training.flags import arguments, collaborative
+from collab_heads.training.flags import arguments, collaborative, distilling
 from collab_heads.training.flags import hub as training_hub
 from collab_heads.training.flags.arguments import check_shared, fingerprint
 from collab_heads.training.flags.old_flags import OLD_FLAGS
@@ -32,6 +32,7 @@ def parse():
     parser = Parser(allow_abbrev=False)
     arguments.add_model_arguments(parser)
     collaborative.add_collaborative_arguments(parser)
+    distilling.add_distill_arguments(parser)
     arguments.add_training_arguments(parser)
     arguments.add_output_arguments(parser)
     return lambda *flags: parser.parse_args(["--model_name_or_path", "x", *flags])

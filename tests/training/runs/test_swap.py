@@ -80,6 +80,7 @@ def test_what_can_be_swapped_is_taken_and_left_alone(flags):
         (f"--dim_shared_query_key {EXACT + 1}", (str(EXACT + 1), LAYER_0, f"1 to {EXACT}")),
         ("--dim_shared_query_key 1.5", ("1.5", "share")),
         ("--dim_shared_query_key nan", ("nan", "share")),
+        (f"--dim_value {EXACT + 1}", ("dim_value", str(EXACT + 1), LAYER_0, f"1 to {EXACT}")),
         ("--sites dec-enc", ("has no dec-enc attention",)),
         ("--sites enc-sefl", ("did you mean 'enc-self'?",)),
         (f"--sites {LAYER_0} encoder.layer.7.attention.self", ("encoder.layer.7",)),
@@ -97,6 +98,7 @@ def test_a_swapped_site_is_refused_and_one_that_is_not_is_taken():
     with refused(model, SwapError, "here is collaborative already", LAYER_0, "leave --collaborative out"):
         check_flags_fit(arguments(), model)
     check_flags_fit(arguments(f"--collaborative --sites {LAYER_1}"), model)
+    check_flags_fit(arguments("--collaborative --dim_value 0.5"), model)  # alone it leaves query and key as they are
     check_flags_fit(arguments(""), model)
 
 
@@ -117,11 +119,13 @@ def test_content_scores_of_a_model_without_query_biases_are_refused_early():
 def test_the_swap_is_as_the_flags_say(monkeypatch):
     asked = {}
     monkeypatch.setattr(swapping, "swap_to_collaborative", lambda model, **more: asked.update(more, model=model))
-    flags = "--collaborative --dim_shared_query_key 12 --mixing per_head --sites enc-self --decomposition_tol 0.01"
+    flags = "--collaborative --dim_shared_query_key 12 --dim_value 0.5 --mixing per_head --sites enc-self"
+    flags += " --decomposition_tol 0.01"
     flags += " --decomposition_method parafac --refine_steps 7 --seed 5 --allocation balanced"
     swapping.swap(arguments(flags), "model", ["batch"])
     expected = {"dim_shared_query_key": 12, "mixing": "per_head", "sites": ["enc-self"], "tol": 0.01, "seed": 5}
     expected |= {
+        "dim_value": 0.5,
         "method": "parafac",
         "refine_steps": 7,
         "allocation": "balanced",

@@ -10,13 +10,16 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate import Accelerator
+from scripts import run_on_two
+from torch import nn
 
 from collab_heads.errors import OutputError, SwapError
 from collab_heads.training.runs import choose_heads
 from collab_heads.training.runs import swap as swapping
 from collab_heads.training.storage import reservation
-from collab_heads.training.storage.reservation import LOCK, agreed, reserved
+from collab_heads.training.storage.reservation import LOCK, agreed, reserved, same_weights
 
 
 def test_a_folder_is_made_and_an_empty_one_is_removed(tmp_path):
@@ -176,7 +179,7 @@ def test_all_processes_learn_why_the_first_refuses(monkeypatch):
 @pytest.mark.parametrize(
     "compute",
     (
-        lambda accelerator: swapping.swap_everywhere(accelerator, Namespace(), None, None),
+        lambda accelerator: swapping.swap_everywhere(accelerator, Namespace(compress_budget=None), None, None),
         lambda accelerator: choose_heads.importance_before_training(
             accelerator, Namespace(target_heads=3, importance_samples=4), None, lambda count: ()
         ),
@@ -197,3 +200,16 @@ def test_all_processes_learn_why_the_first_could_not_compute(compute, monkeypatc
     with pytest.raises(SwapError, match="no"):
         compute(accelerator)
     assert isinstance(sent[0][1], SwapError)
+
+
+def of_two(arguments):
+    """One has its weights in another order of memory."""
+    accelerator, model = Accelerator(cpu=True), nn.Linear(3, 2)
+    wanted = torch.arange(6.0).view(2, 3)
+    model.weight.data = wanted.clone() if accelerator.is_main_process else torch.zeros(3, 2).mT
+    same_weights(accelerator, model)
+    assert torch.equal(model.weight, wanted)
+
+
+def test_weights_are_the_same_however_they_lie_in_memory():
+    run_on_two(of_two, [])

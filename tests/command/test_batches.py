@@ -1,0 +1,67 @@
+"""What a model is shown: texts of a length that it takes, in batches, with labels where it translates."""
+
+import gzip
+
+import torch
+
+from collab_heads.command.analyze import parse
+from collab_heads.command.batches import batches_of, fitting, translations
+from collab_heads.command.models import load
+from collab_heads.command.texts import read_data
+
+
+def loaded(*argv):
+    args = parse([str(word) for word in argv])
+    return args, *load(args)[:2]
+
+
+def test_pairs_are_batched_with_their_labels(marian, pairs):
+    args, model, tokenizer = loaded(marian, "--data", *pairs, "--batch_size", 4)
+    assert type(model).__name__ == "MarianMTModel" and model.dtype == torch.float32
+    texts = read_data(args)
+    batches = batches_of(args, model, tokenizer, texts)
+    assert [len(batch["labels"]) for batch in batches] == [4, 3]
+    seen = {}
+    for batch in batches:
+        for source, target in zip(batch["input_ids"], batch["labels"], strict=True):
+            kept = target[target != -100]
+            seen[tokenizer.decode(source, skip_special_tokens=True)] = tokenizer.decode(kept, skip_special_tokens=True)
+    assert seen == dict(zip(texts["source"], texts["target"], strict=True))
+
+
+def test_one_file_is_translated(marian, pairs, tmp_path):
+    packed = tmp_path / "dev.xx.gz"
+    with gzip.open(packed, "wt", encoding="utf-8") as file, open(pairs[0], encoding="utf-8") as plain:
+        file.write(plain.read())
+    args, model, tokenizer = loaded(marian, "--data", packed, "--max_length", 12)
+    texts = read_data(args)
+    assert len(texts["source"]) == 7 and "target" not in texts
+    own = translations(args, model, tokenizer, texts["source"])
+    batches = batches_of(args, model, tokenizer, texts)
+    rows = [row[row != -100] for batch in batches for row in batch["labels"]]
+    assert sorted(tokenizer.batch_decode(rows, skip_special_tokens=True)) == sorted(own)
+
+
+def test_pairs_of_which_one_side_is_too_long_are_left_out(marian, pairs):
+    args, model, tokenizer = loaded(marian, "--data", *pairs, "--max_length", 1000)
+    texts = read_data(args)
+    args.max_length = max(len(row) for row in tokenizer(text_target=texts["target"])["input_ids"]) - 1
+    kept = fitting(args, model, tokenizer, texts)
+    assert 0 < len(kept["source"]) == len(kept["target"]) < len(texts["source"])
+    assert (
+        dict(zip(texts["source"], texts["target"], strict=True)).items()
+        >= dict(zip(*kept.values(), strict=True)).items()
+    )
+
+
+def test_an_encoder_reads_the_two_columns_of_a_table_together(bert, tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("one,two\nw1 w2,w3\nw4,w5 w6 w7\n")
+    args, model, tokenizer = loaded(bert, "--data", table, "--column", "one", "two", "--source_prefix", "w0 ")
+    args.max_length = 8  # [CLS] w0 w1 w2 [SEP] w3 [SEP] has 7 tokens, the other row 8
+    texts = read_data(args)
+    (batch,) = batches_of(args, model, tokenizer, fitting(args, model, tokenizer, texts))
+    assert tokenizer.decode(batch["input_ids"][0]) == "[CLS] w0 w4 [SEP] w5 w6 w7 [SEP]"
+    assert batch["token_type_ids"].tolist() == [[0] * 4 + [1] * 4, [0] * 5 + [1] * 2 + [0]]
+    args.max_length = 7
+    assert fitting(args, model, tokenizer, texts) == {"source": ["w1 w2"], "target": ["w3"]}

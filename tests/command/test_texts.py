@@ -1,0 +1,73 @@
+"""Lines of text files and columns of tables."""
+
+import gzip
+import json
+from argparse import Namespace
+
+import pytest
+
+from collab_heads.command.texts import read_data
+from collab_heads.errors import ArgumentError, DataError
+
+ROWS = 'text,other,label\nthe dog runs,a dog,1\n,empty,0\n"a cat, too",one cat,1\n'
+
+
+def read(*files, column=None):
+    return read_data(Namespace(data=[str(file) for file in files], column=column, skip_bad_rows=False))
+
+
+def packed(path, text):
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def written(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_lines_of_text_gzipped_or_not(tmp_path, capsys):
+    text = "the dog runs\n\na cat\n"
+    for file in (written(tmp_path / "a.txt", text), packed(tmp_path / "a.gz", text)):
+        assert read(file) == {"source": ["the dog runs", "a cat"]}
+    assert capsys.readouterr().out.count("left out 1 of 3 lines, which are empty") == 2
+
+
+def test_two_files_are_pairs(tmp_path):
+    one, other = written(tmp_path / "a.de", "eins\nzwei\n"), written(tmp_path / "a.en", "one\n\n")
+    assert read(one, other) == {"source": ["eins"], "target": ["one"]}
+
+
+def test_columns_of_tables_gzipped_or_not(tmp_path):
+    table = written(tmp_path / "a.csv", ROWS)
+    assert read(table, column=["text"]) == {"source": ["the dog runs", "a cat, too"]}
+    both = {"source": ["the dog runs", "a cat, too"], "target": ["a dog", "one cat"]}
+    assert read(table, column=["text", "other"]) == both
+    assert read(packed(tmp_path / "a.csv.gz", ROWS), column=["text", "other"]) == both
+    lines = written(tmp_path / "a.jsonl", '{"text": "a dog", "n": 1}\n{"text": "a cat", "n": 2}\n')
+    assert read(lines, column=["text", "n"]) == {"source": ["a dog", "a cat"], "target": ["1", "2"]}
+
+
+def test_what_is_refused(tmp_path):
+    table, text = written(tmp_path / "a.csv", ROWS), written(tmp_path / "a.txt", "a dog\n")
+    blank, blanks = written(tmp_path / "b.csv", "text,n\n,1\n"), written(tmp_path / "b.txt", " \n\n")
+    nested = written(tmp_path / "a.json", json.dumps([{"text": {"de": "a"}}]))
+    for files, column, error, said in (
+        ([table], None, ArgumentError, "with --column; it has text, other, label"),
+        ([table], ["text", "other", "label"], ArgumentError, "or two, with --column"),
+        ([table], ["texts"], DataError, r"no column 'texts' \(did you mean 'text'\?\)"),
+        ([table, text], ["text"], ArgumentError, "give one table, and both columns with --column"),
+        ([text], ["text"], ArgumentError, "a.txt has no columns, it is no table"),
+        ([text, text, text], None, ArgumentError, "3 files: give one of text, or two"),
+        ([blank], ["text"], DataError, "b.csv: column 'text' has no text"),
+        ([blank], ["text", "n"], DataError, "no pair has text on both sides"),
+        ([blanks], None, DataError, "b.txt is empty"),
+        ([nested], ["text"], DataError, "row 1, column 'text': an object, expected text"),
+        ([written(tmp_path / "zip", b"PK\x03\x04\xff\xfe")], None, DataError, "line 1: not UTF-8"),
+        ([written(tmp_path / "nulls", b"a dog\n" + bytes(64))], None, DataError, "nulls, line 2: a null byte"),
+        ([tmp_path / "none.txt"], None, DataError, "none.txt: No such file"),
+        ([tmp_path], None, DataError, "Is a directory"),
+    ):
+        with pytest.raises(error, match=said):
+            read(*files, column=column)

@@ -1,0 +1,58 @@
+"""What the flags say of the compression, and what is refused before hours of training."""
+
+from argparse import Namespace
+
+import torch
+from unchanged import refused
+
+from collab_heads import swap_to_gated
+from collab_heads.compression.plan import plan
+from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.training.runs import budget as budgets
+from collab_heads.training.runs import swap as swapping
+from collab_heads.training.runs.learner import check_flags_fit
+from families import FAMILIES, HEADS, LAYERS
+
+
+def bert():
+    return FAMILIES["bert"].build()
+
+
+def test_a_budget_that_the_compression_would_refuse_is_refused_before_training(parse):
+    model = bert()
+    least = plan(model, [FAMILIES["bert"].inputs()]).least
+    too_small = f"{least - 0.001:.4f}"
+    with refused(model, ArgumentError, f"--compress_budget {too_small} is below 0.", "the fewest heads"):
+        check_flags_fit(parse(f"--compress_budget {too_small}"), model)
+    check_flags_fit(parse(f"--compress_budget {least + 0.001:.4f}"), model)
+    check_flags_fit(parse(f"--compress_budget {too_small} --compress_of operations"), model)  # not known yet
+
+
+def test_sites_that_cannot_be_compressed_are_refused_before_training(parse):
+    model = bert()
+    with refused(model, ArgumentError, "has no dec-enc attention"):
+        check_flags_fit(parse("--compress_budget 0.5 --sites dec-enc"), model)
+    swap_to_gated(model)
+    with refused(model, SwapError, "gates", "prune_heads"):
+        check_flags_fit(parse("--compress_budget 0.5"), model)
+
+
+def test_the_compression_is_as_the_flags_say(monkeypatch, parse):
+    asked = {}
+    monkeypatch.setattr(budgets, "compress", lambda *positional, **more: asked.update(more, given=positional))
+    flags = "--compress_budget 0.4 --compress_of cache --sites enc-self --refine_steps 7 --seed 5"
+    budgets.compress_as_asked(parse(flags), "model", ["batch"])
+    expected = {"of": "cache", "mixing": "per_head", "sites": ["enc-self"], "refine_steps": 7, "seed": 5}
+    assert asked == {"given": ("model", ["batch"], 0.4), **expected}
+    budgets.compress_as_asked(parse("--compress_budget 0.4 --compress_mixing shared"), "model", ["batch"])
+    assert (asked["of"], asked["mixing"]) == ("parameters", "shared")
+
+
+def test_a_run_compresses_in_the_place_of_the_swap(parse):
+    model, batch = bert().eval(), {"input_ids": torch.arange(3, 35).view(8, 4)}
+    alone = Namespace(is_main_process=True, num_processes=1)
+    report = swapping.swap_everywhere(alone, parse("--compress_budget 0.5 --refine_steps 0"), model, [batch])
+    found = swapping.summary(report)
+    assert found["budget"] == 0.5 and found["of"] == "parameters" and len(found["sites"]) == LAYERS
+    assert found["model_parameters_after"] == model.num_parameters() < found["model_parameters_before"]
+    assert sum(site["heads_after"] for site in found["sites"]) <= LAYERS * HEADS
