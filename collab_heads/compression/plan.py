@@ -21,6 +21,7 @@ from collab_heads.compression.fitting import FittedSite, fit_site, put
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measures import COUNTED, MEASURES, UNITS, Measure, SiteUse
 from collab_heads.compression.spending import Option, Spending
+from collab_heads.distillation.examples import without_unread_labels
 from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import each_batch
 from collab_heads.model.refusals import check_wrapper
@@ -50,18 +51,14 @@ class CompressionPlan:
 
     def __init__(self, evidence: Evidence, of: Measure, cost: Callable[[SiteUse, Choice], float]):
         self.evidence, self.of, self.cost = evidence, of, cost
-        probe, self.record = evidence.probe, CollabConfig.of(evidence.model.config)
-        self.uses = {
-            site.path: SiteUse(
-                evidence.curves[site.path].shape, site.role, probe.calls[site.path], probe.keys[site.path]
-            )
-            for site in evidence.sites
-        }
+        self.record, self.uses = CollabConfig.of(evidence.model.config), uses_of(evidence)
         self.choices = {path: list(use.shape.choices()) for path, use in self.uses.items()}
         self.spending = Spending(
             [[self.option(path, choice) for choice in choices] for path, choices in self.choices.items()]
         )
         self.whole = sum(cost(use, use.shape.unchanged) for use in self.uses.values())
+        if not self.whole:
+            raise ArgumentError(f"of={of!r}: the sites that may change have none of it: name others, or count another")
 
     def option(self, path: str, choice: Choice) -> Option:
         """What a choice costs, and what it adds to the squared error of the output."""
@@ -160,6 +157,21 @@ class CompressionPlan:
         return text_table(header, rows, last)
 
 
+def uses_of(evidence: Evidence) -> dict[str, SiteUse]:
+    """How the sites are used: path -> use. The encoder of an encoder-decoder runs once, and caches nothing."""
+    probe, translates = evidence.probe, evidence.model.config.is_encoder_decoder
+    return {
+        site.path: SiteUse(
+            evidence.curves[site.path].shape,
+            site.role,
+            probe.calls[site.path],
+            probe.keys[site.path],
+            caches=not (translates and site.role == "enc-self"),
+        )
+        for site in evidence.sites
+    }
+
+
 def check_budget(budget: float) -> float:
     """Return a budget, or raise ArgumentError if it is no share."""
     if not is_number(budget) or not 0 < budget <= 1:
@@ -176,6 +188,7 @@ def spread(uses: Mapping[str, SiteUse], choices: Choices) -> tuple[str, str, str
     return f"{heads} of {total}", f"{min(widths)} to {max(widths)}", f"{min(values)} to {max(values)}"
 
 
+@torch.inference_mode(False)  # what is seen now is learned from in `compress`
 def plan(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
@@ -208,8 +221,8 @@ def plan(
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or its output cannot be compared.
-        ArgumentError: on an unknown role, path, measure or mixing.
-        CalibrationError: if the batches are empty, or the model cannot take them.
+        ArgumentError: on an unknown role, path, measure or mixing, or a measure of which the sites have nothing.
+        CalibrationError: if the batches are empty or too few, or the model cannot take them.
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
         SwapError: if a site has gates or alphas, or cannot be changed safely.
     """
@@ -221,7 +234,7 @@ def plan(
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "collaborative")
     get_adapter(model, adapter, "prune")
-    batches = list(each_batch(batches))
+    batches = [without_unread_labels(model, batch) for batch in each_batch(batches)]
     evidence = gather(model, adapter, batches, sites, mixing, parts)
     if of in COUNTED:
         return CompressionPlan(evidence, of, COUNTED[of])
