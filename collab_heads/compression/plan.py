@@ -51,7 +51,7 @@ class CompressionPlan:
 
     def __init__(self, evidence: Evidence, of: Measure, cost: Callable[[SiteUse, Choice], float]):
         self.evidence, self.of, self.cost = evidence, of, cost
-        self.record, self.uses = CollabConfig.of(evidence.model.config), uses_of(evidence)
+        self.seen, self.uses = condition_of(evidence.model), uses_of(evidence)
         self.choices = {path: list(use.shape.choices()) for path, use in self.uses.items()}
         self.spending = Spending(
             [[self.option(path, choice) for choice in choices] for path, choices in self.choices.items()]
@@ -121,7 +121,7 @@ class CompressionPlan:
         """Raise ArgumentError unless the plan is one for this model as it is now."""
         if self.evidence.model is not model:
             raise ArgumentError("the plan was made for another model: pass that one, or batches")
-        if CollabConfig.of(model.config) != self.record:
+        if condition_of(model) != self.seen:
             raise ArgumentError("the model was changed since the plan was made: make a new one")
 
     def measure(self, budgets: Iterable[float]) -> list[tuple[float, float]]:
@@ -155,6 +155,12 @@ class CompressionPlan:
         header = ["budget", "predicted error", "heads", "query/key width", "value width"]
         last = f"budgets are shares of {self.whole:,.6g} {UNITS[self.of]}; the smallest is {self.least:.3f}"
         return text_table(header, rows, last)
+
+
+def condition_of(model: PreTrainedModel) -> tuple[CollabConfig, list]:
+    """By which it shows that a model was changed: its record, and how often each of its tensors was written to."""
+    tensors = (tensor for tensor in model.parameters() if not tensor.is_inference())  # they do not count that
+    return CollabConfig.of(model.config), [(id(tensor), tensor._version) for tensor in tensors]
 
 
 def uses_of(evidence: Evidence) -> dict[str, SiteUse]:
