@@ -47,9 +47,10 @@ def distill(
     """Train the changed attention of a model, in place, so that the model does what its original did. No labels.
 
     Only the projections of changed sites are trained (query/key, values, output with its bias), but for what is frozen
-    (`requires_grad=False`). Gates and alphas stay as they are, and so does everything else. Made small is the squared error of the hidden states of every layer,
-    relative to how they vary over tokens, plus that of the output: of the logits where there is a head, as 2 KL where
-    they are a distribution; else of the mean of the last hidden state over tokens. Padding does not count.
+    (`requires_grad=False`). Gates and alphas stay as they are, and so does everything else. Made small is the squared
+    error of the hidden states of every layer, relative to how they vary over tokens, plus that of the output: of the
+    logits where there is a head, as 2 KL where they are a distribution; else of the mean of the last hidden state over
+    tokens. Padding does not count.
 
     Both models run in evaluation mode, without dropout: what is to be learned is what they do in use. Modes, gradients
     and which parameters are trainable are as before afterwards. On any error, or an interruption, the model is left as
