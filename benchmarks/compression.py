@@ -28,9 +28,8 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 from translation import MODELS, calibration, load, read, translate
 
-from collab_heads import compress, distill, plan
+from collab_heads import compress, distill
 from collab_heads.compression.choices import PARTS
-from collab_heads.model.undoing import undone
 from collab_heads.training.data.embeddings import embed
 from common import WORK, minilm, shared, table, write
 
@@ -155,19 +154,16 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
         missing = [row for row in wanted if key(row) not in known]
         if not missing:
             continue
-        model, started = task.load(), time.perf_counter()
-        made = plan(model, task.batches(draw), parts=arguments.parts or PARTS)
-        planning = time.perf_counter() - started
         for row in missing:
-            started = time.perf_counter()
-            with undone(model, made.evidence.sites):
-                steps = 0 if row["method"] == "closed form" else 120
-                row |= numbers(compress(model, made, row["budget"], refine_steps=steps, seed=draw))
-                if row["steps"]:
-                    report = distill(model, task.load(), task.unlabelled(draw), row["steps"], seed=draw)
-                    row["distilled"] = report.to_dict()
-                row["seconds"] = planning + time.perf_counter() - started
-                yield row | {key: score(model) for key, score in scores.items()}
+            model, started = task.load(), time.perf_counter()
+            steps = 0 if row["method"] == "closed form" else 120
+            more = {"parts": arguments.parts or PARTS, "refine_steps": steps, "seed": draw}
+            row |= numbers(compress(model, task.batches(draw), row["budget"], **more))
+            if row["steps"]:
+                report = distill(model, task.load(), task.unlabelled(draw), row["steps"], seed=draw)
+                row["distilled"] = report.to_dict()
+            row["seconds"] = time.perf_counter() - started
+            yield row | {key: score(model) for key, score in scores.items()}
 
 
 def key(row: dict) -> tuple:

@@ -29,9 +29,10 @@ from collab_heads.command.models import load
 from collab_heads.command.texts import read_data
 from collab_heads.compression.choices import PARTS
 from collab_heads.compression.compress import compress
+from collab_heads.compression.compression_plan import CompressionPlan, check_budget
 from collab_heads.compression.held_out import EVERY
 from collab_heads.compression.measures import MEASURES
-from collab_heads.compression.plan import CompressionPlan, check_budget, plan
+from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressReport
 from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
@@ -109,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> CompressReport | CompressionPlan:
     texts = fitting(args, model, tokenizer, drawn(all_texts, args.samples, args.seed))
     check_enough(args, texts)
     batches = batches_of(args, model, tokenizer, texts)
-    made = plan(model, batches, of=args.of, sites=args.sites, parts=args.parts, mixing=args.mixing)
+    how = {"parts": args.parts, "mixing": args.mixing, "refine_steps": args.refine_steps, "seed": args.seed}
+    made = plan(model, batches, of=args.of, sites=args.sites, **how)
     print(made)
     if args.plan:
         if args.output_dir is not None:
@@ -117,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> CompressReport | CompressionPlan:
             print(f"plan: {args.output_dir}")
         return made
     original = copy.deepcopy(model) if args.distill_steps else None
-    report = compress(model, made, args.budget, quality=args.quality, refine_steps=args.refine_steps, seed=args.seed)
+    report = compress(model, made, args.budget, quality=args.quality)
     print(report)
     distilled = None
     if original is not None:

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.plots.files import save_figure
 from collab_heads.command.models import MODULES
-from collab_heads.compression.plan import CompressionPlan
+from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.report import CompressReport
 from collab_heads.distillation.report import DistillReport
 from collab_heads.errors import UnsupportedModelError

@@ -1,18 +1,21 @@
 """compress: plan, fit, refine and put in place, under a budget or down to a quality."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import torch
 from transformers import PreTrainedModel
 
 from collab_heads.checks import is_number
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.choices import PARTS, Part, size_of
+from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget
 from collab_heads.compression.fitting import FittedSite, put
 from collab_heads.compression.measures import COUNTED, Measure
-from collab_heads.compression.plan import Choices, CompressionPlan, check_budget, plan
+from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
 from collab_heads.registry import AttentionAdapter
@@ -22,6 +25,7 @@ ATTEMPTS = 5  # to come near to a quality
 NEAR = 0.95  # of the quality that was asked for
 
 
+@torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
 def compress(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | CompressionPlan,
@@ -77,37 +81,44 @@ def compress(
     if isinstance(batches, CompressionPlan):
         made = batches
         made.check_model(model)
+        given = of, adapter, sites, tuple(parts), mixing, refine_steps, seed
+        if given != ("parameters", None, None, PARTS, "per_head", 120, 0):
+            raise ArgumentError("a plan has its own measure, sites, parts, mixing and refinement: give them to plan()")
     else:
         how = {"refine_steps": refine_steps, "seed": seed}
         made = plan(model, batches, of=of, adapter=adapter, sites=sites, parts=parts, mixing=mixing, **how)
     chosen = smallest(made, quality) if quality is not None else Chosen.of(made, made.choose(share))
-    choices = chosen.choices
-    before = model.num_parameters()
-    put(model, made.evidence.adapter, chosen.fitted)
-    return CompressReport(
+    choices, parameters = chosen.choices, model.num_parameters()
+    report = CompressReport(
         sites=tuple(site_report(made, path, choices) for path in choices),
         of=made.of,
         budget=share if quality is None else None,
         quality=quality,
         predicted_error=made.predicted(choices),
-        measured_error=made.evidence.probe.error(),
+        measured_error=chosen.error,
         costs=costs(made, choices),
-        model_parameters_before=before,
-        model_parameters_after=model.num_parameters(),
-        seconds=time.perf_counter() - started,
+        model_parameters_before=parameters,
+        model_parameters_after=parameters,
+        seconds=0.0,
     )
+    # Nothing has changed up to here; nothing can fail from here on.
+    put(model, made.evidence.adapter, chosen.fitted)
+    parameters, seconds = model.num_parameters(), time.perf_counter() - started
+    return dataclasses.replace(report, model_parameters_after=parameters, seconds=seconds)
 
 
 class Chosen(NamedTuple):
-    """What sites are to have: path -> choice; and the fits of those that change."""
+    """What sites are to have: path -> choice; the fits of those that change; and the error of the output with them."""
 
     choices: Choices
     fitted: Mapping[str, FittedSite]
+    error: float
 
     @classmethod
     def of(cls, made: CompressionPlan, choices: Choices) -> "Chosen":
-        """Fit choices."""
-        return cls(choices, made.fit(choices))
+        """Fit choices, and try them; the model stays as it is."""
+        fitted = made.fit(choices)
+        return cls(choices, fitted, made.tried(fitted))
 
 
 def smallest(made: CompressionPlan, quality: float) -> Chosen:
@@ -115,7 +126,7 @@ def smallest(made: CompressionPlan, quality: float) -> Chosen:
     limit, best, least, errors = quality, None, 1.0, []
     for _ in range(ATTEMPTS):
         chosen = Chosen.of(made, made.within(limit))
-        errors.append(error := made.tried(chosen.fitted))
+        errors.append(error := chosen.error)
         if error <= quality and made.share(chosen.choices) < least:
             best, least = chosen, made.share(chosen.choices)
         if NEAR * quality <= error <= quality or not chosen.fitted:
@@ -130,15 +141,14 @@ def smallest(made: CompressionPlan, quality: float) -> Chosen:
 
 
 def costs(made: CompressionPlan, choices: Choices) -> dict[Measure, Cost]:
-    """What attention costs by every measure that is known."""
-    known = {**COUNTED, made.of: made.cost}
-    return {
-        measure: Cost(
-            sum(cost(use, use.shape.unchanged) for use in made.uses.values()),
-            sum(cost(use, choices[path]) for path, use in made.uses.items()),
-        )
-        for measure, cost in known.items()
-    }
+    """What attention costs by every measure that is known, and of which it has something."""
+    found = {}
+    for measure, cost in {**COUNTED, made.of: made.cost}.items():
+        before = sum(cost(use, use.shape.unchanged) for use in made.uses.values())
+        after = sum(cost(use, choices[path]) for path, use in made.uses.items())
+        if before:
+            found[measure] = Cost(before, after)
+    return found
 
 
 def site_report(made: CompressionPlan, path: str, choices: Choices) -> CompressedSite:
@@ -159,7 +169,7 @@ def site_report(made: CompressionPlan, path: str, choices: Choices) -> Compresse
         value_after=choice.heads * choice.value,
         parameters_before=before.parameters,
         parameters_after=after.parameters,
-        cache_before=before.cache,
-        cache_after=after.cache,
+        cache_before=before.cache * use.caches,
+        cache_after=after.cache * use.caches,
         predicted_error=math.sqrt(made.option(path, choice).error),
     )

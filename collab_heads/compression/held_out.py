@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor
 
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import each_batch
+from collab_heads.model.examples import num_rows, select
 
 EVERY = 8  # one example of so many is held out
 
@@ -29,7 +29,7 @@ def hold_out(batches: Iterable[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
     held: list[Mapping] = []
     seen = 0
     for batch in each_batch(batches):
-        count = rows(batch)
+        count = num_rows(batch)
         if count == 0:
             raise CalibrationError("a calibration batch holds no examples: leave it out")
         if count is None:
@@ -40,25 +40,13 @@ def hold_out(batches: Iterable[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
         is_held = numbers % EVERY == EVERY - 1
         for part, chosen in ((fitted, ~is_held), (held, is_held)):
             if chosen.any():
-                part.append({name: taken(value, chosen) for name, value in batch.items()})
+                part.append(select(batch, chosen))
         seen += count
     if held:
         return fitted, held
-    first, count = fitted[-1], rows(fitted[-1])
+    first, count = fitted[-1], num_rows(fitted[-1])
     if count is not None and count > 1:  # fewer than EVERY examples in all: the last one
         last = torch.arange(count) == count - 1
-        rest = {name: taken(value, ~last) for name, value in first.items()}
-        return [*fitted[:-1], rest], [{name: taken(value, last) for name, value in first.items()}]
+        rest = select(first, ~last)
+        return [*fitted[:-1], rest], [select(first, last)]
     return (fitted[:-1], fitted[-1:]) if len(fitted) > 1 else (fitted, fitted)
-
-
-def rows(batch: Mapping) -> int | None:
-    """How many examples a batch holds; None if its tensors do not say."""
-    counts = {len(value) if value.ndim else None for value in batch.values() if isinstance(value, Tensor)}
-    others = [value for value in batch.values() if not isinstance(value, Tensor | int | float | str | None)]
-    return None if len(counts) != 1 or others else counts.pop()
-
-
-def taken(value: object, chosen: Tensor) -> object:
-    """The chosen rows of a tensor, [B] bool; what is no tensor is the same for all."""
-    return value[chosen.to(value.device)] if isinstance(value, Tensor) else value

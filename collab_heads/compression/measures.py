@@ -26,12 +26,14 @@ class SiteUse:
         role: of it.
         calls: how often it is called in one forward pass.
         keys: tokens that a query token attends to, on average.
+        caches: whether its keys and values are kept while generating; of models that do not generate, as if they were.
     """
 
     shape: SiteShape
     role: Role
     calls: int
     keys: float
+    caches: bool = True
 
 
 def parameters(use: SiteUse, choice: Choice) -> float:
@@ -47,7 +49,7 @@ def operations(use: SiteUse, choice: Choice) -> float:
 
 def cache(use: SiteUse, choice: Choice) -> float:
     """Elements that are cached per token."""
-    return use.calls * size_of(use.shape, choice).cache
+    return use.calls * size_of(use.shape, choice).cache * use.caches
 
 
 # Time is measured on the machine and for the inputs at hand: see `latency`.

@@ -2,179 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
 
-from collab_heads.analysis.plots.budgets import budget_curve
-from collab_heads.checks import check_choice, is_number
+from collab_heads.checks import check_choice
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
-from collab_heads.compression.choices import PARTS, Choice, Part
-from collab_heads.compression.evidence import Evidence, gather
-from collab_heads.compression.fitting import FittedSite, fit_site, put
+from collab_heads.compression.choices import PARTS, Part
+from collab_heads.compression.compression_plan import CompressionPlan
+from collab_heads.compression.evidence import gather
 from collab_heads.compression.latency import Latencies
-from collab_heads.compression.measures import COUNTED, MEASURES, UNITS, Measure, SiteUse
-from collab_heads.compression.spending import Option, Spending
+from collab_heads.compression.measures import COUNTED, MEASURES, Measure
 from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import each_batch
+from collab_heads.model.examples import without_unread_labels
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.model.undoing import undone
-from collab_heads.numerics import few_threads
+from collab_heads.model.translations import with_translations
 from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.state import CollabConfig, QueryKeyKind
-from collab_heads.text import text_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-POINTS = 64  # of the curve
-TABLE_BUDGETS = (0.9, 0.75, 0.66, 0.5, 0.4, 0.33, 0.25, 0.2, 0.15, 0.1)
-
-Choices = Mapping[str, Choice]
+from collab_heads.state import QueryKeyKind
 
 
-class CompressionPlan:
-    """What every budget would cost in quality. Nothing of the model is changed by it; `print` it, or draw it.
-
-    Attributes:
-        evidence: what was measured of the model.
-        of: what budgets are of.
-        whole: what the attention that may change costs now, in the units of `of`.
-    """
-
-    def __init__(self, evidence: Evidence, of: Measure, cost: Callable[[SiteUse, Choice], float]):
-        self.evidence, self.of, self.cost = evidence, of, cost
-        probe, self.record = evidence.probe, CollabConfig.of(evidence.model.config)
-        self.uses = {
-            site.path: SiteUse(
-                evidence.curves[site.path].shape, site.role, probe.calls[site.path], probe.keys[site.path]
-            )
-            for site in evidence.sites
-        }
-        self.choices = {path: list(use.shape.choices()) for path, use in self.uses.items()}
-        self.spending = Spending(
-            [[self.option(path, choice) for choice in choices] for path, choices in self.choices.items()]
-        )
-        self.whole = sum(cost(use, use.shape.unchanged) for use in self.uses.values())
-
-    def option(self, path: str, choice: Choice) -> Option:
-        """What a choice costs, and what it adds to the squared error of the output."""
-        errors, gains = self.evidence.curves[path].parts(choice), self.evidence.sensitivity[path]
-        return Option(self.cost(self.uses[path], choice), sum(gains[part] * errors[part] for part in PARTS))
-
-    @property
-    def least(self) -> float:
-        """The smallest budget there is, as a share."""
-        return self.spending.least / self.whole
-
-    def choose(self, budget: float) -> dict[str, Choice]:
-        """What each site gets under a budget: path -> choice.
-
-        Raises:
-            ArgumentError: if the budget is no share, or below what the smallest widths give.
-        """
-        if check_budget(budget) < self.least:
-            raise ArgumentError(
-                f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "
-                "heads and the smallest widths give"
-            )
-        if budget == 1:  # not even what costs no quality
-            return {path: use.shape.unchanged for path, use in self.uses.items()}
-        return self.named(self.spending.choose(budget * self.whole))
-
-    def within(self, error: float) -> dict[str, Choice]:
-        """The cheapest that each site can get so that the error of the output is predicted to be no larger."""
-        return self.named(self.spending.within(error * error))
-
-    def named(self, indices: Sequence[int]) -> dict[str, Choice]:
-        """Indices of options as choices of sites."""
-        return {path: choices[i] for (path, choices), i in zip(self.choices.items(), indices, strict=True)}
-
-    def share(self, choices: Choices) -> float:
-        """What choices cost, as a share of what attention costs now."""
-        return sum(self.cost(self.uses[path], choice) for path, choice in choices.items()) / self.whole
-
-    def predicted(self, choices: Choices) -> float:
-        """The error of the output that choices are expected to make, see `Probe.error`."""
-        return math.sqrt(sum(self.option(path, choice).error for path, choice in choices.items()))
-
-    def fit(self, choices: Choices) -> dict[str, FittedSite]:
-        """Fit what sites are to have; the model stays as it is."""
-        evidence, fitted = self.evidence, {}
-        changing = [site for site in evidence.sites if choices[site.path] != self.uses[site.path].shape.unchanged]
-        with few_threads(max((site.dim_value for site in changing), default=1)):
-            for site in tqdm(changing, desc="fitting sites", leave=False):
-                choice, shape = choices[site.path], self.uses[site.path].shape
-                fitted[site.path] = fit_site(site, shape, choice, evidence.fitted, evidence.options)
-        return fitted
-
-    def tried(self, fitted: Mapping[str, FittedSite]) -> float:
-        """The error of the model's output with some fits in it, which are taken out again."""
-        with undone(self.evidence.model, self.evidence.sites):
-            put(self.evidence.model, self.evidence.adapter, fitted)
-            return self.evidence.probe.error()
-
-    def check_model(self, model: PreTrainedModel) -> None:
-        """Raise ArgumentError unless the plan is one for this model as it is now."""
-        if self.evidence.model is not model:
-            raise ArgumentError("the plan was made for another model: pass that one, or batches")
-        if CollabConfig.of(model.config) != self.record:
-            raise ArgumentError("the model was changed since the plan was made: make a new one")
-
-    def measure(self, budgets: Iterable[float]) -> list[tuple[float, float]]:
-        """Put plans into the model, measure the error of its output, and take them out again.
-
-        Returns:
-            (budget, error).
-        """
-        return [(budget, self.tried(self.fit(self.choose(budget)))) for budget in budgets]
-
-    def curve(self) -> list[tuple[float, float]]:
-        """The predicted error by budget: (budget, error), from the smallest budget to 1."""
-        budgets = torch.linspace(self.least, 1.0, POINTS, dtype=torch.float64).tolist()
-        budgets = [math.ceil(budgets[0] * 1e9) / 1e9, *budgets[1:]]  # not a rounding error below the least
-        return [(budget, self.predicted(self.choose(min(budget, 1.0)))) for budget in budgets]
-
-    def picture(self, measured: Sequence[tuple[float, float]] = ()) -> Figure:
-        """The curve of error against budget; with points that `measure` gave, if any."""
-        return budget_curve(self.curve(), measured, of=self.of)
-
-    def to_dict(self) -> dict:
-        """All numbers of the curve, ready for JSON."""
-        return {"of": self.of, "whole": self.whole, "least": self.least, "curve": self.curve()}
-
-    def __str__(self) -> str:
-        rows = []
-        for budget in TABLE_BUDGETS:
-            if budget >= self.least:
-                choices = self.choose(budget)
-                rows.append([f"{budget:.2f}", f"{self.predicted(choices):.4f}", *spread(self.uses, choices)])
-        header = ["budget", "predicted error", "heads", "query/key width", "value width"]
-        last = f"budgets are shares of {self.whole:,.6g} {UNITS[self.of]}; the smallest is {self.least:.3f}"
-        return text_table(header, rows, last)
-
-
-def check_budget(budget: float) -> float:
-    """Return a budget, or raise ArgumentError if it is no share."""
-    if not is_number(budget) or not 0 < budget <= 1:
-        raise ArgumentError(f"budget {budget!r} must be a share of what attention has now: above 0, at most 1")
-    return budget
-
-
-def spread(uses: Mapping[str, SiteUse], choices: Choices) -> tuple[str, str, str]:
-    """How many heads are left, and the smallest to largest widths of a head."""
-    heads = sum(choice.heads for choice in choices.values())
-    widths = [choice.query_key or uses[path].shape.whole_query_key for path, choice in choices.items()]
-    values = [choice.value for choice in choices.values()]
-    total = sum(use.shape.num_heads for use in uses.values())
-    return f"{heads} of {total}", f"{min(widths)} to {max(widths)}", f"{min(values)} to {max(values)}"
-
-
+@torch.inference_mode(False)  # what is seen now is learned from in `compress`
 def plan(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
@@ -196,8 +46,8 @@ def plan(
     Args:
         model: a supported transformers model, original, or with heads removed, collaborative or narrowed already: what
             is left is compressed further.
-        batches: input dicts as the model takes them, without labels (128 to 512 sentences are enough). Encoder-decoders
-            need decoder inputs or labels.
+        batches: input dicts as the model takes them, without labels (128 to 512 sentences are enough). What a decoder
+            reads may be given, as decoder inputs or labels; else the model translates its inputs itself, greedily.
         of: what budgets are of: "parameters" of attention's four projections, "operations" (multiplications for the
             lengths of the batches), "cache" (elements per token), or "time" (seconds on this machine, measured for the
             first batch as it is).
@@ -211,8 +61,9 @@ def plan(
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or its output cannot be compared.
-        ArgumentError: on an unknown role, path, measure, part or mixing, or a number that cannot be.
-        CalibrationError: if the batches are empty, or the model cannot take them.
+        ArgumentError: on an unknown role, path, measure, part or mixing, a number that cannot be, or a measure of which
+            the sites have nothing.
+        CalibrationError: if the batches are empty or too few, or the model cannot take them.
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
         SwapError: if a site has gates or alphas, or cannot be changed safely.
     """
@@ -220,12 +71,15 @@ def plan(
     parts = (parts,) if isinstance(parts, str) else tuple(parts)
     for part in parts:
         check_choice("part", part, PARTS)
+    if not parts:
+        raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
     check_kind(mixing)
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "collaborative")
     get_adapter(model, adapter, "prune")
     options = FitOptions(refine_steps=refine_steps, seed=seed)
-    batches = list(each_batch(batches))
+    listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))
+    batches = [batch for _, batch in with_translations(model, list(listed))]
     evidence = gather(model, adapter, batches, sites, mixing, parts, options)
     if of in COUNTED:
         return CompressionPlan(evidence, of, COUNTED[of])

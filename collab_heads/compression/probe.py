@@ -1,8 +1,7 @@
 """How far the output of a model moves when its attention is changed, on examples that no fit has seen."""
 
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -36,7 +35,6 @@ class Probe:
 
     def __init__(self, model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenSite]):
         self.model, self.batches = model, batches
-        self.cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
         keys: dict[str, list[Tensor]] = {site.path: [] for site in sites}
         handles = [
             site.value.register_forward_pre_hook(lambda _, args, seen=keys[site.path]: seen.append(args[0]))
@@ -54,12 +52,14 @@ class Probe:
             path: sum(each[..., 0].numel() for each in seen) / sum(map(len, seen)) for path, seen in keys.items()
         }
         self.kept = outputs
-        if not all(torch.isfinite(output.rows).all() for output in self.kept if not output.is_distribution):
-            raise NonFiniteError("the model puts out NaN or inf on the calibration batches")
+        for output in self.kept:  # a probability may be 0, its logarithm -inf
+            if not torch.isfinite(output.rows.exp() if output.is_distribution else output.rows).all():
+                raise NonFiniteError("the model puts out NaN or inf on the calibration batches")
         self.square = Output(torch.cat([output.rows for output in self.kept]), self.kept[0].is_distribution).square()
         if not self.square:
             raise CalibrationError(
-                "the model puts out the same for all calibration examples: pass examples that differ"
+                f"the model puts out the same for the {sum(len(output.rows) for output in self.kept)} calibration "
+                "examples or tokens that are held out (one example in eight): pass more examples, which differ"
             )
 
     def error(self) -> float:
@@ -71,6 +71,11 @@ class Probe:
         gaps = [float(kept.squared_gap(output)) for kept, output in zip(self.kept, self.outputs(), strict=True)]
         return math.sqrt(max(sum(gaps), 0.0) / self.square)
 
+    def portions(self, batch: Mapping) -> Iterator[Mapping]:
+        """A batch in portions that give outputs with names, whatever the model's config says."""
+        for portion in portions(batch, self.model.config.is_encoder_decoder):
+            yield {**portion, "return_dict": True}
+
     def outputs(self) -> list[Output]:
         """What the model puts out now, for one portion of a batch after the other."""
         found: list[Output] = []
@@ -81,7 +86,7 @@ class Probe:
         handle = self.model.register_forward_hook(hook, with_kwargs=True)
         masks: dict[str, Tensor | None] = {}
         try:
-            run_batches(self.model, self.batches, masks, "measuring", cut=self.cut)
+            run_batches(self.model, self.batches, masks, "measuring", cut=self.portions)
         finally:
             handle.remove()
         return found

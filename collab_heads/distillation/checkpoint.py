@@ -21,7 +21,7 @@ from torch import Tensor
 from collab_heads.checks import is_count
 from collab_heads.distillation.report import HeldOutError
 from collab_heads.errors import OutputError
-from collab_heads.files import write_file, write_json
+from collab_heads.files import write_file, write_json, writing
 from collab_heads.folders import damage, read_manifest, recover, retire, write_folder
 from collab_heads.reading import parse_json
 
@@ -90,11 +90,13 @@ class Checkpoint:
         write_folder(self.folder, fill, len(content))
 
     def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
-        """Read it, None if there is none.
+        """Read it, None if there is none; then one can be written.
 
         Raises:
-            OutputError: if it is damaged, of another run, or no checkpoint of ours.
+            OutputError: if it is damaged, of another run, or no checkpoint of ours, or there is no place for one.
         """
+        with writing(self.folder):
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
         recover(self.folder)
         if not self.folder.exists():
             return None

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.distillation.checkpoint import Checkpoint, digest_of
-from collab_heads.distillation.examples import Batch, in_order, list_batches, split
+from collab_heads.distillation.examples import in_order, list_batches, split
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights
 from collab_heads.distillation.options import DistillOptions, Precision
@@ -19,8 +19,9 @@ from collab_heads.distillation.processes import Processes
 from collab_heads.distillation.report import DistillReport
 from collab_heads.distillation.trained import put_back, trained_alone, trained_parameters
 from collab_heads.distillation.training import Training
-from collab_heads.distillation.translations import with_translations
 from collab_heads.model.backends import evaluating
+from collab_heads.model.examples import Batch
+from collab_heads.model.translations import with_translations
 from collab_heads.registry import get_adapter
 
 if TYPE_CHECKING:
@@ -46,10 +47,11 @@ def distill(
 ) -> DistillReport:
     """Train the changed attention of a model, in place, so that the model does what its original did. No labels.
 
-    Only the projections of changed sites are trained (query/key, values, output with its bias). Gates and alphas stay
-    as they are, and so does everything else. Made small is the squared error of the hidden states of every layer,
-    relative to how they vary over tokens, plus that of the output: of the logits where there is a head, as 2 KL where
-    they are a distribution; else of the mean of the last hidden state over tokens. Padding does not count.
+    Only the projections of changed sites are trained (query/key, values, output with its bias), but for what is frozen
+    (`requires_grad=False`). Gates and alphas stay as they are, and so does everything else. Made small is the squared
+    error of the hidden states of every layer, relative to how they vary over tokens, plus that of the output: of the
+    logits where there is a head, as 2 KL where they are a distribution; else of the mean of the last hidden state over
+    tokens. Padding does not count.
 
     Both models run in evaluation mode, without dropout: what is to be learned is what they do in use. Modes, gradients
     and which parameters are trainable are as before afterwards. On any error, or an interruption, the model is left as

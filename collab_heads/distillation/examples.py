@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,13 +9,12 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.batches import each_batch
+from collab_heads.model.examples import Batch, Part, has_text_labels, num_rows, select, without_unread_labels
 from collab_heads.model.masks import token_masks
 from collab_heads.model.portions import IGNORED
 
 HELD_OUT = 8  # one batch of so many is held out
 MOST_HELD_OUT = 16  # batches: more take time at every evaluation and say no more
-Batch = dict[str, Any]
-Part = list[tuple[int, Batch]]  # batches with their numbers
 
 
 def list_batches(model: PreTrainedModel, batches: Iterable[Mapping]) -> list[Batch]:
@@ -36,31 +34,6 @@ def list_batches(model: PreTrainedModel, batches: Iterable[Mapping]) -> list[Bat
     for index, batch in enumerate(listed):
         check_tokens(model, index, batch)
     return listed
-
-
-def without_unread_labels(model: PreTrainedModel, batch: Mapping) -> Batch:
-    """A batch without its labels, unless they are what a decoder reads, and without gradients of its own."""
-    kept = {name: fit_for_training(value) if isinstance(value, Tensor) else value for name, value in batch.items()}
-    reads = model.config.is_encoder_decoder and not has_decoder_inputs(batch) and has_text_labels(batch)
-    if not reads:
-        kept.pop("labels", None)
-    return kept
-
-
-def fit_for_training(tensor: Tensor) -> Tensor:
-    """A tensor without a gradient, also where it was made in inference mode (outputs of an encoder may be either)."""
-    return tensor.clone() if tensor.is_inference() else tensor.detach()
-
-
-def has_decoder_inputs(batch: Mapping) -> bool:
-    """Whether a batch says what the decoder reads."""
-    return any(batch.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
-
-
-def has_text_labels(batch: Mapping) -> bool:
-    """Whether the labels of a batch are tokens: [B, T]."""
-    labels = batch.get("labels")
-    return isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point()
 
 
 def check_tokens(model: PreTrainedModel, index: int, batch: Batch) -> None:
@@ -111,18 +84,6 @@ def split_rows(batch: Batch) -> tuple[Batch, Batch | None]:
     return select(batch, slice(count)), select(batch, slice(count, rows))
 
 
-def num_rows(batch: Mapping) -> int | None:
-    """How many examples a batch holds, None where its tensors disagree."""
-    counts = {len(value) if value.ndim else 0 for value in batch.values() if isinstance(value, Tensor)}
-    simple = all(isinstance(value, Tensor | int | float | str | None) for value in batch.values())
-    return counts.pop() if len(counts) == 1 and simple else None
-
-
-def select(batch: Mapping, rows: slice) -> Batch:
-    """Some rows of a batch."""
-    return {name: value[rows] if isinstance(value, Tensor) else value for name, value in batch.items()}
-
-
 def in_order(count: int, seed: int, steps: int) -> list[int]:
     """Which of `count` batches each step takes; every epoch has an order of its own."""
     places: list[int] = []
@@ -130,8 +91,3 @@ def in_order(count: int, seed: int, steps: int) -> list[int]:
     while len(places) < steps:
         places += torch.randperm(count, generator=generator).tolist()
     return places[:steps]
-
-
-def moved(batch: Mapping, device: torch.device) -> Batch:
-    """A batch on a device."""
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.distillation.examples import Batch, Part, moved, num_rows
 from collab_heads.distillation.parts import Spread, num_tokens, read_parts, row_counts
 from collab_heads.distillation.processes import Processes
 from collab_heads.distillation.report import HeldOutError
 from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError
+from collab_heads.model.examples import Batch, Part, moved, num_rows
 from collab_heads.model.outputs import Output
 from collab_heads.model.portions import PORTION, portions
 

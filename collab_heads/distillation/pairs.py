@@ -11,6 +11,7 @@ from collab_heads.state import FIELD
 
 # what two configs may differ in: how the models came about, and how they run
 MAY_DIFFER = {FIELD, "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+MAY_DIFFER |= {"return_dict", "output_hidden_states", "output_attentions"}
 
 
 def check_pair(model: PreTrainedModel, original: PreTrainedModel) -> None:

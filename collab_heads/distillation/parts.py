@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.distillation.examples import Batch, num_rows
 from collab_heads.errors import UnsupportedModelError
+from collab_heads.model.examples import Batch, num_rows
 from collab_heads.model.masks import token_masks
 from collab_heads.model.outputs import Output, read_output
 from collab_heads.numerics import float64

@@ -19,8 +19,10 @@ from collab_heads.state import CollabConfig
 def trained_parameters(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, nn.Parameter]:
     """The parameters of the query/key, value and output projections of changed sites, by name; no gates, no alphas.
 
+    What the user froze stays frozen.
+
     Raises:
-        ArgumentError: if no site was changed, or one is in a dtype that cannot be trained.
+        ArgumentError: if no site was changed, all is frozen, or one is in a dtype that cannot be trained.
         SwapError: if a projection of a changed site is another one's, too.
     """
     changed = CollabConfig.of(model.config).sites
@@ -33,6 +35,12 @@ def trained_parameters(model: PreTrainedModel, adapter: AttentionAdapter) -> dic
         raise ArgumentError(
             f"nothing in this {type(model).__name__} was changed, so there is nothing to train: change it first "
             "(swap_to_collaborative, prune_heads), or load what you saved with collab_heads imported"
+        )
+    found = {name: p for name, p in found.items() if p.requires_grad}
+    if not found:
+        raise ArgumentError(
+            f"everything that was changed in this {type(model).__name__} is frozen, so there is nothing to train: call "
+            "model.requires_grad_(True), or set it for what is to be trained"
         )
     for name, parameter in found.items():
         if parameter.dtype not in (torch.float32, torch.float64, torch.bfloat16):

@@ -6,10 +6,10 @@ from torch import Tensor
 from transformers.utils.logging import tqdm
 
 from collab_heads.distillation.checkpoint import Checkpoint, Progress
-from collab_heads.distillation.examples import Part
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights
 from collab_heads.distillation.options import DistillOptions
+from collab_heads.model.examples import Part
 
 
 class Training:

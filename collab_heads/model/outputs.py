@@ -41,7 +41,8 @@ class Output:
         """
         rows = self.rows.to(changed.rows.device)
         if self.is_distribution:
-            return 2 * (rows.exp() * (rows - changed.rows)).sum()
+            share = rows.exp()  # 0 where the logarithm is -inf: what a model rules out adds nothing
+            return 2 * (share * (rows - changed.rows).where(share > 0, 0.0)).sum()
         return (rows - changed.rows).square().sum()
 
 

@@ -31,7 +31,8 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
     originals = list(dict.fromkeys(module for site in now for module in (site.module, site.output)))
     stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     records = [(stack.config, getattr(stack.config, FIELD, None)) for stack in stacks]
-    memo = {id(stack.config): stack.config for stack in stacks}  # of the model, which a copy shares
+    shared = [stack.config for stack in stacks] + [hook for module in originals for hook in hooks_of(module)]
+    memo = {id(each): each for each in shared}  # of the model, and of the user: a copy shares them
     copies = {module: copy.deepcopy(module, memo) for module in originals}
     try:
         for module, replacement in copies.items():
@@ -47,3 +48,9 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
                 setattr(config, FIELD, record)
             elif hasattr(config, FIELD):
                 delattr(config, FIELD)
+
+
+def hooks_of(module: nn.Module) -> list[object]:
+    """The hooks of a module and of those in it. One may belong to any object, which need not allow to be copied."""
+    tables = [table for each in module.modules() for name, table in vars(each).items() if name.endswith("_hooks")]
+    return [hook for table in tables for hook in table.values()]

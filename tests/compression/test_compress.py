@@ -231,6 +231,11 @@ def test_a_plan_is_for_one_model_as_it_was():
     swap_to_collaborative(model, dim_value=0.5)
     with refused(model, ArgumentError, "changed since the plan was made"):
         compress(model, made, 0.5)
+    made = plan(other, batches_of(BERT))
+    other(**BERT.inputs()).logits.sum().backward()
+    torch.optim.SGD(other.parameters(), 1e-3).step()
+    with refused(other, ArgumentError, "changed since the plan was made"):
+        compress(other, made, 0.5)
 
 
 def test_time_is_measured():

@@ -206,8 +206,10 @@ def test_accelerate_is_missing(pair, batches, monkeypatch):
 
 
 def test_an_output_folder_that_is_a_file(pair, batches, tmp_path):
+    """It shows before anything is trained."""
     model, original = pair
     (tmp_path / "file").write_text("mine")
+    original.forward = None  # not callable: no step is taken
     with refused(model, OutputError, "file"):
         distill(model, original, batches, steps=4, output_dir=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
@@ -218,3 +220,23 @@ def test_a_deep_copy_before_the_swap_is_an_original(batches):
     original = copy.deepcopy(model)
     changed, _ = changed_pair()
     assert distill(changed, original, batches, steps=2).steps == 2
+
+
+def test_what_is_frozen_stays_as_it_is(pair, batches):
+    model, original = pair
+    frozen = {name: p for name, p in model.named_parameters() if "attention.output" in name}
+    for parameter in frozen.values():
+        parameter.requires_grad_(False)
+    before = {name: parameter.clone() for name, parameter in frozen.items()}
+    report = distill(model, original, batches, steps=20, learning_rate=1e-3)
+    assert report.best_step > 0
+    assert all(torch.equal(parameter, before[name]) for name, parameter in frozen.items())
+    model.requires_grad_(False)
+    with refused(model, ArgumentError, "is frozen", "model.requires_grad_(True)"):
+        distill(model, original, batches)
+
+
+def test_how_outputs_are_returned_may_differ(pair, batches):
+    model, original = pair
+    model.config.return_dict, original.config.output_hidden_states = False, True
+    assert distill(model, original, batches, steps=2).steps == 2

@@ -1,5 +1,7 @@
 """What is done to a model for a try is taken back, whatever it was and however it ended."""
 
+import threading
+
 import pytest
 import torch
 from unchanged import assert_unchanged, snapshot
@@ -48,3 +50,28 @@ def test_also_after_an_error_and_on_a_changed_model(family):
         raise KeyboardInterrupt
     assert_unchanged(model, before)
     assert torch.equal(output(model, inputs), expected)
+
+
+class Watcher:
+    """Has what cannot be copied, as loggers and profilers do."""
+
+    def __init__(self):
+        self.lock, self.calls = threading.Lock(), 0
+
+    def note(self, *_):
+        self.calls += 1
+
+
+def test_hooks_of_the_user_are_shared_not_copied(family):
+    model, watcher = family.build().eval(), Watcher()
+    adapter = collab_heads.get_adapter(model)
+    site = open_sites(model, adapter)[0]
+    site.module.register_forward_hook(watcher.note)
+    site.value.register_forward_pre_hook(watcher.note)
+    before = snapshot(model)
+    with undone(model, open_sites(model, adapter)):
+        output(model, family.inputs())
+        seen = watcher.calls
+    assert_unchanged(model, before)
+    output(model, family.inputs())
+    assert watcher.calls == 2 * seen > 0

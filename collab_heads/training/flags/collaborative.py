@@ -6,8 +6,8 @@ from collab_heads.checks import check_choice
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.solvers import METHODS, check_method
 from collab_heads.collaborative.swap import ALLOCATIONS
+from collab_heads.compression.compression_plan import check_budget
 from collab_heads.compression.measures import MEASURES
-from collab_heads.compression.plan import check_budget
 from collab_heads.errors import ArgumentError
 from collab_heads.state import KINDS, QueryKeyKind
 from collab_heads.training.flags.parsing import count, positive, width

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
-from collab_heads.distillation.examples import Batch, Part, has_decoder_inputs, has_text_labels, moved
 from collab_heads.errors import CalibrationError
 from collab_heads.model.backends import evaluating
+from collab_heads.model.examples import Batch, Part, has_decoder_inputs, has_text_labels, moved
 
 LENGTH, MORE = 2, 8  # a translation has at most so many tokens per source token, and so many more
 
