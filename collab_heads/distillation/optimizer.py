@@ -10,6 +10,7 @@ from collab_heads.distillation.processes import Processes
 from collab_heads.distillation.trained import put_back
 
 WARM_UP = 20  # the rate rises over one of so many steps
+SMALLEST = 0.1  # a tensor counts as no smaller than this share of the mean size of all, so that one of zeros can learn
 LARGEST_NORM = 1.0  # of the gradient
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
@@ -17,11 +18,14 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 class MasterWeights:
     """The trained parameters, with float32 copies of those in half precision, and their AdamW without weight decay.
 
-    A step of 3e-4 of a weight is lost in bfloat16, which has eight bits: it adds up in the copy.
+    A step of 1 % of a weight is lost in bfloat16, which has eight bits: it adds up in the copy.
+
+    Every tensor's rate is relative to its root mean square. The factors of a decomposition have sizes of their own, a
+    mixing of about 1 and a key of about 0.1: one rate for all harms the one, or does not move the other.
 
     Args:
         trained: name -> parameter.
-        learning_rate: at its highest.
+        learning_rate: at its highest, relative to the root mean square of a tensor.
         steps: of the whole run.
     """
 
@@ -32,7 +36,12 @@ class MasterWeights:
         }
         self.learning_rate, self.steps = learning_rate, steps
         fused = all(p.device.type in ("cpu", "cuda") for p in trained.values())
-        groups = list(self.masters.values())
+        sizes = [float(master.detach().square().mean().sqrt()) for master in self.masters.values()]
+        least = SMALLEST * sum(sizes) / len(sizes) or 1.0
+        groups = [
+            {"params": [master], "size": max(size, least)}
+            for master, size in zip(self.masters.values(), sizes, strict=True)
+        ]
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.0, fused=fused or None)
 
     def rate(self, step: int) -> float:
@@ -52,7 +61,7 @@ class MasterWeights:
             master.grad = processes.sum(given)
         torch.nn.utils.clip_grad_norm_(self.masters.values(), LARGEST_NORM)
         for group in self.adamw.param_groups:
-            group["lr"] = self.rate(step)
+            group["lr"] = self.rate(step) * group["size"]
         self.adamw.step()
         self.adamw.zero_grad()
         self.show()

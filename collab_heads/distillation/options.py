@@ -20,7 +20,7 @@ class DistillOptions:
     """
 
     steps: int = 300
-    learning_rate: float = 3e-4
+    learning_rate: float = 0.01
     output_weight: float = 1.0
     evaluate_every: int | None = None
     checkpoint_every: int | None = None

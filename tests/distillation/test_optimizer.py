@@ -32,6 +32,19 @@ def test_the_rate_rises_shortly_and_falls_to_nothing():
     assert rates[5:] == sorted(rates[5:], reverse=True) and rates[5] == pytest.approx(2.0) and rates[-1] < 0.01
 
 
+def test_every_tensor_moves_by_the_same_share_of_its_size():
+    """And one of zeros as if it had a tenth of the mean size."""
+    sizes = {"small": 0.1, "large": 2.9, "zeros": 0.0}
+    parameters = {name: nn.Parameter(torch.full((4,), size)) for name, size in sizes.items()}
+    weights = MasterWeights(parameters, learning_rate=0.01, steps=1)
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    weights.take_step(0, ALONE)
+    for name, parameter in parameters.items():
+        moved = sizes[name] - float(parameter.detach().mean())
+        assert moved == pytest.approx(0.01 * max(sizes[name], 0.1), rel=1e-3), name
+
+
 def test_a_large_gradient_is_no_larger_than_one():
     weight = nn.Parameter(torch.zeros(4))
     weights = MasterWeights({"w": weight}, learning_rate=1.0, steps=10)
