@@ -213,7 +213,7 @@ def over_draws(rows: Sequence[dict]) -> list[dict]:
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=BUDGETS, default=[])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(BUDGETS)}")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="what may become smaller (default: all)")
     parser.add_argument("--budgets", nargs="+", type=float, help="shares (default: three, by model)")
@@ -222,6 +222,8 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="to translate")
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     arguments = parser.parse_args()
+    if unknown := set(arguments.models) - set(BUDGETS):
+        parser.error(f"unknown models: {', '.join(sorted(unknown))}")
     logging.disable_progress_bar()
     done = [json.loads(line) for line in STORE.read_text().splitlines()] if STORE.exists() else []
     for name in arguments.models:

@@ -365,7 +365,34 @@ def summary() -> str:
     speeds = {n: row_of("pruning", model="Marian (Multi30k)", heads=n) for n in (72, 36)}
     cache = speeds[36]["cache bytes per token"] / speeds[72]["cache bytes per token"]
     similarity, tasks, translation = "MiniLM, STS-B, Spearman", "MiniLM, four GLUE tasks", "Marian, Multi30k, BLEU"
+    original = {row["model"]: row for row in stored("compression")["rows"] if row["method"] == "original"}
+    encoder = {b: row_of("compression", model="minilm", parts="all", method="refined", budget=b) for b in (0.5, 0.25)}
+    translator = row_of("compression", model="marian", parts="all", method="refined", budget=0.5)
     rows = (
+        (
+            "`compress`, half of attention",
+            similarity,
+            "none",
+            (original["minilm"], encoder[0.5], "score"),
+            None,
+            f"{encoder[0.5]['heads']:.0f} of 72 heads, narrower",
+        ),
+        (
+            "`compress`, a quarter of attention",
+            similarity,
+            "none",
+            (original["minilm"], encoder[0.25], "score"),
+            None,
+            f"{encoder[0.25]['heads']:.0f} of 72 heads, narrower",
+        ),
+        (
+            "`compress`, half of attention",
+            translation,
+            "none",
+            (original["marian"], translator, "score"),
+            None,
+            f"cache {translator['cache']:.2f}",
+        ),
         (
             "shared keys, balanced, R=128 of 384",
             similarity,
@@ -430,10 +457,10 @@ def summary() -> str:
             "training after it": training,
             "original": original[key],
             "changed": changed[key],
-            "parameters": f"{large['parameters'] / 1e6:.2f} M → {small['parameters'] / 1e6:.2f} M",
+            "parameters": "" if pair is None else " → ".join(f"{each['parameters'] / 1e6:.2f} M" for each in pair),
             "also": also,
         }
-        for change, task, training, (original, changed, key), (large, small), also in rows
+        for change, task, training, (original, changed, key), pair, also in rows
     ]
     columns = dict.fromkeys(shown_rows[0], "") | {"original": ".2f", "changed": ".2f"}
     return table(shown_rows, columns)

@@ -32,11 +32,9 @@ class Evidence:
         model: the model, unchanged.
         adapter: its adapter.
         sites: those that may change.
-        kind: of the query/key projections that they may get.
         options: how queries and keys are fitted in the end.
         fitted: what calibration saw on the examples to fit to.
-        held: the batches of the examples that no fit sees.
-        probe: measures on these how far the output of the model moves.
+        probe: measures how far the output of the model moves, on examples that no fit sees.
         curves: path -> squared errors of the site.
         sensitivity: path -> part -> squared error of the output by that of the site.
     """
@@ -44,10 +42,8 @@ class Evidence:
     model: PreTrainedModel
     adapter: AttentionAdapter
     sites: list[OpenSite]
-    kind: QueryKeyKind
     options: FitOptions
     fitted: Calibrations
-    held: list[Mapping]
     probe: Probe
     curves: Mapping[str, SiteCurves]
     sensitivity: Mapping[str, Mapping[Part, float]]
@@ -77,7 +73,7 @@ def gather(
             for site in tqdm(sites, desc="measuring sites", leave=False)
         }
     sensitivity = sensitivities(sites, curves, fitted, probe, options)
-    return Evidence(model, adapter, sites, kind, options, fitted, held, probe, curves, sensitivity)
+    return Evidence(model, adapter, sites, options, fitted, probe, curves, sensitivity)
 
 
 def choose_sites(

@@ -23,7 +23,7 @@ from collab_heads.model.open_site import OpenSite
 from collab_heads.model.undoing import undone
 from collab_heads.sites import Role
 
-KNOTS = 4  # sizes of each part that are timed; between them times are interpolated
+KNOTS = 4  # sizes of each part that are timed, or one more; between them times are interpolated
 ROUNDS, LEAST_SECONDS = 5, 0.02  # calls of each, at least
 
 
@@ -77,9 +77,12 @@ def sizes(shape: SiteShape, choice: Choice) -> tuple[int, int, int]:
 
 
 def knots(smaller: Sequence[int], whole: int) -> list[int]:
-    """At most about `KNOTS` of the sizes, the smallest and the whole one among them."""
+    """A few of the sizes: the smallest, the largest and the whole one among them.
+
+    Between the largest and the whole one nothing is interpolated: there the site changes its class.
+    """
     every = -(-len(smaller) // (KNOTS - 1)) or 1
-    return [*smaller[::every], whole]
+    return sorted({*smaller[::every], *smaller[-1:], whole})
 
 
 def time_site(model: PreTrainedModel, site: OpenSite, shape: SiteShape, batch: Mapping) -> Table:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-UNITS = 4096  # into which the range from the cheapest to the dearest options is divided
+UNITS = 1 << 14  # into which the range from the cheapest to the dearest options is divided
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""Times of sites: measured at a few sizes, interpolated between them."""
+
+import numpy as np
+import pytest
+from compressing import batches_of, first_site
+from unchanged import assert_unchanged, snapshot
+
+from collab_heads import get_adapter
+from collab_heads.compression.choices import Choice, SiteShape
+from collab_heads.compression.latency import Latencies, Table, best_seconds, knots
+from collab_heads.compression.measures import SiteUse
+from collab_heads.model.open_site import open_sites
+from families import FAMILIES
+
+BERT = FAMILIES["bert"]
+
+
+def test_between_sizes_times_are_linear():
+    shape = SiteShape.of(first_site(BERT.build()), "per_head")
+    axes = ([1, 4], [4, 8], [4, 8])
+    grid = np.array(
+        [[[heads + 10 * width + 100 * value for value in axes[2]] for width in axes[1]] for heads in axes[0]]
+    )
+    table = Table(axes, grid)
+    assert table.seconds(shape, Choice(2, 4, 4)) == pytest.approx(2 + 40 + 400)
+    assert table.seconds(shape, Choice(4, None, 8)) == pytest.approx(4 + 80 + 800)
+    assert table.seconds(shape, Choice(1, None, 6)) == pytest.approx(1 + 80 + 600)
+
+
+def test_knots_hold_the_ends_and_the_whole():
+    assert knots([4, 8, 12, 16, 20, 24, 28], 32) == [4, 16, 28, 32]
+    assert knots([], 8) == [8]
+    assert knots([4], 8) == [4, 8]
+    assert knots(list(range(1, 16)), 16) == [1, 6, 11, 15, 16]
+
+
+def test_every_shape_of_site_has_a_table_and_the_model_stays():
+    family = FAMILIES["marian"]
+    model = family.build()
+
+    sites = open_sites(model, get_adapter(model))
+    shapes = {site.path: SiteShape.of(site, "per_head") for site in sites}
+    before = snapshot(model)
+    times = Latencies(model, sites, shapes, batches_of(family, 1)[0])
+    assert_unchanged(model, before)
+    assert {role for _, role in times.tables} == {"enc-self", "dec-self", "dec-enc"}
+    use = SiteUse(shapes[sites[0].path], sites[0].role, 1, 9.0)
+    whole = times(use, use.shape.unchanged)
+    assert whole > 0
+    assert times(SiteUse(use.shape, use.role, 3, 9.0), use.shape.unchanged) == pytest.approx(3 * whole)
+
+
+def test_the_shortest_call_counts():
+    calls = []
+    assert 0 <= best_seconds(lambda: calls.append(1)) < 1
+    assert len(calls) > 5
