@@ -8,6 +8,7 @@ the batches, which seed and step tell.
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from collab_heads.reading import parse_json
 
 NAME, STATE, PROGRESS = "distillation", "state.safetensors", "progress.json"
 FORMAT = 1
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -127,9 +130,12 @@ class Checkpoint:
             raise OutputError(f"{self.folder} is of another run: {pairs}: give what it was given; {again}")
 
     def retire(self) -> None:
-        """Delete it: the run is complete. What others put into the folder stays."""
-        if self.folder.exists():
-            retire(self.folder)
+        """Delete it: the run is complete, also where it cannot be deleted. What others put into the folder stays."""
+        try:
+            if self.folder.exists():
+                retire(self.folder)
+        except OutputError as error:
+            logger.warning("the distillation is complete, but its checkpoint stays: %s", error)
 
 
 def digest_of(named: Iterable[tuple[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from unchanged import refused
 
 from collab_heads import distill
-from collab_heads.distillation import training
+from collab_heads.distillation import checkpoint, training
 from collab_heads.errors import OutputError
 
 OPTIONS = {"steps": 8, "evaluate_every": 2, "checkpoint_every": 3, "learning_rate": 2e-3}
@@ -156,3 +156,13 @@ def test_a_checkpoint_holds_tensors_and_json_only(checkpoint):
     assert {name.split("/")[0] for name in tensors} == {"weight", "step", "exp_avg", "exp_avg_sq", "best"}
     progress = json.loads((checkpoint / "distillation" / "progress.json").read_text())
     assert progress["step"] == 3 and progress["run"]["steps"] == 8 and len(progress["history"]) == 2
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_told_and_nothing_is_lost(monkeypatch, tmp_path, caplog):
+    def fails(folder):
+        raise OutputError(f"{folder} cannot be written: read-only")
+
+    expected = run()
+    monkeypatch.setattr(checkpoint, "retire", fails)
+    assert_same(run(tmp_path), expected)
+    assert "its checkpoint stays" in caplog.text and "read-only" in caplog.text
