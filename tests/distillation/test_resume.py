@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from unchanged import refused
 
 from collab_heads import distill
-from collab_heads.distillation import checkpoint, training
+from collab_heads.distillation import checkpoint as checkpoints
+from collab_heads.distillation import training
 from collab_heads.errors import OutputError
 
 OPTIONS = {"steps": 8, "evaluate_every": 2, "checkpoint_every": 3, "learning_rate": 2e-3}
@@ -163,6 +164,6 @@ def test_a_checkpoint_that_cannot_be_deleted_is_told_and_nothing_is_lost(monkeyp
         raise OutputError(f"{folder} cannot be written: read-only")
 
     expected = run()
-    monkeypatch.setattr(checkpoint, "retire", fails)
+    monkeypatch.setattr(checkpoints, "retire", fails)
     assert_same(run(tmp_path), expected)
     assert "its checkpoint stays" in caplog.text and "read-only" in caplog.text
