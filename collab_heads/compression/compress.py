@@ -1,6 +1,7 @@
 """compress: plan, fit, refine and put in place, under a budget or down to a quality."""
 
 import dataclasses
+import inspect
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -81,9 +82,11 @@ def compress(
     if isinstance(batches, CompressionPlan):
         made = batches
         made.check_model(model)
-        given = of, adapter, sites, tuple(parts), mixing, refine_steps, seed
-        if given != ("parameters", None, None, PARTS, "per_head", 120, 0):
-            raise ArgumentError("a plan has its own measure, sites, parts, mixing and refinement: give them to plan()")
+        given: dict[str, object] = {"of": of, "adapter": adapter, "sites": sites, "parts": parts, "mixing": mixing}
+        given |= {"refine_steps": refine_steps, "seed": seed}
+        defaults = inspect.signature(plan).parameters
+        if own := [name for name, value in given.items() if value != defaults[name].default]:
+            raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
     else:
         how = {"refine_steps": refine_steps, "seed": seed}
         made = plan(model, batches, of=of, adapter=adapter, sites=sites, parts=parts, mixing=mixing, **how)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pages import ROOT
+from transformers.utils import logging
 
 FP32_NOISE = 10  # a lossless change, as a multiple of the difference of stock's own backends; seen: 2
 BF16_NOISE = 5  # the same in bfloat16, whose steps are coarse; seen: 1.5
@@ -19,7 +20,9 @@ def gpu(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     module = importlib.import_module("gpu")
     monkeypatch.setattr(module, "write", lambda *_, **__: pytest.fail("results of a try were stored"))
-    return module
+    verbosity = logging.get_verbosity()  # which the program lowers, for good
+    yield module
+    logging.set_verbosity(verbosity)
 
 
 @pytest.fixture

@@ -73,10 +73,10 @@ def interrupted(_):
 
 def test_an_error_while_the_result_is_measured_leaves_the_model_as_it_was(monkeypatch):
     model = BERT.build()
-    made, before = plan(model, batches_of(BERT)), snapshot(model)
+    made, before = plan(model, batches_of(BERT), **QUICK), snapshot(model)
     monkeypatch.setattr(Probe, "error", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        compress(model, made, 0.5, **QUICK)
+        compress(model, made, 0.5)
     assert_unchanged(model, before)
 
 

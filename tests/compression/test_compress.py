@@ -238,6 +238,13 @@ def test_a_plan_is_for_one_model_as_it_was():
         compress(other, made, 0.5)
 
 
+def test_a_plan_has_options_of_its_own():
+    model = BERT.build()
+    made = plan(model, batches_of(BERT), **QUICK)
+    with refused(model, ArgumentError, "of, seed: a plan has its own"):
+        compress(model, made, 0.5, of="cache", seed=1)
+
+
 def test_time_is_measured():
     model = BERT.build()
     made = plan(model, batches_of(BERT), of="time", **QUICK)

@@ -50,7 +50,7 @@ def test_a_classifier_learns_from_itself_before_the_change(change, precision, be
     assert results["distilled"] == report.to_dict()
     written = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert written["distilled"] == json.loads(json.dumps(results["distilled"]))
-    assert report.steps > 0 and (report.best_step > 0 or change is SWAP)  # which was fitted well, to few examples
+    assert report.steps > 0 and report.after.total(1.0) <= report.before.total(1.0)
 
 
 def test_a_translation_model_learns_before_it_is_trained(marian, bilingual, tmp_path, seen):
