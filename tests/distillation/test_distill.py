@@ -11,7 +11,7 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads import DistillReport, distill, get_adapter, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.distillation.trained import trained_parameters
-from families import FAMILIES, FP32_NOISE, each, repadded, swap
+from families import FAMILIES, FP32_NOISE, repadded, swap
 
 
 def outside(model) -> dict[str, torch.Tensor]:
@@ -28,7 +28,12 @@ def same(ours, theirs) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("name", each(FAMILIES))
+BY_DEFAULT = ("bert", "marian", "t5")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in BY_DEFAULT else [pytest.mark.slow]) for name in FAMILIES]
+)
 def test_every_family_comes_nearer_to_its_original(name):
     model, original = changed_pair(name)
     model.train()

@@ -118,6 +118,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
     assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 
 
+@pytest.mark.slow
 def test_two_processes_compress_to_the_model_of_one(files, tmp_path):
     """Without dropout, whose random numbers differ: same sizes, same steps, same weights, same metrics."""
     bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)

@@ -35,7 +35,7 @@ def seen(monkeypatch):
 
 
 @pytest.mark.parametrize("change", (COMPRESS, SWAP))
-@pytest.mark.parametrize("precision", ("no", "bf16"))
+@pytest.mark.parametrize("precision", ("no", pytest.param("bf16", marks=pytest.mark.slow)))
 def test_a_classifier_learns_from_itself_before_the_change(change, precision, bert, files, tmp_path, seen):
     more = ("--swap", "between", "--mixed_precision", precision, "--checkpointing_steps", "epoch")
     results = run(bert, files, tmp_path / "out", *change, *DISTILL, *more)
@@ -101,6 +101,7 @@ def test_resuming_in_one_process(resumed, bert, files, tmp_path):
         assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 
 
+@pytest.mark.slow
 def test_two_processes_learn_as_one(files, tmp_path):
     """Without dropout, whose random numbers differ: the same model, but for sums in another order."""
     bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)
