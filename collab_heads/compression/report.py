@@ -8,6 +8,8 @@ from collab_heads.sites import Role
 from collab_heads.state import QueryKeyKind
 from collab_heads.text import text_table
 
+SURPRISE = 2  # times the predicted error that a measured one may be, before the reader is told
+
 
 @dataclass(frozen=True)
 class CompressedSite:
@@ -97,7 +99,17 @@ class CompressReport:
             f"{costs}\nmodel parameters: {before:,} -> {after:,} ({after / before - 1:+.1%}), {self.seconds:.1f} s\n"
             f"error of the output: predicted {self.predicted_error:.4f}, measured {self.measured_error:.4f}"
         )
-        return text_table(header, [table_row(site) for site in self.sites], last)
+        return "\n".join([text_table(header, [table_row(site) for site in self.sites], last), *self.notes()])
+
+    def notes(self) -> list[str]:
+        """What a reader should know: a plan that did not hold."""
+        if self.measured_error <= SURPRISE * self.predicted_error:
+            return []
+        times = self.measured_error / self.predicted_error if self.predicted_error else float("inf")
+        return [
+            f"note: the measured error is {times:.1f} times the predicted one: so few calibration examples say little "
+            "about others; pass more, at best 128 to 512 sentences"
+        ]
 
 
 def table_row(site: CompressedSite) -> tuple[str, ...]:

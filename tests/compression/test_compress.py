@@ -1,5 +1,6 @@
 """compress: the budget is kept, nothing else changes, what cannot be is refused, and the model loads again."""
 
+import dataclasses
 import json
 import math
 
@@ -238,6 +239,14 @@ def test_a_plan_is_for_one_model_as_it_was():
     torch.optim.SGD(other.parameters(), 1e-3).step()
     with refused(other, ArgumentError, "changed since the plan was made"):
         compress(other, made, 0.5)
+
+
+def test_a_plan_that_did_not_hold_is_told():
+    report = compress(BERT.build(), batches_of(BERT), 0.5, **QUICK)
+    kept = dataclasses.replace(report, predicted_error=0.2, measured_error=0.3)
+    missed = dataclasses.replace(report, predicted_error=0.2, measured_error=0.5)
+    assert "note" not in str(kept)
+    assert "the measured error is 2.5 times the predicted one" in str(missed)
 
 
 def test_a_plan_has_options_of_its_own():
