@@ -18,7 +18,12 @@ from test_imports import BASE, LAYERS, imports, packages
 
 WITH_EXAMPLES = [name for name, page in PAGES.items() if page.examples]
 # more than a few seconds: a swap that is refined, or a report with all its pictures; the README does both
-SLOW = {"docs/index.md", "docs/guides/share-and-narrow.md", "docs/guides/see-what-heads-do.md"}
+SLOW = {
+    "docs/index.md",
+    "docs/guides/share-and-narrow.md",
+    "docs/guides/see-what-heads-do.md",
+    "docs/guides/compress.md",
+}
 IN_DOCS = [name for name in PAGES if name.startswith("docs/")]
 RESULTS = [name for name in PAGES if name.startswith("docs/results/")]
 

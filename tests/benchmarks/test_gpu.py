@@ -54,6 +54,7 @@ FEW = (  # mode, precision, backend, models, lengths
 )
 
 
+@pytest.mark.slow
 def test_every_mode_and_kind_has_rows(gpu, timing, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "PLAN", FEW)
     rows = gpu.main(TRY)
