@@ -15,10 +15,10 @@ from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.removed import NoHeads, NoValues, is_empty, keep_rows
-from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, Role, per_head
-from collab_heads.state import CollabConfig, kept_heads
+from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, Role, count_key_heads, kept_groups, per_head
+from collab_heads.state import CollabConfig, QueryKeyKind, kept_heads
 
-Capability = Literal["collaborative", "gated", "alpha", "prune"]
+Capability = Literal["collaborative", "gated", "alpha", "prune", "values"]
 CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 
 
@@ -45,6 +45,8 @@ class AttentionAdapter:
         gated: class of a gated feed-forward -> name of the activation whose output multiplies its other branch.
         roles: the roles that models of the family can have.
         capabilities: what the toolkit can do with this family.
+        why_not: for what it cannot do: why, and what to do instead.
+        exact_kind: the kind of query/key projection that holds the stock weights as they are.
         blueprints: model type -> how to make a new model and vocabulary of it; where the scripts can.
         transformers: the lowest version of transformers that loads changed models of this family.
     """
@@ -65,6 +67,8 @@ class AttentionAdapter:
     gated: ClassVar[Mapping[type[nn.Module], str]] = {}
     roles: ClassVar[tuple[Role, ...]] = ROLES
     capabilities: ClassVar[frozenset[Capability]] = frozenset(CAPABILITIES)
+    why_not: ClassVar[Mapping[Capability, str]] = {}
+    exact_kind: ClassVar[QueryKeyKind] = "per_head"
     blueprints: ClassVar[Mapping[str, Blueprint]] = {}
     transformers: ClassVar[str] = "5.15"
 
@@ -75,9 +79,17 @@ class AttentionAdapter:
             if isinstance(module, attention):
                 for pattern, role in self.paths.items():
                     if match := re.fullmatch(pattern, path):
-                        num_heads = getattr(module, self.heads)
-                        sites.append(AttentionSite(path, self.role(role, module), int(match[1]), num_heads))
+                        heads, groups = self.num_heads(module), self.groups(module)
+                        sites.append(AttentionSite(path, self.role(role, module), int(match[1]), heads, groups))
         return sites
+
+    def num_heads(self, module: nn.Module) -> int:
+        """H of an attention module, stock or changed."""
+        return cast(int, getattr(module, self.heads))
+
+    def groups(self, module: nn.Module) -> tuple[int, ...] | None:
+        """The key/value head of every head of an attention module; None where each has its own."""
+        return None
 
     def sites_with_heads(self, model: PreTrainedModel) -> list[AttentionSite]:
         """The sites that have not lost all their heads."""
@@ -103,15 +115,18 @@ class AttentionAdapter:
 
     def read(self, module: nn.Module) -> AttentionWeights:
         """Read the weights of a stock attention module, per head, without copying."""
-        heads = getattr(module, self.heads)
+        heads, groups = self.num_heads(module), self.groups(module)
         (query, key), value = self.projections(module), self.value_projection(module)
+        key_heads = count_key_heads(heads, groups)
         return AttentionWeights(
             query=per_head(query.weight, heads),
             query_bias=per_head(query.bias, heads),
-            key=per_head(key.weight, heads),
-            value=per_head(value.weight, heads),
-            value_bias=per_head(value.bias, heads),
+            key=per_head(key.weight, key_heads),
+            value=per_head(value.weight, key_heads),
+            value_bias=per_head(value.bias, key_heads),
             scale=self.scale(module),
+            key_bias=per_head(key.bias, key_heads),
+            groups=groups,
         )
 
     def scale(self, module: nn.Module) -> float:
@@ -155,20 +170,34 @@ class AttentionAdapter:
             module: stock or changed.
             kept: indices among the heads that it has now, ascending.
         """
-        heads, stock = getattr(module, self.heads), cast(type[nn.Module], self.stock_class(module))
-        setattr(module, self.heads, len(kept))
+        heads, groups = self.num_heads(module), self.groups(module)
+        key_heads, kept_keys = count_key_heads(heads, groups), kept
+        if groups is not None:
+            kept_keys, groups = kept_groups(groups, kept)
         if not kept:
             delattr(module, self.value)  # a module's place takes nothing else
             setattr(module, self.value, NoValues())
             self.install(module, NoHeads().train(module.training))
         elif is_swapped(module):
             cast(QueryKey, module.query_key).keep_heads(kept)
-            keep_rows(self.value_projection(module), kept, heads)
+            keep_rows(self.value_projection(module), kept_keys, key_heads)
         else:
-            for linear in (*self.projections(module), self.value_projection(module)):
-                keep_rows(linear, kept, heads)
+            (query, key), value = self.projections(module), self.value_projection(module)
+            keep_rows(query, kept, heads)
+            keep_rows(key, kept_keys, key_heads)
+            keep_rows(value, kept_keys, key_heads)
+            stock = cast(type[nn.Module], self.stock_class(module))
             module.__class__ = self.shrunk.get(stock, stock)
+        self.note_heads(module, len(kept), groups)
         self.note_width(module)
+
+    def note_heads(self, module: nn.Module, heads: int, groups: tuple[int, ...] | None) -> None:
+        """Let an attention module say how many heads it has, and which key/value heads they use."""
+        setattr(module, self.heads, heads)
+
+    def runs_groups(self, groups: tuple[int, ...] | None) -> bool:
+        """Whether the stock forward can run heads with these key/value heads; else a site needs `exact_kind`."""
+        return groups is None
 
     def note_width(self, module: nn.Module) -> None:
         """Let an attention module say how wide its values are, where it says so."""
@@ -184,27 +213,28 @@ class AttentionAdapter:
             stock: what it was, freshly built; its projections, in the dtype and on the device of the model, move over.
             kept: the original numbers of the heads that the module has.
         """
-        heads = getattr(stock, self.heads)
+        heads, groups = self.num_heads(stock), self.groups(stock)
+        kept_keys = kept if groups is None else kept_groups(groups, kept)[0]
+        of_keys = count_key_heads(heads, groups), kept_keys
         for name in (self.query, self.key, self.value):
             old, full = getattr(module, name, None), getattr(stock, name)
+            total, left = (heads, kept) if name == self.query else of_keys
             for part, tensor in full.named_parameters():
                 tensor.zero_()
                 if kept:
                     rows = getattr(old, part)
-                    tensor.unflatten(0, (heads, -1))[list(kept)] = rows.unflatten(0, (len(kept), -1))
+                    tensor.unflatten(0, (total, -1))[list(left)] = rows.unflatten(0, (len(left), -1))
                     tensor.requires_grad_(rows.requires_grad)
             setattr(module, name, full.train(module.training))
         if is_empty(module):
             del module.query_key
-        for name in filter(None, (self.heads, self.width)):
-            setattr(module, name, getattr(stock, name))
+        self.note_heads(module, heads, groups)
+        if self.width is not None:
+            setattr(module, self.width, getattr(stock, self.width))
         module.__class__ = type(stock)
 
 
 _ADAPTERS: dict[str, AttentionAdapter] = {}
-
-# Families that people ask for and that cannot work, and why.
-_ROTARY = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi", "phi3", "gpt_neox", "modernbert")
 
 
 def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
@@ -238,10 +268,8 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
                 f"{transformers.__version__}: older versions rename its new weights when they load them"
             )
         return adapter
-    rotary = ": rotary position embeddings sit between its projections and the score, so heads cannot share them"
-    why = rotary if model_type in _ROTARY else ""
     raise UnsupportedModelError(
-        f"model type {model_type!r} is not supported{why}{did_you_mean(model_type, known)}. "
+        f"model type {model_type!r} is not supported{did_you_mean(model_type, known)}. "
         f"Supported: {', '.join(known)}. Another family needs an adapter: see 'Add a family' in the README."
     )
 
@@ -256,7 +284,7 @@ def get_adapter(
     Args:
         model: the model.
         adapter: a class or an instance to use instead of the registered one.
-        capability: what it must be able to do: "collaborative", "gated", "alpha" or "prune".
+        capability: what it must be able to do: one of `CAPABILITIES`.
 
     Raises:
         ArgumentError: if `adapter` is something else.
@@ -272,7 +300,10 @@ def get_adapter(
         raise ArgumentError(f"adapter must be an AttentionAdapter class or instance, not {adapter!r}")
     if capability is not None and capability not in adapter.capabilities:
         can = ", ".join(sorted(adapter.capabilities)) or "nothing"
-        raise UnsupportedModelError(f"{type(adapter).__name__} does not say it can do {capability!r}; it can: {can}")
+        why = f": {adapter.why_not[capability]}" if capability in adapter.why_not else ""
+        raise UnsupportedModelError(
+            f"{type(adapter).__name__} does not say it can do {capability!r}{why}; it can: {can}"
+        )
     if not adapter.sites(model):
         raise UnsupportedModelError(
             f"{type(adapter).__name__} finds no attention in {type(model).__name__} "

@@ -25,28 +25,38 @@ class AttentionSite:
         role: "enc-self", "dec-self" or "dec-enc".
         layer: index of the layer within its stack.
         num_heads: number of heads that the module computes.
+        groups: the key/value head of every head, where heads share them; None where each has its own.
     """
 
     path: str
     role: Role
     layer: int
     num_heads: int
+    groups: tuple[int, ...] | None = None
+
+    @property
+    def num_key_heads(self) -> int:
+        """The number of key/value heads."""
+        return count_key_heads(self.num_heads, self.groups)
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
     """The weights of one site in canonical form, as torch stores them: (out, in).
 
-    H heads, d_k the width of a query/key head, d_v of a value head, D_q and D_k the widths of the query-side and
-    key-side inputs. The bias of the key is left out: it adds to all scores of a query alike and the softmax cancels it.
+    H heads, H_k key/value heads (H, unless heads share them), d_k the width of a query/key head, d_v of a value head,
+    D_q and D_k the widths of the query-side and key-side inputs. The bias of the key matters only where positions come
+    between it and the score; elsewhere it adds to all scores of a query alike and the softmax cancels it.
 
     Attributes:
         query: [H, d_k, D_q].
         query_bias: [H, d_k], or None.
-        key: [H, d_k, D_k].
-        value: [H, d_v, D_k].
-        value_bias: [H, d_v], or None.
+        key: [H_k, d_k, D_k].
+        value: [H_k, d_v, D_k].
+        value_bias: [H_k, d_v], or None.
         scale: factor of the dot product before the softmax (1/sqrt(d_k) for BERT and Marian, 1.0 for T5).
+        key_bias: [H_k, d_k], or None.
+        groups: the key/value head of every head; None where each has its own.
     """
 
     query: Tensor
@@ -55,9 +65,12 @@ class AttentionWeights:
     value: Tensor
     value_bias: Tensor | None
     scale: float
+    key_bias: Tensor | None = None
+    groups: tuple[int, ...] | None = None
 
     def __post_init__(self):
-        if self.query.shape[:2] != self.key.shape[:2]:
+        heads, width = self.query.shape[:2]
+        if (count_key_heads(heads, self.groups), width) != tuple(self.key.shape[:2]):
             raise ShapeError(
                 f"query {tuple(self.query.shape)} and key {tuple(self.key.shape)} differ in heads or head width"
             )
@@ -79,8 +92,33 @@ class AttentionWeights:
 
     @property
     def dim_value(self) -> int:
-        """H * d_v, the width of the values over all heads."""
-        return self.num_heads * self.value.shape[1]
+        """H_k * d_v, the width of the values over all key/value heads."""
+        return self.value.shape[0] * self.value.shape[1]
+
+
+def count_key_heads(num_heads: int, groups: Sequence[int] | None) -> int:
+    """The number of key/value heads: one more than the last that a head uses."""
+    return num_heads if groups is None else max(groups, default=-1) + 1
+
+
+def kept_groups(groups: Sequence[int], kept: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
+    """What becomes of key/value heads when some heads stay: those that one of them uses stay, and are numbered anew.
+
+    Args:
+        groups: the key/value head of every head.
+        kept: indices of the heads that stay, ascending.
+
+    Returns:
+        The indices of the key/value heads that stay, and the groups of the heads that stay.
+    """
+    used = sorted({groups[head] for head in kept})
+    return used, tuple(used.index(groups[head]) for head in kept)
+
+
+def group_size(groups: Sequence[int]) -> int | None:
+    """How many heads share each key/value head, if that is one number and they follow one another; else None."""
+    size = len(groups) // (max(groups) + 1) if groups else 1
+    return size if all(key == head // size for head, key in enumerate(groups)) else None
 
 
 @overload

@@ -31,9 +31,9 @@ VERSION = 1
 MAX_SCALE = 1e6  # scores are scaled by 1 or less; anything near this is a damaged file
 GATE_RANGE = (1e-6, 1e3)  # of temperatures, and of what a stretch adds to [0, 1]; beyond it float32 loses the gates
 
-QueryKeyKind = Literal["shared", "per_head"]
+QueryKeyKind = Literal["shared", "per_head", "rotary"]
 KINDS: tuple[QueryKeyKind, ...] = get_args(QueryKeyKind)
-DIVIDED: frozenset[QueryKeyKind] = frozenset({"per_head"})  # kinds whose heads have R / H dimensions each
+DIVIDED: frozenset[QueryKeyKind] = frozenset({"per_head", "rotary"})  # kinds whose heads have R / H dimensions each
 MixingInit = Literal["concatenate", "ones", "normal"]
 MIXING_INITS: tuple[MixingInit, ...] = get_args(MixingInit)
 GateKind = Literal["learned", "subset", "fixed"]
@@ -45,12 +45,14 @@ class QueryKeyState:
     """The query/key projection of a site.
 
     Attributes:
-        kind: "shared" (full mixing) or "per_head" (narrower ordinary heads).
+        kind: "shared" (full mixing), "per_head" (narrower ordinary heads) or "rotary" (ordinary heads with rotary
+            positions).
         dim: R, the width over all heads.
         dim_head: d_k, the width of a query/key head of the original module; at R = H * d_k the swap is exact.
         scale: factor of the dot product, that of the original module.
         bias: whether the original query had a bias.
         mixing_init: how training from scratch starts: "concatenate" (0/1 blocks), "ones" or "normal".
+        groups: the key/value head of every head, where heads share them; None where each has its own.
     """
 
     kind: QueryKeyKind
@@ -59,6 +61,7 @@ class QueryKeyState:
     scale: float
     bias: bool
     mixing_init: MixingInit = "concatenate"
+    groups: tuple[int, ...] | None = None
 
     def __post_init__(self):
         expect(self.kind in KINDS, "query_key.kind", self.kind, f"one of {', '.join(KINDS)}")
@@ -69,6 +72,13 @@ class QueryKeyState:
         expect(isinstance(self.bias, bool), "query_key.bias", self.bias, "true or false")
         wanted = f"one of {', '.join(MIXING_INITS)}"
         expect(self.mixing_init in MIXING_INITS, "query_key.mixing_init", self.mixing_init, wanted)
+        if self.groups is not None:
+            ascending = isinstance(self.groups, Sequence) and all(type(key) is int for key in self.groups)
+            steps = ascending and zip([0, *self.groups], self.groups, strict=False)
+            valid = ascending and len(self.groups) > 0 and all(after - before in (0, 1) for before, after in steps)
+            wanted = "the key/value head of every head: from 0 on, ascending, none left out"
+            expect(valid and self.groups[0] == 0, "query_key.groups", self.groups, wanted)
+            object.__setattr__(self, "groups", tuple(self.groups))  # JSON has lists
 
 
 @dataclass(frozen=True)
@@ -169,6 +179,9 @@ class SiteState:
             raise ConfigError(
                 f"query_key.dim {query_key.dim} of a {query_key.kind} site is not a multiple of its {self.heads} heads"
             )
+        if query_key.groups is not None:
+            fits = len(query_key.groups) == self.heads
+            expect(fits, "query_key.groups", query_key.groups, f"one entry for each of the {self.heads} heads")
 
     @property
     def heads(self) -> int:
@@ -187,7 +200,11 @@ class SiteState:
 
     def to_dict(self) -> dict:
         """The JSON form, without what the site does not have."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, False)}
+        entries = {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, False)}
+        parts = {name: value for name, value in entries.items() if isinstance(value, dict)}
+        return entries | {
+            name: {key: value for key, value in part.items() if value is not None} for name, part in parts.items()
+        }
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from collab_heads.collaborative.solvers import squared_norm
 from collab_heads.collaborative.widths import HEAD_MULTIPLE, rounded_up
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.per_head_query_key import PerHeadQueryKey
+from collab_heads.layers.rotary_query_key import RotaryQueryKey
 from collab_heads.layers.shared_query_key import ALIGNMENT, SharedQueryKey, content_bias
 from collab_heads.numerics import float64
 from collab_heads.sites import AttentionWeights
@@ -110,7 +111,24 @@ class PerHeadFit(SiteFit[PerHeadQueryKey]):
             query_key.shared_query.bias.copy_(decomposition.query[:, -1])
 
 
-FITS: Mapping[QueryKeyKind, type[SiteFit[Any]]] = {"shared": SharedFit, "per_head": PerHeadFit}
+class RotaryFit(SiteFit[RotaryQueryKey]):
+    """The width of the original alone: nothing is decomposed, since positions come after the projections."""
+
+    @classmethod
+    def possible_width(cls, asked: int, weights: AttentionWeights) -> int:
+        """That of the original."""
+        return weights.dim_query_key
+
+    def decompose(self, dim: int, options: FitOptions) -> Decomposition:
+        """The weights as they are."""
+        return Decomposition(self.query.flatten(0, 1), self.key.flatten(0, 1), None, 0.0, 0)
+
+    def copy_rest(self, query_key: RotaryQueryKey, decomposition: Decomposition) -> None:
+        """The biases."""
+        query_key.initialize_from(self.weights)
+
+
+FITS: Mapping[QueryKeyKind, type[SiteFit[Any]]] = {"shared": SharedFit, "per_head": PerHeadFit, "rotary": RotaryFit}
 
 
 def check_kind(kind: QueryKeyKind, **options: tuple[object, object]) -> None:

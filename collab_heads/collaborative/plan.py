@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.widths import Width, resolve_width, rounded_up, widths_asked
 from collab_heads.errors import ArgumentError
-from collab_heads.layers.query_key_kinds import EXACT_KIND
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionWeights, select_sites
@@ -45,7 +44,8 @@ class SitePlan:
         """What is stored of the projection, at the planned width or another one."""
         has_bias = self.weights.query_bias is not None
         dim = self.dim if dim is None else dim
-        return QueryKeyState(self.kind, dim, self.weights.dim_head, self.weights.scale, has_bias, self.mixing_init)
+        more = self.mixing_init, self.weights.groups
+        return QueryKeyState(self.kind, dim, self.weights.dim_head, self.weights.scale, has_bias, *more)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ValuePlan:
     @property
     def width(self) -> int:
         """Of a head."""
-        return self.dim // self.site.num_heads
+        return self.dim // self.site.site.num_key_heads
 
     @property
     def state(self) -> ValueState:
@@ -115,7 +115,7 @@ def choose_sites(
     values = [] if asked_value is None else sites_to_swap(model, adapter, sites, asked_value, "dim_value")
     narrowed: list[tuple[OpenSite, Width]] = [(site, width) for site, width in values if width is not None]
     widths: dict[str, tuple[Width, QueryKeyKind]]
-    widths = {site.path: (None, EXACT_KIND) for site, _ in narrowed if not site.is_swapped}
+    widths = {site.path: (None, adapter.exact_kind) for site, _ in narrowed if not site.is_swapped}
     if asked is not None or asked_value is None:
         widths |= {site.path: (width, kind) for site, width in sites_to_swap(model, adapter, sites, asked)}
     if not widths and not narrowed:
@@ -130,9 +130,9 @@ def plan_values(site: OpenSite, asked: Width) -> ValuePlan:
     Raises:
         ArgumentError: if the width is out of range.
     """
-    dim_asked, width = resolve_width(asked, site.site, site.dim_value, "dim_value"), site.dim_value // site.num_heads
+    dim_asked, width = resolve_width(asked, site.site, site.dim_value, "dim_value"), site.value_width
     state = CollabConfig.of(site.model.config).site(site.site).values
-    dim = rounded_up(dim_asked, site.num_heads, width)
+    dim = rounded_up(dim_asked, site.site.num_key_heads, width)
     return ValuePlan(site, dim_asked, dim, width if state is None else state.dim_head)
 
 

@@ -127,5 +127,5 @@ def fit_values(plan: ValuePlan, seen: InputMoments | None) -> NarrowValues:
     """Narrow the values of one site; nothing of the model changes."""
     site = plan.site
     weights = read_values(site.value, site.output)
-    moments = head_moments(weights, site.num_heads, seen, has_gates=gates_of(site.output) is not None)
-    return narrow_values(weights, site.num_heads, plan.width, moments)
+    moments = head_moments(weights, site.groups, seen, has_gates=gates_of(site.output) is not None)
+    return narrow_values(weights, site.groups, plan.width, moments)

@@ -96,7 +96,8 @@ def swap_to_collaborative(
     if allocation == "balanced" and calibration is None:
         raise ArgumentError("allocation='balanced' measures output errors: pass calibration batches")
     check_wrapper(model)
-    adapter = get_adapter(model, adapter, "collaborative")
+    only_values = dim_value is not None and dim_shared_query_key is None
+    adapter = get_adapter(model, adapter, "values" if only_values else "collaborative")
     plans, value_plans = plan_change(model, adapter, sites, dim_shared_query_key, dim_value, mixing)
     before, calibrations = model.num_parameters(), None
     if calibration is not None:

@@ -1,11 +1,12 @@
 """Narrow the values of a site: the best A[h] and B[h] with B[h] A[h] z_h ~ W_O[h] z_h for what its heads put out.
 
 With the covariance C of all concatenated heads z the error of the site's output is tr(E C E^T), E[h] = W_O[h] - B[h]
-A[h]. For one head alone an SVD of W_O[h] L, L L^T = C[h, h], is optimal. Heads are correlated, so one can make up for
+A[h]. For one head alone an SVD of W_O[h] L, L L^T = C[h, h], is optimal; heads that share a value head share A, too, and
+their W_O[h] stand below one another in that SVD. Heads are correlated, so one can make up for
 what another lost: each in turn is fitted to what the others leave over (a reduced-rank regression, again one SVD),
 which never makes the error larger. All of it comes from C; no token is looked at twice.
 
-Shapes: as in `layers.values`; n = H * d_v.
+Shapes: as in `layers.values`; n = H * d_v, H_k value heads.
 """
 
 from collections.abc import Sequence
@@ -62,7 +63,9 @@ class HeadMoments:
     roots: Tensor
 
 
-def head_moments(weights: ValueWeights, num_heads: int, seen: InputMoments | None, *, has_gates: bool) -> HeadMoments:
+def head_moments(
+    weights: ValueWeights, groups: Sequence[int], seen: InputMoments | None, *, has_gates: bool
+) -> HeadMoments:
     """The moments by which errors are weighted.
 
     A mean can be taken off where a bias can take it over: W_O's, of a site without gates. Gates close heads one by one,
@@ -70,16 +73,16 @@ def head_moments(weights: ValueWeights, num_heads: int, seen: InputMoments | Non
 
     Args:
         weights: of the site.
-        num_heads: H.
+        groups: [H], the value head of every head.
         seen: of the concatenated heads, by calibration. Without it inputs are taken to be white and heads to have
             nothing to do with each other: the products W_O[h] W_V[h] are then preserved best.
         has_gates: whether the site has gates.
     """
-    takes_mean = weights.output_bias is not None and not has_gates
-    value, bias = float64(weights.value), weights.value_bias
+    takes_mean, num_heads = weights.output_bias is not None and not has_gates, len(groups)
+    value, bias = for_each_head(float64(weights.value), groups), weights.value_bias
     white = value @ value.mT
     if seen is None:
-        mean = value.new_zeros(len(value)) if bias is None else float64(bias)
+        mean = value.new_zeros(len(value)) if bias is None else for_each_head(float64(bias), groups)
         second = white + mean.outer(mean)
     else:
         mean, second = seen.mean(), seen.second()
@@ -97,6 +100,11 @@ def head_moments(weights: ValueWeights, num_heads: int, seen: InputMoments | Non
         share = WHITE * variance(weight.mT, shown) / max(variance(weight.mT, by_weights), TINY)
         roots.append(input_root(shown + share * by_weights, 0.0, RIDGE * size.diagonal().mean()))
     return HeadMoments(mean, covariance, torch.stack(roots))
+
+
+def for_each_head(rows: Tensor, groups: Sequence[int]) -> Tensor:
+    """The rows of value heads, repeated for all heads that share one: [H_k * d_v, ...] -> [n, ...]."""
+    return per_head(rows, max(groups) + 1)[list(groups)].flatten(0, 1)
 
 
 def doubted(covariance: Tensor, num_tokens: int, num_heads: int, doubt: float) -> Tensor:
@@ -124,7 +132,7 @@ class NarrowHeads:
 
     Attributes:
         columns: B, H of [D, r].
-        rows: A, H of [r, d_v].
+        rows: A, H_k of [r, d_v].
         lost: [D, n], W_O less what they make of it.
     """
 
@@ -134,12 +142,23 @@ class NarrowHeads:
 
 
 @torch.no_grad()
-def narrow_heads(weights: ValueWeights, num_heads: int, width: int, moments: HeadMoments) -> NarrowHeads:
+def narrow_heads(weights: ValueWeights, groups: Sequence[int], width: int, moments: HeadMoments) -> NarrowHeads:
     """Find the best B[h] A[h] of rank `width` for every head; see `narrow_values`."""
+    num_heads = len(groups)
     heads = float64(weights.output).unflatten(1, (num_heads, -1)).transpose(0, 1)  # (H, D, d_v)
-    between = moments.covariance.unflatten(0, (num_heads, -1)).unflatten(2, (num_heads, -1))  # (H, d_v, H, d_v)
+    find = narrow_each if num_heads == max(groups) + 1 else narrow_groups
+    columns, rows = find(heads, groups, width, moments)
+    lost = [head - column @ rows[key] for head, column, key in zip(heads, columns, groups, strict=True)]
+    return NarrowHeads(columns, rows, torch.cat(lost, dim=1))
+
+
+def narrow_each(
+    heads: Tensor, groups: Sequence[int], width: int, moments: HeadMoments
+) -> tuple[list[Tensor], list[Tensor]]:
+    """B and A of heads [H, D, d_v] that have a value head each: one after the other, to what the others leave over."""
+    between = moments.covariance.unflatten(0, (len(heads), -1)).unflatten(2, (len(heads), -1))  # (H, d_v, H, d_v)
     error = torch.zeros_like(heads)
-    columns, rows = [heads[0]] * num_heads, [heads[0]] * num_heads
+    columns, rows = [heads[0]] * len(heads), [heads[0]] * len(heads)
     for _ in range(SWEEPS):
         for head, root in enumerate(moments.roots):
             left_over = torch.einsum("jdv,jvw->dw", error, between[:, :, head]) - error[head] @ between[head, :, head]
@@ -147,23 +166,45 @@ def narrow_heads(weights: ValueWeights, num_heads: int, width: int, moments: Hea
             columns[head] = leading_directions(wanted @ root, width)
             rows[head] = columns[head].mT @ wanted
             error[head] = heads[head] - columns[head] @ rows[head]
-    return NarrowHeads(columns, rows, error.transpose(0, 1).flatten(1))
+    return columns, rows
+
+
+def narrow_groups(
+    heads: Tensor, groups: Sequence[int], width: int, moments: HeadMoments
+) -> tuple[list[Tensor], list[Tensor]]:
+    """B and A of heads [H, D, d_v] that share value heads: each A alone, then the best B of all heads for them."""
+    columns, rows = [heads[0]] * len(heads), []
+    for key_head in range(max(groups) + 1):
+        members = [head for head, key in enumerate(groups) if key == key_head]
+        stacked, roots = heads[members].flatten(0, 1), moments.roots[members]
+        root = torch.linalg.cholesky((roots @ roots.mT).sum(0))
+        directions = leading_directions(stacked @ root, width)
+        rows.append(directions.mT @ stacked)
+        for head, column in zip(members, directions.split(heads.shape[1]), strict=True):
+            columns[head] = column
+    project = torch.block_diag(*(rows[key] for key in groups))  # (H * r, n)
+    lost = torch.cat([head - column @ rows[key] for head, column, key in zip(heads, columns, groups, strict=True)], 1)
+    regularised = torch.block_diag(*(moments.roots @ moments.roots.mT))
+    covariance = torch.where(regularised != 0, regularised, moments.covariance)
+    seen = project @ covariance
+    better = torch.linalg.solve(seen @ project.mT, seen @ lost.mT).mT  # what columns lack
+    return [column + more for column, more in zip(columns, better.split(width, dim=1), strict=True)], rows
 
 
 @torch.no_grad()
-def narrow_values(weights: ValueWeights, num_heads: int, width: int, moments: HeadMoments) -> NarrowValues:
+def narrow_values(weights: ValueWeights, groups: Sequence[int], width: int, moments: HeadMoments) -> NarrowValues:
     """Narrow every value head of a site to `width` dimensions.
 
     Args:
         weights: of the site.
-        num_heads: H.
+        groups: [H], the value head of every head.
         width: r, at most d_v; at d_v only the basis of the heads changes.
         moments: of what its heads put out.
     """
-    heads = narrow_heads(weights, num_heads, width, moments)
+    heads = narrow_heads(weights, groups, width, moments)
 
-    def narrowed(values: Tensor) -> Tensor:  # [n, ...] -> [H * r, ...]
-        each = per_head(float64(values), num_heads)
+    def narrowed(values: Tensor) -> Tensor:  # [H_k * d_v, ...] -> [H_k * r, ...]
+        each = per_head(float64(values), len(heads.rows))
         return torch.cat([rows @ value for rows, value in zip(heads.rows, each, strict=True)])
 
     narrow = ValueWeights(

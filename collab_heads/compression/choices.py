@@ -10,8 +10,9 @@ from torch import nn
 
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
 from collab_heads.layers.query_key import QueryKey
-from collab_heads.layers.query_key_kinds import EXACT_KIND, build_query_key
+from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.model.open_site import OpenSite
+from collab_heads.sites import count_key_heads, group_size
 from collab_heads.state import DIVIDED, QueryKeyKind, QueryKeyState
 
 Part = Literal["heads", "query_key", "values"]  # of a site, that can become smaller
@@ -47,9 +48,11 @@ class SiteShape:
         biases: whether query, key, value and output have one.
         query_key: the collaborative query/key projection that it has, with all its heads; None for stock ones.
         kind: of the projection that it gets.
+        exact_kind: of the projection that holds the stock weights.
         scale: of its scores.
         parts: what of it may become smaller.
         decodes: whether it is of a decoder, which is called for one token after the other.
+        groups: the key/value head of every head; None where each has its own.
     """
 
     num_heads: int
@@ -59,9 +62,11 @@ class SiteShape:
     biases: tuple[bool, bool, bool, bool]
     query_key: QueryKeyState | None
     kind: QueryKeyKind
+    exact_kind: QueryKeyKind
     scale: float
     parts: tuple[Part, ...] = PARTS
     decodes: bool = False
+    groups: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[Part, ...] = PARTS) -> "SiteShape":
@@ -78,9 +83,22 @@ class SiteShape:
             biases, scale = (query.bias is not None, key.bias is not None), site.adapter.scale(site.module)
         dims = dim_query, value.in_features, output.weight.shape[0]
         more = value.bias is not None, output.bias is not None
-        decodes = site.role != "enc-self"
-        dim_value = value.out_features // heads
-        return cls(heads, dim_head, dim_value, dims, (*biases, *more), state, kind, scale, parts, decodes)
+        exact, can_share = site.adapter.exact_kind, "collaborative" in site.adapter.capabilities
+        parts = tuple(part for part in parts if part != "query_key" or can_share)
+        return cls(
+            heads,
+            dim_head,
+            site.value_width,
+            dims,
+            (*biases, *more),
+            state,
+            kind if can_share else exact,
+            exact,
+            scale,
+            parts,
+            decodes=site.role != "enc-self",
+            groups=site.site.groups,
+        )
 
     @property
     def unchanged(self) -> Choice:
@@ -100,10 +118,27 @@ class SiteShape:
         """The narrower value heads that are considered."""
         return steps(self.dim_value) if "values" in self.parts else []
 
+    @property
+    def heads_per_key(self) -> int | None:
+        """How many heads share a key/value head, and go together; None where that differs, and all stay."""
+        return 1 if self.groups is None else group_size(self.groups)
+
     def head_counts(self) -> list[int]:
         """The smaller numbers of heads that are considered."""
-        unit = -(-self.num_heads // (2 * LEVELS))
-        return list(range(unit, self.num_heads, unit)) if "heads" in self.parts else []
+        if self.heads_per_key is None or "heads" not in self.parts:
+            return []
+        unit = -(-self.num_heads // self.heads_per_key // (2 * LEVELS)) * self.heads_per_key
+        return list(range(unit, self.num_heads, unit))
+
+    def groups_of(self, choice: Choice) -> tuple[int, ...] | None:
+        """The key/value heads of the heads that a choice leaves."""
+        if self.groups is None or self.heads_per_key is None:
+            return self.groups
+        return tuple(head // self.heads_per_key for head in range(choice.heads))
+
+    def key_heads(self, choice: Choice) -> int:
+        """The number of key/value heads that a choice leaves."""
+        return count_key_heads(choice.heads, self.groups_of(choice))
 
     def choices(self) -> Iterator[Choice]:
         """All that are considered; the site as it is comes last."""
@@ -140,13 +175,16 @@ class SiteShape:
         """The collaborative query/key projection of a choice; None for a stock one."""
         if self.query_key is not None:
             whole = self.query_key.dim
-            is_divided = self.query_key.kind in DIVIDED
-            return replace(self.query_key, dim=whole // self.num_heads * choice.heads if is_divided else whole)
+            is_divided, groups = self.query_key.kind in DIVIDED, self.groups_of(choice)
+            dim = whole // self.num_heads * choice.heads if is_divided else whole
+            return replace(self.query_key, dim=dim, groups=groups)
         kind: QueryKeyKind = self.kind
         dim: int | None = self.dim_query_key(choice)
         if dim is None and choice.value < self.dim_value:  # stock attention knows one width only
-            kind, dim = EXACT_KIND, self.dim_head * choice.heads
-        return None if dim is None else QueryKeyState(kind, dim, self.dim_head, self.scale, self.biases[0])
+            kind, dim = self.exact_kind, self.dim_head * choice.heads
+        if dim is None:
+            return None
+        return QueryKeyState(kind, dim, self.dim_head, self.scale, self.biases[0], groups=self.groups_of(choice))
 
 
 def steps(width: int) -> list[int]:
@@ -174,15 +212,17 @@ class SiteSize:
 def size_of(shape: SiteShape, choice: Choice) -> SiteSize:
     """The size of a site as it would be."""
     (dim_query, dim_key, dim_output), (query_bias, key_bias, value_bias, output_bias) = shape.dims, shape.biases
-    values, state = choice.heads * choice.value, shape.state(choice)
-    count = values * (dim_key + value_bias + dim_output) + dim_output * output_bias
+    key_heads, state = shape.key_heads(choice), shape.state(choice)
+    values, summed = key_heads * choice.value, choice.heads * choice.value
+    count = values * (dim_key + value_bias) + summed * dim_output + dim_output * output_bias
     if state is None:
-        width = choice.heads * shape.dim_head
-        return SiteSize(count + width * (dim_query + query_bias + dim_key + key_bias), width + values, width + values)
+        query, key = choice.heads * shape.dim_head, key_heads * shape.dim_head
+        count += query * (dim_query + query_bias) + key * (dim_key + key_bias)
+        return SiteSize(count, key + values, query + summed)
     query_key = empty(state, choice.heads, dim_query, dim_key)
-    width = query_key.cache_width * (choice.heads if query_key.has_one_key else 1)
+    width = query_key.cache_width * choice.heads if query_key.has_one_key else state.dim
     count += sum(parameter.numel() for parameter in query_key.parameters())
-    return SiteSize(count, query_key.cache_width + values, width + values)
+    return SiteSize(count, query_key.cache_width + values, width + summed)
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -94,7 +94,7 @@ def head_errors(site: OpenSite, shape: SiteShape, moments: InputMoments, held: I
     regression = head_regression(site, moments)
     costs, errors = regression.removal_costs(), {}
     for count in shape.head_counts():
-        kept = most_costly(costs, count)
+        kept = most_costly(costs, shape.key_heads(Choice(count, None, shape.dim_value)))
         refit, missing = regression.refit(kept), regression.weight.clone()
         missing[:, regression.columns(kept)] -= refit.weight
         errors[count] = share(missing, refit.bias, regression.weight, held)
@@ -104,10 +104,10 @@ def head_errors(site: OpenSite, shape: SiteShape, moments: InputMoments, held: I
 def value_errors(site: OpenSite, shape: SiteShape, moments: InputMoments, held: InputMoments) -> dict[int, float]:
     """Width of a value head -> error."""
     weights = read_values(site.value, site.output)
-    shown, output = head_moments(weights, shape.num_heads, moments, has_gates=False), float64(weights.output)
+    shown, output = head_moments(weights, site.groups, moments, has_gates=False), float64(weights.output)
     errors = {}
     for width in shape.value_widths():
-        lost = narrow_heads(weights, shape.num_heads, width, shown).lost
+        lost = narrow_heads(weights, site.groups, width, shown).lost
         errors[width] = share(lost, lost @ shown.mean, output, held)
     return errors
 

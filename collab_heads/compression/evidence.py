@@ -60,7 +60,8 @@ def gather(
 ) -> Evidence:
     """Measure a model, which is left as it was; the errors of `plan`."""
     sites = choose_sites(model, adapter, names)
-    stock = [site for site in sites if not site.is_swapped]
+    may_share = "collaborative" in adapter.capabilities
+    stock = [site for site in sites if may_share and not site.is_swapped]
     batches, held = hold_out(batches)
     fitted = calibrate(model, stock, stock, sites, batches)
     shown = calibrate(model, stock, stock, sites, held)

@@ -16,7 +16,6 @@ from collab_heads.collaborative.swap import put_in_place
 from collab_heads.compression.choices import Choice, SiteShape
 from collab_heads.heads.prune import take_heads_out
 from collab_heads.heads.reconstruction import HeadRegression, Refit, regressed_weight
-from collab_heads.layers.query_key_kinds import EXACT_KIND
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.undoing import undone
 from collab_heads.registry import AttentionAdapter
@@ -39,10 +38,10 @@ class FittedSite:
 
 
 def head_regression(site: OpenSite, moments: InputMoments) -> HeadRegression:
-    """The regression of what a site adds on what its heads put out."""
+    """The regression of what a site adds on what its heads put out; heads that share a key head count as one."""
     weight, _ = regressed_weight(site, folds_gates=False)
     has_bias = getattr(site.output, "bias", None) is not None
-    return HeadRegression.of(weight, moments, site.num_heads, has_bias=has_bias)
+    return HeadRegression.of(weight, moments, site.site.num_key_heads, has_bias=has_bias)
 
 
 def most_costly(costs: Tensor, count: int) -> tuple[int, ...]:
@@ -71,9 +70,10 @@ def fit_site(
         whole = tuple(range(site.num_heads))
         return FittedSite(whole, None, replacement_of(site, shape, choice, calibrations, options))
     regression = head_regression(site, calibrations.heads[site.path])
-    kept = most_costly(regression.removal_costs(), choice.heads)
-    refit = regression.refit(kept)
-    calibrations.heads[site.path] = calibrations.heads[site.path].part(regression.columns(kept))
+    kept_keys = most_costly(regression.removal_costs(), shape.key_heads(choice))
+    kept = tuple(head for head, key in enumerate(site.groups) if key in kept_keys)
+    refit = regression.refit(kept_keys)
+    calibrations.heads[site.path] = calibrations.heads[site.path].part(regression.columns(kept_keys))
     if site.path in calibrations.query_key:
         seen = calibrations.query_key[site.path]
         calls = [call.of_heads(kept, site.num_heads) for call in seen.calls]
@@ -95,11 +95,11 @@ def replacement_of(
     """The query/key projection and the values of a choice, for a site that has the chosen heads already."""
     dim, plan, values = shape.dim_query_key(choice), None, None
     if choice.value < shape.dim_value:
-        values = plan_values(site, choice.value * choice.heads)
+        values = plan_values(site, choice.value * shape.key_heads(choice))
     if dim is not None:
         plan = plan_site(site, dim, shape.kind)
     elif values is not None and not site.is_swapped:
-        plan = plan_site(site, None, EXACT_KIND)
+        plan = plan_site(site, None, shape.exact_kind)
     if plan is None and values is None:
         return None
     return make_replacement(site, plan, values, calibrations, options)

@@ -139,7 +139,7 @@ def resize(site: OpenSite, shape: SiteShape, choice: Choice) -> None:
             torch.nn.init.constant_(parameter, 1e-2)
         site.adapter.install(site.module, query_key)
     if choice.value < shape.dim_value:
-        keep_value_rows(site.value, site.output, choice.heads, choice.value)
+        keep_value_rows(site.value, site.output, shape.dim_value, choice.value)
         site.adapter.note_width(site.module)
 
 

@@ -75,7 +75,7 @@ def plan(
         raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
     check_kind(mixing)
     check_wrapper(model)
-    adapter = get_adapter(model, adapter, "collaborative")
+    adapter = get_adapter(model, adapter, "values")
     get_adapter(model, adapter, "prune")
     options = FitOptions(refine_steps=refine_steps, seed=seed)
     listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))

@@ -12,6 +12,7 @@ from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.reconstruction import Refit, regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
 from collab_heads.layers.output import PARTS, HeadOutputProjection, alphas_of, keep_output_heads, remove_gates
+from collab_heads.layers.query_key_kinds import exact_query_key
 from collab_heads.layers.removed import is_empty
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
@@ -118,6 +119,8 @@ def take_heads_out(
     if len(kept) < site.num_heads:
         site.adapter.shrink(module, list(kept))
         keep_output_heads(output, list(kept), site.num_heads)
+        if kept and not site.is_swapped and not site.adapter.runs_groups(site.adapter.groups(module)):
+            hold_as_it_is(site)
     if refit is not None:
         refit.put_into(output)
     return replace(
@@ -128,6 +131,14 @@ def take_heads_out(
         gates=state.gates if kept and not drops_gates else None,
         alphas=alphas_of(output) is not None,
     )
+
+
+def hold_as_it_is(site: OpenSite) -> None:
+    """Give a site the query/key projection of ours that holds its weights, whose forward runs any heads, in place."""
+    query, key = site.projections
+    query_key = exact_query_key(site.read(), site.adapter.exact_kind).to(query.weight.dtype)
+    query_key.requires_grad_(query.weight.requires_grad or key.weight.requires_grad).train(site.module.training)
+    site.adapter.install(site.module, query_key)
 
 
 def closed_heads(

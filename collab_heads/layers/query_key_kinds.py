@@ -7,6 +7,7 @@ import torch
 
 from collab_heads.layers.per_head_query_key import PerHeadQueryKey
 from collab_heads.layers.query_key import QueryKey
+from collab_heads.layers.rotary_query_key import RotaryQueryKey
 from collab_heads.layers.shared_query_key import SharedQueryKey
 from collab_heads.sites import AttentionWeights
 from collab_heads.state import QueryKeyKind, QueryKeyState
@@ -19,7 +20,11 @@ class BuildsQueryKey(Protocol):
         """A projection of the inputs' widths D_q and D_k."""
 
 
-QUERY_KEY_KINDS: Mapping[QueryKeyKind, BuildsQueryKey] = {"shared": SharedQueryKey, "per_head": PerHeadQueryKey}
+QUERY_KEY_KINDS: Mapping[QueryKeyKind, BuildsQueryKey] = {
+    "shared": SharedQueryKey,
+    "per_head": PerHeadQueryKey,
+    "rotary": RotaryQueryKey,
+}
 
 EXACT_KIND: QueryKeyKind = "per_head"  # at full width it holds the stock weights, and nothing else
 
@@ -40,10 +45,11 @@ def build_query_key(
 
 
 @torch.no_grad()
-def exact_query_key(weights: AttentionWeights) -> QueryKey:
+def exact_query_key(weights: AttentionWeights, kind: QueryKeyKind = EXACT_KIND) -> QueryKey:
     """The query/key projection of a stock site, in float64."""
     has_bias = weights.query_bias is not None
-    state = QueryKeyState(EXACT_KIND, weights.dim_query_key, weights.dim_head, weights.scale, has_bias)
+    scale, groups = weights.scale, weights.groups
+    state = QueryKeyState(kind, weights.dim_query_key, weights.dim_head, scale, has_bias, groups=groups)
     dims = weights.query.shape[-1], weights.key.shape[-1]
     exact = build_query_key(state, weights.num_heads, *dims, device=weights.query.device, dtype=torch.float64)
     exact.initialize_from(weights)

@@ -63,19 +63,26 @@ def write_values(value: nn.Linear, output: nn.Module, weights: ValueWeights) -> 
 
 
 @torch.no_grad()
-def keep_value_rows(value: nn.Linear, output: nn.Module, num_heads: int, width: int) -> None:
-    """Leave the leading rows of every value head, and the columns of W_O that read them: how a new model begins."""
+def keep_value_rows(value: nn.Linear, output: nn.Module, before: int, after: int) -> None:
+    """Leave the leading rows of every value head, and the columns of W_O that read them: how a new model begins.
+
+    Args:
+        value: the value projection of a site.
+        output: the output projection behind it.
+        before: d_v, the width that value heads have.
+        after: the width that is left.
+    """
     weights = read_values(value, output)
     bias = weights.value_bias
     rows = ValueWeights(
-        leading(weights.value, num_heads, width),
-        None if bias is None else leading(bias, num_heads, width),
-        leading(weights.output.mT, num_heads, width).mT.contiguous(),
+        leading(weights.value, before, after),
+        None if bias is None else leading(bias, before, after),
+        leading(weights.output.mT, before, after).mT.contiguous(),
         weights.output_bias,
     )
     write_values(value, output, rows)
 
 
-def leading(rows: Tensor, num_heads: int, width: int) -> Tensor:
-    """[H * d_v, ...] -> [H * width, ...]."""
-    return rows.unflatten(0, (num_heads, -1))[:, :width].flatten(0, 1)
+def leading(rows: Tensor, before: int, after: int) -> Tensor:
+    """[heads * before, ...] -> [heads * after, ...]."""
+    return rows.unflatten(0, (-1, before))[:, :after].flatten(0, 1)

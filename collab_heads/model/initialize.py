@@ -14,6 +14,7 @@ from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.removed import is_empty
 from collab_heads.registry import AttentionAdapter, adapter_for_config
+from collab_heads.sites import count_key_heads
 
 Initialize = Callable[[nn.Module], None]
 
@@ -54,12 +55,13 @@ def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initiali
     query_key = cast(QueryKey, module.query_key)
     state, like = query_key.state, query_key.shared_query.weight
     # a pruned site may share more dimensions than the heads that it has left had rows
-    width = query_key.num_heads * max(state.dim_head, -(-state.dim // query_key.num_heads))
-    for name, projection, bias in (
-        (adapter.query, query_key.shared_query, state.bias),
-        (adapter.key, query_key.shared_key, False),
+    width = max(state.dim_head, -(-state.dim // query_key.num_heads))
+    for name, projection, heads in (
+        (adapter.query, query_key.shared_query, query_key.num_heads),
+        (adapter.key, query_key.shared_key, count_key_heads(query_key.num_heads, state.groups)),
     ):
-        stand_in = nn.Linear(projection.in_features, width, bias, device=like.device, dtype=like.dtype)
+        bias = state.bias if name == adapter.query else projection.bias is not None
+        stand_in = nn.Linear(projection.in_features, heads * width, bias, device=like.device, dtype=like.dtype)
         stock_initialize(stand_in)
         setattr(module, name, stand_in)
     stock_initialize(module)

@@ -87,8 +87,18 @@ class OpenSite:
 
     @property
     def dim_value(self) -> int:
-        """H * d_v, the width of the values over all heads."""
+        """H_k * d_v, the width of the values over all key/value heads."""
         return self.value.out_features
+
+    @property
+    def value_width(self) -> int:
+        """d_v, the width of a value head."""
+        return cast(nn.Linear, self.output).in_features // self.adapter.num_heads(self.module)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The key/value head of every head; its own number where each has its own."""
+        return tuple(range(self.num_heads)) if self.site.groups is None else self.site.groups
 
     def output_weight(self) -> Tensor:
         """W_O as it applies in evaluation, gates and alphas included: [D, H * d_v]."""

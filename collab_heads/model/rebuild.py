@@ -70,8 +70,8 @@ def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:
             query_key = empty_query_key(site, state.query_key, state.heads)
             query_key.requires_grad_(any(projection.weight.requires_grad for projection in site.projections))
             site.adapter.install(site.module, query_key)
-        if state.values is not None and site.dim_value > state.heads * state.values.dim:
-            keep_value_rows(site.value, site.output, state.heads, state.values.dim)
+        if state.values is not None and site.value_width > state.values.dim:
+            keep_value_rows(site.value, site.output, site.value_width, state.values.dim)
             site.adapter.note_width(site.module)
 
 
@@ -86,7 +86,7 @@ def rebuild_site(site: OpenSite, state: SiteState) -> None:
     if state.query_key is not None:
         site.adapter.install(site.module, empty_query_key(site, state.query_key, state.heads))
     if state.values is not None:
-        keep_value_rows(site.value, site.output, state.heads, state.values.dim)
+        keep_value_rows(site.value, site.output, site.value_width, state.values.dim)
         site.adapter.note_width(site.module)
     if state.gates is not None:
         install_gates(site.output, state.gates, state.heads)
@@ -99,11 +99,11 @@ def rebuild_site(site: OpenSite, state: SiteState) -> None:
 
 def is_rebuilt(site: OpenSite, state: SiteState) -> bool:
     """Whether a site is in its recorded state already (inner and outer models both rebuild)."""
-    if getattr(site.module, site.adapter.heads) != state.heads or site.is_swapped != (state.query_key is not None):
+    if site.adapter.num_heads(site.module) != state.heads or site.is_swapped != (state.query_key is not None):
         return False
     if not state.changes_output:
         return True
-    if state.values is not None and site.dim_value != state.heads * state.values.dim:
+    if state.values is not None and site.value_width != state.values.dim:
         return False
     has_gates, has_alphas = gates_of(site.output) is not None, alphas_of(site.output) is not None
     return has_gates == (state.gates is not None) and has_alphas == state.alphas
@@ -118,7 +118,7 @@ def empty_query_key(site: OpenSite, state: QueryKeyState, num_heads: int) -> Que
 
 def check_record_fits(site: OpenSite, state: SiteState) -> None:
     """Raise ConfigError if the recorded state does not fit the stock module."""
-    heads = getattr(site.module, site.adapter.heads)
+    heads = site.adapter.num_heads(site.module)
     recorded: dict[str, object] = {"heads": state.num_heads}
     actual: dict[str, object] = {"heads": heads}
     if state.query_key is not None:
@@ -129,7 +129,7 @@ def check_record_fits(site: OpenSite, state: SiteState) -> None:
         actual |= {"scale": site.adapter.scale(site.module)}
     if state.values is not None:
         recorded |= {"value head width": state.values.dim_head}
-        actual |= {"value head width": site.dim_value // heads}
+        actual |= {"value head width": site.value_width}
     if recorded != actual:
         raise ConfigError(
             f"config.{FIELD}, site {site.path!r}: the recorded {recorded} do not fit the model's {actual}"

@@ -1,0 +1,157 @@
+"""Llama and its siblings (Mistral, Qwen2, Qwen3, Gemma 3): decoders with rotary positions, whose heads may share keys.
+
+Rotations come between projection and score, so heads cannot share one query/key projection here. Everything else works;
+where the stock forward cannot run what is left (narrower values, key heads used by unequal numbers of heads), the class
+below does.
+"""
+
+from functools import partial
+
+from transformers.models.gemma3 import modeling_gemma3
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
+
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.removed import is_empty
+from collab_heads.layers.rotary_attention import rotary_attention
+from collab_heads.registry import AttentionAdapter, register
+from collab_heads.sites import group_size
+
+
+def attention(
+    self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs
+):
+    """`forward` of every class, with the stock signature."""
+    cos, sin = position_embeddings
+    output, weights = rotary_attention(
+        self,
+        self.v_proj,
+        hidden_states,
+        attention_mask,
+        past_key_values,
+        rotate=partial(self.rotate, cos=cos, sin=sin),
+        norms=(self.q_norm, self.k_norm) if hasattr(self, "q_norm") else None,
+        eager=self.eager,
+        dropout=self.attention_dropout,
+        **self.window(),
+        **kwargs,
+    )
+    return self.o_proj(output), weights
+
+
+def window(self):
+    """What the stock forward tells the backend of a sliding window."""
+    return {"sliding_window": self.sliding_window} if hasattr(self, "sliding_window") else {}
+
+
+class RotaryGemma3Attention(modeling_gemma3.Gemma3Attention):
+    """`Gemma3Attention` with narrower values or any key heads."""
+
+    eager = staticmethod(modeling_gemma3.eager_attention_forward)
+    rotate = staticmethod(modeling_gemma3.apply_rotary_pos_emb)
+    forward, window = attention, window
+
+
+class RotaryLlamaAttention(modeling_llama.LlamaAttention):
+    """`LlamaAttention` with narrower values or any key heads."""
+
+    eager = staticmethod(modeling_llama.eager_attention_forward)
+    rotate = staticmethod(modeling_llama.apply_rotary_pos_emb)
+    forward, window = attention, window
+
+
+class RotaryMistralAttention(modeling_mistral.MistralAttention):
+    """`MistralAttention` with narrower values or any key heads."""
+
+    eager = staticmethod(modeling_mistral.eager_attention_forward)
+    rotate = staticmethod(modeling_mistral.apply_rotary_pos_emb)
+    forward = attention
+
+    def window(self):
+        """The config says it, for all layers."""
+        return {"sliding_window": getattr(self.config, "sliding_window", None)}
+
+
+class RotaryQwen2Attention(modeling_qwen2.Qwen2Attention):
+    """`Qwen2Attention` with narrower values or any key heads."""
+
+    eager = staticmethod(modeling_qwen2.eager_attention_forward)
+    rotate = staticmethod(modeling_qwen2.apply_rotary_pos_emb)
+    forward, window = attention, window
+
+
+class RotaryQwen3Attention(modeling_qwen3.Qwen3Attention):
+    """`Qwen3Attention` with narrower values or any key heads."""
+
+    eager = staticmethod(modeling_qwen3.eager_attention_forward)
+    rotate = staticmethod(modeling_qwen3.apply_rotary_pos_emb)
+    forward, window = attention, window
+
+
+@register
+class LlamaAdapter(AttentionAdapter):
+    """Llama, Mistral, Qwen2, Qwen3 and the text model of Gemma 3."""
+
+    model_types = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+    paths = {r"layers\.(\d+)\.self_attn": "dec-self"}
+    replacements = {
+        modeling_gemma3.Gemma3Attention: RotaryGemma3Attention,
+        modeling_llama.LlamaAttention: RotaryLlamaAttention,
+        modeling_mistral.MistralAttention: RotaryMistralAttention,
+        modeling_qwen2.Qwen2Attention: RotaryQwen2Attention,
+        modeling_qwen3.Qwen3Attention: RotaryQwen3Attention,
+    }
+    query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
+    rms_norms = (
+        modeling_gemma3.Gemma3RMSNorm,
+        modeling_llama.LlamaRMSNorm,
+        modeling_mistral.MistralRMSNorm,
+        modeling_qwen2.Qwen2RMSNorm,
+        modeling_qwen3.Qwen3RMSNorm,
+    )
+    gated = {
+        modeling_gemma3.Gemma3MLP: "act_fn",
+        modeling_llama.LlamaMLP: "act_fn",
+        modeling_mistral.MistralMLP: "act_fn",
+        modeling_qwen2.Qwen2MLP: "act_fn",
+        modeling_qwen3.Qwen3MLP: "act_fn",
+    }
+    roles = ("dec-self", "enc-self")
+    capabilities = frozenset({"gated", "alpha", "prune", "values"})
+    why_not = {
+        "collaborative": "rotary positions come between its projections and the score, so heads cannot share one "
+        "query/key projection; narrower values (dim_value=), fewer heads and compress() work"
+    }
+    exact_kind = "rotary"
+
+    def role(self, role, module):
+        """Gemma 3 can be an encoder of embeddings."""
+        return role if module.is_causal else "enc-self"
+
+    def num_heads(self, module):
+        """No attribute says it."""
+        if is_swapped(module) or is_empty(module):
+            return module.query_key.num_heads
+        return module.q_proj.out_features // module.head_dim
+
+    def groups(self, module):
+        """Each key head serves as many heads as the others, unless heads were removed."""
+        if is_swapped(module):
+            return module.query_key.groups
+        size = module.num_key_value_groups
+        return getattr(module, "key_heads", tuple(head // size for head in range(self.num_heads(module))))
+
+    def note_heads(self, module, heads, groups):
+        """Backends read how many heads share a key head; where that differs, keys are repeated before."""
+        size = group_size(groups)
+        module.num_key_value_groups = size or 1
+        if size is None:
+            module.key_heads = groups
+        elif hasattr(module, "key_heads"):
+            del module.key_heads
+
+    def runs_groups(self, groups):
+        """Equal numbers of heads for each key head."""
+        return group_size(groups) is not None

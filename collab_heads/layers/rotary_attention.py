@@ -1,0 +1,100 @@
+"""The core of attention with rotary positions: for sites whose values are narrower, or whose key heads went.
+
+Keys are cached rotated, one for each key/value head, as the stock classes cache them: every cache works.
+
+Shapes: B batch, T query tokens, S key tokens, H heads, H_k key/value heads, d width of a query/key head, d_v of a value
+head.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from collab_heads.errors import SwapError
+from collab_heads.layers.attention import pad_to_one_width
+from collab_heads.layers.query_key import split_heads
+from collab_heads.layers.removed import NoHeads
+
+Norms = tuple[nn.Module, nn.Module]
+
+
+def rotary_attention(
+    module: Any,
+    value: nn.Module,
+    hidden_states: Tensor,
+    attention_mask: Any,
+    past_key_values: Cache | None,
+    *,
+    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    norms: Norms | None = None,
+    eager: Callable,
+    dropout: float,
+    **kwargs,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend from tokens to themselves and to those in the cache, with the backend that the model is set to.
+
+    Args:
+        module: a replaced attention module: its `query_key` and, with a cache, its `layer_idx` are used.
+        value: the module's value projection.
+        hidden_states: [B, T, D].
+        attention_mask: in whatever form the backend takes.
+        past_key_values: as the stock module takes it.
+        rotate: turns queries [B, H, T, d] and keys [B, H_k, T, d] to their positions.
+        norms: of queries and keys, over the width of a head; before the rotation.
+        eager: the family's own eager attention function.
+        dropout: probability, applied in training mode only.
+        **kwargs: handed to the backend.
+
+    Returns:
+        The concatenated heads [B, T, H * d_v] and, where the backend gives them, the weights [B, H, T, S].
+
+    Raises:
+        SwapError: on a paged cache (continuous batching), whose layout comes from the stock config.
+    """
+    if kwargs.get("cache") is not None:
+        raise SwapError(
+            "continuous batching (a paged cache) does not know the layout of changed attention; use generate()"
+        )
+    query_key, implementation = module.query_key, module.config._attn_implementation
+    if isinstance(query_key, NoHeads):
+        return without_heads(module, value, hidden_states, past_key_values, implementation)
+    query = query_key.queries(hidden_states)
+    key = query_key.split(query_key.keys(hidden_states).unsqueeze(1))
+    if norms is not None:
+        query, key = norms[0](query), norms[1](key)
+    query, key = rotate(query, key)
+    values = split_heads(value(hidden_states), query_key.num_key_heads)
+    if past_key_values is not None:
+        key, values = past_key_values.update(key, values, module.layer_idx)
+    dim_value = values.shape[-1]
+    if query_key.group_size is None:
+        key, values = query_key.for_each_head(key), query_key.for_each_head(values)
+    if query.shape[-1] != dim_value and implementation != "eager":
+        query, key, values = pad_to_one_width(query, key, values, has_one_key=False)
+    backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
+    output, weights = backend(
+        module,
+        query,
+        key,
+        values,
+        attention_mask,
+        dropout=dropout if module.training else 0.0,
+        scaling=query_key.state.scale,
+        **kwargs,
+    )
+    return output[..., :dim_value].flatten(-2), weights
+
+
+def without_heads(
+    module: Any, value: nn.Module, hidden_states: Tensor, past_key_values: Cache | None, implementation: str
+) -> tuple[Tensor, Tensor | None]:
+    """What a site without heads gives; it caches one zero per token, by which a cache counts them."""
+    key, values = module.query_key.keys(hidden_states).unsqueeze(1), value(hidden_states).unsqueeze(1)
+    if past_key_values is not None:
+        key, values = past_key_values.update(key, values, module.layer_idx)
+    batch, length = hidden_states.shape[:2]
+    weights = hidden_states.new_empty(batch, 0, length, key.shape[-2]) if implementation == "eager" else None
+    return values.new_empty(batch, length, 0), weights
