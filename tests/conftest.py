@@ -5,7 +5,20 @@ import pytest
 import torch
 import transformers
 
-from families import FAMILIES, KINDS, each
+from families import FAMILIES, KINDS, cannot_share, each
+
+
+def pytest_collection_modifyitems(config, items):
+    """A family whose heads cannot share queries and keys is not asked for what does."""
+    left = [item for item in items if not cannot_share(parameters(item))]
+    if len(left) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
+        items[:] = left
+
+
+def parameters(item):
+    """What a test is parametrised with."""
+    return item.callspec.params.values() if hasattr(item, "callspec") else ()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -36,6 +36,12 @@ from transformers import (
     ElectraForCausalLM,
     ElectraForSequenceClassification,
     ElectraModel,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
     M2M100Config,
     M2M100ForConditionalGeneration,
     M2M100Model,
@@ -46,6 +52,9 @@ from transformers import (
     MBartConfig,
     MBartForConditionalGeneration,
     MBartModel,
+    MistralConfig,
+    MistralForCausalLM,
+    MistralModel,
     MT5Config,
     MT5EncoderModel,
     MT5ForConditionalGeneration,
@@ -55,6 +64,12 @@ from transformers import (
     PegasusModel,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Model,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
     RobertaConfig,
     RobertaForCausalLM,
     RobertaForSequenceClassification,
@@ -75,6 +90,7 @@ from transformers import (
 import collab_heads
 
 VOCABULARY, WIDTH, HEADS, HEAD_WIDTH, LAYERS = 61, 32, 4, 8, 2
+KEY_HEADS = 2  # where heads share them
 EXACT = HEADS * HEAD_WIDTH
 EXACT64 = 1e-11  # float64 sums in another order; errors seen: 4e-14 and below
 FP32_NOISE = 2e-5  # the same in float32; errors seen: 3e-6
@@ -98,8 +114,11 @@ class Family:
     generates: bool = False
     biased: bool = True  # whether the query has a bias
     maps: int | None = None  # attention maps of one forward pass, where that is not one per site
-    eager64: float = EXACT64  # tolerance of the eager backend in float64
+    exact64: float = EXACT64  # tolerance in float64
+    eager64: float = EXACT64  # the same of the eager backend
+    shares: bool = True  # whether heads can share a query/key projection
     like: str | None = None  # the family whose attention has the same forward, where it is not this one's own
+    beside: str | None = None  # the family that runs by default, where its forward differs by a norm or a window only
 
     @property
     def num_sites(self) -> int:
@@ -140,6 +159,11 @@ def cross_batch() -> dict[str, torch.Tensor]:
         "encoder_hidden_states": states,
         "encoder_attention_mask": mask,
     }
+
+
+def left_padded() -> dict[str, torch.Tensor]:
+    """The padded batch as decoders are given it."""
+    return {name: tensor.flip(1) for name, tensor in batch().items()}
 
 
 def image_batch(masked: bool = False) -> dict[str, torch.Tensor]:
@@ -256,6 +280,25 @@ def t5_config(cls: type[PreTrainedConfig] = T5Config, **more) -> PreTrainedConfi
     )
 
 
+def rotary_config(cls: type[PreTrainedConfig], **more) -> PreTrainedConfig:
+    """Two heads share a key head."""
+    return cls(
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_HEADS,
+        head_dim=HEAD_WIDTH,
+        intermediate_size=37,
+        initializer_range=0.3,
+        attention_dropout=0.1,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        **TEXT,
+        **more,
+    )
+
+
 # Else the tied embedding repeats one token whatever attention says: model type -> part of a name -> factor.
 SHARPENED = {
     "t5": {".o.weight": 12.0},
@@ -295,6 +338,11 @@ def bert_decoder(name: str, config: type[PreTrainedConfig], task: type[PreTraine
         base,
         inputs=cross_batch,
     )
+
+
+def beside(name: str, *others: Family) -> tuple[Family, ...]:
+    """Families whose attention is another one's but for a norm or a window: they run by default as siblings do."""
+    return tuple(replace(family, beside=name) for family in others)
 
 
 def like(name: str, *siblings: Family) -> tuple[Family, ...]:
@@ -361,6 +409,21 @@ def vit(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], 
     )
 
 
+def rotary(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base, **more) -> Family:
+    return Family(
+        name,
+        lambda: make(task, rotary_config(config, **more)),
+        {"dec-self": LAYERS},
+        base,
+        inputs=left_padded,
+        generates=True,
+        biased="attention_bias" in more or config is Qwen2Config,
+        exact64=FP32_NOISE,  # their norms are in float32
+        eager64=FP32_NOISE,
+        shares=False,
+    )
+
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -405,6 +468,22 @@ FAMILIES = {
         vit("vit", ViTConfig, ViTForImageClassification, ViTModel, biased=True, masked=False),
         # ViT's forward, but the only images with a mask
         vit("deit", DeiTConfig, DeiTForImageClassification, DeiTModel, biased=False, masked=True),
+        rotary("qwen3", Qwen3Config, Qwen3ForCausalLM, Qwen3Model),  # norms of queries and keys
+        *beside(
+            "qwen3",
+            rotary("llama", LlamaConfig, LlamaForCausalLM, LlamaModel, attention_bias=True),
+            rotary("qwen2", Qwen2Config, Qwen2ForCausalLM, Qwen2Model),
+            rotary("mistral", MistralConfig, MistralForCausalLM, MistralModel, sliding_window=5),
+            rotary(
+                "gemma3",
+                Gemma3TextConfig,
+                Gemma3ForCausalLM,
+                Gemma3TextModel,
+                sliding_window=5,
+                layer_types=["sliding_attention", "full_attention"],
+                query_pre_attn_scalar=HEAD_WIDTH,
+            ),
+        ),
     )
 }
 
@@ -415,7 +494,7 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
 
 # One family of each layout, for what depends on the layout alone.
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "t5", "t5-encoder", "vit")
-LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
+LAYOUTS = tuple(name for name in (*LAYOUTS, "qwen3") if name in FAMILIES)
 
 
 def each(cases: Iterable) -> list:
@@ -427,9 +506,16 @@ def each(cases: Iterable) -> list:
     return [pytest.param(*case, marks=[pytest.mark.slow] * any(map(is_sibling, case))) for case in cases]
 
 
+def cannot_share(values: Iterable) -> bool:
+    """Whether parameters of a test name a family whose heads cannot share queries and keys, and a kind that does."""
+    kinds = {kind for kind in (*KINDS, *WITH_VALUES) if not kind.startswith("stock")}
+    named = [value for value in values if isinstance(value, str)]
+    return any(value in FAMILIES and not FAMILIES[value].shares for value in named) and any(v in kinds for v in named)
+
+
 def is_sibling(value: object) -> bool:
-    """Whether a parameter names a family whose forward is another's."""
-    return isinstance(value, str) and value in FAMILIES and FAMILIES[value].like is not None
+    """Whether a parameter names a family whose forward is another's, or nearly."""
+    return isinstance(value, str) and value in FAMILIES and (FAMILIES[value].like or FAMILIES[value].beside) is not None
 
 
 def swap(model: PreTrainedModel, kind: str, dim=None, **more):

@@ -80,7 +80,7 @@ def assert_lossless(family, kind, backend):
     sites_after = site_outputs(model, inputs)
     assert sites_before.keys() == sites_after.keys()
     assert sum(map(len, sites_before.values())) == family.num_maps
-    tolerance = family.eager64 if backend == "eager" else EXACT64
+    tolerance = family.eager64 if backend == "eager" else family.exact64
     for path in sites_before:
         for ours, theirs in zip(sites_after[path], sites_before[path], strict=True):
             torch.testing.assert_close(real(ours, inputs), real(theirs, inputs), rtol=0, atol=tolerance, msg=path)
@@ -128,7 +128,7 @@ def test_padding_is_ignored(padded_family, kind):
     for name in inputs:
         assert torch.equal(inputs[name], changed[name]) == ("mask" in name or name == "decoder_input_ids")
     before, after = output(model, inputs), output(model, changed)
-    torch.testing.assert_close(real(after, inputs), real(before, inputs), rtol=0, atol=EXACT64)
+    torch.testing.assert_close(real(after, inputs), real(before, inputs), rtol=0, atol=padded_family.exact64)
 
 
 def without_source(inputs):

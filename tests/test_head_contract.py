@@ -115,7 +115,7 @@ def assert_pruned_equals_gated(family, origin, empty, alphas=False):
 
 
 def assert_same_outputs(model, family, backend, per_site, at_the_end):
-    inputs, tolerance = family.inputs(), family.eager64 if backend == "eager" else EXACT64
+    inputs, tolerance = family.inputs(), family.eager64 if backend == "eager" else family.exact64
     found = projected(model, inputs)
     assert found.keys() == per_site.keys()
     assert sum(map(len, found.values())) == family.num_maps

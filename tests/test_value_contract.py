@@ -70,7 +70,7 @@ def assert_lossless(family, kind, backend):
     set_backend(model, backend)
     before, sites_before = output(model, inputs), projected(model, inputs)
     swap(model, kind)
-    sites_after, tolerance = projected(model, inputs), family.eager64 if backend == "eager" else EXACT64
+    sites_after, tolerance = projected(model, inputs), family.eager64 if backend == "eager" else family.exact64
     for path, stock in sites_before.items():
         for ours, theirs in zip(sites_after[path], stock, strict=True):
             ours, theirs = contract.real(ours, inputs), contract.real(theirs, inputs)
