@@ -59,6 +59,9 @@ from transformers import (
     MT5EncoderModel,
     MT5ForConditionalGeneration,
     MT5Model,
+    OPTConfig,
+    OPTForCausalLM,
+    OPTModel,
     PegasusConfig,
     PegasusForConditionalGeneration,
     PegasusModel,
@@ -161,9 +164,14 @@ def cross_batch() -> dict[str, torch.Tensor]:
     }
 
 
-def left_padded() -> dict[str, torch.Tensor]:
-    """The padded batch as decoders are given it."""
-    return {name: tensor.flip(1) for name, tensor in batch().items()}
+def lone_batch() -> dict[str, torch.Tensor]:
+    """A batch for a lone decoder without cross-attention, padded before its sentences, but for their first token.
+
+    So every token has one to attend to: eager softmaxes in float32 make NaN of a row of float64's lowest numbers.
+    """
+    inputs = {name: value.flip(1) for name, value in batch().items()}
+    inputs["attention_mask"][:, 0] = 1
+    return inputs
 
 
 def image_batch(masked: bool = False) -> dict[str, torch.Tensor]:
@@ -299,6 +307,19 @@ def rotary_config(cls: type[PreTrainedConfig], **more) -> PreTrainedConfig:
     )
 
 
+def opt_config(**more) -> OPTConfig:
+    return OPTConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        ffn_dim=37,
+        init_std=0.3,
+        dropout=0.1,
+        attention_dropout=0.1,
+        **{"word_embed_proj_dim": WIDTH, **TEXT, **more},
+    )
+
+
 # Else the tied embedding repeats one token whatever attention says: model type -> part of a name -> factor.
 SHARPENED = {
     "t5": {".o.weight": 12.0},
@@ -415,12 +436,25 @@ def rotary(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel
         lambda: make(task, rotary_config(config, **more)),
         {"dec-self": LAYERS},
         base,
-        inputs=left_padded,
+        inputs=lone_batch,
         generates=True,
         biased="attention_bias" in more or config is Qwen2Config,
         exact64=FP32_NOISE,  # their norms are in float32
         eager64=FP32_NOISE,
         shares=False,
+    )
+
+
+def opt(name: str, **more) -> Family:
+    return Family(
+        name,
+        lambda: make(OPTForCausalLM, opt_config(**more)),
+        {"dec-self": LAYERS},
+        OPTModel,
+        inputs=lone_batch,
+        generates=True,
+        biased=more.get("enable_bias", True),
+        eager64=FP32_NOISE,  # its eager softmax is in float32
     )
 
 
@@ -465,6 +499,13 @@ FAMILIES = {
         *like("t5", t5("mt5", MT5Config, MT5ForConditionalGeneration, MT5Model)),
         t5_encoder("t5-encoder", T5Config, T5EncoderModel),
         *like("t5-encoder", t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel)),
+        opt("opt"),
+        *like(
+            "opt",
+            # as the one of 350 million parameters, and as Galactica
+            opt("opt-350m", do_layer_norm_before=False, word_embed_proj_dim=16),
+            opt("opt-unbiased", enable_bias=False, layer_norm_elementwise_affine=False),
+        ),
         vit("vit", ViTConfig, ViTForImageClassification, ViTModel, biased=True, masked=False),
         # ViT's forward, but the only images with a mask
         vit("deit", DeiTConfig, DeiTForImageClassification, DeiTModel, biased=False, masked=True),
@@ -493,8 +534,10 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
         del FAMILIES[old]
 
 # One family of each layout, for what depends on the layout alone.
+LAYOUTS: tuple[str, ...]
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "t5", "t5-encoder", "vit")
-LAYOUTS = tuple(name for name in (*LAYOUTS, "qwen3") if name in FAMILIES)
+LAYOUTS += ("opt", "qwen3")
+LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
 
 
 def each(cases: Iterable) -> list:

@@ -58,7 +58,16 @@ from families import (
     sites,
     swap,
 )
-from test_contract import GENERATION, assert_decoder_steps, assert_stepwise, decoder, of_every_family, real
+from test_contract import (
+    GENERATION,
+    assert_decoder_steps,
+    assert_stepwise,
+    decoder,
+    of_every_family,
+    prompt,
+    real,
+    to_decode,
+)
 
 of_layout = pytest.mark.parametrize("name", LAYOUTS)
 CASES = [(name, None) for name in FAMILIES] + list(zip(LAYOUTS, itertools.cycle(KINDS)))
@@ -344,7 +353,7 @@ def test_every_order(name, kind):
 @torch.no_grad()
 def test_stepwise_logits(generator_family):
     """Through dynamic and static caches, equal to one uncached pass, gated and mixed and then pruned."""
-    model, inputs = changed(generator_family, None, "gated", alphas=True), generator_family.inputs()
+    model, inputs = changed(generator_family, None, "gated", alphas=True), to_decode(generator_family)
     expected = output(model, inputs)
     assert_stepwise(model, inputs, expected)
     prune_heads(model)
@@ -374,7 +383,7 @@ def test_decoder_cache(name):
 def test_generation(name, state):
     """Token-identical, greedy and with beams: cached to uncached, static to dynamic, folded to mixed."""
     model = changed(FAMILIES[name], None, state, empty=False, alphas=True)
-    inputs = {k: v for k, v in FAMILIES[name].inputs().items() if k != "decoder_input_ids"}
+    inputs = prompt(FAMILIES[name])
 
     def generate(mode, **more):
         return model.generate(**inputs, **GENERATION[mode], max_new_tokens=8, min_new_tokens=8, **more).tolist()

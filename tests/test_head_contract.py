@@ -60,14 +60,17 @@ from test_contract import (
     RELATIVES,
     assert_decoder_steps,
     assert_stepwise,
+    caches_of,
     decoder,
+    prompt,
     real,
     stepwise,
+    to_decode,
     without_dropout,
 )
 
 BACKENDS = ("eager", "sdpa")
-GENERATORS = ("m2m_100", "t5")  # others repeat one token after their first layers lost all heads
+GENERATORS = ("m2m_100", "t5", "opt")  # others repeat one token after their first layers lost all heads
 of_origin = pytest.mark.parametrize("origin", ORIGINS)
 CASES = [(name, origin) for origin in ORIGINS for name in (FAMILIES if origin is None else LAYOUTS)]
 of_case = pytest.mark.parametrize("name, origin", each(CASES))
@@ -310,7 +313,7 @@ def test_from_config(name, origin, tmp_path):
 @pytest.mark.parametrize("origin, empty", ((None, False), (None, True), ("shared", True), ("per_head", True)))
 def test_stepwise_logits(generator_family, origin, empty):
     """Through dynamic and static caches, equal to one uncached pass and to the gated model."""
-    inputs, model = generator_family.inputs(), changed(generator_family, origin, "gated", empty=empty)
+    inputs, model = to_decode(generator_family), changed(generator_family, origin, "gated", empty=empty)
     gated = output(model, inputs)
     prune_heads(model)
     assert_stepwise(model, inputs, gated)
@@ -333,7 +336,7 @@ def test_decoder_cache(name, cross):
 def test_generation(name, origin, empty):
     """Token-identical: pruned to gated, cached to uncached, static to dynamic."""
     model = changed(FAMILIES[name], origin, "gated", empty=empty)
-    inputs = {k: v for k, v in FAMILIES[name].inputs().items() if k != "decoder_input_ids"}
+    inputs = prompt(FAMILIES[name])
 
     def generate(mode, **more):
         torch.manual_seed(0)
@@ -351,10 +354,10 @@ def test_generation(name, origin, empty):
 @of_origin
 def test_cache_elements(generator_family, origin):
     """What a cache holds per token is what the report promises."""
-    model, inputs = changed(generator_family, origin, "gated"), generator_family.inputs()
+    model, inputs = changed(generator_family, origin, "gated"), to_decode(generator_family)
     report = prune_heads(model)
     _, cache = stepwise(model, inputs)
-    for role, part in (("dec-self", cache.self_attention_cache), ("dec-enc", cache.cross_attention_cache)):
+    for role, part in caches_of(cache).items():
         promised = [site for site in report.sites if site.role == role]
         for site, layer in zip(promised, part.layers, strict=True):
             batch, length = layer.keys.shape[0], layer.keys.shape[-2]

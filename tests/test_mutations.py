@@ -1,15 +1,17 @@
 """Broken versions of the core that the contract must catch: each is put in place and the contract seen to fail."""
 
+import sys
+
 import pytest
 import torch
 
 import test_contract
-from collab_heads.adapters import albert, bert, distilbert, marian, t5, vit
+from collab_heads.adapters import albert, marian, t5
 from collab_heads.collaborative import kinds, plan
 from collab_heads.layers import attention
 from families import FAMILIES, each
 
-ADAPTERS = (albert, bert, distilbert, marian, t5, vit)
+ADAPTERS = [module for name, module in sys.modules.items() if name.startswith("collab_heads.adapters.")]
 
 
 def wrong_scale(monkeypatch):
@@ -43,7 +45,7 @@ def no_position_bias(monkeypatch):
 
 def replace_attend(monkeypatch, attend):
     for module in ADAPTERS:
-        monkeypatch.setattr(module, "attend", attend)
+        monkeypatch.setattr(module, "attend", attend, raising=False)
 
 
 def padding_attended(monkeypatch):

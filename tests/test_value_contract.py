@@ -154,7 +154,7 @@ def test_cached_elements(name, kind):
     report = swap(model, kind, NARROW[kind])
     _, cache = contract.stepwise(model, inputs)
     promised = {site.path: site.cache_after for site in report.sites}
-    for role, part in (("dec-self", cache.self_attention_cache), ("dec-enc", cache.cross_attention_cache)):
+    for role, part in contract.caches_of(cache).items():
         paths = [site.path for site in report.sites if site.role == role]
         for path, layer in zip(paths, part.layers, strict=True):
             assert layer.values.shape[1::2] == (1, NARROW_VALUES)

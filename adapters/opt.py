@@ -1,0 +1,30 @@
+"""OPT: decoders that scale their queries themselves, before attention; the factor is the ordinary one."""
+
+from transformers.models.opt.modeling_opt import OPTAttention, eager_attention_forward
+
+from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.registry import AttentionAdapter, register
+
+
+class CollaborativeOPTAttention(OPTAttention):
+    """`OPTAttention` with a collaborative query/key projection."""
+
+    def forward(self, hidden_states, past_key_values=None, attention_mask=None, output_attentions=False, **kwargs):
+        """As the stock class."""
+        key, value = cached_key_value(self, self.v_proj, hidden_states, past_key_values, is_cross=False)
+        eager, dropout = eager_attention_forward, self.dropout
+        output, weights = attend(
+            self, hidden_states, key, value, attention_mask, eager=eager, dropout=dropout, **kwargs
+        )
+        return self.out_proj(output), weights
+
+
+@register
+class OPTAdapter(AttentionAdapter):
+    """OPT, of any size: with the norm before or after attention, with biases or without."""
+
+    model_types = ("opt",)
+    paths = {r"decoder\.layers\.(\d+)\.self_attn": "dec-self"}
+    replacements = {OPTAttention: CollaborativeOPTAttention}
+    query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
+    roles = ("dec-self",)
