@@ -7,6 +7,7 @@ below does.
 
 from functools import partial
 
+from torch import nn
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
@@ -18,6 +19,8 @@ from collab_heads.layers.removed import is_empty
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.registry import AttentionAdapter, register
 from collab_heads.sites import group_size
+
+NORMS = ("q_norm", "k_norm")  # of each head of queries and keys, where the family has them
 
 
 def attention(
@@ -151,6 +154,21 @@ class LlamaAdapter(AttentionAdapter):
             module.key_heads = groups
         elif hasattr(module, "key_heads"):
             del module.key_heads
+
+    def install(self, module, query_key):
+        """A site without heads has no use for norms."""
+        super().install(module, query_key)
+        for norm in NORMS:
+            if is_empty(module) and hasattr(module, norm):
+                delattr(module, norm)
+
+    def restore(self, module, stock, kept):
+        """Their norms come back with the heads: any will do for zeros."""
+        super().restore(module, stock, kept)
+        for norm in NORMS:
+            if hasattr(stock, norm) and not hasattr(module, norm):
+                nn.init.ones_(getattr(stock, norm).weight)
+                setattr(module, norm, getattr(stock, norm).train(module.training))
 
     def runs_groups(self, groups):
         """Equal numbers of heads for each key head."""

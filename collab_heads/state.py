@@ -81,6 +81,11 @@ class QueryKeyState:
             object.__setattr__(self, "groups", tuple(self.groups))  # JSON has lists
 
 
+    def holds(self, kind: QueryKeyKind, num_heads: int) -> bool:
+        """Whether it is of a kind that holds stock weights as they are, at full width."""
+        return self.kind == kind and self.dim == num_heads * self.dim_head
+
+
 @dataclass(frozen=True)
 class ValueState:
     """The narrower values of a site; it has a query/key projection of ours, too: stock forwards know one width only.

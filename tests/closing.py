@@ -9,7 +9,7 @@ import torch
 import collab_heads
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites
-from families import HEADS, KINDS, NARROW, cast, swap
+from families import HEADS, KINDS, NARROW, cast, of_dtype, swap
 
 ORIGINS = (None, *KINDS)  # the query/key projection that a model has before its heads change
 LOG_ALPHAS = ((-3.0, 3.0, 1.0, 0.0), (1.0, -2.0, 0.5, -1.0), (-1.0, -2.0, 4.0, -0.5), (2.0, -1.0, 0.5, 1.0))
@@ -89,7 +89,7 @@ def change_heads(model, state, *, empty=True) -> None:
 
 def changed(family, origin=None, state="pruned", *, empty=True, alphas=False, dtype=torch.float64):
     """A model of a family with its heads changed, and then mixed if it is asked for; state None changes no heads."""
-    model = family.build().to(dtype)
+    model = of_dtype(family.build(), dtype)
     change_queries(model, origin)
     if state is not None:
         change_heads(model, state, empty=empty)

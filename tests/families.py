@@ -577,6 +577,16 @@ def output(model: PreTrainedModel, inputs: dict) -> torch.Tensor:
     return result.logits if "logits" in result else result.last_hidden_state
 
 
+def of_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model in a dtype, but for the frequencies of its positions, as `from_pretrained` leaves them."""
+    frequencies = {name: tensor for name, tensor in model.named_buffers() if "inv_freq" in name}
+    model.to(dtype)
+    for name, tensor in frequencies.items():
+        path, _, buffer = name.rpartition(".")
+        model.get_submodule(path).register_buffer(buffer, tensor, persistent=False)
+    return model
+
+
 def aligned(model: PreTrainedModel) -> PreTrainedModel:
     """The model with its tensors where torch would put them, so that two with the same bits compute the same bits.
 

@@ -7,8 +7,9 @@ import textwrap
 from collab_heads import get_adapter
 from families import FAMILIES, each, sites
 
-REPRESENTATIVES = [name for name, family in FAMILIES.items() if family.like is None]
+REPRESENTATIVES = [name for name, family in FAMILIES.items() if family.like is None and family.beside is None]
 SIBLINGS = [name for name, family in FAMILIES.items() if family.like is not None]
+NEAR = [name for name, family in FAMILIES.items() if family.beside is not None]
 
 
 def forwards(name: str) -> dict[str, str]:
@@ -36,5 +37,5 @@ def test_no_forward_is_left_to_the_slow_tests():
 def test_siblings_are_marked_slow():
     marks = {case.values: [mark.name for mark in case.marks] for case in each((name, 3) for name in FAMILIES)}
     assert {name for (name, _), names in marks.items() if not names} == set(REPRESENTATIVES)
-    assert {name for (name, _), names in marks.items() if names == ["slow"]} == set(SIBLINGS)
+    assert {name for (name, _), names in marks.items() if names == ["slow"]} == {*SIBLINGS, *NEAR}
     assert [case.values for case in each(["bert", "roberta"])] == [("bert",), ("roberta",)]

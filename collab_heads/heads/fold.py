@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import SwapError
 from collab_heads.heads.fold_narrow import narrow_as_stock, stock_width
-from collab_heads.heads.prune import check_prunable
+from collab_heads.heads.prune import check_prunable, release
 from collab_heads.heads.report import FoldReport
 from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.model.open_site import open_sites
@@ -46,8 +46,9 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     changed = {path: state for path, state in config.sites.items() if path in sites}
     if not changed:
         raise SwapError("the model has no gates, alphas or removed heads: there is nothing to fold")
+    held = [path for path, state in changed.items() if is_held(adapter, state)]
     narrow = None
-    if any(state.query_key is not None for state in changed.values()):
+    if any(state.query_key is not None for path, state in changed.items() if path not in held):
         narrow = stock_width(adapter, list(sites.values()), changed)
     check_outputs(model, adapter, [sites[path].site for path in changed if sites[path].num_heads])
     for path in changed:
@@ -61,6 +62,8 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     for path in changed:
         if isinstance(output := sites[path].output, HeadOutputProjection):
             fold_output(output)
+    for path in held:
+        release(sites[path])
     if narrow is not None:
         narrow_as_stock(model, list(sites.values()), narrow)
     for path, heads in kept.items():
@@ -74,6 +77,13 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     gated = tuple(path for path, state in changed.items() if state.gates is not None)
     mixed = tuple(path for path, state in changed.items() if state.alphas)
     return FoldReport(gated, mixed, removed, before, model.num_parameters(), narrow)
+
+
+def is_held(adapter: AttentionAdapter, state: SiteState) -> bool:
+    """Whether a site has a projection of ours only to run the heads that it has left: it holds the stock weights."""
+    if state.query_key is None or state.query_key.groups is None or state.values is not None:
+        return False
+    return state.query_key.holds(adapter.exact_kind, state.heads)
 
 
 def stock_twin(model: PreTrainedModel) -> PreTrainedModel:

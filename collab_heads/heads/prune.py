@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from transformers import PreTrainedModel
 
@@ -12,6 +12,7 @@ from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.reconstruction import Refit, regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
 from collab_heads.layers.output import PARTS, HeadOutputProjection, alphas_of, keep_output_heads, remove_gates
+from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import exact_query_key
 from collab_heads.layers.removed import is_empty
 from collab_heads.model.open_site import OpenSite, open_sites
@@ -119,8 +120,7 @@ def take_heads_out(
     if len(kept) < site.num_heads:
         site.adapter.shrink(module, list(kept))
         keep_output_heads(output, list(kept), site.num_heads)
-        if kept and not site.is_swapped and not site.adapter.runs_groups(site.adapter.groups(module)):
-            hold_as_it_is(site)
+        settle(site, state)
     if refit is not None:
         refit.put_into(output)
     return replace(
@@ -133,8 +133,30 @@ def take_heads_out(
     )
 
 
+def settle(site: OpenSite, state: SiteState) -> None:
+    """Let a site that lost heads run: as a stock one if that can, else with a projection of ours; in place.
+
+    Stock forwards want equal numbers of heads for each key head. A projection of ours that holds the stock weights as
+    they are runs any heads.
+    """
+    adapter, groups = site.adapter, site.adapter.groups(site.module)
+    if not groups:  # each head has its own key head, or none is left
+        return
+    if site.query_key is None and not adapter.runs_groups(groups):
+        hold_as_it_is(site)
+    elif site.query_key is not None and state.values is None and adapter.runs_groups(groups):
+        if site.query_key.state.holds(adapter.exact_kind, len(groups)):
+            release(site)
+
+
+def release(site: OpenSite) -> None:
+    """Give a site whose projection of ours holds stock weights as they are these back, in place."""
+    query_key = cast(QueryKey, site.query_key)
+    site.adapter.uninstall(site.module, query_key.shared_query, query_key.shared_key)
+
+
 def hold_as_it_is(site: OpenSite) -> None:
-    """Give a site the query/key projection of ours that holds its weights, whose forward runs any heads, in place."""
+    """Give a site the query/key projection of ours that holds its weights, in place."""
     query, key = site.projections
     query_key = exact_query_key(site.read(), site.adapter.exact_kind).to(query.weight.dtype)
     query_key.requires_grad_(query.weight.requires_grad or key.weight.requires_grad).train(site.module.training)
