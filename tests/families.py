@@ -565,7 +565,7 @@ def swap(model: PreTrainedModel, kind: str, dim=None, **more):
     """The swap that the contract is about; of a kind with values these are as wide as before where `dim` is None."""
     if kind in WITH_VALUES:
         kind = kind.removesuffix("+values")
-        more["dim_value"] = 1.0 if dim is None else NARROW_VALUES
+        more["dim_value"] = 1.0 if dim is None else NARROW_VALUES / EXACT
         kind, dim = ("shared", None) if kind == "stock" else (kind, 1.0 if dim is None else dim)
     return collab_heads.swap_to_collaborative(model, dim_shared_query_key=dim, mixing=kind, **more)
 

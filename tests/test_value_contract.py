@@ -86,7 +86,8 @@ def test_the_contract(number, name, check):
     family = FAMILIES[name]
     if check is contract.test_padding_is_ignored and not family.padded:
         pytest.skip("there is no padding")
-    check(family, WITH_VALUES[(number + OF_THE_CONTRACT.index(check)) % len(WITH_VALUES)])
+    kinds = WITH_VALUES if family.shares else ("stock+values",)
+    check(family, kinds[(number + OF_THE_CONTRACT.index(check)) % len(kinds)])
 
 
 @pytest.mark.parametrize("name, path", (("bert", FIRST), ("t5", "encoder.block.0.layer.0.SelfAttention")))
@@ -157,8 +158,13 @@ def test_cached_elements(name, kind):
     for role, part in contract.caches_of(cache).items():
         paths = [site.path for site in report.sites if site.role == role]
         for path, layer in zip(paths, part.layers, strict=True):
-            assert layer.values.shape[1::2] == (1, NARROW_VALUES)
-            assert layer.keys.shape[-1] + NARROW_VALUES == promised[path]
+            key_heads, width = layer.values.shape[1::2]
+            assert key_heads * width == NARROW_VALUES * key_heads_of(model)[path] // HEADS
+            assert key_heads * (layer.keys.shape[-1] + width) == promised[path]
+
+
+def key_heads_of(model):
+    return {site.path: site.num_key_heads for site in get_adapter(model).sites(model)}
 
 
 @every_pair
@@ -170,10 +176,11 @@ def test_what_changes(name, kind):
     assert len(report.sites) == family.num_sites
     changed, before = set(), stock.state_dict()
     for site, reported in zip(open_sites(model, get_adapter(model)), report.sites, strict=True):
-        assert site.value.weight.shape[0] == site.value.out_features == NARROW_VALUES
+        of_keys = site.site.num_key_heads / HEADS
+        assert site.value.weight.shape[0] == site.value.out_features == NARROW_VALUES * of_keys
         assert site.output.weight.shape[1] == site.output.in_features == NARROW_VALUES
         widths = reported.dim_value, reported.dim_value_asked, reported.dim_value_exact
-        assert widths == (NARROW_VALUES, NARROW_VALUES, EXACT)
+        assert widths == (NARROW_VALUES * of_keys, NARROW_VALUES * of_keys, EXACT * of_keys)
         assert 0 < reported.variance_lost < 1
         state = CollabConfig.of(model.config).site(site.site).values
         assert (state.dim, state.dim_head) == (PER_HEAD, HEAD_WIDTH)
@@ -186,7 +193,7 @@ def test_what_changes(name, kind):
     assert stock.num_parameters() - model.num_parameters() == saved > 0
     for parameter_name, parameter in model.named_parameters():
         assert id(parameter) in changed or torch.equal(parameter, before[parameter_name]), parameter_name
-    assert "values" in str(report) and "16/32" in str(report)
+    assert "values" in str(report) and ("16/32" if family.shares else "8/16") in str(report)
 
 
 @every_layout
@@ -227,14 +234,14 @@ def test_pruned_equals_gated(name, kind):
     empty, alphas = kind != "stock+values", name in ("bert", "t5")
     model = assert_pruned_equals_gated(FAMILIES[name], kind, empty=empty, alphas=alphas)
     for site in open_sites(model, get_adapter(model)):
-        assert site.dim_value == site.num_heads * PER_HEAD
+        assert site.dim_value == site.site.num_key_heads * PER_HEAD
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_order(name):
     """At full width: gates, narrower values beside a swap, removed heads and alphas, whatever comes first."""
     family, configs, outputs = FAMILIES[name], [], []
-    kind = WITH_VALUES[LAYOUTS.index(name) % len(WITH_VALUES)]
+    kind = WITH_VALUES[LAYOUTS.index(name) % len(WITH_VALUES)] if family.shares else "stock+values"
     orders = list(itertools.permutations(("swap", "prune", "gate", "mix")))
     for order in orders if name in ("bert", "t5") else orders[::5]:
         model = family.build().double()
@@ -249,7 +256,7 @@ def test_every_order(name):
         outputs.append(contract.real(output(model, family.inputs()), family.inputs()))
     assert len(set(configs)) == 1
     for found in outputs:
-        torch.testing.assert_close(found, outputs[0], rtol=0, atol=EXACT64)
+        torch.testing.assert_close(found, outputs[0], rtol=0, atol=family.exact64)
 
 
 @pytest.mark.parametrize("state", ("gated", "both"))
