@@ -36,6 +36,9 @@ from transformers import (
     ElectraForCausalLM,
     ElectraForSequenceClassification,
     ElectraModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
     M2M100Config,
     M2M100ForConditionalGeneration,
     M2M100Model,
@@ -142,6 +145,11 @@ def cross_batch() -> dict[str, torch.Tensor]:
     }
 
 
+def left_padded() -> dict[str, torch.Tensor]:
+    """A batch for a lone decoder without cross-attention."""
+    return {name: tensor for name, tensor in cross_batch().items() if not name.startswith("encoder")}
+
+
 def image_batch(masked: bool = False) -> dict[str, torch.Tensor]:
     """Three images; with a mask over the class token, the distillation token and the patches."""
     generator = torch.Generator().manual_seed(1)
@@ -235,6 +243,24 @@ def marian_config(cls: type[PreTrainedConfig] = MarianConfig, **more) -> PreTrai
         dropout=0.1,
         attention_dropout=0.1,
         **TEXT,
+        **more,
+    )
+
+
+def gpt2_config(**more) -> GPT2Config:
+    """Its scale differs from layer to layer, so that one that is not read from the module shows."""
+    return GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=64,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_inner=37,
+        initializer_range=0.3,
+        scale_attn_by_inverse_layer_idx=True,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=1,
         **more,
     )
 
@@ -333,6 +359,17 @@ def lone_decoder(name: str, config: type[PreTrainedConfig], task: type[PreTraine
     )
 
 
+def gpt2(name: str, *, cross: bool) -> Family:
+    roles = {"dec-self": LAYERS, "dec-enc": LAYERS} if cross else {"dec-self": LAYERS}
+    return Family(
+        name,
+        lambda: make(GPT2LMHeadModel, gpt2_config(add_cross_attention=cross)),
+        roles,
+        GPT2Model,
+        inputs=cross_batch if cross else left_padded,
+    )
+
+
 def t5(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base) -> Family:
     return Family(
         name,
@@ -398,6 +435,8 @@ FAMILIES = {
         ),
         lone_decoder("marian-decoder", MarianConfig, MarianForCausalLM),
         *like("marian-decoder", lone_decoder("bart-decoder", BartConfig, BartForCausalLM)),
+        gpt2("gpt2-decoder", cross=True),
+        *like("gpt2-decoder", gpt2("gpt2", cross=False)),
         t5("t5", T5Config, T5ForConditionalGeneration, T5Model),
         *like("t5", t5("mt5", MT5Config, MT5ForConditionalGeneration, MT5Model)),
         t5_encoder("t5-encoder", T5Config, T5EncoderModel),
@@ -414,7 +453,8 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
         del FAMILIES[old]
 
 # One family of each layout, for what depends on the layout alone.
-LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "t5", "t5-encoder", "vit")
+LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "gpt2-decoder")
+LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit")
 LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
 
 

@@ -9,6 +9,7 @@ from typing import Literal, cast, get_args
 from torch import nn
 
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
+from collab_heads.layers.layout import weight_of
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import EXACT_KIND, build_query_key
 from collab_heads.model.open_site import OpenSite
@@ -66,7 +67,7 @@ class SiteShape:
     @classmethod
     def of(cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[Part, ...] = PARTS) -> "SiteShape":
         """Read it from a site."""
-        output, value, heads = cast(nn.Linear, site.output), site.value, site.num_heads
+        output, value, heads = site.output, site.value, site.num_heads
         if site.query_key is not None:
             state: QueryKeyState | None = site.query_key.state
             dim_query = site.query_key.shared_query.in_features
@@ -76,7 +77,7 @@ class SiteShape:
             query, key = site.projections
             state, dim_query, dim_head = None, query.in_features, query.out_features // heads
             biases, scale = (query.bias is not None, key.bias is not None), site.adapter.scale(site.module)
-        dims = dim_query, value.in_features, output.weight.shape[0]
+        dims = dim_query, value.in_features, weight_of(site.output).shape[0]
         more = value.bias is not None, output.bias is not None
         decodes = site.role != "enc-self"
         dim_value = value.out_features // heads

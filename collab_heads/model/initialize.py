@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.layout import is_transposed
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.query_key_kinds import build_query_key
@@ -95,7 +96,7 @@ def initialize_output(module: HeadOutputProjection | ConstantOutput, stock_initi
             module.in_features, module.out_features, module.bias is not None, device=module.weight.device
         ).to(module.weight.dtype)
         stock_initialize(stand_in)
-        fill(module.weight, stand_in.weight)
+        fill(module.weight, stand_in.weight.mT if is_transposed(module) else stand_in.weight)
         if module.bias is not None:
             fill(module.bias, stand_in.bias)
     elif module.bias is not None:

@@ -8,6 +8,7 @@ from typing import cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from collab_heads.layers.fused import Projection
 from collab_heads.layers.output import dense_weight
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.registry import AttentionAdapter
@@ -62,13 +63,13 @@ class OpenSite:
         return cast(QueryKey, self.module.query_key) if self.is_swapped else None
 
     @property
-    def projections(self) -> tuple[nn.Linear, nn.Linear]:
-        """The Linears that receive the query-side and the key-side input, of a site that is not collaborative."""
+    def projections(self) -> tuple[Projection, Projection]:
+        """The Linears, or parts of a fused one, that receive the query-side and the key-side input, of a site that is not collaborative."""
         return self.adapter.projections(self.module)
 
     @property
-    def value(self) -> nn.Linear:
-        """The Linear that makes the values."""
+    def value(self) -> Projection:
+        """The Linear that makes the values, or the part of a fused one."""
         return self.adapter.value_projection(self.module)
 
     @cached_property
