@@ -3,6 +3,7 @@
 Its weights are (in, out): see `collab_heads.layers.layout`.
 """
 
+from torch import nn
 from transformers.models.gpt2 import modeling_gpt2
 
 from collab_heads.fused_adapter import FusedAdapter
@@ -17,6 +18,8 @@ def upcast_attention(module, query, key, value, attention_mask, **kwargs):
 
 class CollaborativeGPT2Attention(modeling_gpt2.GPT2Attention):
     """`GPT2Attention` with a collaborative query/key projection; its values come from `value`."""
+
+    value: nn.Linear
 
     def forward(
         self,

@@ -5,7 +5,6 @@ Linear of its own for the values, under the name in `value`, which no stock modu
 """
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import nn
@@ -66,14 +65,12 @@ class FusedAdapter(AttentionAdapter):
     @torch.no_grad()
     def restore(self, module: nn.Module, stock: nn.Module, kept: Sequence[int]) -> None:
         """Undo `shrink`, part by part."""
-        heads, whole = getattr(stock, self.heads), self.parts(stock)
-        parts = {} if is_empty(module) else self.parts(module)
-        for name, full in whole.items():
-            for tensor in full.whole.parameters():
-                full.of(tensor).zero_()
+        heads, parts = getattr(stock, self.heads), {} if is_empty(module) else self.parts(module)
+        for name, full in self.parts(stock).items():
+            for tensor in full.parameters():
+                tensor.zero_()
             if name in parts:
-                for part, rows in parts[name].named_parameters():
-                    tensor = full.of(full.whole.get_parameter(part))
+                for (part, tensor), rows in zip(full.named_parameters(), parts[name].parameters(), strict=True):
                     tensor.unflatten(0, (heads, -1))[list(kept)] = rows.unflatten(0, (len(kept), -1))
                     full.whole.get_parameter(part).requires_grad_(rows.requires_grad)
         for name in self.fused(stock):
@@ -83,4 +80,4 @@ class FusedAdapter(AttentionAdapter):
             delattr(module, self.value)
         for attribute in filter(None, (self.heads, self.width)):
             setattr(module, attribute, getattr(stock, attribute))
-        module.__class__ = cast(type[nn.Module], type(stock))
+        module.__class__ = type(stock)

@@ -89,11 +89,11 @@ class AttentionAdapter:
         return role
 
     def projections(self, module: nn.Module) -> tuple[Projection, Projection]:
-        """The Linears, or parts of a fused one, that receive the query-side and the key-side input of a stock attention module."""
+        """What the query-side and the key-side input of a stock attention module go into."""
         return getattr(module, self.query), getattr(module, self.key)
 
     def value_projection(self, module: nn.Module) -> Projection:
-        """The Linear that makes the values, or a part of a fused one, in a stock or swapped attention module."""
+        """What makes the values in a stock or swapped attention module."""
         return getattr(module, self.value)
 
     def output_projection(self, model: PreTrainedModel, site: AttentionSite) -> nn.Module:

@@ -17,6 +17,7 @@ import test_contract as contract
 from collab_heads import fold_heads, prune_heads, swap_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.collaborative import values
 from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.layers.layout import weight_of, widths
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.model.open_site import open_sites
 from collab_heads.registry import get_adapter
@@ -122,7 +123,7 @@ def test_generation(name, kind, mode):
 
 
 @pytest.mark.parametrize("cross", (False, True))
-@pytest.mark.parametrize("name", ("bert-decoder", "marian-decoder"))
+@pytest.mark.parametrize("name", ("bert-decoder", "marian-decoder", "gpt2-decoder"))
 def test_decoder_cache(name, cross):
     for kind in WITH_VALUES:
         contract.test_decoder_cache.__wrapped__(name, kind, cross)
@@ -171,9 +172,9 @@ def test_what_changes(name, kind):
     changed, before = set(), stock.state_dict()
     for site, reported in zip(open_sites(model, get_adapter(model)), report.sites, strict=True):
         assert site.value.weight.shape[0] == site.value.out_features == NARROW_VALUES
-        assert site.output.weight.shape[1] == site.output.in_features == NARROW_VALUES
-        widths = reported.dim_value, reported.dim_value_asked, reported.dim_value_exact
-        assert widths == (NARROW_VALUES, NARROW_VALUES, EXACT)
+        assert weight_of(site.output).shape[1] == widths(site.output)[0] == NARROW_VALUES
+        values = reported.dim_value, reported.dim_value_asked, reported.dim_value_exact
+        assert values == (NARROW_VALUES, NARROW_VALUES, EXACT)
         assert 0 < reported.variance_lost < 1
         state = CollabConfig.of(model.config).site(site.site).values
         assert (state.dim, state.dim_head) == (PER_HEAD, HEAD_WIDTH)
@@ -253,7 +254,7 @@ def test_every_order(name):
 
 
 @pytest.mark.parametrize("state", ("gated", "both"))
-@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+@pytest.mark.parametrize("name", ("bert", "marian", "t5", "gpt2-decoder"))
 def test_gates_and_alphas_stay(name, state):
     """Narrowed at full width after its heads were changed, a model computes what it computed; alphas restart."""
     family = FAMILIES[name]
@@ -287,7 +288,7 @@ def test_narrowed_before_or_after_removal(name):
 
 
 @pytest.mark.parametrize("kind", (None, "shared", "per_head"))
-@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+@pytest.mark.parametrize("name", ("bert", "marian", "t5", "gpt2-decoder"))
 def test_values_after_query_and_key(name, kind):
     """A site that is collaborative already gets narrower values alone, the same as both at once."""
     family = FAMILIES[name]

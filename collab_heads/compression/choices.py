@@ -4,9 +4,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
-
-from torch import nn
+from typing import Literal, get_args
 
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
 from collab_heads.layers.layout import weight_of

@@ -1,6 +1,7 @@
 """fold_heads: turn a gated, mixed or pruned model back into a stock checkpoint, which loads without this package."""
 
 import copy
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel

@@ -4,6 +4,7 @@ Shapes: D_in width of the inputs, D_out width of one part, P parts of one width,
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,29 +14,36 @@ from torch.utils.hooks import RemovableHandle
 from collab_heads.layers.layout import is_transposed, weight_of, widths
 
 
+@dataclass(frozen=True)
 class FusedPart:
     """A part of the outputs of a projection, with the names that a Linear has; no module, and nothing of its own.
 
-    Weight and bias are views, so that what is written into them is written into the projection. Made where it is
-    needed, and not kept: where the projection gets another parameter, an older part still shows the one before.
+    Weight and bias are views, so that what is written into them is written into the projection.
 
-    Args:
+    Attributes:
         whole: the projection that makes all parts: a Linear, or a Conv1D.
         number: which part it is, from 0.
         parts: how many there are.
-
-    Attributes:
-        whole: as given.
-        rows: the places of the part in what the projection puts out.
-        in_features: D_in.
-        out_features: D_out.
     """
 
-    def __init__(self, whole: nn.Module, number: int, parts: int):
-        self.whole = whole
-        self.in_features, width = widths(whole)
-        self.out_features = width // parts
-        self.rows = slice(number * self.out_features, (number + 1) * self.out_features)
+    whole: nn.Module
+    number: int
+    parts: int
+
+    @property
+    def in_features(self) -> int:
+        """D_in."""
+        return widths(self.whole)[0]
+
+    @property
+    def out_features(self) -> int:
+        """D_out."""
+        return widths(self.whole)[1] // self.parts
+
+    @property
+    def rows(self) -> slice:
+        """The places of the part in what the projection puts out."""
+        return slice(self.number * self.out_features, (self.number + 1) * self.out_features)
 
     @property
     def weight(self) -> Tensor:
@@ -106,5 +114,5 @@ def part_of(projection: nn.Module | FusedPart, tensor: Tensor) -> Tensor:
 def identity(projection: object) -> tuple[int, int]:
     """What two projections have in common if, and only if, they compute with the same weight."""
     if isinstance(projection, FusedPart):
-        return id(projection.whole.weight), projection.rows.start
+        return id(projection.whole.weight), projection.number
     return id(getattr(projection, "weight", projection)), 0

@@ -41,15 +41,18 @@ def read_values(value: Projection, output: nn.Module) -> ValueWeights:
     weight = weight_of(output)
     if isinstance(output, HeadOutputProjection) and output.mixing is not None:
         weight = output.mixing(weight.cpu()).to(weight.device)
-    tensors = value.weight, value.bias, weight, cast(Tensor | None, output.bias)
-    return ValueWeights(*(None if tensor is None else tensor.detach() for tensor in tensors))
+    biases = [None if bias is None else bias.detach() for bias in (value.bias, cast(Tensor | None, output.bias))]
+    return ValueWeights(value.weight.detach(), biases[0], weight.detach(), biases[1])
 
 
 @torch.no_grad()
-def write_values(value: nn.Linear, output: nn.Module, weights: ValueWeights) -> None:
-    """Put other weights in place, of any width; alphas, which they hold, become an identity again."""
+def write_values(value: Projection, output: nn.Module, weights: ValueWeights) -> None:
+    """Put other weights in place, of any width; alphas, which they hold, become an identity again.
+
+    The values must come from a Linear of their own, as those of a collaborative site do.
+    """
     changed: tuple[tuple[nn.Module, Tensor, Tensor | None], ...] = (
-        (value, weights.value, weights.value_bias),
+        (cast(nn.Linear, value), weights.value, weights.value_bias),
         (output, weights.output, weights.output_bias),
     )
     for module, weight, bias in changed:
@@ -62,7 +65,7 @@ def write_values(value: nn.Linear, output: nn.Module, weights: ValueWeights) -> 
 
 
 @torch.no_grad()
-def keep_value_rows(value: nn.Linear, output: nn.Module, num_heads: int, width: int) -> None:
+def keep_value_rows(value: Projection, output: nn.Module, num_heads: int, width: int) -> None:
     """Leave the leading rows of every value head, and the columns of W_O that read them: how a new model begins."""
     weights = read_values(value, output)
     bias = weights.value_bias

@@ -64,12 +64,12 @@ class OpenSite:
 
     @property
     def projections(self) -> tuple[Projection, Projection]:
-        """The Linears, or parts of a fused one, that receive the query-side and the key-side input, of a site that is not collaborative."""
+        """What the query-side and the key-side input go into, of a site that is not collaborative."""
         return self.adapter.projections(self.module)
 
     @property
     def value(self) -> Projection:
-        """The Linear that makes the values, or the part of a fused one."""
+        """What makes the values; a Linear of its own where the site is collaborative."""
         return self.adapter.value_projection(self.module)
 
     @cached_property
