@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from collab_heads.blueprints import Blueprint
 from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.layers.fused import Projection, whole_of
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.removed import NoHeads, NoValues, is_empty, keep_rows
 from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, Role, count_key_heads, kept_groups, per_head
@@ -99,19 +100,19 @@ class AttentionAdapter:
         """Refine the role that the path suggests (BERT: a decoder has the paths of an encoder)."""
         return role
 
-    def projections(self, module: nn.Module) -> tuple[nn.Linear, nn.Linear]:
-        """The Linears that receive the query-side and the key-side input of a stock attention module."""
+    def projections(self, module: nn.Module) -> tuple[Projection, Projection]:
+        """What the query-side and the key-side input of a stock attention module go into."""
         return getattr(module, self.query), getattr(module, self.key)
 
-    def value_projection(self, module: nn.Module) -> nn.Linear:
-        """The Linear that makes the values, in a stock or swapped attention module."""
+    def value_projection(self, module: nn.Module) -> Projection:
+        """What makes the values in a stock or swapped attention module."""
         return getattr(module, self.value)
 
-    def output_projection(self, model: PreTrainedModel, site: AttentionSite) -> nn.Linear:
-        """The Linear that takes the concatenated heads of a site."""
+    def output_projection(self, model: PreTrainedModel, site: AttentionSite) -> nn.Module:
+        """The Linear or Conv1D that takes the concatenated heads of a site."""
         if self.output is None:
             raise ArgumentError(f"{type(self).__name__} does not say where the output projection of {site.path} is")
-        return cast(nn.Linear, model.base_model.get_submodule(f"{site.path}.{self.output}"))
+        return model.base_model.get_submodule(f"{site.path}.{self.output}")
 
     def read(self, module: nn.Module) -> AttentionWeights:
         """Read the weights of a stock attention module, per head, without copying."""
@@ -139,6 +140,10 @@ class AttentionAdapter:
             if type(module) in (stock, replaced, self.shrunk.get(stock)):
                 return stock
         return None
+
+    def stock_names(self, module: nn.Module) -> tuple[str, ...]:
+        """The names of the projections of query, key and value in a stock attention module."""
+        return self.query, self.key, self.value
 
     def install(self, module: nn.Module, query_key: nn.Module) -> None:
         """Turn an attention module into its collaborative class, in place: hooks and other state survive."""
@@ -180,12 +185,12 @@ class AttentionAdapter:
             self.install(module, NoHeads().train(module.training))
         elif is_swapped(module):
             cast(QueryKey, module.query_key).keep_heads(kept)
-            keep_rows(self.value_projection(module), kept_keys, key_heads)
+            keep_rows(whole_of(self.value_projection(module)), kept_keys, key_heads)
         else:
-            (query, key), value = self.projections(module), self.value_projection(module)
-            keep_rows(query, kept, heads)
-            keep_rows(key, kept_keys, key_heads)
-            keep_rows(value, kept_keys, key_heads)
+            query, _ = self.projections(module)
+            for whole, parts in self.wholes(module).items():
+                left, total = (kept, heads) if whole is whole_of(query) else (kept_keys, key_heads)
+                keep_rows(whole, [part * total + head for part in range(parts) for head in left], parts * total)
             stock = cast(type[nn.Module], self.stock_class(module))
             module.__class__ = self.shrunk.get(stock, stock)
         self.note_heads(module, len(kept), groups)
@@ -198,6 +203,10 @@ class AttentionAdapter:
     def runs_groups(self, groups: tuple[int, ...] | None) -> bool:
         """Whether the stock forward can run heads with these key/value heads; else a site needs `exact_kind`."""
         return groups is None
+
+    def wholes(self, module: nn.Module) -> dict[nn.Module, int]:
+        """The modules that make query, key and value in a stock attention module -> how many of these each makes."""
+        return dict.fromkeys(map(whole_of, (*self.projections(module), self.value_projection(module))), 1)
 
     def note_width(self, module: nn.Module) -> None:
         """Let an attention module say how wide its values are, where it says so."""
@@ -272,6 +281,13 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
         f"model type {model_type!r} is not supported{did_you_mean(model_type, known)}. "
         f"Supported: {', '.join(known)}. Another family needs an adapter: see 'Add a family' in the README."
     )
+
+
+def is_lone_decoder(config: PretrainedConfig) -> bool:
+    """Whether a model is a decoder without an encoder: its config says so, or its family is nothing else (GPT-2)."""
+    adapter = _ADAPTERS.get(config.model_type)
+    only_decodes = adapter is not None and "enc-self" not in adapter.roles
+    return not config.is_encoder_decoder and (getattr(config, "is_decoder", False) or only_decodes)
 
 
 def get_adapter(

@@ -39,6 +39,9 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     Gemma3TextModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -55,6 +58,9 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     MistralModel,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    ModernBertModel,
     MT5Config,
     MT5EncoderModel,
     MT5ForConditionalGeneration,
@@ -271,6 +277,24 @@ def marian_config(cls: type[PreTrainedConfig] = MarianConfig, **more) -> PreTrai
     )
 
 
+def gpt2_config(**more) -> GPT2Config:
+    """Its scale differs from layer to layer, so that one that is not read from the module shows."""
+    return GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=64,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_inner=37,
+        initializer_range=0.3,
+        scale_attn_by_inverse_layer_idx=True,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=1,
+        **more,
+    )
+
+
 def t5_config(cls: type[PreTrainedConfig] = T5Config, **more) -> PreTrainedConfig:
     return cls(
         vocab_size=VOCABULARY,
@@ -402,6 +426,17 @@ def lone_decoder(name: str, config: type[PreTrainedConfig], task: type[PreTraine
     )
 
 
+def gpt2(name: str, *, cross: bool) -> Family:
+    roles = {"dec-self": LAYERS, "dec-enc": LAYERS} if cross else {"dec-self": LAYERS}
+    return Family(
+        name,
+        lambda: make(GPT2LMHeadModel, gpt2_config(add_cross_attention=cross)),
+        roles,
+        GPT2Model,
+        inputs=cross_batch if cross else lone_batch,
+    )
+
+
 def t5(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base) -> Family:
     return Family(
         name,
@@ -458,6 +493,30 @@ def opt(name: str, **more) -> Family:
     )
 
 
+def modernbert(name: str) -> Family:
+    """Its second layer looks at a window."""
+    return Family(
+        name,
+        lambda: make(
+            ModernBertForSequenceClassification,
+            bert_config(
+                ModernBertConfig,
+                layer_types=["full_attention", "sliding_attention"],
+                local_attention=6,
+                attention_bias=True,
+                attention_dropout=0.1,
+                mlp_dropout=0.1,
+                pad_token_id=1,
+            ),
+        ),
+        {"enc-self": LAYERS},
+        ModernBertModel,
+        exact64=FP32_NOISE,  # its rotations are in float32
+        eager64=FP32_NOISE,
+        shares=False,
+    )
+
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -495,6 +554,8 @@ FAMILIES = {
         ),
         lone_decoder("marian-decoder", MarianConfig, MarianForCausalLM),
         *like("marian-decoder", lone_decoder("bart-decoder", BartConfig, BartForCausalLM)),
+        gpt2("gpt2-decoder", cross=True),
+        *like("gpt2-decoder", gpt2("gpt2", cross=False)),
         t5("t5", T5Config, T5ForConditionalGeneration, T5Model),
         *like("t5", t5("mt5", MT5Config, MT5ForConditionalGeneration, MT5Model)),
         t5_encoder("t5-encoder", T5Config, T5EncoderModel),
@@ -509,6 +570,7 @@ FAMILIES = {
         vit("vit", ViTConfig, ViTForImageClassification, ViTModel, biased=True, masked=False),
         # ViT's forward, but the only images with a mask
         vit("deit", DeiTConfig, DeiTForImageClassification, DeiTModel, biased=False, masked=True),
+        modernbert("modernbert"),
         rotary("qwen3", Qwen3Config, Qwen3ForCausalLM, Qwen3Model),  # norms of queries and keys
         *beside(
             "qwen3",
@@ -534,9 +596,8 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
         del FAMILIES[old]
 
 # One family of each layout, for what depends on the layout alone.
-LAYOUTS: tuple[str, ...]
-LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "t5", "t5-encoder", "vit")
-LAYOUTS += ("opt", "qwen3")
+LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "gpt2-decoder")
+LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit", "opt", "qwen3", "modernbert")
 LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
 
 
