@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 import transformers
 from packaging import version
-from torch import nn
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.blueprints import Blueprint
@@ -42,6 +42,9 @@ class AttentionAdapter:
         head_width: the entry of the config and the attribute of the attention module that say how wide a head is, where
             that is not the model's width over its heads.
         weights_at: where the weights [B, H, T, S] are among what the attention module returns.
+        weights_argument: the argument of its forward that must be True for that, where one must.
+        uses_interface: whether stock attention goes through transformers' attention interface; else say in
+            `score_biases` what it adds to its scores.
         rms_norms: the norms that only scale, without a mean and a bias.
         gated: class of a gated feed-forward -> name of the activation whose output multiplies its other branch.
         roles: the roles that models of the family can have.
@@ -64,6 +67,8 @@ class AttentionAdapter:
     width: ClassVar[str | None] = None
     head_width: ClassVar[tuple[str, str] | None] = None
     weights_at: ClassVar[int] = -1
+    weights_argument: ClassVar[str | None] = None
+    uses_interface: ClassVar[bool] = True
     rms_norms: ClassVar[tuple[type[nn.Module], ...]] = ()
     gated: ClassVar[Mapping[type[nn.Module], str]] = {}
     roles: ClassVar[tuple[Role, ...]] = ROLES
@@ -72,6 +77,10 @@ class AttentionAdapter:
     exact_kind: ClassVar[QueryKeyKind] = "per_head"
     blueprints: ClassVar[Mapping[str, Blueprint]] = {}
     transformers: ClassVar[str] = "5.15"
+
+    def variant(self, config: PretrainedConfig) -> "AttentionAdapter":
+        """The adapter for a model of the family with this config, where some differ in what they can do."""
+        return self
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
         """List the attention modules of a model, swapped or not, in model order."""
@@ -133,6 +142,18 @@ class AttentionAdapter:
     def scale(self, module: nn.Module) -> float:
         """The factor of the dot product of a stock attention module, before the softmax."""
         return float(cast(float, module.scaling))
+
+    def score_biases(self, module: nn.Module, arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """What a call of a stock attention module adds to its scores, where `uses_interface` is False.
+
+        Args:
+            module: the attention module.
+            arguments: of its forward, by name; those that were left out are missing.
+
+        Returns:
+            Masks and position biases, that broadcast to [B, H, T, S].
+        """
+        raise ArgumentError(f"{type(self).__name__} does not say what its attention adds to its scores: score_biases")
 
     def stock_class(self, module: nn.Module) -> type[nn.Module] | None:
         """The stock class of a site, whatever it is now; None for a class that this adapter does not know."""
@@ -270,7 +291,8 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
             and says why, where known.
     """
     model_type, known = config.model_type, supported_model_types()
-    if adapter := _ADAPTERS.get(model_type):
+    if found := _ADAPTERS.get(model_type):
+        adapter = found.variant(config)
         if version.parse(transformers.__version__) < version.parse(adapter.transformers):
             raise UnsupportedModelError(
                 f"model type {model_type!r} needs transformers {adapter.transformers} or newer, this is "
@@ -314,6 +336,7 @@ def get_adapter(
         adapter = adapter()
     elif not isinstance(adapter, AttentionAdapter):
         raise ArgumentError(f"adapter must be an AttentionAdapter class or instance, not {adapter!r}")
+    adapter = adapter.variant(model.config)
     if capability is not None and capability not in adapter.capabilities:
         can = ", ".join(sorted(adapter.capabilities)) or "nothing"
         why = f": {adapter.why_not[capability]}" if capability in adapter.why_not else ""

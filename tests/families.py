@@ -36,6 +36,10 @@ from transformers import (
     ElectraForCausalLM,
     ElectraForSequenceClassification,
     ElectraModel,
+    EsmConfig,
+    EsmForMaskedLM,
+    EsmForSequenceClassification,
+    EsmModel,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     Gemma3TextModel,
@@ -61,6 +65,9 @@ from transformers import (
     ModernBertConfig,
     ModernBertForSequenceClassification,
     ModernBertModel,
+    MPNetConfig,
+    MPNetForSequenceClassification,
+    MPNetModel,
     MT5Config,
     MT5EncoderModel,
     MT5ForConditionalGeneration,
@@ -213,6 +220,19 @@ def bert_config(cls: type[PreTrainedConfig] = BertConfig, **more) -> PreTrainedC
         hidden_dropout_prob=0.1,
         attention_probs_dropout_prob=0.1,
         **{"num_hidden_layers": LAYERS, "initializer_range": 0.3, **TEXT, **more},
+    )
+
+
+def esm_config(positions: str = "absolute", **more) -> EsmConfig:
+    """Without its scaling for masked tokens, which makes NaN of a sentence that is nothing but padding."""
+    return bert_config(
+        EsmConfig,
+        position_embedding_type=positions,
+        pad_token_id=1,
+        mask_token_id=2,
+        token_dropout=False,
+        emb_layer_norm_before=True,
+        **more,
     )
 
 
@@ -480,6 +500,10 @@ def rotary(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel
     )
 
 
+def esm(name: str, task: type[PreTrainedModel]) -> Family:
+    return Family(name, lambda: make(task, esm_config()), {"enc-self": LAYERS}, EsmModel)
+
+
 def opt(name: str, **more) -> Family:
     return Family(
         name,
@@ -560,6 +584,9 @@ FAMILIES = {
         *like("t5", t5("mt5", MT5Config, MT5ForConditionalGeneration, MT5Model)),
         t5_encoder("t5-encoder", T5Config, T5EncoderModel),
         *like("t5-encoder", t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel)),
+        bert_encoder("mpnet", MPNetConfig, MPNetForSequenceClassification, MPNetModel),
+        esm("esm", EsmForSequenceClassification),
+        *like("esm", esm("esm-lm", EsmForMaskedLM)),
         opt("opt"),
         *like(
             "opt",
@@ -597,7 +624,7 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
 
 # One family of each layout, for what depends on the layout alone.
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "gpt2-decoder")
-LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit", "opt", "qwen3", "modernbert")
+LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit", "opt", "mpnet", "esm", "qwen3", "modernbert")
 LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
 
 
@@ -659,9 +686,12 @@ def aligned(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def set_backend(model: PreTrainedModel, backend: str) -> None:
-    """Choose the attention backend, in inner stacks too (transformers 5.17 does not reach T5's)."""
+    """Choose the attention backend, in inner stacks too (transformers 5.17 does not reach T5's).
+
+    A model that knows the eager one only keeps it.
+    """
     for module in model.modules():
-        if isinstance(module, PreTrainedModel):
+        if isinstance(module, PreTrainedModel) and module._supports_sdpa:
             module.set_attn_implementation(backend)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from closing import changed, output_projections
 
 from collab_heads import registry
-from collab_heads.adapters import t5
+from collab_heads.adapters import mpnet, t5
 from collab_heads.heads import fold, prune
 from collab_heads.layers import gates, output, removed, shared_query_key
 from collab_heads.layers.layout import become, weight_of, widths
@@ -91,9 +91,11 @@ def wrong_rows_of_the_content_bias(monkeypatch):
 
 def first_columns_of_the_position_bias(monkeypatch):
     def kept_columns(module, bias):
-        return bias if not module.kept_heads else bias[:, : len(module.kept_heads)]
+        kept = getattr(module, "kept_heads", None)
+        return bias[:, : len(kept)] if kept else bias
 
-    monkeypatch.setattr(t5, "kept_columns", kept_columns)
+    for family in (t5, mpnet):
+        monkeypatch.setattr(family, "kept_columns", kept_columns)
 
 
 def kept_columns_are_handed_on(monkeypatch):
@@ -121,8 +123,8 @@ PRUNED = [  # mutation, families, the query/key projection that it needs, whethe
     (wrong_rows_of_the_value, LAYOUTS, "shared", False),
     (wrong_rows_of_the_mixing, LAYOUTS, "shared", False),
     (wrong_rows_of_the_content_bias, BIASED, "shared", False),
-    (first_columns_of_the_position_bias, T5, None, False),
-    (first_columns_of_the_position_bias, T5, "shared", False),
+    (first_columns_of_the_position_bias, (*T5, "mpnet"), None, False),
+    (first_columns_of_the_position_bias, (*T5, "mpnet"), "shared", False),
     (kept_columns_are_handed_on, T5, None, False),
     (bias_of_the_empty_site_lost, BIASED, None, True),
 ]
