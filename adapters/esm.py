@@ -42,7 +42,7 @@ class EsmAdapter(AttentionAdapter):
 
     def variant(self, config):
         """With rotary positions less works."""
-        return RotaryEsmAdapter() if config.position_embedding_type == "rotary" else self
+        return RotaryEsmAdapter() if config.position_embedding_type != "absolute" else self
 
     def role(self, role, module):
         """A model with `config.is_decoder` has the paths of an encoder."""
@@ -63,5 +63,7 @@ class RotaryEsmAdapter(EsmAdapter):
     capabilities = frozenset({"gated", "alpha", "prune"})
     why_not = {
         "collaborative": "rotary positions sit between its projections and the score, so heads cannot share them; "
-        "gates, alphas and the removal of heads work (swap_to_gated, swap_to_alpha, prune_heads)"
+        "gates, alphas and the removal of heads work (swap_to_gated, swap_to_alpha, prune_heads)",
+        "values": "its values cannot be narrowed; gates, alphas and the removal of heads work (swap_to_gated, "
+        "swap_to_alpha, prune_heads)",
     }

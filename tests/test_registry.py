@@ -231,12 +231,11 @@ def test_unsupported_models():
     assert "rotary" not in message
 
 
-@pytest.mark.parametrize("model_type", ("llama", "mistral", "qwen2", "gemma", "modernbert"))
-def test_why_rotary_families_cannot_work(model_type):
-    config = GPTNeoConfig()
-    config.model_type = model_type
-    with pytest.raises(UnsupportedModelError, match=f"'{model_type}' is not supported: rotary position embeddings"):
-        adapter_for_config(config)
+@pytest.mark.parametrize("name", ("qwen3", "modernbert"))
+def test_why_heads_cannot_share_beside_rotary_positions(name):
+    model = FAMILIES[name].build()
+    with refused(model, UnsupportedModelError, "rotary positions come between", "dim_value=", "compress()"):
+        swap_to_collaborative(model)
 
 
 def test_the_nearest_type_is_suggested():
