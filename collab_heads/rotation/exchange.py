@@ -178,6 +178,11 @@ def head_rows(site: OpenSite, index: int, optimizer: torch.optim.Optimizer | Non
             f"{site.path} is collaborative: its query/key projection is one for all heads; swap heads before "
             "swap_to_collaborative, or leave the site out"
         )
+    if site.site.num_key_heads < site.num_heads:
+        raise SwapError(
+            f"{site.path} has {site.num_heads} heads that share {site.site.num_key_heads} key heads: none of them can "
+            "move without the others; leave the site out"
+        )
     gates = gates_of(site.output)
     if gates is not None and alphas_of(site.output) is not None:
         raise SwapError(
