@@ -73,11 +73,15 @@ class QueryKeyState:
         wanted = f"one of {', '.join(MIXING_INITS)}"
         expect(self.mixing_init in MIXING_INITS, "query_key.mixing_init", self.mixing_init, wanted)
         if self.groups is not None:
-            ascending = isinstance(self.groups, Sequence) and all(type(key) is int for key in self.groups)
-            steps = ascending and zip([0, *self.groups], self.groups, strict=False)
-            valid = ascending and len(self.groups) > 0 and all(after - before in (0, 1) for before, after in steps)
+            numbers = isinstance(self.groups, Sequence) and all(type(key) is int for key in self.groups)
+            valid = (
+                numbers
+                and len(self.groups) > 0
+                and list(dict.fromkeys(self.groups)) == list(range(max(self.groups) + 1))
+            )
+            valid = valid and list(self.groups) == sorted(self.groups)
             wanted = "the key/value head of every head: from 0 on, ascending, none left out"
-            expect(valid and self.groups[0] == 0, "query_key.groups", self.groups, wanted)
+            expect(valid, "query_key.groups", self.groups, wanted)
             object.__setattr__(self, "groups", tuple(self.groups))  # JSON has lists
 
     def holds(self, kind: QueryKeyKind, num_heads: int) -> bool:
