@@ -47,7 +47,10 @@ def narrow(kind):
 
 CHANGES = {**LOSSLESS, **{kind: narrow(kind) for kind in (*WITH_VALUES, "shared", "per_head")}}
 CHANGES |= {change.__name__: change for change in (gated, pruned, pruned_and_mixed, narrow_and_pruned)}
-of_change = pytest.mark.parametrize("change", CHANGES)
+BY_DEFAULT = ("swapped, shared", "per_head+values", "shared+values", "pruned", "narrow_and_pruned")
+of_change = pytest.mark.parametrize(
+    "change", [pytest.param(name, marks=[pytest.mark.slow] * (name not in BY_DEFAULT)) for name in CHANGES]
+)
 
 
 def made(name, change, dtype=torch.float64):
@@ -128,6 +131,7 @@ def test_padding_on_the_left_changes_nothing(name, change):
         assert generate(model, alone, "greedy")[0][-NEW_TOKENS:] == expected[-NEW_TOKENS:]
 
 
+@pytest.mark.slow
 @of_decoder
 def test_assisted_generation(name):
     """A compressed model drafts for its original: the tokens are those of the original."""
@@ -174,7 +178,7 @@ def test_compiled_decoding(name, change):
 @of_decoder
 def test_backends_agree(name):
     """Eager and sdpa, with and without a mask."""
-    for change in CHANGES:
+    for change in BY_DEFAULT:
         model, inputs = made(name, change), FAMILIES[name].inputs()
         for batch in (inputs, {"input_ids": inputs["input_ids"]}):
             outputs = []
