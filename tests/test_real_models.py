@@ -1,4 +1,4 @@
-"""Real trained models: all-MiniLM-L6-v2 from the package index; Marian, T5 and GPT-2 from the shared folder, where it is."""
+"""Real trained models: all-MiniLM-L6-v2 from the package index; Marian, T5 and GPT-2 from the shared folder."""
 
 import copy
 import gzip
@@ -112,13 +112,13 @@ def continuations(model, batches, mode):
 @torch.no_grad()
 def stepwise(model, batch, tokens):
     """Logits of a continuation that is given, in float64, which `generate` would round: token by token by a cache."""
-    mask = torch.cat([batch["attention_mask"], torch.ones_like(tokens)], dim=1)[:, : tokens.shape[1]]
+    prompt, length = batch["input_ids"].shape[1], tokens.shape[1]
+    mask = torch.cat([batch["attention_mask"], torch.ones_like(tokens[:, prompt:])], dim=1)
     positions, cache, logits = (mask.cumsum(1) - 1).clamp(min=0), None, []
-    sizes = [batch["input_ids"].shape[1]] + [1] * NEW_TOKENS
-    for ids, places in zip(tokens.split(sizes[:-1], dim=1), positions.split(sizes[:-1], dim=1), strict=True):
-        seen = mask[:, : sum(part.shape[1] for part in logits) + ids.shape[1]]
-        more = {"position_ids": places, "past_key_values": cache, "use_cache": True}
-        result = model(input_ids=ids, attention_mask=seen, **more)
+    for stop in range(prompt, length + 1):
+        now = slice(stop - 1 if logits else 0, stop)
+        more = {"position_ids": positions[:, now], "past_key_values": cache, "use_cache": True}
+        result = model(input_ids=tokens[:, now], attention_mask=mask[:, :stop], **more)
         cache = result.past_key_values
         logits.append(result.logits)
     return torch.cat(logits, dim=1)[mask.bool()]
