@@ -18,7 +18,7 @@ from families import FP32_NOISE, KINDS
 
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 PROMPTS, NEW_TOKENS = 200, 20
-STEPWISE = 1e-9  # logits around 10 in float64, through four layers, at every step of a continuation; seen: 7e-12
+STEPWISE = 1e-9  # logits around 10 in float64, through four layers, at every step of a continuation; seen: 3e-14
 SENTENCES = [
     "Ein Mann in einem blauen Hemd steht auf einer Leiter und putzt ein Fenster.",
     "Zwei Hunde spielen im Schnee.",
