@@ -58,6 +58,7 @@ def decoder_batch(name) -> dict:
 SUMS = {
     "t5": lambda path: (path.rpartition(".")[0], False),
     "mt5": lambda path: (path.rpartition(".")[0], False),
+    "gpt2": lambda path: (path.removesuffix("attn") + "ln_2", True),
     "marian": lambda path: (f"{path}_layer_norm", True),
     "bert": lambda path: (path.removesuffix("self") + "output.LayerNorm", True),
 }

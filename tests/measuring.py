@@ -20,6 +20,7 @@ MEASURED = (
     "albert-groups",
     "marian",
     "bart",
+    "gpt2-decoder",
     "t5",
     "t5-encoder",
     "vit",

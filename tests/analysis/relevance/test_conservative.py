@@ -52,9 +52,9 @@ def switch_off(broken, monkeypatch):
         monkeypatch.setattr(rules, "FUNCTIONS", frozenset())
 
 
-@pytest.mark.parametrize("name", ("t5", "mt5", "marian", "bert"))
+@pytest.mark.parametrize("name", ("t5", "mt5", "marian", "bert", "gpt2"))
 def test_heads_and_residual_are_the_logit_in_every_layer(name):
-    """T5 has ReLU and RMS norms, mT5 gated GELU, Marian (SiLU or GELU) and BERT LayerNorms: no biases anywhere."""
+    """T5: ReLU, RMS norms; mT5: gated GELU; Marian (SiLU or GELU), BERT, GPT-2: LayerNorms. No biases anywhere."""
     model, inputs = without_biases(FAMILIES[name].build()), full(decoder_batch(name))
     found = missing(name, model, inputs)
     assert found.keys() == {site.path for site in get_adapter(model).sites(model)}
@@ -64,7 +64,7 @@ def test_heads_and_residual_are_the_logit_in_every_layer(name):
 @pytest.mark.parametrize(
     "name, broken",
     [("t5", "attention"), ("t5", "norms and activations"), ("mt5", "gated"), ("mt5", "norms and activations")]
-    + [(name, rule) for name in ("marian", "bert") for rule in ("attention", "LayerNorm", "norms and activations")],
+    + [(name, rule) for name in ("marian", "bert", "gpt2") for rule in ("attention", "LayerNorm", "norms and activations")],
 )
 def test_without_a_rule_it_is_not(name, broken, monkeypatch):
     model, inputs = without_biases(FAMILIES[name].build()), full(decoder_batch(name))
@@ -104,7 +104,7 @@ def test_activations_that_are_functions_have_the_rule(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, change", [("bert", change) for change in CHANGES if change != "stock"] + [("t5", "gated"), ("t5", "pruned")]
+    "name, change", [("bert", change) for change in CHANGES if change != "stock"] + [("t5", "gated"), ("t5", "pruned"), ("gpt2", "pruned")]
 )
 def test_changed_models_conserve(name, change):
     model = without_biases(model_in(name, change))
