@@ -270,6 +270,13 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
     )
 
 
+def is_lone_decoder(config: PretrainedConfig) -> bool:
+    """Whether a model is a decoder without an encoder: its config says so, or its family is nothing else (GPT-2)."""
+    adapter = _ADAPTERS.get(config.model_type)
+    only_decodes = adapter is not None and "enc-self" not in adapter.roles
+    return not config.is_encoder_decoder and (getattr(config, "is_decoder", False) or only_decodes)
+
+
 def get_adapter(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,

@@ -59,7 +59,9 @@ SUMS = {
     "t5": lambda path: (path.rpartition(".")[0], False),
     "mt5": lambda path: (path.rpartition(".")[0], False),
     "marian": lambda path: (f"{path}_layer_norm", True),
+    "opt-350m": lambda path: (f"{path}_layer_norm", True),
     "bert": lambda path: (path.removesuffix("self") + "output.LayerNorm", True),
+    "mpnet": lambda path: (path.removesuffix("attn") + "LayerNorm", True),
 }
 
 

@@ -12,7 +12,7 @@ from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, swap
 FP32_STORED = 1e-6  # what is measured in float64 is added up in float32: relative; seen: 1.1e-7
 STEP, COARSE = 1e-5, 1e-6  # of central differences in float64, and the relative error that they leave; seen: 1.2e-7
 T5_STEP, T5_COARSE = 1e-3, 1e-3  # its norms are in float32, whose noise is divided by the step; seen: 1.6e-4
-MEASURED = ("bert", "distilbert", "albert", "albert-groups", "marian", "t5", "vit")
+MEASURED = ("bert", "distilbert", "albert", "albert-groups", "marian", "t5", "vit", "mpnet", "esm")
 
 
 def labelled(family) -> dict:
