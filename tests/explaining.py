@@ -60,7 +60,9 @@ SUMS = {
     "mt5": lambda path: (path.rpartition(".")[0], False),
     "gpt2": lambda path: (path.removesuffix("attn") + "ln_2", True),
     "marian": lambda path: (f"{path}_layer_norm", True),
+    "opt-350m": lambda path: (f"{path}_layer_norm", True),
     "bert": lambda path: (path.removesuffix("self") + "output.LayerNorm", True),
+    "mpnet": lambda path: (path.removesuffix("attn") + "LayerNorm", True),
 }
 
 

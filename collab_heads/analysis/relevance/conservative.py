@@ -46,6 +46,8 @@ _NAMED: list[Any] = [
 ACTIVATIONS: tuple[type[nn.Module], ...] = tuple({*_NAMED, nn.GELU, nn.SiLU, nn.Tanh, nn.Mish})
 # The same where a model calls a function: classification heads of RoBERTa, BART and T5, RoBERTa's language models.
 FUNCTIONS = frozenset({torch.tanh, Tensor.tanh, F.gelu, F.silu, F.mish, F.hardswish})
+# What only weighs its own argument: ESM writes its GELU out, x * (1 + erf(x / sqrt(2))) / 2.
+WEIGHTS = frozenset({torch.erf, Tensor.erf})
 
 
 class Gate(torch.autograd.Function):
@@ -109,6 +111,8 @@ class GatedFunctions(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         """Called instead of every torch function."""
         output = function(*args, **(kwargs or {}))
+        if function in WEIGHTS:
+            return output.detach()
         if function in FUNCTIONS:
             x = args[0] if args else kwargs["input"]
             return Gate.apply(x, output.detach())

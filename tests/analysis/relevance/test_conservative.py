@@ -50,11 +50,13 @@ def switch_off(broken, monkeypatch):
         monkeypatch.setattr(T5Adapter, "gated", {})
     elif broken == "functions":
         monkeypatch.setattr(rules, "FUNCTIONS", frozenset())
+    elif broken == "weights":
+        monkeypatch.setattr(rules, "WEIGHTS", frozenset())
 
 
-@pytest.mark.parametrize("name", ("t5", "mt5", "marian", "bert", "gpt2"))
+@pytest.mark.parametrize("name", ("t5", "mt5", "marian", "bert", "mpnet", "opt-350m", "gpt2"))
 def test_heads_and_residual_are_the_logit_in_every_layer(name):
-    """T5: ReLU, RMS norms; mT5: gated GELU; Marian (SiLU or GELU), BERT, GPT-2: LayerNorms. No biases anywhere."""
+    """T5 has ReLU and RMS norms, mT5 gated GELU, Marian (SiLU or GELU) and others LayerNorms: no biases anywhere."""
     model, inputs = without_biases(FAMILIES[name].build()), full(decoder_batch(name))
     found = missing(name, model, inputs)
     assert found.keys() == {site.path for site in get_adapter(model).sites(model)}
@@ -87,18 +89,19 @@ HEADS = {
     ),
     "t5": lambda: make(T5ForSequenceClassification, t5_config(num_labels=3)),
     "roberta": FAMILIES["roberta"].build,
+    "esm": FAMILIES["esm"].build,
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_activations_that_are_functions_have_the_rule(name, monkeypatch):
-    """tanh and GELU of classification and language modelling heads."""
+@pytest.mark.parametrize("name, rule", [(name, "weights" if name == "esm" else "functions") for name in HEADS])
+def test_activations_that_are_functions_have_the_rule(name, rule, monkeypatch):
+    """tanh and GELU of classification and language modelling heads; ESM writes its GELU out."""
     model, inputs = without_biases(HEADS[name]()), full(batch())
     inputs["input_ids"][:, -1] = 2  # these classifiers read the end of the sentence
     inputs["input_ids"][:, :-1].clamp_(min=3)
     relevance, total = begin_relevance(model, inputs)
     assert abs(relevance - total) < CONSERVED
-    switch_off("functions", monkeypatch)
+    switch_off(rule, monkeypatch)
     relevance, total = begin_relevance(model, inputs)
     assert abs(relevance - total) > BROKEN
 

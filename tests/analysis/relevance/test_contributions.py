@@ -18,7 +18,7 @@ from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.errors import CalibrationError, NonFiniteError, UnsupportedModelError
 from families import EXACT64, FAMILIES, cast, make, marian_config
 
-TRANSLATORS = tuple(name for name, family in FAMILIES.items() if family.generates)
+TRANSLATORS = tuple(name for name, family in FAMILIES.items() if family.generates and "dec-enc" in family.roles)
 FAR = 1e-3
 
 
