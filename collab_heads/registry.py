@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, cast, get_args
 import torch
 import transformers
 from packaging import version
-from torch import nn
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.blueprints import Blueprint
@@ -148,6 +148,19 @@ class AttentionAdapter:
         setattr(module, self.key, key)
         self.note_width(module)
 
+    def token_masks(
+        self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """Refine which tokens count, where a family's masks do not say it (`model.masks`).
+
+        Args:
+            config: of the model.
+            inputs: a batch as the model takes it.
+            masks: "encoder", "decoder" -> what the attention masks and the decoder's inputs say: [B, T] bool, or None
+                where all count. Stacks with masks of their own (`AttentionSite.stack`) and the "output" may be added.
+        """
+        return masks
+
     def shrink(self, module: nn.Module, kept: list[int]) -> None:
         """Leave only some heads of an attention module, in place; the output projection is not touched.
 
@@ -244,6 +257,11 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
         f"model type {model_type!r} is not supported{why}{did_you_mean(model_type, known)}. "
         f"Supported: {', '.join(known)}. Another family needs an adapter: see 'Add a family' in the README."
     )
+
+
+def known_adapter(config: PretrainedConfig) -> AttentionAdapter | None:
+    """The registered adapter of a model type, None where there is none."""
+    return _ADAPTERS.get(config.model_type)
 
 
 def get_adapter(

@@ -25,12 +25,14 @@ class AttentionSite:
         role: "enc-self", "dec-self" or "dec-enc".
         layer: index of the layer within its stack.
         num_heads: number of heads that the module computes.
+        stack: the name of what it reads, in models that read two things at once ("text", "vision"); else None.
     """
 
     path: str
     role: Role
     layer: int
     num_heads: int
+    stack: str | None = None
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,18 @@ from transformers import (
     CamembertForCausalLM,
     CamembertForSequenceClassification,
     CamembertModel,
+    CLIPConfig,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPVisionConfig,
+    CLIPVisionModel,
     DeiTConfig,
     DeiTForImageClassification,
     DeiTModel,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
     DistilBertConfig,
     DistilBertForSequenceClassification,
     DistilBertModel,
@@ -36,6 +45,9 @@ from transformers import (
     ElectraForCausalLM,
     ElectraForSequenceClassification,
     ElectraModel,
+    HubertConfig,
+    HubertForCTC,
+    HubertModel,
     M2M100Config,
     M2M100ForConditionalGeneration,
     M2M100Model,
@@ -59,6 +71,12 @@ from transformers import (
     RobertaForCausalLM,
     RobertaForSequenceClassification,
     RobertaModel,
+    SiglipConfig,
+    SiglipModel,
+    SiglipTextConfig,
+    SiglipTextModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
@@ -66,6 +84,12 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
     ViTModel,
+    Wav2Vec2Config,
+    Wav2Vec2ForCTC,
+    Wav2Vec2Model,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+    WhisperModel,
     XLMRobertaConfig,
     XLMRobertaForCausalLM,
     XLMRobertaForSequenceClassification,
@@ -79,6 +103,7 @@ EXACT = HEADS * HEAD_WIDTH
 EXACT64 = 1e-11  # float64 sums in another order; errors seen: 4e-14 and below
 FP32_NOISE = 2e-5  # the same in float32; errors seen: 3e-6
 IMAGE, PATCH = 12, 4  # pixels
+MEL, FRAMES, SAMPLES = 8, 10, 50  # of audio: bins of a spectrum, frames that attend (Whisper), samples of a wave
 KINDS = ("shared", "per_head")
 # The same with narrower values, and those alone; what depends on the values runs over these.
 WITH_VALUES = ("stock+values", "shared+values", "per_head+values")
@@ -152,6 +177,33 @@ def image_batch(masked: bool = False) -> dict[str, torch.Tensor]:
     return inputs
 
 
+def text_and_image_batch(right: bool = True, texts: bool = True, images: bool = True) -> dict[str, torch.Tensor]:
+    """Three padded texts, each with an end, and three images, or one of both. SigLIP reads the last position."""
+    inputs = batch()
+    for row, length in enumerate(inputs["attention_mask"].sum(1)):
+        inputs["input_ids"][row] = inputs["input_ids"][row].clamp(max=END - 1)
+        inputs["input_ids"][row, length - 1] = END
+    if not right:
+        inputs = {name: value.flip(1) for name, value in inputs.items()}
+    return (inputs if texts else {}) | (image_batch() if images else {})
+
+
+def spectrum_batch() -> dict[str, torch.Tensor]:
+    """Three spectra as Whisper takes them, and what its decoder reads."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(3, MEL, 2 * FRAMES, generator=generator)
+    return {"input_features": features, "decoder_input_ids": batch(decoder=True)["decoder_input_ids"]}
+
+
+def wave_batch() -> dict[str, torch.Tensor]:
+    """Three waves of different lengths."""
+    mask = torch.ones(3, SAMPLES, dtype=torch.long)
+    mask[1, 20:] = 0
+    mask[2, 37:] = 0
+    values = torch.randn(3, SAMPLES, generator=torch.Generator().manual_seed(1))
+    return {"input_values": values * mask, "attention_mask": mask}
+
+
 def repadded(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same batch with other content in its padding."""
     changed, padded = dict(inputs), inputs["attention_mask"] == 0
@@ -160,7 +212,9 @@ def repadded(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if "encoder_attention_mask" in inputs:
         hidden = (inputs["encoder_attention_mask"] == 0)[..., None]
         changed["encoder_hidden_states"] = inputs["encoder_hidden_states"].masked_fill(hidden, 9.0)
-    if "pixel_values" in inputs:
+    if "input_values" in inputs:
+        changed["input_values"] = inputs["input_values"].masked_fill(padded, 9.0)
+    if "pixel_values" in inputs and "input_ids" not in inputs:  # the mask is that of the texts where there are any
         patches = padded[:, -((IMAGE // PATCH) ** 2) :].view(-1, 1, IMAGE // PATCH, IMAGE // PATCH)
         pixels = patches.repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
         changed["pixel_values"] = inputs["pixel_values"].masked_fill(pixels, 9.0)
@@ -179,6 +233,7 @@ def bert_config(cls: type[PreTrainedConfig] = BertConfig, **more) -> PreTrainedC
 
 
 TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+END = VOCABULARY - 1  # of the texts that CLIP reads
 
 
 def albert_config(**more) -> AlbertConfig:
@@ -212,6 +267,60 @@ def vit_config(cls: type[PreTrainedConfig] = ViTConfig, **more) -> PreTrainedCon
         patch_size=PATCH,
         encoder_stride=PATCH,
         **more,
+    )
+
+
+def stack_config(cls: type[PreTrainedConfig]) -> PreTrainedConfig:
+    """A stack of CLIP or SigLIP, for texts or images."""
+    return cls(
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=37,
+        projection_dim=24,
+        attention_dropout=0.1,
+        initializer_factor=3.0,
+        image_size=IMAGE,
+        patch_size=PATCH,
+        bos_token_id=1,
+        eos_token_id=END,
+        pad_token_id=1,
+        **TEXT,
+    )
+
+
+def whisper_config() -> WhisperConfig:
+    """Without what keeps it from writing some tokens, none of which exist here."""
+    return marian_config(
+        WhisperConfig,
+        num_mel_bins=MEL,
+        max_source_positions=FRAMES,
+        max_target_positions=64,
+        bos_token_id=2,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+
+
+def audio_config(cls: type[PreTrainedConfig]) -> PreTrainedConfig:
+    """Normed frame by frame: the usual norm over time would see padding."""
+    return cls(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=37,
+        conv_dim=(16, 16),
+        conv_kernel=(4, 3),
+        conv_stride=(2, 2),
+        feat_extract_norm="layer",
+        do_stable_layer_norm=True,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        initializer_range=0.3,
+        layerdrop=0.0,  # training steps must repeat
+        mask_time_prob=0.0,
+        pad_token_id=0,
     )
 
 
@@ -361,6 +470,33 @@ def vit(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], 
     )
 
 
+def text_and_image(name: str, model: type[PreTrainedModel], roles: dict[str, int], *configs, right: bool) -> Family:
+    """CLIP or SigLIP as a whole: the configs of the whole, of its texts and of its images."""
+    whole, *stacks = configs
+
+    def build() -> PreTrainedModel:
+        text, vision = (stack_config(stack).to_dict() for stack in stacks)
+        more = {"projection_dim": 24, "logit_scale_init_value": 0.0, "initializer_factor": 3.0}
+        return make(model, whole(text_config=text, vision_config=vision, **more))
+
+    inputs = lambda: text_and_image_batch(right)  # noqa: E731
+    return Family(name, build, roles, model, inputs, maps=2 * LAYERS, eager64=FP32_NOISE)
+
+
+def text_stack(name: str, model: type[PreTrainedModel], config: type[PreTrainedConfig], role: str, right: bool):
+    inputs = lambda: text_and_image_batch(right, images=False)  # noqa: E731
+    return Family(name, lambda: make(model, stack_config(config)), {role: LAYERS}, model, inputs, eager64=FP32_NOISE)
+
+
+def image_stack(name: str, model: type[PreTrainedModel], config: type[PreTrainedConfig]) -> Family:
+    build = lambda: make(model, stack_config(config))  # noqa: E731
+    return Family(name, build, {"enc-self": LAYERS}, model, image_batch, eager64=FP32_NOISE)
+
+
+def audio(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base) -> Family:
+    return Family(name, lambda: make(task, audio_config(config)), {"enc-self": LAYERS}, base, inputs=wave_batch)
+
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -403,6 +539,45 @@ FAMILIES = {
         t5_encoder("t5-encoder", T5Config, T5EncoderModel),
         *like("t5-encoder", t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel)),
         vit("vit", ViTConfig, ViTForImageClassification, ViTModel, biased=True, masked=False),
+        *like("vit", vit("dinov2", Dinov2Config, Dinov2ForImageClassification, Dinov2Model, biased=True, masked=False)),
+        text_and_image(
+            "clip",
+            CLIPModel,
+            {"dec-self": LAYERS, "enc-self": LAYERS},
+            CLIPConfig,
+            CLIPTextConfig,
+            CLIPVisionConfig,
+            right=True,
+        ),
+        *like(
+            "clip",
+            text_stack("clip-text", CLIPTextModel, CLIPTextConfig, "dec-self", right=True),
+            image_stack("clip-vision", CLIPVisionModel, CLIPVisionConfig),
+        ),
+        text_and_image(
+            "siglip",
+            SiglipModel,
+            {"enc-self": 2 * LAYERS},
+            SiglipConfig,
+            SiglipTextConfig,
+            SiglipVisionConfig,
+            right=False,
+        ),
+        *like(
+            "siglip",
+            text_stack("siglip-text", SiglipTextModel, SiglipTextConfig, "enc-self", right=False),
+            image_stack("siglip-vision", SiglipVisionModel, SiglipVisionConfig),
+        ),
+        Family(
+            "whisper",
+            lambda: make(WhisperForConditionalGeneration, whisper_config()),
+            {"enc-self": LAYERS, "dec-self": LAYERS, "dec-enc": LAYERS},
+            WhisperModel,
+            inputs=spectrum_batch,
+            generates=True,
+        ),
+        audio("wav2vec2", Wav2Vec2Config, Wav2Vec2ForCTC, Wav2Vec2Model),
+        *like("wav2vec2", audio("hubert", HubertConfig, HubertForCTC, HubertModel)),
         # ViT's forward, but the only images with a mask
         vit("deit", DeiTConfig, DeiTForImageClassification, DeiTModel, biased=False, masked=True),
     )
@@ -415,6 +590,7 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
 
 # One family of each layout, for what depends on the layout alone.
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "t5", "t5-encoder", "vit")
+LAYOUTS += ("clip", "siglip", "whisper", "wav2vec2")
 LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
 
 
@@ -444,8 +620,29 @@ def swap(model: PreTrainedModel, kind: str, dim=None, **more):
 def output(model: PreTrainedModel, inputs: dict) -> torch.Tensor:
     """The first tensor that the model returns: logits or hidden states."""
     with torch.no_grad():
-        result = model(**cast(inputs, model.dtype))
-    return result.logits if "logits" in result else result.last_hidden_state
+        return main_output(model(**cast(inputs, model.dtype)))
+
+
+def main_output(result) -> torch.Tensor:
+    """The logits of what a model returns, or its hidden states."""
+    return next(result[name] for name in ("logits", "logits_per_text", "last_hidden_state") if name in result)
+
+
+# Role -> what models call its attention maps.
+MAPS = {
+    "enc-self": ("attentions", "encoder_attentions"),
+    "dec-self": ("attentions", "decoder_attentions"),
+    "dec-enc": ("cross_attentions",),
+}
+
+
+def attention_maps(result, roles: Iterable[str]) -> dict[str, tuple[torch.Tensor, ...]]:
+    """role -> the attention maps among what a model returns, in the order of the calls; of CLIP's stacks images first."""
+    if "text_model_output" in result:
+        stacks = {"enc-self": result.vision_model_output.attentions}
+        text = "dec-self" if "dec-self" in roles else "enc-self"
+        return stacks | {text: stacks.get(text, ()) + result.text_model_output.attentions}
+    return {role: next(result[name] for name in MAPS[role] if name in result) for role in roles}
 
 
 def aligned(model: PreTrainedModel) -> PreTrainedModel:

@@ -31,10 +31,12 @@ from families import (
     KINDS,
     NARROW,
     aligned,
+    attention_maps,
     cast,
     cross_batch,
     each,
     is_sibling,
+    main_output,
     make,
     output,
     repadded,
@@ -126,7 +128,8 @@ def test_padding_is_ignored(padded_family, kind):
     inputs = padded_family.inputs()
     changed = repadded(inputs)
     for name in inputs:
-        assert torch.equal(inputs[name], changed[name]) == ("mask" in name or name == "decoder_input_ids")
+        beside = "input_ids" in inputs and name in ("decoder_input_ids", "pixel_values")  # which the mask is not of
+        assert torch.equal(inputs[name], changed[name]) == ("mask" in name or beside)
     before, after = output(model, inputs), output(model, changed)
     torch.testing.assert_close(real(after, inputs), real(before, inputs), rtol=0, atol=EXACT64)
 
@@ -144,11 +147,11 @@ def assert_padding_is_stock(family, kind, backend, dtype, tolerance):
     before, sites_before = output(model, inputs), site_outputs(model, inputs)
     swap(model, kind)
     sites_after = site_outputs(model, inputs)
-    close = functools.partial(torch.testing.assert_close, rtol=0, atol=tolerance, equal_nan=family.name == "deit")
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=tolerance, equal_nan=family.eager64 != EXACT64)
     for path, stock in sites_before.items():
         for ours, theirs in zip(sites_after[path], stock, strict=True):
             close(ours, theirs, msg=path)
-    close(output(model, inputs), before)  # ViT's eager softmax, in float32, makes NaN of float64's lowest number
+    close(output(model, inputs), before)  # an eager softmax in float32, as ViT's, makes NaN of float64's lowest number
 
 
 @pytest.mark.parametrize("backend", ("eager", "sdpa"))
@@ -187,24 +190,27 @@ def test_attention_maps(family, kind):
         for model in models:
             swap(model, kind)
             result, maps = model(**inputs, output_attentions=True), 0
-            for name in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
-                assert (name in stock) == (name in result)
-                if name in stock:
-                    assert len(result[name]) == len(stock[name])
-                    maps += len(result[name])
-                    for ours, theirs in zip(result[name], stock[name], strict=True):
-                        torch.testing.assert_close(ours, theirs, rtol=0, atol=FP32_NOISE)
+            assert result.keys() == stock.keys()
+            expected = attention_maps(stock, family.roles)
+            for role, found in attention_maps(result, family.roles).items():
+                maps += len(found)
+                for ours, theirs in zip(found, expected[role], strict=True):
+                    torch.testing.assert_close(ours, theirs, rtol=0, atol=FP32_NOISE)
             assert maps == family.num_maps
+
+
+def encoded(model, inputs):
+    """What a decoder gets of the inputs: the states of the encoder, and their mask, if there is one."""
+    mask = {"attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
+    return mask | {"encoder_outputs": model.get_encoder()(cast(inputs, model.dtype)[model.main_input_name], **mask)}
 
 
 def stepwise(model, inputs, cache=None):
     """Logits of the decoder, token by token through a cache."""
-    encoder = {"encoder_outputs": model.get_encoder()(inputs["input_ids"], attention_mask=inputs["attention_mask"])}
-    logits = []
+    encoder, logits = encoded(model, inputs), []
     for step in inputs["decoder_input_ids"].split(1, dim=1):
         result = model(
             **encoder,
-            attention_mask=inputs["attention_mask"],
             decoder_input_ids=step,
             past_key_values=cache,
             use_cache=True,
@@ -235,7 +241,7 @@ def assert_stepwise(model, inputs, expected):
 
     dynamic, _ = stepwise(model, inputs)
     torch.testing.assert_close(dynamic, expected, rtol=0, atol=EXACT64)
-    source = inputs["input_ids"].shape[1]
+    source = encoded(model, inputs)["encoder_outputs"].last_hidden_state.shape[1]
     static = EncoderDecoderCache(
         StaticCache(config=model.config, max_cache_len=12), StaticCache(config=model.config, max_cache_len=source)
     )
@@ -288,7 +294,7 @@ def test_generation(generator_family, kind, mode):
     original, swapped, narrow = (generator_family.build().double() for _ in range(3))
     swap(swapped, kind)
     swap(narrow, kind, NARROW[kind])
-    inputs = {k: v for k, v in generator_family.inputs().items() if k != "decoder_input_ids"}
+    inputs = {k: v for k, v in cast(generator_family.inputs(), torch.float64).items() if k != "decoder_input_ids"}
 
     def generate(model, **more):
         torch.manual_seed(0)
@@ -363,6 +369,14 @@ RELATIVES = {
     "mt5": ("MT5EncoderModel", "MT5ForSequenceClassification", "MT5ForTokenClassification"),
     "mt5-encoder": ("MT5ForConditionalGeneration",),
     "vit": ("ViTForMaskedImageModeling",),
+    "dinov2": ("Dinov2Backbone",),
+    "clip": ("CLIPForImageClassification",),
+    "clip-text": ("CLIPTextModelWithProjection",),
+    "clip-vision": ("CLIPVisionModelWithProjection",),
+    "siglip": ("SiglipForImageClassification",),
+    "whisper": ("WhisperForAudioClassification", "WhisperForCausalLM"),
+    "wav2vec2": ("Wav2Vec2ForSequenceClassification", "Wav2Vec2ForPreTraining"),
+    "hubert": ("HubertForSequenceClassification",),
     "deit": ("DeiTForImageClassificationWithTeacher", "DeiTForMaskedImageModeling"),
 }
 
@@ -402,7 +416,8 @@ for tensor in (*model.parameters(), *model.buffers()):
 inputs = torch.load(folder + "/inputs.pt")
 with torch.no_grad():
     result = model(**inputs)
-torch.save(result.logits if "logits" in result else result.last_hidden_state, folder + "/output.pt")
+names = ("logits", "logits_per_text", "last_hidden_state")
+torch.save(next(result[name] for name in names if name in result), folder + "/output.pt")
 """
 
 
@@ -451,7 +466,7 @@ def test_gradients(family, kind):
     swap(model, kind, NARROW[kind])
     model.train()
     result = model(**family.inputs())
-    (result.logits if "logits" in result else result.last_hidden_state).square().mean().backward()
+    main_output(result).square().mean().backward()
     for module in sites(model).values():
         for name, parameter in module.query_key.named_parameters():
             assert parameter.requires_grad
@@ -526,7 +541,7 @@ def test_gradient_checkpointing(family, kind):
             model.gradient_checkpointing_enable()
         model.train()
         result = model(**cast(family.inputs(), torch.float64))
-        (result.logits if "logits" in result else result.last_hidden_state).square().mean().backward()
+        main_output(result).square().mean().backward()
         grads.append([p.grad for module in sites(model).values() for p in module.query_key.parameters()])
     for plain, checkpointed in zip(*grads, strict=True):
         torch.testing.assert_close(checkpointed, plain, rtol=1e-9, atol=EXACT64)
@@ -589,19 +604,17 @@ def test_compiled_decoding_with_static_cache(generator_family, kind):
 
     model, inputs = generator_family.build(), generator_family.inputs()
     swap(model, kind, NARROW[kind])
-    expected = output(model, inputs)
+    expected, encoder = output(model, inputs), encoded(model, inputs)
     cache = EncoderDecoderCache(
         StaticCache(config=model.config, max_cache_len=12),
-        StaticCache(config=model.config, max_cache_len=inputs["input_ids"].shape[1]),
+        StaticCache(config=model.config, max_cache_len=encoder["encoder_outputs"].last_hidden_state.shape[1]),
     )
-    encoder = model.get_encoder()(inputs["input_ids"], attention_mask=inputs["attention_mask"])
     torch._dynamo.reset()
     compiled, logits = torch.compile(model, fullgraph=True, backend="aot_eager"), []
     for index, step in enumerate(inputs["decoder_input_ids"].split(1, dim=1)):
         decode = compiled if index else model  # the first step fills the cross-attention cache
         result = decode(
-            encoder_outputs=encoder,
-            attention_mask=inputs["attention_mask"],
+            **encoder,
             decoder_input_ids=step,
             past_key_values=cache,
             use_cache=True,

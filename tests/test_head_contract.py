@@ -47,6 +47,7 @@ from families import (
     KINDS,
     LAYOUTS,
     aligned,
+    attention_maps,
     each,
     output,
     repadded,
@@ -173,7 +174,8 @@ for tensor in (*model.parameters(), *model.buffers()):
     tensor.data = tensor.data.clone()  # families.aligned
 with torch.no_grad():
     result = model.eval()(**torch.load(folder + "/inputs.pt"))
-torch.save(result.logits if "logits" in result else result.last_hidden_state, folder + "/output.pt")
+names = ("logits", "logits_per_text", "last_hidden_state")
+torch.save(next(result[name] for name in names if name in result), folder + "/output.pt")
 """
 
 
@@ -451,10 +453,6 @@ def test_gates_of_a_pruned_model(name, origin):
     assert torch.equal(output(model, inputs), output(by_name, inputs))
 
 
-MAPS = {"enc-self": ("attentions", "encoder_attentions"), "dec-enc": ("cross_attentions",)}
-MAPS["dec-self"] = ("attentions", "decoder_attentions")
-
-
 def maps_of(model, inputs):
     """path -> the attention maps of its calls, and how many maps there are in all."""
     calls = {}
@@ -467,12 +465,11 @@ def maps_of(model, inputs):
         result = model(**inputs, output_attentions=True)
     for handle in handles:
         handle.remove()
-    found = {}
+    found, maps = {}, attention_maps(result, calls)
     for role, paths in calls.items():
-        maps = next(result[name] for name in MAPS[role] if name in result)
-        for path, one in zip(paths, maps, strict=True):
+        for path, one in zip(paths, maps[role], strict=True):
             found.setdefault(path, []).append(one)
-    return found, sum(len(result[name]) for name in result if name.endswith("attentions"))
+    return found, sum(map(len, maps.values()))
 
 
 @of_case

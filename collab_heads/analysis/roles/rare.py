@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
 from collab_heads.errors import ArgumentError, CalibrationError
 from collab_heads.model.batches import each_batch
-from collab_heads.model.masks import MASKS, as_bool
+from collab_heads.model.masks import as_bool, sides
 from collab_heads.sites import AttentionSite
 
 NEVER = torch.iinfo(torch.int64).max  # the rank of tokens that are no candidates
@@ -131,7 +131,7 @@ class RareTokens(Observer):
             The rank of every key token, [B, S]; the highest rank that is a hit, for the rarest and for the two rarest,
             [B, T or 1, 2]; the share of tokens that are hits, the same shape. None where there are no token ids.
         """
-        ids, keys = batch.ids(MASKS[site.role][0]), batch.keys(site)
+        ids, keys = batch.ids(sides(site)[0]), batch.keys(site)
         if ids is None:
             return None
         if int(ids.max()) >= len(self.ranks):
