@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -60,17 +61,22 @@ class CLIPAdapter(AttentionAdapter):
 
     def role(self, role: Role, module: nn.Module) -> Role:
         """CLIP reads texts from left to right."""
-        return "dec-self" if module.config.model_type == "clip_text_model" else role
+        config = cast(PretrainedConfig, module.config)
+        return "dec-self" if config.model_type == "clip_text_model" else role
 
     def scale(self, module: nn.Module) -> float:
         """Kept as `scale`."""
-        return float(module.scale)
+        return float(cast(float, module.scale))
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
-        """With what they read; where both stacks have one role (SigLIP), the images' layers count on after the texts'."""
+        """With what they read.
+
+        Where both stacks have one role (SigLIP), the layers that read images count on after those that read texts.
+        """
         sites: list[AttentionSite] = []
         for site in super().sites(model):
-            stack = STACKS[model.base_model.get_submodule(site.path).config.model_type]
+            config = cast(PretrainedConfig, model.base_model.get_submodule(site.path).config)
+            stack = STACKS[config.model_type]
             before = sum(each.role == site.role and each.stack != stack for each in sites)
             sites.append(replace(site, stack=stack, layer=site.layer + before))
         return sites

@@ -12,7 +12,7 @@ from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
 
-def attention(self, hidden_states, key_value_states=None, attention_mask=None, **kwargs):
+def attention(self, hidden_states, key_value_states=None, attention_mask=None, output_attentions=False, **kwargs):
     """`forward` of both classes, with the stock signature; no model passes `key_value_states`."""
     key, value = cached_key_value(self, self.v_proj, hidden_states, None, is_cross=False)
     output, weights = attend(

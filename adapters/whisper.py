@@ -1,12 +1,14 @@
 """Whisper: BART's layout and forward over audio; its key has no bias, and its scale stands before the dot product."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.models.whisper import modeling_whisper
 
-from collab_heads.adapters.marian import MarianAdapter, attention
+from collab_heads.adapters.marian import MarianAdapter, attention  # type: ignore[import-untyped]
+from collab_heads.blueprints import Blueprint
 from collab_heads.registry import register
 
 
@@ -23,7 +25,7 @@ class WhisperAdapter(MarianAdapter):
 
     model_types = ("whisper",)
     replacements = {modeling_whisper.WhisperAttention: CollaborativeWhisperAttention}
-    blueprints = {}
+    blueprints: ClassVar[Mapping[str, Blueprint]] = {}
 
     def token_masks(
         self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]

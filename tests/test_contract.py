@@ -8,7 +8,6 @@ Parametrised over `families.FAMILIES` and `families.KINDS`: a new family or kind
 import copy
 import functools
 import json
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +38,7 @@ from families import (
     main_output,
     make,
     output,
+    pickled,
     repadded,
     set_backend,
     sites,
@@ -552,7 +552,7 @@ def test_deepcopy_and_pickle(family, kind):
     swap(model, kind, NARROW[kind])
     expected = output(model, family.inputs())
     assert torch.equal(output(copy.deepcopy(model), family.inputs()), expected)
-    assert torch.equal(output(pickle.loads(pickle.dumps(model)), family.inputs()), expected)
+    assert torch.equal(output(pickled(model), family.inputs()), expected)
 
 
 def test_hooks_survive(family, kind):

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 import test_contract
-from collab_heads.adapters import albert, bert, distilbert, marian, t5, vit
+from collab_heads import adapters
+from collab_heads.adapters import albert, marian, t5
 from collab_heads.collaborative import kinds, plan
 from collab_heads.layers import attention
 from families import FAMILIES, each
 
-ADAPTERS = (albert, bert, distilbert, marian, t5, vit)
+ADAPTERS = [module for module in vars(adapters).values() if hasattr(module, "attend")]
 
 
 def wrong_scale(monkeypatch):
@@ -100,6 +101,8 @@ def test_the_contract_catches(mutation, name, backend, monkeypatch):
 
 
 def test_padding_attended_is_caught_when_narrow(padded_family, monkeypatch):
+    if "input_values" in padded_family.inputs():
+        pytest.skip("these models make zeros of padding before they attend: only a lossless swap can show it")
     padding_attended(monkeypatch)
     with pytest.raises(AssertionError):
         test_contract.test_padding_is_ignored(padded_family, "per_head")

@@ -57,7 +57,7 @@ def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initiali
     width = query_key.num_heads * max(state.dim_head, -(-state.dim // query_key.num_heads))
     for name, projection, bias in (
         (adapter.query, query_key.shared_query, state.bias),
-        (adapter.key, query_key.shared_key, False),
+        (adapter.key, query_key.shared_key, state.bias),  # SigLIP's initialisation wants one; the softmax cancels it
     ):
         stand_in = nn.Linear(projection.in_features, width, bias, device=like.device, dtype=like.dtype)
         stock_initialize(stand_in)
