@@ -10,12 +10,18 @@ from collab_heads.registry import known_adapter
 from collab_heads.sites import AttentionSite
 
 # role -> whose padding counts on the query side and on the key side
+IMAGES = "vision"  # the one side of which no batch holds token ids
 MASKS = {"enc-self": ("encoder", "encoder"), "dec-self": ("decoder", "decoder"), "dec-enc": ("decoder", "encoder")}
 
 
 def sides(site: AttentionSite) -> tuple[str, str]:
     """Whose padding counts on the query side and on the key side of a site."""
     return MASKS[site.role] if site.stack is None else (site.stack, site.stack)
+
+
+def reads_ids(site: AttentionSite) -> bool:
+    """Whether the queries of a site are tokens, where the batches hold token ids at all."""
+    return sides(site)[0] != IMAGES
 
 
 def token_masks(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | None]:

@@ -10,7 +10,7 @@ from transformers.utils import logging
 from collab_heads.analysis.measures.queries import check_exclude, end_tokens, query_masks
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import run_batches
-from collab_heads.model.masks import decoder_ids, sides, token_masks
+from collab_heads.model.masks import IMAGES, decoder_ids, sides, token_masks
 from collab_heads.model.recording import recording
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
@@ -55,7 +55,7 @@ class Batch:
         """
         if side == "decoder" and self._model.config.is_encoder_decoder:
             return decoder_ids(self._model, self.inputs)
-        ids = self.inputs.get("input_ids")
+        ids = None if side == IMAGES else self.inputs.get("input_ids")
         return None if ids is None else ids.flatten(0, -2)  # multiple-choice models: (B, choices, T)
 
     def queries(self, site: AttentionSite) -> Tensor | None:
