@@ -132,7 +132,8 @@ class Analysis:
         self.model, self.adapter, self.batches, self.options = model, adapter, batches, options
         self.sites, self.numbers = adapter.sites_with_heads(model), head_numbers(model, adapter)
         self.excluded = excluded_queries(model, options.exclude, options.tokenizer)
-        has_labels = next(iter(batches)).get("labels") is not None
+        first = next(iter(batches))
+        has_labels = first.get("labels") is not None or bool(first.get("return_loss"))  # CLIP's pairs are its labels
         self.parts, self.notes = options.choose(model, has_labels)
         self.results: dict[str, Any] = {}
         self.seconds: dict[str, float] = {}

@@ -14,6 +14,7 @@ from collab_heads.heads.reconstruction import reconstruction_costs
 from collab_heads.heads.selection import Target, check_by_path, check_scores, check_target, choose, roles_of_heads
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import check_batches
+from collab_heads.model.modalities import check_modalities
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
@@ -139,6 +140,7 @@ def loss_of(model: PreTrainedModel, batch: Mapping, index: int) -> Tensor:
     """The model's loss on a batch; a CalibrationError names the batch that it cannot take, by its index from 0."""
     inputs = {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
     try:
+        check_modalities(model, inputs)
         loss = getattr(model(**inputs), "loss", None)
     except CollabHeadsError:
         raise

@@ -10,6 +10,7 @@ from transformers.utils.logging import tqdm
 from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.masks import token_masks
+from collab_heads.model.modalities import check_modalities
 
 
 def check_batches(calibration: Iterable[Mapping]) -> list[Mapping]:
@@ -58,6 +59,7 @@ def run_batches(
         for index, batch in enumerate(tqdm(each_batch(batches), total=total, desc=what, leave=False)):
             inputs = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             try:
+                check_modalities(model, inputs)
                 for portion in cut(inputs):
                     masks.clear()
                     masks.update(masks_of(model, portion))

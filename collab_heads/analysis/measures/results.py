@@ -138,7 +138,7 @@ class HeadStatistics:
         tensors, described = read_statistics(folder)
         try:
             sites = [
-                AttentionSite(**{f.name: s[f.name] for f in dataclasses.fields(AttentionSite)})
+                AttentionSite(**{f.name: s[f.name] for f in dataclasses.fields(AttentionSite) if f.name in s})
                 for s in described["sites"]
             ]
             tokens = {each["path"]: int(each["tokens"]) for each in described["sites"]}

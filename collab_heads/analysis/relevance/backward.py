@@ -14,6 +14,7 @@ from collab_heads.analysis.relevance.conservative import conservative
 from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import each_batch
+from collab_heads.model.modalities import check_modalities
 from collab_heads.registry import AttentionAdapter
 
 
@@ -47,6 +48,7 @@ def run(model: PreTrainedModel, adapter: AttentionAdapter, inputs: Mapping, inde
     """A forward pass with a conservative graph."""
     with conservative(model, adapter):
         try:
+            check_modalities(model, inputs)
             return model(**{**inputs, "return_dict": True})
         except CollabHeadsError:
             raise

@@ -1,5 +1,7 @@
 """Relevance is conserved: at every cut through a model it adds up to what is explained. And nothing else changes."""
 
+import itertools
+
 import pytest
 import torch
 from explaining import begin_relevance, decoder_batch, full, missing, without_biases
@@ -66,7 +68,7 @@ def test_heads_and_residual_are_the_logit_in_every_layer(name):
 @pytest.mark.parametrize(
     "name, broken",
     [("t5", "attention"), ("t5", "norms and activations"), ("mt5", "gated"), ("mt5", "norms and activations")]
-    + [(name, rule) for name in ("marian", "bert", "gpt2") for rule in ("attention", "LayerNorm", "norms and activations")],
+    + list(itertools.product(("marian", "bert", "gpt2"), ("attention", "LayerNorm", "norms and activations"))),
 )
 def test_without_a_rule_it_is_not(name, broken, monkeypatch):
     model, inputs = without_biases(FAMILIES[name].build()), full(decoder_batch(name))
@@ -107,7 +109,9 @@ def test_activations_that_are_functions_have_the_rule(name, rule, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, change", [("bert", change) for change in CHANGES if change != "stock"] + [("t5", "gated"), ("t5", "pruned"), ("gpt2", "pruned")]
+    "name, change",
+    [("bert", change) for change in CHANGES if change != "stock"]
+    + [("t5", "gated"), ("t5", "pruned"), ("gpt2", "pruned")],
 )
 def test_changed_models_conserve(name, change):
     model = without_biases(model_in(name, change))
