@@ -12,6 +12,7 @@ from transformers.utils.logging import tqdm
 from collab_heads.errors import CalibrationError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.examples import Batch, Part, has_decoder_inputs, has_text_labels, moved
+from collab_heads.model.offloading import input_device
 
 LENGTH, MORE = 2, 8  # a translation has at most so many tokens per source token, and so many more
 
@@ -47,7 +48,7 @@ def translate(original: PreTrainedModel, batch: Batch) -> Batch:
     config.max_length, config.max_new_tokens = int(max(2, min(1 + LENGTH * longest + MORE, room))), None
     config.num_beams, config.do_sample, config.return_dict_in_generate = 1, False, False
     generate = cast(Any, original).generate  # a mixin, to type checkers
-    tokens = generate(**moved(batch, original.device), generation_config=config).cpu()
+    tokens = generate(**moved(batch, input_device(original)), generation_config=config).cpu()
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     for end in ends:

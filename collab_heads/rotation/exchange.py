@@ -14,6 +14,7 @@ from collab_heads.checks import did_you_mean, is_index
 from collab_heads.errors import ArgumentError, ShapeError, SwapError, UnsupportedModelError
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import alphas_of, gates_of
+from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
@@ -45,6 +46,7 @@ Pairs = Iterable[tuple[Place, Place]]
 HeadTensors = dict[str, Tensor]  # name -> the rows of one head
 
 
+@opening_attention
 def swap_heads(
     model: PreTrainedModel,
     pairs: Pairs,
