@@ -61,7 +61,7 @@ def rotary_attention(
     query_key, implementation = module.query_key, module.config._attn_implementation
     if isinstance(query_key, NoHeads):
         return without_heads(module, value, hidden_states, past_key_values, implementation)
-    query = query_key.queries(hidden_states)
+    query = query_key(hidden_states)
     key = query_key.split(query_key.keys(hidden_states).unsqueeze(1))
     if norms is not None:
         query, key = norms[0](query), norms[1](key)

@@ -13,6 +13,7 @@ from collab_heads.errors import CalibrationError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.examples import Batch, Part, has_decoder_inputs, has_text_labels, moved
 from collab_heads.model.modalities import check_modalities, reads_texts_alone
+from collab_heads.model.offloading import input_device
 
 LENGTH, MORE = 2, 8  # a translation has at most so many tokens per source token, and so many more
 
@@ -60,7 +61,7 @@ def translate(original: PreTrainedModel, batch: Batch) -> Batch:
     if getattr(config, "return_timestamps", False):
         setattr(config, "return_timestamps", False)  # noqa: B010 (Whisper has it)
     generate = cast(Any, original).generate  # a mixin, to type checkers
-    tokens = generate(**moved(batch, original.device), generation_config=config)["sequences"].cpu()
+    tokens = generate(**moved(batch, input_device(original)), generation_config=config)["sequences"].cpu()
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     for end in ends:
