@@ -64,7 +64,11 @@ def test_heads_and_residual_are_the_logit_in_every_layer(name):
 @pytest.mark.parametrize(
     "name, broken",
     [("t5", "attention"), ("t5", "norms and activations"), ("mt5", "gated"), ("mt5", "norms and activations")]
-    + [(name, rule) for name in ("marian", "bert", "gpt2") for rule in ("attention", "LayerNorm", "norms and activations")],
+    + [
+        (name, rule)
+        for name in ("marian", "bert", "gpt2")
+        for rule in ("attention", "LayerNorm", "norms and activations")
+    ],
 )
 def test_without_a_rule_it_is_not(name, broken, monkeypatch):
     model, inputs = without_biases(FAMILIES[name].build()), full(decoder_batch(name))
@@ -104,7 +108,9 @@ def test_activations_that_are_functions_have_the_rule(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, change", [("bert", change) for change in CHANGES if change != "stock"] + [("t5", "gated"), ("t5", "pruned"), ("gpt2", "pruned")]
+    "name, change",
+    [("bert", change) for change in CHANGES if change != "stock"]
+    + [("t5", "gated"), ("t5", "pruned"), ("gpt2", "pruned")],
 )
 def test_changed_models_conserve(name, change):
     model = without_biases(model_in(name, change))
