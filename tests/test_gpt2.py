@@ -50,7 +50,7 @@ from families import (
 
 CROSS, ALONE = FAMILIES["gpt2-decoder"], FAMILIES["gpt2"]
 FIRST, ATTENDS = "h.0.attn", "h.1.crossattention"
-BF16 = 0.05  # of logits up to 15 in bfloat16, whose steps are 0.06 there; seen: 0
+BF16 = 0.03  # relative, of bfloat16 logits after another basis of the values; seen: 6e-3
 
 
 def opened(model):
