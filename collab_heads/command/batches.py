@@ -55,7 +55,7 @@ def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer; where it has no padding token (GPT-2's), a copy that pads with the end of a text: masks hide it."""
+    """The tokenizer; where it has no padding token (GPT-2's), a copy that pads with the end of a text, unseen."""
     if tokenizer.pad_token is None:
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.pad_token = tokenizer.eos_token

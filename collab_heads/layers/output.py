@@ -29,9 +29,9 @@ class HeadOutputProjection(nn.Module):
     before, or lose gates and alphas, and refuses or skips it this way.
 
     Parameters: `weight` [D, H * d_v], as the family stores it, `bias` [D] or None, `gates.log_alpha` [H] (or the buffer
-    `gates.alive`) if it has gates, `mixing.alpha` [H, H] if it has alphas. That attribute is called `mixing` because its
-    name is stored in checkpoints; everywhere else "mixing" is the kind of query/key projection, or the matrix of the
-    shared one.
+    `gates.alive`) if it has gates, `mixing.alpha` [H, H] if it has alphas. That attribute is called `mixing` because
+    its name is stored in checkpoints; everywhere else "mixing" is the kind of query/key projection, or the matrix of
+    the shared one.
 
     Attributes:
         gates: None without gates.
