@@ -1,8 +1,9 @@
 """What a site of attention is, and how users name sites."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 from torch import Tensor
 
@@ -33,6 +34,10 @@ class AttentionSite:
     layer: int
     num_heads: int
     stack: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, without what is None."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
