@@ -1,8 +1,9 @@
 """What a site of attention is, and how users name sites."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 from torch import Tensor
 
@@ -44,6 +45,10 @@ class AttentionSite:
     def num_key_heads(self) -> int:
         """The number of key/value heads."""
         return count_key_heads(self.num_heads, self.groups)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, without what is None."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class HeadStatistics:
     def to_dict(self) -> dict:
         """All numbers, ready for JSON."""
         tensors = {name: {path: each.tolist() for path, each in getattr(self, name).items()} for name in self.names()}
-        sites = [dataclasses.asdict(site) for site in self.sites]
+        sites = [site.to_dict() for site in self.sites]
         described = {"measures": list(self.measures), "excluded": list(self.excluded), "sites": sites}
         return described | {"tokens": dict(self.tokens)} | tensors
 
@@ -109,10 +109,7 @@ class HeadStatistics:
 
         Source: the nesting: Azov and Landau 2020 (MHR-NLP-Transformers).
         """
-        sites = [
-            {**dataclasses.asdict(s), "tokens": self.tokens[s.path], "alphas": s.path in self.alphas}
-            for s in self.sites
-        ]
+        sites = [{**s.to_dict(), "tokens": self.tokens[s.path], "alphas": s.path in self.alphas} for s in self.sites]
         described = {"measures": self.measures, "excluded": self.excluded, "sites": sites}
         tensors = {f"{prefix(s)}.{name}": each for s in self.sites for name, each in self.per_site(s).items()}
         write_statistics(Path(folder), tensors, described | self.nested())
