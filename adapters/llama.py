@@ -23,9 +23,7 @@ from collab_heads.sites import group_size
 NORMS = ("q_norm", "k_norm")  # of each head of queries and keys, where the family has them
 
 
-def attention(
-    self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs
-):
+def attention(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
     """`forward` of every class, with the stock signature."""
     cos, sin = position_embeddings
     output, weights = rotary_attention(

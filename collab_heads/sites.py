@@ -1,7 +1,7 @@
 """What a site of attention is, and how users name sites."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Literal, get_args, overload
 
 from torch import Tensor
@@ -38,6 +38,22 @@ class AttentionSite:
     def num_key_heads(self) -> int:
         """The number of key/value heads."""
         return count_key_heads(self.num_heads, self.groups)
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether several heads share a key/value head."""
+        return self.num_key_heads < self.num_heads
+
+    @classmethod
+    def from_dict(cls, described: Mapping) -> "AttentionSite":
+        """What `dataclasses.asdict` made, after JSON or an older version: entries of others are passed over.
+
+        Raises:
+            TypeError: if an entry that every version writes is missing.
+        """
+        known = {each.name: described[each.name] for each in fields(cls) if each.name in described}
+        groups = known.get("groups")
+        return cls(**known | {"groups": None if groups is None else tuple(groups)})
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,6 @@ class QueryKeyState:
             expect(valid and self.groups[0] == 0, "query_key.groups", self.groups, wanted)
             object.__setattr__(self, "groups", tuple(self.groups))  # JSON has lists
 
-
     def holds(self, kind: QueryKeyKind, num_heads: int) -> bool:
         """Whether it is of a kind that holds stock weights as they are, at full width."""
         return self.kind == kind and self.dim == num_heads * self.dim_head

@@ -65,6 +65,7 @@ def test_scores_and_the_table_of_heads():
         "confidence",
         "entropy",
         "attention_distance",
+        "first_token",
         "l2_distance",
         "relevance",
         "absolute_relevance",
@@ -76,8 +77,9 @@ def test_scores_and_the_table_of_heads():
     row = rows[-1]
     assert row[:3] == [site.role, str(site.layer), str(HEADS - 1)]
     assert row[3] == f"{float(report.statistics.confidence[site.path][-1]):.3f}"
-    assert row[7] == f"{float(report.relevance.relevance[site.path][-1]):.3f}"
-    assert row[8] == f"{abs(float(report.relevance.signed[site.path][-1])):.3f}"
+    assert row[6] == "" and site.role == "dec-enc"  # attention to the first token is of self-attention
+    assert row[8] == f"{float(report.relevance.relevance[site.path][-1]):.3f}"
+    assert row[9] == f"{abs(float(report.relevance.signed[site.path][-1])):.3f}"
     assert len(row) == len(header) and all(len(each) == len(header) for each in rows)
     assert "MarianMTModel (marian): 24 heads" in str(report) and "3 sentences" in str(report)
 

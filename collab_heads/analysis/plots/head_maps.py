@@ -26,6 +26,7 @@ KINDS = {
     "positional": (OKABE_ITO[0], "P"),
     "rare tokens": (OKABE_ITO[1], "R"),
     "syntactic": (OKABE_ITO[2], "S"),
+    "first token": (OKABE_ITO[3], "F"),
     NONE: ("#f2f2f2", ""),
 }
 
@@ -92,7 +93,7 @@ def role_map(
     totals: Totals | None = None,
     title: str | None = None,
 ) -> Figure:
-    """What every head does, as colours and letters: positional, rare tokens, syntactic, none, removed.
+    """What every head does, as colours and letters: positional, first token, rare tokens, syntactic, none, removed.
 
     A head that does several things has a stripe of each.
 

@@ -6,6 +6,7 @@ TITLES = {
     "confidence": "Confidence",
     "entropy": "Entropy",
     "attention_distance": "Attention distance",
+    "first_token": "Attention to the first token",
     "similarity": "Similarity",
     "l2_distance": "Distance to the other heads",
     "relevance": "Relevance",
@@ -19,7 +20,9 @@ TITLES = {
 LEGENDS = {
     "heads": "Every head that the model has now, by the numbers of the original model.",
     "roles": "By default, positional: the largest weight falls on one relative position for at least 90 "
-    "% of the tokens. Rare tokens: in the first layer, it falls on the rarest token of the "
+    "% of the tokens. First token: it falls on the first token of the sequence for at least half of the "
+    "tokens after it; such a head looks nowhere in particular and is not positional. Rare tokens: in "
+    "the first layer, it falls on the rarest token of the "
     "sentence for at least half of them. Syntactic: it finds the other end of a dependency at "
     "least 10 points more often than the best fixed offset does, from dependent to head or back "
     "(Voita et al. 2019).",
@@ -29,6 +32,8 @@ LEGENDS = {
     "one token, the logarithm of the sentence's length where it looks at all alike.",
     "attention_distance": "How many tokens away a query token looks, averaged by its weights; between the two "
     "sentences of a translation, positions are compared as they are.",
+    "first_token": "The mean weight on the first token of the sequence, over the query tokens after it, in "
+    "self-attention. A head with nothing to look for rests there: a sink (Xiao et al. 2023).",
     "similarity": "The mean cosine and Euclidean distance between the outputs of two heads of a layer, for "
     "the same token. Heads that do the same have a cosine near 1.",
     "l2_distance": "The mean Euclidean distance of a head's outputs to those of the layer's other heads.",

@@ -35,8 +35,8 @@ class HeadMeasurements:
         heads: path -> the original numbers of their heads.
         totals: path -> how many heads the site had, also of sites that lost all.
         data: what was measured on: a description, sentences, query tokens of every role.
-        statistics: confidence, entropy, attention distance, similarity, alphas.
-        roles: positional, rare-token and syntactic heads.
+        statistics: confidence, entropy, attention distance, attention to the first token, similarity, alphas.
+        roles: positional, first-token, rare-token and syntactic heads.
         relevance: by conservative propagation.
         gradient: path -> [H], importance by gradients of the loss.
         contributions: of source and target to generated tokens.
@@ -72,7 +72,7 @@ class HeadMeasurements:
         """Measure -> path -> [H]: everything that is a number per head, float64 on the CPU."""
         scores: dict[str, Scores] = {}
         if (statistics := self.statistics) is not None:
-            scores |= {name: getattr(statistics, name) for name in OF_HEADS if name in statistics.measures}
+            scores |= {name: measured for name in OF_HEADS if (measured := getattr(statistics, name))}
             if "l2" in statistics.measures:
                 scores["l2_distance"] = {site.path: statistics.distance(site.path) for site in self.sites}
         if self.relevance is not None:
