@@ -17,7 +17,8 @@ from transformers.models.qwen3 import modeling_qwen3
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.removed import is_empty
 from collab_heads.layers.rotary_attention import rotary_attention
-from collab_heads.registry import AttentionAdapter, register
+from collab_heads.registry import register
+from collab_heads.rotary_adapter import RotaryAdapter
 from collab_heads.sites import group_size
 
 NORMS = ("q_norm", "k_norm")  # of each head of queries and keys, where the family has them
@@ -92,7 +93,7 @@ class RotaryQwen3Attention(modeling_qwen3.Qwen3Attention):
 
 
 @register
-class LlamaAdapter(AttentionAdapter):
+class LlamaAdapter(RotaryAdapter):
     """Llama, Mistral, Qwen2, Qwen3 and the text model of Gemma 3."""
 
     model_types = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
@@ -120,12 +121,6 @@ class LlamaAdapter(AttentionAdapter):
         modeling_qwen3.Qwen3MLP: "act_fn",
     }
     roles = ("dec-self", "enc-self")
-    capabilities = frozenset({"gated", "alpha", "prune", "values"})
-    why_not = {
-        "collaborative": "rotary positions come between its projections and the score, so heads cannot share one "
-        "query/key projection; narrower values (dim_value=), fewer heads and compress() work"
-    }
-    exact_kind = "rotary"
 
     def role(self, role, module):
         """Gemma 3 can be an encoder of embeddings."""

@@ -10,6 +10,7 @@ from transformers.models.t5 import modeling_t5
 
 from collab_heads.blueprints import Blueprint, VocabularyForm
 from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.position_bias import kept_columns, note_kept_heads
 from collab_heads.registry import AttentionAdapter, register
 
 
@@ -42,7 +43,7 @@ def shrunk_attention(
 ):
     """`forward` of the classes with fewer heads: the stock one, on the columns of the heads that are left."""
     past_length = seen_length(self, past_key_values)
-    columns = None if position_bias is None else kept_columns(self, position_bias)
+    columns = kept_columns(self, position_bias)
     output, columns, weights = self.stock.forward(
         self, hidden_states, mask, key_value_states, columns, past_key_values, **kwargs
     )
@@ -54,13 +55,6 @@ def shrunk_attention(
 def shrunk_bias(self, *args, **kwargs):
     """`compute_bias` of the classes with fewer heads, for the stock forward: their columns."""
     return kept_columns(self, self.stock.compute_bias(self, *args, **kwargs))
-
-
-def kept_columns(module, position_bias):
-    """[1, all heads, T, S] -> [1, H, T, S]: those of the heads that are left."""
-    if not module.kept_heads:  # all heads, or a site without any, which does not look
-        return position_bias
-    return torch.stack([position_bias[:, head] for head in module.kept_heads], dim=1)
 
 
 def seen_length(module, past_key_values):
@@ -85,7 +79,7 @@ def new_position_bias(module, hidden_states, key_length, past_length):
 class CollaborativeMT5Attention(modeling_mt5.MT5Attention):
     """`MT5Attention` with a collaborative query/key projection."""
 
-    kept_heads, stock = None, modeling_mt5.MT5Attention
+    stock = modeling_mt5.MT5Attention
     eager = staticmethod(modeling_mt5.eager_attention_forward)
     forward = attention
 
@@ -100,7 +94,7 @@ class ShrunkMT5Attention(modeling_mt5.MT5Attention):
 class CollaborativeT5Attention(modeling_t5.T5Attention):
     """`T5Attention` with a collaborative query/key projection."""
 
-    kept_heads, stock = None, modeling_t5.T5Attention
+    stock = modeling_t5.T5Attention
     eager = staticmethod(modeling_t5.eager_attention_forward)
     forward = attention
 
@@ -152,9 +146,8 @@ class T5Adapter(AttentionAdapter):
 
     def shrink(self, module, kept):
         """Also note which columns of the position bias are left."""
-        before = getattr(module, "kept_heads", None) or range(module.n_heads)
         super().shrink(module, kept)
-        module.kept_heads = [before[head] for head in kept]
+        note_kept_heads(module, kept)
 
     def restore(self, module, stock, kept):
         """Also let it use all columns of the position bias again."""

@@ -2,17 +2,18 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 import transformers
 from packaging import version
-from torch import nn
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.blueprints import Blueprint
 from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.layers.fused import Projection, whole_of
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.removed import NoHeads, NoValues, is_empty, keep_rows
 from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, Role, count_key_heads, kept_groups, per_head
@@ -41,6 +42,9 @@ class AttentionAdapter:
         head_width: the entry of the config and the attribute of the attention module that say how wide a head is, where
             that is not the model's width over its heads.
         weights_at: where the weights [B, H, T, S] are among what the attention module returns.
+        weights_argument: the argument of its forward that must be True for that, where one must.
+        uses_interface: whether stock attention goes through transformers' attention interface; else say in
+            `score_biases` what it adds to its scores.
         rms_norms: the norms that only scale, without a mean and a bias.
         gated: class of a gated feed-forward -> name of the activation whose output multiplies its other branch.
         roles: the roles that models of the family can have.
@@ -63,6 +67,8 @@ class AttentionAdapter:
     width: ClassVar[str | None] = None
     head_width: ClassVar[tuple[str, str] | None] = None
     weights_at: ClassVar[int] = -1
+    weights_argument: ClassVar[str | None] = None
+    uses_interface: ClassVar[bool] = True
     rms_norms: ClassVar[tuple[type[nn.Module], ...]] = ()
     gated: ClassVar[Mapping[type[nn.Module], str]] = {}
     roles: ClassVar[tuple[Role, ...]] = ROLES
@@ -71,6 +77,10 @@ class AttentionAdapter:
     exact_kind: ClassVar[QueryKeyKind] = "per_head"
     blueprints: ClassVar[Mapping[str, Blueprint]] = {}
     transformers: ClassVar[str] = "5.15"
+
+    def variant(self, config: PretrainedConfig) -> "AttentionAdapter":
+        """The adapter for a model of the family with this config, where some differ in what they can do."""
+        return self
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
         """List the attention modules of a model, swapped or not, in model order."""
@@ -99,19 +109,19 @@ class AttentionAdapter:
         """Refine the role that the path suggests (BERT: a decoder has the paths of an encoder)."""
         return role
 
-    def projections(self, module: nn.Module) -> tuple[nn.Linear, nn.Linear]:
-        """The Linears that receive the query-side and the key-side input of a stock attention module."""
+    def projections(self, module: nn.Module) -> tuple[Projection, Projection]:
+        """What the query-side and the key-side input of a stock attention module go into."""
         return getattr(module, self.query), getattr(module, self.key)
 
-    def value_projection(self, module: nn.Module) -> nn.Linear:
-        """The Linear that makes the values, in a stock or swapped attention module."""
+    def value_projection(self, module: nn.Module) -> Projection:
+        """What makes the values in a stock or swapped attention module."""
         return getattr(module, self.value)
 
-    def output_projection(self, model: PreTrainedModel, site: AttentionSite) -> nn.Linear:
-        """The Linear that takes the concatenated heads of a site."""
+    def output_projection(self, model: PreTrainedModel, site: AttentionSite) -> nn.Module:
+        """The Linear or Conv1D that takes the concatenated heads of a site."""
         if self.output is None:
             raise ArgumentError(f"{type(self).__name__} does not say where the output projection of {site.path} is")
-        return cast(nn.Linear, model.base_model.get_submodule(f"{site.path}.{self.output}"))
+        return model.base_model.get_submodule(f"{site.path}.{self.output}")
 
     def read(self, module: nn.Module) -> AttentionWeights:
         """Read the weights of a stock attention module, per head, without copying."""
@@ -133,12 +143,28 @@ class AttentionAdapter:
         """The factor of the dot product of a stock attention module, before the softmax."""
         return float(cast(float, module.scaling))
 
+    def score_biases(self, module: nn.Module, arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """What a call of a stock attention module adds to its scores, where `uses_interface` is False.
+
+        Args:
+            module: the attention module.
+            arguments: of its forward, by name; those that were left out are missing.
+
+        Returns:
+            Masks and position biases, that broadcast to [B, H, T, S].
+        """
+        raise ArgumentError(f"{type(self).__name__} does not say what its attention adds to its scores: score_biases")
+
     def stock_class(self, module: nn.Module) -> type[nn.Module] | None:
         """The stock class of a site, whatever it is now; None for a class that this adapter does not know."""
         for stock, replaced in self.replacements.items():
             if type(module) in (stock, replaced, self.shrunk.get(stock)):
                 return stock
         return None
+
+    def stock_names(self, module: nn.Module) -> tuple[str, ...]:
+        """The names of the projections of query, key and value in a stock attention module."""
+        return self.query, self.key, self.value
 
     def install(self, module: nn.Module, query_key: nn.Module) -> None:
         """Turn an attention module into its collaborative class, in place: hooks and other state survive."""
@@ -180,12 +206,12 @@ class AttentionAdapter:
             self.install(module, NoHeads().train(module.training))
         elif is_swapped(module):
             cast(QueryKey, module.query_key).keep_heads(kept)
-            keep_rows(self.value_projection(module), kept_keys, key_heads)
+            keep_rows(whole_of(self.value_projection(module)), kept_keys, key_heads)
         else:
-            (query, key), value = self.projections(module), self.value_projection(module)
-            keep_rows(query, kept, heads)
-            keep_rows(key, kept_keys, key_heads)
-            keep_rows(value, kept_keys, key_heads)
+            query, _ = self.projections(module)
+            for whole, parts in self.wholes(module).items():
+                left, total = (kept, heads) if whole is whole_of(query) else (kept_keys, key_heads)
+                keep_rows(whole, [part * total + head for part in range(parts) for head in left], parts * total)
             stock = cast(type[nn.Module], self.stock_class(module))
             module.__class__ = self.shrunk.get(stock, stock)
         self.note_heads(module, len(kept), groups)
@@ -198,6 +224,10 @@ class AttentionAdapter:
     def runs_groups(self, groups: tuple[int, ...] | None) -> bool:
         """Whether the stock forward can run heads with these key/value heads; else a site needs `exact_kind`."""
         return groups is None
+
+    def wholes(self, module: nn.Module) -> dict[nn.Module, int]:
+        """The modules that make query, key and value in a stock attention module -> how many of these each makes."""
+        return dict.fromkeys(map(whole_of, (*self.projections(module), self.value_projection(module))), 1)
 
     def note_width(self, module: nn.Module) -> None:
         """Let an attention module say how wide its values are, where it says so."""
@@ -261,7 +291,8 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
             and says why, where known.
     """
     model_type, known = config.model_type, supported_model_types()
-    if adapter := _ADAPTERS.get(model_type):
+    if found := _ADAPTERS.get(model_type):
+        adapter = found.variant(config)
         if version.parse(transformers.__version__) < version.parse(adapter.transformers):
             raise UnsupportedModelError(
                 f"model type {model_type!r} needs transformers {adapter.transformers} or newer, this is "
@@ -272,6 +303,13 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
         f"model type {model_type!r} is not supported{did_you_mean(model_type, known)}. "
         f"Supported: {', '.join(known)}. Another family needs an adapter: see 'Add a family' in the README."
     )
+
+
+def is_lone_decoder(config: PretrainedConfig) -> bool:
+    """Whether a model is a decoder without an encoder: its config says so, or its family is nothing else (GPT-2)."""
+    adapter = _ADAPTERS.get(config.model_type)
+    only_decodes = adapter is not None and "enc-self" not in adapter.roles
+    return not config.is_encoder_decoder and (getattr(config, "is_decoder", False) or only_decodes)
 
 
 def get_adapter(
@@ -298,6 +336,7 @@ def get_adapter(
         adapter = adapter()
     elif not isinstance(adapter, AttentionAdapter):
         raise ArgumentError(f"adapter must be an AttentionAdapter class or instance, not {adapter!r}")
+    adapter = adapter.variant(model.config)
     if capability is not None and capability not in adapter.capabilities:
         can = ", ".join(sorted(adapter.capabilities)) or "nothing"
         why = f": {adapter.why_not[capability]}" if capability in adapter.why_not else ""

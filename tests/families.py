@@ -36,9 +36,16 @@ from transformers import (
     ElectraForCausalLM,
     ElectraForSequenceClassification,
     ElectraModel,
+    EsmConfig,
+    EsmForMaskedLM,
+    EsmForSequenceClassification,
+    EsmModel,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     Gemma3TextModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -55,6 +62,12 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     MistralModel,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    ModernBertModel,
+    MPNetConfig,
+    MPNetForSequenceClassification,
+    MPNetModel,
     MT5Config,
     MT5EncoderModel,
     MT5ForConditionalGeneration,
@@ -210,6 +223,19 @@ def bert_config(cls: type[PreTrainedConfig] = BertConfig, **more) -> PreTrainedC
     )
 
 
+def esm_config(positions: str = "absolute", **more) -> EsmConfig:
+    """Without its scaling for masked tokens, which makes NaN of a sentence that is nothing but padding."""
+    return bert_config(
+        EsmConfig,
+        position_embedding_type=positions,
+        pad_token_id=1,
+        mask_token_id=2,
+        token_dropout=False,
+        emb_layer_norm_before=True,
+        **more,
+    )
+
+
 TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
 
 
@@ -267,6 +293,24 @@ def marian_config(cls: type[PreTrainedConfig] = MarianConfig, **more) -> PreTrai
         dropout=0.1,
         attention_dropout=0.1,
         **TEXT,
+        **more,
+    )
+
+
+def gpt2_config(**more) -> GPT2Config:
+    """Its scale differs from layer to layer, so that one that is not read from the module shows."""
+    return GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=64,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_inner=37,
+        initializer_range=0.3,
+        scale_attn_by_inverse_layer_idx=True,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=1,
         **more,
     )
 
@@ -402,6 +446,17 @@ def lone_decoder(name: str, config: type[PreTrainedConfig], task: type[PreTraine
     )
 
 
+def gpt2(name: str, *, cross: bool) -> Family:
+    roles = {"dec-self": LAYERS, "dec-enc": LAYERS} if cross else {"dec-self": LAYERS}
+    return Family(
+        name,
+        lambda: make(GPT2LMHeadModel, gpt2_config(add_cross_attention=cross)),
+        roles,
+        GPT2Model,
+        inputs=cross_batch if cross else lone_batch,
+    )
+
+
 def t5(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base) -> Family:
     return Family(
         name,
@@ -445,6 +500,10 @@ def rotary(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel
     )
 
 
+def esm(name: str, task: type[PreTrainedModel]) -> Family:
+    return Family(name, lambda: make(task, esm_config()), {"enc-self": LAYERS}, EsmModel)
+
+
 def opt(name: str, **more) -> Family:
     return Family(
         name,
@@ -455,6 +514,30 @@ def opt(name: str, **more) -> Family:
         generates=True,
         biased=more.get("enable_bias", True),
         eager64=FP32_NOISE,  # its eager softmax is in float32
+    )
+
+
+def modernbert(name: str) -> Family:
+    """Its second layer looks at a window."""
+    return Family(
+        name,
+        lambda: make(
+            ModernBertForSequenceClassification,
+            bert_config(
+                ModernBertConfig,
+                layer_types=["full_attention", "sliding_attention"],
+                local_attention=6,
+                attention_bias=True,
+                attention_dropout=0.1,
+                mlp_dropout=0.1,
+                pad_token_id=1,
+            ),
+        ),
+        {"enc-self": LAYERS},
+        ModernBertModel,
+        exact64=FP32_NOISE,  # its rotations are in float32
+        eager64=FP32_NOISE,
+        shares=False,
     )
 
 
@@ -495,10 +578,15 @@ FAMILIES = {
         ),
         lone_decoder("marian-decoder", MarianConfig, MarianForCausalLM),
         *like("marian-decoder", lone_decoder("bart-decoder", BartConfig, BartForCausalLM)),
+        gpt2("gpt2-decoder", cross=True),
+        *like("gpt2-decoder", gpt2("gpt2", cross=False)),
         t5("t5", T5Config, T5ForConditionalGeneration, T5Model),
         *like("t5", t5("mt5", MT5Config, MT5ForConditionalGeneration, MT5Model)),
         t5_encoder("t5-encoder", T5Config, T5EncoderModel),
         *like("t5-encoder", t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel)),
+        bert_encoder("mpnet", MPNetConfig, MPNetForSequenceClassification, MPNetModel),
+        esm("esm", EsmForSequenceClassification),
+        *like("esm", esm("esm-lm", EsmForMaskedLM)),
         opt("opt"),
         *like(
             "opt",
@@ -509,6 +597,7 @@ FAMILIES = {
         vit("vit", ViTConfig, ViTForImageClassification, ViTModel, biased=True, masked=False),
         # ViT's forward, but the only images with a mask
         vit("deit", DeiTConfig, DeiTForImageClassification, DeiTModel, biased=False, masked=True),
+        modernbert("modernbert"),
         rotary("qwen3", Qwen3Config, Qwen3ForCausalLM, Qwen3Model),  # norms of queries and keys
         *beside(
             "qwen3",
@@ -534,9 +623,8 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
         del FAMILIES[old]
 
 # One family of each layout, for what depends on the layout alone.
-LAYOUTS: tuple[str, ...]
-LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "t5", "t5-encoder", "vit")
-LAYOUTS += ("opt", "qwen3")
+LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "gpt2-decoder")
+LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit", "opt", "mpnet", "esm", "qwen3", "modernbert")
 LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
 
 
@@ -598,9 +686,12 @@ def aligned(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def set_backend(model: PreTrainedModel, backend: str) -> None:
-    """Choose the attention backend, in inner stacks too (transformers 5.17 does not reach T5's)."""
+    """Choose the attention backend, in inner stacks too (transformers 5.17 does not reach T5's).
+
+    A model that knows the eager one only keeps it.
+    """
     for module in model.modules():
-        if isinstance(module, PreTrainedModel):
+        if isinstance(module, PreTrainedModel) and module._supports_sdpa:
             module.set_attn_implementation(backend)
 
 

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from closing import changed, output_projections
 
 from collab_heads import registry
-from collab_heads.adapters import t5
+from collab_heads.adapters import mpnet, t5
 from collab_heads.heads import fold, prune
 from collab_heads.layers import gates, output, removed, shared_query_key
+from collab_heads.layers.layout import become, weight_of, widths
 from collab_heads.model import open_site
 from families import FAMILIES, LAYOUTS
 
@@ -26,7 +27,7 @@ def gates_off_in_evaluation(monkeypatch):
     stock = output.HeadOutputProjection.forward
 
     def forward(self, concatenated):
-        return stock(self, concatenated) if self.training else F.linear(concatenated, self.weight, self.bias)
+        return stock(self, concatenated) if self.training else F.linear(concatenated, weight_of(self), self.bias)
 
     monkeypatch.setattr(output.HeadOutputProjection, "forward", forward)
 
@@ -36,7 +37,7 @@ def partial_gates_lost(monkeypatch):
 
     def remove_gates(projection):
         del projection.gates, projection.mixing
-        projection.__class__ = torch.nn.Linear
+        become(projection, projection.stock)
 
     monkeypatch.setattr(prune, "remove_gates", remove_gates)
     monkeypatch.setattr(fold, "fold_output", remove_gates)
@@ -56,10 +57,11 @@ def wrong_rows_of_the_value(monkeypatch):
 
     @torch.no_grad()
     def keep_rows(linear, kept, num_heads):
-        width = linear.out_features // num_heads
+        width = widths(linear)[1] // num_heads
         removed.keep_rows(linear, kept, num_heads)
         if len(kept) > 1:
-            linear.weight.copy_(linear.weight.unflatten(0, (len(kept), width)).transpose(0, 1).flatten(0, 1))
+            weight = weight_of(linear)
+            weight.copy_(weight.unflatten(0, (len(kept), width)).transpose(0, 1).flatten(0, 1))
 
     monkeypatch.setattr(registry, "keep_rows", keep_rows)
 
@@ -89,9 +91,11 @@ def wrong_rows_of_the_content_bias(monkeypatch):
 
 def first_columns_of_the_position_bias(monkeypatch):
     def kept_columns(module, bias):
-        return bias if not module.kept_heads else bias[:, : len(module.kept_heads)]
+        kept = getattr(module, "kept_heads", None)
+        return bias[:, : len(kept)] if kept else bias
 
-    monkeypatch.setattr(t5, "kept_columns", kept_columns)
+    for family in (t5, mpnet):
+        monkeypatch.setattr(family, "kept_columns", kept_columns)
 
 
 def kept_columns_are_handed_on(monkeypatch):
@@ -119,8 +123,8 @@ PRUNED = [  # mutation, families, the query/key projection that it needs, whethe
     (wrong_rows_of_the_value, LAYOUTS, "shared", False),
     (wrong_rows_of_the_mixing, LAYOUTS, "shared", False),
     (wrong_rows_of_the_content_bias, BIASED, "shared", False),
-    (first_columns_of_the_position_bias, T5, None, False),
-    (first_columns_of_the_position_bias, T5, "shared", False),
+    (first_columns_of_the_position_bias, (*T5, "mpnet"), None, False),
+    (first_columns_of_the_position_bias, (*T5, "mpnet"), "shared", False),
     (kept_columns_are_handed_on, T5, None, False),
     (bias_of_the_empty_site_lost, BIASED, None, True),
 ]
@@ -140,7 +144,7 @@ def zeros_in_the_wrong_columns(monkeypatch):
 
     def restore_output(projection, state, *args):
         stock(projection, state, *args)
-        projection.weight.data = projection.weight.data.roll(8, dims=-1)
+        weight_of(projection).data.copy_(weight_of(projection).data.roll(8, dims=-1))
 
     monkeypatch.setattr(fold, "restore_output", restore_output)
 

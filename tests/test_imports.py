@@ -14,7 +14,7 @@ PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
 LAYERS = (
     ("errors", "checks", "sites", "state", "blueprints", "numerics", "files", "folders", "reading", "text", "extras"),
     ("layers",),
-    ("registry",),
+    ("registry", "fused_adapter", "rotary_adapter"),
     ("adapters",),
     ("model",),
     ("collaborative",),

@@ -4,9 +4,10 @@ import sys
 
 import pytest
 import torch
+from transformers import EsmModel
 
 import test_contract
-from collab_heads.adapters import albert, marian, t5
+from collab_heads.adapters import albert, marian, mpnet, t5
 from collab_heads.collaborative import kinds, plan
 from collab_heads.layers import attention
 from families import FAMILIES, each
@@ -40,7 +41,8 @@ def transposed_mixing(monkeypatch):
 
 
 def no_position_bias(monkeypatch):
-    monkeypatch.setattr(t5, "attend", lambda *args, position_bias, **kwargs: attention.attend(*args, **kwargs))
+    for family in (t5, mpnet):
+        monkeypatch.setattr(family, "attend", lambda *args, position_bias, **kwargs: attention.attend(*args, **kwargs))
 
 
 def replace_attend(monkeypatch, attend):
@@ -85,7 +87,7 @@ MUTATIONS = {
     wrong_scale: FAMILIES,
     dropped_query_bias: [name for name, family in FAMILIES.items() if family.biased],
     transposed_mixing: FAMILIES,
-    no_position_bias: ("t5", "t5-encoder", "mt5", "mt5-encoder"),
+    no_position_bias: ("t5", "t5-encoder", "mt5", "mt5-encoder", "mpnet"),
     padding_attended: [name for name, family in FAMILIES.items() if family.padded],
     default_epsilon: ("albert", "albert-groups"),
 }
@@ -102,6 +104,8 @@ def test_the_contract_catches(mutation, name, backend, monkeypatch):
 
 
 def test_padding_attended_is_caught_when_narrow(padded_family, monkeypatch):
+    if padded_family.base is EsmModel:
+        pytest.skip("its padding is zero before attention, whatever it holds")
     padding_attended(monkeypatch)
     with pytest.raises(AssertionError):
         test_contract.test_padding_is_ignored(padded_family, "per_head")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AlbertModel, GPT2Config, SplinterConfig, SplinterModel
+from transformers import AlbertModel, GPTNeoConfig, SplinterConfig, SplinterModel
 from transformers.models.splinter.modeling_splinter import SplinterSelfAttention, eager_attention_forward
 from unchanged import refused
 
@@ -20,6 +20,7 @@ from collab_heads import (
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedModelError
 from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.layout import widths
 from collab_heads.layers.query_key import is_swapped, split_heads
 from collab_heads.registry import adapter_for_config
 from families import (
@@ -192,7 +193,7 @@ def test_sites_of_every_family(name):
     assert set(family.roles) <= set(adapter.roles)
     for site in found:
         assert site.num_heads == HEADS
-        assert adapter.output_projection(model, site).in_features == HEADS * HEAD_WIDTH
+        assert widths(adapter.output_projection(model, site))[0] == HEADS * HEAD_WIDTH
         assert adapter.read(model.base_model.get_submodule(site.path)).dim_head == HEAD_WIDTH
     for role in family.roles if "albert" not in name else ():
         assert [site.layer for site in found if site.role == role] == list(range(LAYERS))
@@ -230,16 +231,15 @@ def test_unsupported_models():
     assert "rotary" not in message
 
 
-@pytest.mark.parametrize("model_type", ("llama", "mistral", "qwen2", "gemma", "modernbert"))
-def test_why_rotary_families_cannot_work(model_type):
-    config = GPT2Config()
-    config.model_type = model_type
-    with pytest.raises(UnsupportedModelError, match=f"'{model_type}' is not supported: rotary position embeddings"):
-        adapter_for_config(config)
+@pytest.mark.parametrize("name", ("qwen3", "modernbert"))
+def test_why_heads_cannot_share_beside_rotary_positions(name):
+    model = FAMILIES[name].build()
+    with refused(model, UnsupportedModelError, "rotary positions come between", "dim_value=", "compress()"):
+        swap_to_collaborative(model)
 
 
 def test_the_nearest_type_is_suggested():
-    config = GPT2Config()
+    config = GPTNeoConfig()
     config.model_type = "mariam"
     with pytest.raises(UnsupportedModelError, match="did you mean 'marian'"):
         adapter_for_config(config)

@@ -17,6 +17,7 @@ import test_contract as contract
 from collab_heads import fold_heads, prune_heads, swap_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.collaborative import values
 from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.layers.layout import weight_of, widths
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.model.open_site import open_sites
 from collab_heads.registry import get_adapter
@@ -123,7 +124,7 @@ def test_generation(name, kind, mode):
 
 
 @pytest.mark.parametrize("cross", (False, True))
-@pytest.mark.parametrize("name", ("bert-decoder", "marian-decoder"))
+@pytest.mark.parametrize("name", ("bert-decoder", "marian-decoder", "gpt2-decoder"))
 def test_decoder_cache(name, cross):
     for kind in WITH_VALUES:
         contract.test_decoder_cache.__wrapped__(name, kind, cross)
@@ -178,9 +179,9 @@ def test_what_changes(name, kind):
     for site, reported in zip(open_sites(model, get_adapter(model)), report.sites, strict=True):
         of_keys = site.site.num_key_heads / HEADS
         assert site.value.weight.shape[0] == site.value.out_features == NARROW_VALUES * of_keys
-        assert site.output.weight.shape[1] == site.output.in_features == NARROW_VALUES
-        widths = reported.dim_value, reported.dim_value_asked, reported.dim_value_exact
-        assert widths == (NARROW_VALUES * of_keys, NARROW_VALUES * of_keys, EXACT * of_keys)
+        assert weight_of(site.output).shape[1] == widths(site.output)[0] == NARROW_VALUES
+        values = reported.dim_value, reported.dim_value_asked, reported.dim_value_exact
+        assert values == (NARROW_VALUES * of_keys, NARROW_VALUES * of_keys, EXACT * of_keys)
         assert 0 < reported.variance_lost < 1
         state = CollabConfig.of(model.config).site(site.site).values
         assert (state.dim, state.dim_head) == (PER_HEAD, HEAD_WIDTH)
@@ -193,7 +194,7 @@ def test_what_changes(name, kind):
     assert stock.num_parameters() - model.num_parameters() == saved > 0
     for parameter_name, parameter in model.named_parameters():
         assert id(parameter) in changed or torch.equal(parameter, before[parameter_name]), parameter_name
-    assert "values" in str(report) and ("16/32" if family.shares else "8/16") in str(report)
+    assert "values" in str(report) and f"{NARROW_VALUES * of_keys:.0f}/{EXACT * of_keys:.0f}" in str(report)
 
 
 @every_layout
@@ -260,7 +261,7 @@ def test_every_order(name):
 
 
 @pytest.mark.parametrize("state", ("gated", "both"))
-@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+@pytest.mark.parametrize("name", ("bert", "marian", "t5", "gpt2-decoder"))
 def test_gates_and_alphas_stay(name, state):
     """Narrowed at full width after its heads were changed, a model computes what it computed; alphas restart."""
     family = FAMILIES[name]
@@ -294,7 +295,7 @@ def test_narrowed_before_or_after_removal(name):
 
 
 @pytest.mark.parametrize("kind", (None, "shared", "per_head"))
-@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+@pytest.mark.parametrize("name", ("bert", "marian", "t5", "gpt2-decoder"))
 def test_values_after_query_and_key(name, kind):
     """A site that is collaborative already gets narrower values alone, the same as both at once."""
     family = FAMILIES[name]

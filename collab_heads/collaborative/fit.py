@@ -59,6 +59,7 @@ class SiteFit(Generic[Projection]):
         meaningless: options that mean nothing for the kind -> why, as the end of a sentence.
         width_rule: which widths it rounds up to, for the report; empty if it takes any.
         cache_rule: why and when it caches more than the original, for the report; empty if never.
+        is_offered: whether users may ask for it; else families have it that cannot have another.
         decomposes_bias: whether the query bias is decomposed along, as a last column of the query.
         weights: of the stock site.
         query: [H, d_k, D_q], or [H, d_k, D_q + 1] with the bias.
@@ -69,6 +70,7 @@ class SiteFit(Generic[Projection]):
     meaningless: ClassVar[Mapping[str, str]] = {}
     width_rule: ClassVar[str] = ""
     cache_rule: ClassVar[str] = ""
+    is_offered: ClassVar[bool] = True
     decomposes_bias: ClassVar[bool] = False
 
     @torch.no_grad()

@@ -114,6 +114,8 @@ class PerHeadFit(SiteFit[PerHeadQueryKey]):
 class RotaryFit(SiteFit[RotaryQueryKey]):
     """The width of the original alone: nothing is decomposed, since positions come after the projections."""
 
+    is_offered = False
+
     @classmethod
     def possible_width(cls, asked: int, weights: AttentionWeights) -> int:
         """That of the original."""
@@ -141,7 +143,7 @@ def check_kind(kind: QueryKeyKind, **options: tuple[object, object]) -> None:
     Raises:
         ArgumentError: if there is no such kind, or an option has no meaning for it.
     """
-    check_choice("mixing", kind, FITS)
+    check_choice("mixing", kind, [name for name, fit in FITS.items() if fit.is_offered])
     for name, (value, default) in options.items():
         why = FITS[kind].meaningless.get(name)
         if why is not None and value != default:

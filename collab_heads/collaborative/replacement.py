@@ -16,6 +16,7 @@ from collab_heads.collaborative.plan import SitePlan, ValuePlan
 from collab_heads.collaborative.refine import OutputGap, Refinement, refine
 from collab_heads.collaborative.report import SiteReport
 from collab_heads.collaborative.values import NarrowValues, head_moments, narrow_values
+from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.output import gates_of
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.values import read_values
@@ -99,7 +100,7 @@ class Sizes(NamedTuple):
 
 def sizes(site: OpenSite, query_key: QueryKey | None, values: NarrowValues | None = None) -> Sizes:
     """The sizes of a site with a query/key projection (None: its stock one), and with narrower values if given."""
-    parts: Sequence[nn.Module] = site.projections if query_key is None else (query_key,)
+    parts: Sequence[nn.Module | FusedPart] = site.projections if query_key is None else (query_key,)
     key_width = site.projections[1].out_features if query_key is None else query_key.cache_width
     weights = read_values(site.value, site.output) if values is None else values.weights
     count = sum(tensor.numel() for tensor in vars(weights).values() if tensor is not None)

@@ -1,10 +1,11 @@
 """Narrow the values of a site: the best A[h] and B[h] with B[h] A[h] z_h ~ W_O[h] z_h for what its heads put out.
 
 With the covariance C of all concatenated heads z the error of the site's output is tr(E C E^T), E[h] = W_O[h] - B[h]
-A[h]. For one head alone an SVD of W_O[h] L, L L^T = C[h, h], is optimal; heads that share a value head share A, too, and
-their W_O[h] stand below one another in that SVD. Heads are correlated, so one can make up for
+A[h]. For one head alone an SVD of W_O[h] L, L L^T = C[h, h], is optimal. Heads are correlated, so one can make up for
 what another lost: each in turn is fitted to what the others leave over (a reduced-rank regression, again one SVD),
-which never makes the error larger. All of it comes from C; no token is looked at twice.
+which never makes the error larger. Heads that share a value head share A: their W_O[h] stand below one another in the
+SVD, and the B of all heads are then the best for these A, a regression. All of it comes from C; no token is looked at
+twice.
 
 Shapes: as in `layers.values`; n = H * d_v, H_k value heads.
 """

@@ -4,11 +4,10 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
-
-from torch import nn
+from typing import Literal, get_args
 
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
+from collab_heads.layers.layout import weight_of
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.model.open_site import OpenSite
@@ -71,7 +70,7 @@ class SiteShape:
     @classmethod
     def of(cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[Part, ...] = PARTS) -> "SiteShape":
         """Read it from a site."""
-        output, value, heads = cast(nn.Linear, site.output), site.value, site.num_heads
+        output, value, heads = site.output, site.value, site.num_heads
         if site.query_key is not None:
             state: QueryKeyState | None = site.query_key.state
             dim_query = site.query_key.shared_query.in_features
@@ -81,7 +80,7 @@ class SiteShape:
             query, key = site.projections
             state, dim_query, dim_head = None, query.in_features, query.out_features // heads
             biases, scale = (query.bias is not None, key.bias is not None), site.adapter.scale(site.module)
-        dims = dim_query, value.in_features, output.weight.shape[0]
+        dims = dim_query, value.in_features, weight_of(site.output).shape[0]
         more = value.bias is not None, output.bias is not None
         exact, can_share = site.adapter.exact_kind, "collaborative" in site.adapter.capabilities
         parts = tuple(part for part in parts if part != "query_key" or can_share)

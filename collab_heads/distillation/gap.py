@@ -19,6 +19,7 @@ from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteErr
 from collab_heads.model.examples import Batch, Part, moved, num_rows
 from collab_heads.model.outputs import Output
 from collab_heads.model.portions import PORTION, portions
+from collab_heads.registry import is_lone_decoder
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Gap:
     def run(self, model: PreTrainedModel, index: int, portion: Batch) -> list[Output]:
         """What a model makes of a portion; whatever it raises names the batch."""
         inputs = moved(portion, model.device)
-        caches = model.config.is_encoder_decoder or getattr(model.config, "is_decoder", False)
+        caches = model.config.is_encoder_decoder or is_lone_decoder(model.config)
         more = {"use_cache": False} if caches else {}
         try:
             with self.processes.autocast(model.device):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError
+from collab_heads.layers.fused import whole_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.layers.removed import NoHeads
 from collab_heads.model.open_site import OpenSite, open_sites
@@ -56,7 +57,7 @@ def site_parameters(site: OpenSite) -> Iterator[nn.Parameter]:
     inner = getattr(site.module, "query_key", None)
     modules = [] if isinstance(inner, NoHeads) else [*([inner] if site.is_swapped else site.projections), site.value]
     for module in modules:
-        yield from module.parameters()
+        yield from whole_of(module).parameters()
     output = site.output
     yield from output.parameters(recurse=not isinstance(output, HeadOutputProjection))
 

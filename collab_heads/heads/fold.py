@@ -1,7 +1,6 @@
 """fold_heads: turn a gated, mixed or pruned model back into a stock checkpoint, which loads without this package."""
 
 import copy
-from typing import cast
 
 import torch
 from torch import nn
@@ -11,6 +10,7 @@ from collab_heads.errors import SwapError
 from collab_heads.heads.fold_narrow import narrow_as_stock, stock_width
 from collab_heads.heads.prune import check_prunable, release
 from collab_heads.heads.report import FoldReport
+from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_wrapper
@@ -97,12 +97,11 @@ def stock_twin(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def restore_output(output: nn.Module, state: SiteState, stock: nn.Linear, like: torch.Tensor) -> None:
+def restore_output(output: nn.Module, state: SiteState, stock: nn.Module, like: torch.Tensor) -> None:
     """Give an output projection the columns of all heads again, zeros for the removed, in place."""
-    weight = torch.zeros(stock.weight.shape, dtype=like.dtype, device=like.device)
+    weight = torch.zeros(weight_of(stock).shape, dtype=like.dtype, device=like.device)
     if state.kept:
         columns = weight.unflatten(-1, (state.num_heads, -1))
-        columns[:, list(state.kept)] = output.get_parameter("weight").unflatten(-1, (state.heads, -1))
-    output.__class__ = nn.Linear
-    linear = cast(nn.Linear, output)
-    linear.weight, linear.in_features = nn.Parameter(weight, like.requires_grad), stock.in_features
+        columns[:, list(state.kept)] = weight_of(output).unflatten(-1, (state.heads, -1))
+    become(output, type(stock))
+    set_weight(output, weight, requires_grad=like.requires_grad)

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from collab_heads.collaborative.input_moments import InputMoments, listening_to_heads
 from collab_heads.collaborative.values import DOUBT, doubted
 from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.layout import weight_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.batches import run_batches
 from collab_heads.model.open_site import OpenSite, open_sites
@@ -47,8 +48,8 @@ class Refit:
     @torch.no_grad()
     def put_into(self, output: nn.Module) -> None:
         """Change the weight and the bias of an output projection of the kept heads, in place."""
-        weight, bias = cast(Tensor, output.weight), cast(Tensor | None, output.bias)
-        weight.copy_(self.weight)
+        bias = cast(Tensor | None, output.bias)
+        weight_of(output).copy_(self.weight)
         if bias is not None:
             bias.copy_(float64(bias) + self.bias.to(bias.device))
 
@@ -212,7 +213,7 @@ def regressed_weight(site: OpenSite, *, folds_gates: bool) -> tuple[Tensor, Tens
         return site.output_weight(), None
     if folds_gates and fixed_gates(site) is None:
         return site.output_weight(), None
-    plain = output.weight.detach()
+    plain = weight_of(output).detach()
     weight = plain if output.mixing is None else output.mixing(plain.cpu()).to(plain)
     return weight, None if folds_gates else output.gates.values()
 

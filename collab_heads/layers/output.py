@@ -3,15 +3,16 @@
 Shapes: H heads, d_v width of a value head, D width of the model.
 """
 
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
-from collab_heads.layers.removed import kept_parameter
+from collab_heads.layers.layout import become, is_transposed, set_weight, weight_of
 from collab_heads.state import GateState
 
 PARTS = ("gates", "mixing")  # attributes of the projection, in the order in which heads go through them
@@ -27,17 +28,21 @@ class HeadOutputProjection(nn.Module):
     is deliberately no `nn.Linear`: whatever treats it as one (LoRA, quantisation) would see the heads as they were
     before, or lose gates and alphas, and refuses or skips it this way.
 
-    Parameters: `weight` [D, H * d_v], `bias` [D] or None, `gates.log_alpha` [H] (or the buffer `gates.alive`) if it has
-    gates, `mixing.alpha` [H, H] if it has alphas. That attribute is called `mixing` because its name is stored in
-    checkpoints; everywhere else "mixing" is the kind of query/key projection, or the matrix of the shared one.
+    Parameters: `weight` [D, H * d_v], as the family stores it, `bias` [D] or None, `gates.log_alpha` [H] (or the buffer
+    `gates.alive`) if it has gates, `mixing.alpha` [H, H] if it has alphas. That attribute is called `mixing` because
+    its name is stored in checkpoints; everywhere else "mixing" is the kind of query/key projection, or the matrix of
+    the shared one.
 
     Attributes:
         gates: None without gates.
         mixing: the alphas; None without.
         in_features: H * d_v.
         out_features: D.
+        stores_transposed: whether `weight` lies as in a Conv1D, [H * d_v, D]; `layout.weight_of` gives it as [D, ...].
     """
 
+    stores_transposed: ClassVar[bool] = False
+    stock: ClassVar[type[nn.Module]] = nn.Linear
     weight: nn.Parameter
     bias: nn.Parameter | None
     gates: HeadGates | None
@@ -50,7 +55,7 @@ class HeadOutputProjection(nn.Module):
         if self.gates is not None:
             heads = concatenated.unflatten(-1, (self.gates.num_heads, -1))
             concatenated = (heads * self.gates().to(heads.dtype).unsqueeze(-1)).flatten(-2)
-        weight = self.weight
+        weight = weight_of(self)
         if self.mixing is not None:
             # the cheaper of the two; a graph that leaves Python takes the one that is cheap for many tokens
             if not is_exporting() and concatenated.shape[:-1].numel() < self.out_features:
@@ -62,7 +67,7 @@ class HeadOutputProjection(nn.Module):
     @torch.no_grad()
     def folded_weight(self) -> Tensor:
         """W_O with the alphas and the gates of evaluation multiplied in: [D, H * d_v]."""
-        weight = self.weight.detach()
+        weight = weight_of(self).detach()
         if self.mixing is not None:  # for good, so not in a GPU's TF32
             weight = self.mixing(weight.cpu()).to(weight)
         if self.gates is None:
@@ -78,6 +83,13 @@ class HeadOutputProjection(nn.Module):
             f"beside it would see them as they were before; call collab_heads.{way_out} first, or leave this module "
             "out of target_modules"
         )
+
+
+class TransposedOutputProjection(HeadOutputProjection):
+    """The same where the family's output projection is a Conv1D: its weight stays as that stores it."""
+
+    stores_transposed = True
+    stock = Conv1D
 
 
 class ConstantOutput(nn.Module):
@@ -132,10 +144,10 @@ def install_alphas(projection: nn.Module, num_heads: int) -> HeadAlphas:
 
 def install(projection: nn.Module, name: str, part: nn.Module) -> None:
     """Put a part into an output projection, plain or not, on its device and in its dtype."""
-    weight = cast(nn.Linear, projection).weight
+    weight = cast(Tensor, projection.weight)
     part.to(weight.device, weight.dtype).train(projection.training)
     if not isinstance(projection, HeadOutputProjection):
-        projection.__class__ = HeadOutputProjection
+        become(projection, TransposedOutputProjection if is_transposed(projection) else HeadOutputProjection)
         for other in PARTS:
             projection.register_module(other, None)
     setattr(projection, name, part)
@@ -143,11 +155,11 @@ def install(projection: nn.Module, name: str, part: nn.Module) -> None:
 
 @torch.no_grad()
 def fold_output(projection: HeadOutputProjection) -> None:
-    """Multiply alphas and the gates of evaluation into W_O and turn the module back into a plain Linear, in place."""
-    projection.weight.copy_(projection.folded_weight())
+    """Multiply alphas and the gates of evaluation into W_O and turn the module back into its stock class, in place."""
+    weight_of(projection).copy_(projection.folded_weight())
     for name in PARTS:
         delattr(projection, name)
-    cast(nn.Module, projection).__class__ = nn.Linear
+    become(projection, projection.stock)
 
 
 @torch.no_grad()
@@ -164,7 +176,8 @@ def remove_gates(projection: HeadOutputProjection) -> None:
 def fold_alphas(projection: HeadOutputProjection) -> None:
     """Multiply the alphas, if there are any, into W_O; they become an identity again. In place."""
     if projection.mixing is not None:
-        projection.weight.copy_(projection.mixing(projection.weight.cpu()))
+        weight = weight_of(projection)
+        weight.copy_(projection.mixing(weight.cpu()))
         projection.mixing.reset()
 
 
@@ -176,11 +189,11 @@ def keep_output_heads(projection: nn.Module, kept: list[int], num_heads: int) ->
     left, or are gone where fewer than two are left to combine.
     """
     if not kept:
-        cast(nn.Linear, projection).in_features = 0
         for name in ("weight", *PARTS):
             if hasattr(projection, name):
                 delattr(projection, name)
-        projection.__class__ = ConstantOutput
+        become(projection, ConstantOutput)
+        cast(ConstantOutput, projection).in_features = 0
         return
     if isinstance(projection, HeadOutputProjection):
         if projection.mixing is not None:
@@ -190,9 +203,9 @@ def keep_output_heads(projection: nn.Module, kept: list[int], num_heads: int) ->
                 projection.mixing = None
         if projection.gates is not None:
             projection.gates.keep_heads(kept)
-    linear = cast(nn.Linear, projection)
-    columns = linear.weight.unflatten(-1, (num_heads, -1))[:, kept].flatten(-2)
-    linear.weight, linear.in_features = kept_parameter(linear.weight, columns), columns.shape[-1]
+    weight = weight_of(projection)
+    columns = weight.unflatten(-1, (num_heads, -1))[:, kept].flatten(-2)
+    set_weight(projection, columns, requires_grad=weight.requires_grad)
     if isinstance(projection, HeadOutputProjection) and projection.gates is None and projection.mixing is None:
         fold_output(projection)
 
@@ -201,4 +214,4 @@ def dense_weight(projection: nn.Module) -> Tensor:
     """The weight that an output projection applies in evaluation, gates and alphas included: [D, H * d_v]."""
     if isinstance(projection, HeadOutputProjection):
         return projection.folded_weight()
-    return cast(nn.Linear, projection).weight.detach()
+    return weight_of(projection).detach()

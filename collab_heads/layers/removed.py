@@ -1,7 +1,11 @@
 """Take heads out of Linears, and what stands in for the projections of a site that has no heads left."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
+
+from collab_heads.layers.layout import set_weight, weight_of
 
 
 class NoHeads(nn.Module):
@@ -47,11 +51,14 @@ def kept_parameter(old: Tensor, kept: Tensor) -> nn.Parameter:
 
 
 @torch.no_grad()
-def keep_rows(linear: nn.Linear, kept: list[int], num_heads: int) -> None:
+def keep_rows(linear: nn.Module, kept: list[int], num_heads: int) -> None:
     """Leave only the rows of the kept heads of a projection [H * d, D], in place; biases too."""
-    for name in ("weight", "bias"):
-        tensor = getattr(linear, name)
-        if tensor is not None:
-            rows = tensor.unflatten(0, (num_heads, -1))[kept].flatten(0, 1)
-            setattr(linear, name, kept_parameter(tensor, rows))
-    linear.out_features = linear.weight.shape[0]
+    weight, bias = weight_of(linear), cast(Tensor | None, linear.bias)
+    set_weight(linear, rows_of(weight, kept, num_heads), requires_grad=weight.requires_grad)
+    if bias is not None:
+        linear.bias = kept_parameter(bias, rows_of(bias, kept, num_heads))
+
+
+def rows_of(tensor: Tensor, kept: list[int], num_heads: int) -> Tensor:
+    """[H * d, ...] -> [kept * d, ...], a copy."""
+    return tensor.unflatten(0, (num_heads, -1))[kept].flatten(0, 1)

@@ -12,6 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from collab_heads.layers.fused import Projection
+from collab_heads.layers.layout import set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.layers.removed import kept_parameter
 
@@ -34,36 +36,36 @@ class ValueWeights:
 
 
 @torch.no_grad()
-def read_values(value: nn.Linear, output: nn.Module) -> ValueWeights:
+def read_values(value: Projection, output: nn.Module) -> ValueWeights:
     """The weights of a value projection and of the output projection behind it."""
-    weight = cast(nn.Linear, output).weight
+    weight = weight_of(output)
     if isinstance(output, HeadOutputProjection) and output.mixing is not None:
         weight = output.mixing(weight.cpu()).to(weight.device)
-    tensors = value.weight, value.bias, weight, cast(nn.Linear, output).bias
-    return ValueWeights(*(None if tensor is None else tensor.detach() for tensor in tensors))
+    biases = [None if bias is None else bias.detach() for bias in (value.bias, cast(Tensor | None, output.bias))]
+    return ValueWeights(value.weight.detach(), biases[0], weight.detach(), biases[1])
 
 
 @torch.no_grad()
-def write_values(value: nn.Linear, output: nn.Module, weights: ValueWeights) -> None:
-    """Put other weights in place, of any width; alphas, which they hold, become an identity again."""
-    linear = cast(nn.Linear, output)
-    changed = (
-        (value, "weight", weights.value),
-        (value, "bias", weights.value_bias),
-        (linear, "weight", weights.output),
-        (linear, "bias", weights.output_bias),
+def write_values(value: Projection, output: nn.Module, weights: ValueWeights) -> None:
+    """Put other weights in place, of any width; alphas, which they hold, become an identity again.
+
+    The values must come from a Linear of their own, as those of a collaborative site do.
+    """
+    changed: tuple[tuple[nn.Module, Tensor, Tensor | None], ...] = (
+        (cast(nn.Linear, value), weights.value, weights.value_bias),
+        (output, weights.output, weights.output_bias),
     )
-    for module, name, tensor in changed:
-        old = getattr(module, name)
-        if old is not None and tensor is not None:
-            setattr(module, name, kept_parameter(old, tensor.to(old)))
-    value.out_features, linear.in_features = value.weight.shape[0], linear.weight.shape[1]
+    for module, weight, bias in changed:
+        old, old_bias = weight_of(module), cast(Tensor | None, module.bias)
+        set_weight(module, weight.to(old), requires_grad=old.requires_grad)
+        if old_bias is not None and bias is not None:
+            module.bias = kept_parameter(old_bias, bias.to(old_bias))
     if isinstance(output, HeadOutputProjection) and output.mixing is not None:
         output.mixing.reset()
 
 
 @torch.no_grad()
-def keep_value_rows(value: nn.Linear, output: nn.Module, before: int, after: int) -> None:
+def keep_value_rows(value: Projection, output: nn.Module, before: int, after: int) -> None:
     """Leave the leading rows of every value head, and the columns of W_O that read them: how a new model begins.
 
     Args:

@@ -1,10 +1,12 @@
-"""Record what attention computes with, where every family hands it over: at transformers' attention interface.
+"""Record what attention computes with, where families hand it over: at transformers' attention interface.
 
 While a model is recorded, its stock modules run under a backend of ours: transformers' own sdpa, which also notes the
-mask and the position bias. The inputs of the query and key projections come from hooks. With the weights of the site
-these are all that its scores, and so its output, are made of.
+mask and the position bias. Where a family has attention of its own (MPNet), its adapter reads them off the arguments of
+a call. The inputs of the query and key projections come from hooks. With the weights of the site these are all that its
+scores, and so its output, are made of.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -129,7 +131,12 @@ def recording_calls(
                 inputs: dict[str, Tensor] = {}
                 for side, projection in zip(("query", "key"), site.projections, strict=True):
                     handles.append(projection.register_forward_pre_hook(partial(keep_input, inputs, side)))
-                RECORDED[site.module] = partial(record_call, recorder, site, inputs, masks)
+                record = partial(record_call, recorder, site, inputs, masks)
+                if site.adapter.uses_interface:
+                    RECORDED[site.module] = record
+                else:
+                    hook = partial(read_call, site, inputs, record)
+                    handles.append(site.module.register_forward_hook(hook, with_kwargs=True))
             yield recorder
     finally:
         for site in sites:
@@ -141,6 +148,14 @@ def recording_calls(
 def keep_input(inputs: dict[str, Tensor], side: str, projection: nn.Module, args: tuple) -> None:
     """A hook that keeps what a projection is called with."""
     inputs[side] = args[0]
+
+
+def read_call(
+    site: OpenSite, inputs: dict[str, Tensor], record: Callable, module: nn.Module, args: tuple, kwargs: dict, _: object
+) -> None:
+    """A hook that records a call by its arguments, once its projections have been called."""
+    arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    record(inputs["key"].shape[1], site.adapter.score_biases(module, arguments))
 
 
 def record_call(

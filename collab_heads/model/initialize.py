@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.layout import is_transposed
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.query_key_kinds import build_query_key
@@ -64,7 +65,12 @@ def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initiali
         stand_in = nn.Linear(projection.in_features, heads * width, bias, device=like.device, dtype=like.dtype)
         stock_initialize(stand_in)
         setattr(module, name, stand_in)
+    missing = [name for name in adapter.stock_names(module) if not hasattr(module, name)]
+    for name in missing:  # the family's own initialisation may touch what the stand-ins stand in for
+        setattr(module, name, nn.Linear(1, 1))
     stock_initialize(module)
+    for name in missing:
+        delattr(module, name)
     dims = [projection.in_features for projection in adapter.projections(module)]
     initial = build_query_key(state, query_key.num_heads, *dims, device=like.device, dtype=like.dtype)
     initial.initialize_from(adapter.read(module))
@@ -76,7 +82,7 @@ def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initiali
 
 def initialize_without_heads(adapter: AttentionAdapter, module: nn.Module, stock_initialize: Initialize) -> None:
     """Initialise what a site without heads has left (T5's position bias): stand-ins for all its projections."""
-    names = [adapter.query, adapter.key, adapter.value]
+    names = list(dict.fromkeys((adapter.query, adapter.key, adapter.value, *adapter.stock_names(module))))
     if adapter.output is not None and "." not in adapter.output:
         names.append(adapter.output)
     remaining = {name: getattr(module, name) for name in names if hasattr(module, name)}
@@ -97,7 +103,7 @@ def initialize_output(module: HeadOutputProjection | ConstantOutput, stock_initi
             module.in_features, module.out_features, module.bias is not None, device=module.weight.device
         ).to(module.weight.dtype)
         stock_initialize(stand_in)
-        fill(module.weight, stand_in.weight)
+        fill(module.weight, stand_in.weight.mT if is_transposed(module) else stand_in.weight)
         if module.bias is not None:
             fill(module.bias, stand_in.bias)
     elif module.bias is not None:

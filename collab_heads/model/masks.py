@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.registry import is_lone_decoder
+
 # role -> whose padding counts on the query side and on the key side
 MASKS = {"enc-self": ("encoder", "encoder"), "dec-self": ("decoder", "decoder"), "dec-enc": ("decoder", "encoder")}
 
@@ -15,7 +17,7 @@ def token_masks(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | N
     config = model.config
     attention_mask = as_bool(inputs.get("attention_mask"))
     if not config.is_encoder_decoder:
-        if getattr(config, "is_decoder", False):  # it cross-attends to what the caller passes in
+        if is_lone_decoder(config):  # it cross-attends to what the caller passes in
             return {"encoder": as_bool(inputs.get("encoder_attention_mask")), "decoder": attention_mask}
         return {"encoder": attention_mask, "decoder": attention_mask}
     decoder_mask, ids = as_bool(inputs.get("decoder_attention_mask")), decoder_ids(model, inputs)

@@ -8,6 +8,8 @@ from typing import cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from collab_heads.layers.fused import Projection
+from collab_heads.layers.layout import widths
 from collab_heads.layers.output import dense_weight
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.registry import AttentionAdapter
@@ -62,13 +64,13 @@ class OpenSite:
         return cast(QueryKey, self.module.query_key) if self.is_swapped else None
 
     @property
-    def projections(self) -> tuple[nn.Linear, nn.Linear]:
-        """The Linears that receive the query-side and the key-side input, of a site that is not collaborative."""
+    def projections(self) -> tuple[Projection, Projection]:
+        """What the query-side and the key-side input go into, of a site that is not collaborative."""
         return self.adapter.projections(self.module)
 
     @property
-    def value(self) -> nn.Linear:
-        """The Linear that makes the values."""
+    def value(self) -> Projection:
+        """What makes the values; a Linear of its own where the site is collaborative."""
         return self.adapter.value_projection(self.module)
 
     @cached_property
@@ -93,7 +95,7 @@ class OpenSite:
     @property
     def value_width(self) -> int:
         """d_v, the width of a value head."""
-        return cast(nn.Linear, self.output).in_features // self.adapter.num_heads(self.module)
+        return widths(self.output)[0] // self.adapter.num_heads(self.module)
 
     @property
     def groups(self) -> tuple[int, ...]:

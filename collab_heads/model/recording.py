@@ -55,6 +55,9 @@ def recording(
         try:
             for site in open_sites(model, adapter):
                 if weights is not None:
+                    if adapter.weights_argument is not None:
+                        asks = asking_hook(adapter.weights_argument)
+                        handles.append(site.module.register_forward_pre_hook(asks, with_kwargs=True))
                     handles.append(site.module.register_forward_hook(weights_hook(adapter, site.site, weights)))
                 if outputs is not None:
                     handles.append(site.output.register_forward_pre_hook(outputs_hook(site.site, outputs)))
@@ -75,6 +78,15 @@ def eager_backend(model: PreTrainedModel):
     return attention_backend(model, "eager", accepted=("eager",))
 
 
+def asking_hook(argument: str):
+    """A forward pre-hook on an attention module that returns its weights where an argument asks for them."""
+
+    def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return args, {**kwargs, argument: True}
+
+    return hook
+
+
 def weights_hook(adapter: AttentionAdapter, site: AttentionSite, callback: Callback):
     """A forward hook on the attention module of a site."""
 
@@ -83,8 +95,8 @@ def weights_hook(adapter: AttentionAdapter, site: AttentionSite, callback: Callb
         if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[1] != site.num_heads:
             returned = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
             raise UnsupportedModelError(
-                f"{site.path} returned no attention weights of {site.num_heads} heads but {returned}, with the backend "
-                f"{module.config._attn_implementation!r}: see weights_at of {type(adapter).__name__}"
+                f"{site.path} returned no attention weights of {site.num_heads} heads but {returned}, with the eager "
+                f"backend: see weights_at and weights_argument of {type(adapter).__name__}"
             )
         callback(site, weights)
 

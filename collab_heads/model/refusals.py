@@ -1,11 +1,14 @@
 """What must not be changed in place, and what to do instead."""
 
 from collections.abc import Sequence
+from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import SwapError, UnsupportedModelError
+from collab_heads.layers.fused import FusedPart, identity, whole_of
+from collab_heads.layers.layout import PLAIN
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.registry import AttentionAdapter
@@ -95,10 +98,10 @@ def check_unshared(
     """
     if not sites:
         return
-    owners: dict[int, list[tuple[str, str]]] = {}
+    owners: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for site in open_sites(model, adapter):
         for name, projection in named_projections(site, names).items():
-            owners.setdefault(id(getattr(projection, "weight", projection)), []).append((site.path, name))
+            owners.setdefault(identity(projection), []).append((site.path, name))
     changing = {site.path for site in sites}
     for places in owners.values():
         (path, name), *others = sorted(places, key=lambda place: place[0] not in changing)
@@ -110,9 +113,9 @@ def check_unshared(
                 )
 
 
-def named_projections(site: OpenSite, names: Sequence[str]) -> dict[str, nn.Module]:
+def named_projections(site: OpenSite, names: Sequence[str]) -> dict[str, nn.Module | FusedPart]:
     """Some of the projections of a site: name -> module; a collaborative site has neither "query" nor "key"."""
-    projections: dict[str, nn.Module] = {"value": site.value}
+    projections: dict[str, nn.Module | FusedPart] = {"value": site.value}
     if not site.is_swapped:
         projections["query"], projections["key"] = site.projections
     if "output" in names:
@@ -129,19 +132,21 @@ def check_forward(site: AttentionSite, module: nn.Module) -> None:
         )
 
 
-def check_projection(site: AttentionSite, projection: nn.Module) -> None:
-    """Raise SwapError unless a projection is a plain Linear with real weights."""
-    if type(projection) is not nn.Linear:
+def check_projection(site: AttentionSite, projection: nn.Module | FusedPart) -> None:
+    """Raise SwapError unless a projection is a plain Linear or Conv1D with real weights, or a part of one."""
+    whole = whole_of(projection)
+    if type(whole) not in PLAIN:
         raise SwapError(
-            f"{site.path}: a projection is a {type(projection).__module__}.{type(projection).__name__}, not a plain "
+            f"{site.path}: a projection is a {type(whole).__module__}.{type(whole).__name__}, not a plain "
             "nn.Linear (quantised, or with adapters): swap before quantising, or merge the adapters first"
         )
-    check_weight(site, projection)
+    check_weight(site, whole)
 
 
-def check_weight(site: AttentionSite, projection: nn.Linear | HeadOutputProjection) -> None:
+def check_weight(site: AttentionSite, projection: nn.Module) -> None:
     """Raise SwapError unless a projection has real, floating point weights."""
-    if projection.weight.is_meta:
+    weight = cast(Tensor, projection.weight)
+    if weight.is_meta:
         raise SwapError(f"{site.path}: its weights are on the meta device: load the checkpoint before swapping")
-    if not projection.weight.is_floating_point():
-        raise SwapError(f"{site.path}: its weights are {projection.weight.dtype}, not floating point")
+    if not weight.is_floating_point():
+        raise SwapError(f"{site.path}: its weights are {weight.dtype}, not floating point")

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.checks import did_you_mean, is_index
 from collab_heads.errors import ArgumentError, ShapeError, SwapError, UnsupportedModelError
+from collab_heads.layers.fused import part_of, whole_of
 from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.layout import is_transposed, widths
 from collab_heads.layers.output import alphas_of, gates_of
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_projection, check_unshared, check_wrapper
@@ -176,32 +178,40 @@ def head_rows(site: OpenSite, index: int, optimizer: torch.optim.Optimizer | Non
             f"{site.path} is collaborative: its query/key projection is one for all heads; swap heads before "
             "swap_to_collaborative, or leave the site out"
         )
-    tensors: dict[str, Tensor] = {}
+    if site.site.num_key_heads < site.num_heads:
+        raise SwapError(
+            f"{site.path} has {site.num_heads} heads that share {site.site.num_key_heads} key heads: none of them can "
+            "move without the others; leave the site out"
+        )
     gates = gates_of(site.output)
     if gates is not None and alphas_of(site.output) is not None:
         raise SwapError(
             f"{site.path} has gates and alphas: gates would leave and alphas stay; rotate with one of the two, or "
             "fold_heads first"
         )
-    for name, linear in zip(("query", "key", "value"), (*site.projections, site.value), strict=True):
-        check_projection(site.site, linear)
-        for part, parameter in linear.named_parameters():
-            tensors[f"{name}.{part}"] = parameter
-            check_whole(f"{site.path}: {name}.{part}", parameter, (linear.out_features, linear.in_features))
+    tensors: dict[str, Tensor] = {}
+    for name, projection in zip(("query", "key", "value"), (*site.projections, site.value), strict=True):
+        check_projection(site.site, projection)
+        for part, parameter in whole_of(projection).named_parameters():
+            what = f"{site.path}: {name}.{part}"
+            check_whole(what, parameter, whole_of(projection))
+            states = elementwise_state(optimizer, parameter, what)
+            own = {f"{name}.{part}": parameter} | {f"{state} of {name}.{part}": each for state, each in states.items()}
+            tensors |= {key: part_of(projection, tensor) for key, tensor in own.items()}
     if gates is not None:
         drawn = {} if gates.draw is None else gates.draw._asdict()
-        of_gates = *gates.named_parameters(), *gates.named_buffers(), *drawn.items()
-        tensors |= {f"gates.{name}": tensor for name, tensor in of_gates}
-    for name, tensor in list(tensors.items()):
-        states = elementwise_state(optimizer, tensor, f"{site.path}: {name}")
-        tensors |= {f"{state} of {name}": value for state, value in states.items()}
+        for part, tensor in (*gates.named_parameters(), *gates.named_buffers(), *drawn.items()):
+            states = elementwise_state(optimizer, tensor, f"{site.path}: gates.{part}")
+            tensors |= {f"gates.{part}": tensor} | {f"{state} of gates.{part}": each for state, each in states.items()}
     return {name: tensor.detach().unflatten(0, (site.num_heads, -1))[index] for name, tensor in tensors.items()}
 
 
-def check_whole(what: str, parameter: Tensor, shape: tuple[int, int]) -> None:
-    """Raise SwapError if this process does not have a whole parameter of a Linear: [H * d, D] or [H * d]."""
+def check_whole(what: str, parameter: Tensor, projection: nn.Module) -> None:
+    """Raise SwapError if this process does not have a whole parameter of a projection: [out, in] or [out]."""
     sharded = any(base.__name__ == "DTensor" for base in type(parameter).__mro__) or hasattr(parameter, "ds_id")
-    if sharded or tuple(parameter.shape) != shape[: parameter.ndim] or not parameter.ndim:
+    dim_in, dim_out = widths(projection)
+    matrix = (dim_in, dim_out) if is_transposed(projection) else (dim_out, dim_in)
+    if sharded or tuple(parameter.shape) not in (matrix, (dim_out,)):
         raise SwapError(
             f"{what} is sharded (a {type(parameter).__name__} of shape {tuple(parameter.shape)}): no process has all "
             "of its rows; train with DDP, or swap heads before FSDP, tensor parallelism or DeepSpeed ZeRO-3"

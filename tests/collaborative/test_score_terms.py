@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2Model
+from transformers import GPTNeoConfig, GPTNeoModel
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import get_adapter
@@ -177,6 +177,7 @@ def test_unknown_terms_and_models_are_refused(kind):
     for terms in ("contents", "both", None):
         with refused(model, ArgumentError, "unknown terms", repr(terms), "content, context"):
             restrict_scores(model, terms)
-    other = GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=HEADS))
-    with refused(other, UnsupportedModelError, "'gpt2'"):
+    config = GPTNeoConfig(vocab_size=9, hidden_size=8, num_layers=1, num_heads=HEADS, attention_types=[[["global"], 1]])
+    other = GPTNeoModel(config)
+    with refused(other, UnsupportedModelError, "'gpt_neo'"):
         restrict_scores(other, "content")

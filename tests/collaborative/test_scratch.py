@@ -9,7 +9,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     BertConfig,
-    GPT2Config,
+    GPTNeoConfig,
     LlamaConfig,
     MarianConfig,
     T5Config,
@@ -241,7 +241,7 @@ def test_a_changed_config_is_refused():
 @pytest.mark.parametrize(
     "config, fragment",
     (
-        (GPT2Config(n_embd=8, n_layer=1, n_head=2), "'gpt2'"),
+        (GPTNeoConfig(hidden_size=8, num_layers=1, num_heads=2, attention_types=[[["global"], 1]]), "'gpt_neo'"),
         (LlamaConfig(vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2), "rotary"),
     ),
 )

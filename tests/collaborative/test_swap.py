@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
+from transformers import BertModel, GPTNeoConfig, GPTNeoModel, LlamaConfig, LlamaModel
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import swap_to_collaborative
@@ -409,13 +409,17 @@ def test_wrapped_models(wrap, fragments):
         swap_to_collaborative(wrapped, dim_shared_query_key=16)
 
 
+def neo_config() -> GPTNeoConfig:
+    return GPTNeoConfig(vocab_size=7, hidden_size=8, num_layers=1, num_heads=2, attention_types=[[["global"], 1]])
+
+
 TINY = {"vocab_size": 7, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 @pytest.mark.parametrize(
     "build, fragments",
     (
-        (lambda: GPT2Model(GPT2Config(vocab_size=7, n_embd=8, n_layer=1, n_head=2)), ("'gpt2'", "Supported: albert, ")),
+        (lambda: GPTNeoModel(neo_config()), ("'gpt_neo'", "Supported: albert, ")),
         (lambda: LlamaModel(LlamaConfig(**TINY, intermediate_size=8)), ("'llama'", "rotary", "Supported: albert, ")),
         (lambda: nn.Linear(2, 2), ("PreTrainedModel", "Linear")),
     ),

@@ -57,7 +57,7 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
     blank = write_lines(tmp_path / "blank", [" ", "  "])
     gpt = tmp_path / "gpt"
     gpt.mkdir()
-    (gpt / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}))
+    (gpt / "config.json").write_text(json.dumps({"model_type": "gpt_neo", "hidden_size": 8, "num_heads": 2}))
     for argv, error, said in (
         ([marian, "--data", pairs[0], short], DataError, "7 lines and .* 1"),
         ([marian, "--data", *pairs, short], ArgumentError, "--data has 3 files"),
@@ -74,7 +74,7 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
     ):
         with pytest.raises(error, match=said):
             main([str(word) for word in argv])
-    with pytest.raises((UnsupportedModelError, ArgumentError), match=r"gpt2|cannot load"):
+    with pytest.raises((UnsupportedModelError, ArgumentError), match=r"gpt_neo|cannot load"):
         main([str(gpt), "--data", short])
 
 

@@ -217,7 +217,7 @@ def test_a_budget_below_the_least_is_refused_with_the_least_after_the_plan_was_s
 def test_models_that_are_not_supported_are_refused_in_one_line(bert, texts, tmp_path, capsys):
     gpt, unknown = tmp_path / "gpt", tmp_path / "unknown"
     gpt.mkdir()
-    (gpt / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}))
+    (gpt / "config.json").write_text(json.dumps({"model_type": "gpt_neo", "hidden_size": 8, "num_heads": 2}))
     for folder in (gpt, tmp_path / "nothing"):
         argv = ["compress", str(folder), "--data", texts, "--output_dir", str(tmp_path / "out")]
         assert main.main(argv) == 1

@@ -154,10 +154,12 @@ def test_only_the_sites_that_change_are_checked():
 
 @pytest.mark.parametrize("call", (swap_to_gated, swap_to_alpha, remove_one), ids=lambda call: call.__name__)
 def test_models_of_other_families(call):
-    from transformers import GPT2Config, GPT2Model
+    from transformers import GPTNeoConfig, GPTNeoModel
 
-    model = GPT2Model(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=5))
-    with refused(model, UnsupportedModelError, "'gpt2' is not supported", "Supported: "):
+    model = GPTNeoModel(
+        GPTNeoConfig(vocab_size=5, hidden_size=8, num_layers=1, num_heads=2, attention_types=[[["global"], 1]])
+    )
+    with refused(model, UnsupportedModelError, "'gpt_neo' is not supported", "Supported: "):
         call(model)
 
 

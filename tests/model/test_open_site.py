@@ -24,7 +24,7 @@ def test_an_open_site_is_what_its_path_leads_to(name):
         assert site.module is model.base_model.get_submodule(site.path)
         assert site.output is adapter.output_projection(model, site.site)
         assert site.projections == adapter.projections(site.module)
-        assert site.value is adapter.value_projection(site.module)
+        assert site.value == adapter.value_projection(site.module)
         assert (site.role, site.num_heads) == (site.site.role, site.site.num_heads)
         assert site.head_numbers == tuple(range(site.num_heads))
         assert site.read().query.shape[0] == site.num_heads

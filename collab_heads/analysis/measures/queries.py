@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError
 from collab_heads.model.masks import decoder_ids, token_masks
+from collab_heads.registry import is_lone_decoder
 
 
 def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
@@ -51,7 +52,7 @@ def query_masks(model: PreTrainedModel, inputs: Mapping, exclude: tuple[int, ...
         masks["decoder"] = without(masks["decoder"], target, exclude, starts=True)
         if target is not None and labels is not None and labels.shape == target.shape:
             masks["decoder"] = masks["decoder"] & (labels != -100) & (labels != config.pad_token_id)
-    elif getattr(config, "is_decoder", False):
+    elif is_lone_decoder(config):
         masks["decoder"] = without(masks["decoder"], source, exclude, starts=True)
     else:
         masks["encoder"] = without(masks["encoder"], source, exclude)

@@ -17,7 +17,7 @@ Source: attention and norms: Ali, Schnake, Eberle, Montavon, Mueller, Wolf 2022,
     identity rule of Achtibat et al. 2024, arXiv:2402.05602; gated layers: as attention, our choice.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 
 from collab_heads.errors import UnsupportedModelError
+from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_wrapper
@@ -148,9 +149,9 @@ def conservative(
             handle.remove()
 
 
-def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Module, Rule]:
+def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Module | FusedPart, Rule]:
     """Every module whose graph changes, and how."""
-    rules: dict[nn.Module, Rule] = {}
+    rules: dict[nn.Module | FusedPart, Rule] = {}
     scaling: tuple[type[nn.Module], ...] = ACTIVATIONS + adapter.rms_norms
     for path, module in model.named_modules():
         if isinstance(module, nn.LayerNorm):
@@ -172,8 +173,8 @@ def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Modul
     return rules
 
 
-def score_projections(site: OpenSite) -> list[nn.Module]:
-    """All Linears through which the attention weights of a site depend on its inputs."""
+def score_projections(site: OpenSite) -> Sequence[nn.Module | FusedPart]:
+    """All projections through which the attention weights of a site depend on its inputs."""
     if site.is_swapped:
         return [each for each in cast(QueryKey, site.module.query_key).modules() if isinstance(each, nn.Linear)]
     return list(site.projections)

@@ -9,10 +9,11 @@ from collab_heads.collaborative.swap import ALLOCATIONS
 from collab_heads.compression.compression_plan import check_budget
 from collab_heads.compression.measures import MEASURES
 from collab_heads.errors import ArgumentError
-from collab_heads.state import KINDS, QueryKeyKind
+from collab_heads.state import QueryKeyKind
 from collab_heads.training.flags.parsing import count, positive, width
 
 SWAPS = ("before", "after", "between")
+OFFERED = tuple(name for name, fit in FITS.items() if fit.is_offered)  # kinds of query/key projection
 COMPRESSED: QueryKeyKind = "per_head"  # the kind that compression gives
 OF_COMPRESSION = ("compress_of", "compress_mixing")
 
@@ -38,7 +39,7 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--mixing",
-        default=KINDS[0],
+        default=OFFERED[0],
         metavar="KIND",
         help="shared: all heads use one projection of queries and keys; per_head: every head has its own, narrower one",
     )
@@ -113,7 +114,7 @@ def check_collaborative(args: argparse.Namespace) -> None:
         ArgumentError: naming the flag and the way out.
     """
     check_choice("--swap", args.swap, SWAPS)
-    check_choice("--mixing", args.mixing, KINDS)
+    check_choice("--mixing", args.mixing, OFFERED)
     check_choice("--allocation", args.allocation, ALLOCATIONS)
     if args.allocation == "balanced" and not args.calibration_samples:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
@@ -121,7 +122,7 @@ def check_collaborative(args: argparse.Namespace) -> None:
     check_method(args.decomposition_method)
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
     given = args.dim_shared_query_key, args.dim_value, args.mixing, args.allocation
-    if not args.collaborative and given != (None, None, KINDS[0], "uniform"):
+    if not args.collaborative and given != (None, None, OFFERED[0], "uniform"):
         raise ArgumentError(
             "--dim_shared_query_key, --dim_value, --mixing and --allocation have no effect without --collaborative"
         )
@@ -156,4 +157,4 @@ def check_compression(args: argparse.Namespace) -> None:
     if args.compress_of is not None:
         check_choice("--compress_of", args.compress_of, MEASURES)
     if args.compress_mixing is not None:
-        check_choice("--compress_mixing", args.compress_mixing, KINDS)
+        check_choice("--compress_mixing", args.compress_mixing, OFFERED)

@@ -38,9 +38,11 @@ def bert():
 
 def other():
     """A model of a family without adapter."""
-    from transformers import GPT2Config, GPT2Model
+    from transformers import GPTNeoConfig, GPTNeoModel
 
-    return GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2))
+    return GPTNeoModel(
+        GPTNeoConfig(vocab_size=9, hidden_size=8, num_layers=1, num_heads=2, attention_types=[[["global"], 1]])
+    )
 
 
 SWAPS, TRAINS, BOTH = (True, False), (False, True), (True, True)
@@ -106,7 +108,7 @@ def test_a_family_without_adapter_is_refused_where_one_is_needed():
     model = other()
     check_flags_fit(arguments(""), model)
     for flags in ("--collaborative", "--score_terms context"):
-        with refused(model, UnsupportedModelError, "'gpt2'"):
+        with refused(model, UnsupportedModelError, "'gpt_neo'"):
             check_flags_fit(arguments(flags), model)
 
 

@@ -1,0 +1,69 @@
+"""ESM: BERT's layout for proteins, with queries that are scaled before attention. ESM-2 has rotary positions."""
+
+from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attention_forward
+
+from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.registry import AttentionAdapter, register
+
+
+class CollaborativeEsmSelfAttention(EsmSelfAttention):
+    """`EsmSelfAttention` with a collaborative query/key projection."""
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        position_embeddings=None,
+        **kwargs,
+    ):
+        """As the stock class; without rotary positions `position_embeddings` is None."""
+        is_cross = encoder_hidden_states is not None
+        states, mask = hidden_states, attention_mask
+        if is_cross:
+            states, mask = encoder_hidden_states, encoder_attention_mask
+        key, value = cached_key_value(self, self.value, states, None, is_cross=is_cross)
+        eager, dropout = eager_attention_forward, self.dropout
+        return attend(self, hidden_states, key, value, mask, eager=eager, dropout=dropout, **kwargs)
+
+
+@register
+class EsmAdapter(AttentionAdapter):
+    """ESM with absolute positions (ESM-1b)."""
+
+    model_types = ("esm",)
+    paths = {
+        r"encoder\.layer\.(\d+)\.attention\.self": "enc-self",
+        r"encoder\.layer\.(\d+)\.crossattention\.self": "dec-enc",
+    }
+    replacements = {EsmSelfAttention: CollaborativeEsmSelfAttention}
+    width = "all_head_size"
+
+    def variant(self, config):
+        """With rotary positions less works."""
+        return RotaryEsmAdapter() if config.position_embedding_type != "absolute" else self
+
+    def role(self, role, module):
+        """A model with `config.is_decoder` has the paths of an encoder."""
+        return "dec-self" if role == "enc-self" and module.is_decoder else role
+
+    def scale(self, module):
+        """One over the root of the width of a head; `scaling` is what is left to do after the query was scaled."""
+        return module.attention_head_size**-0.5
+
+    def output_projection(self, model, site):
+        """`attention.output.dense`, a sibling of `attention.self`."""
+        return model.base_model.get_submodule(site.path.removesuffix("self") + "output.dense")
+
+
+class RotaryEsmAdapter(EsmAdapter):
+    """ESM with rotary positions (ESM-2)."""
+
+    capabilities = frozenset({"gated", "alpha", "prune"})
+    why_not = {
+        "collaborative": "rotary positions sit between its projections and the score, so heads cannot share them; "
+        "gates, alphas and the removal of heads work (swap_to_gated, swap_to_alpha, prune_heads)",
+        "values": "its values cannot be narrowed; gates, alphas and the removal of heads work (swap_to_gated, "
+        "swap_to_alpha, prune_heads)",
+    }

@@ -1,0 +1,58 @@
+"""GPT-2: a decoder whose query, key and value come from one Conv1D, and its cross-attention.
+
+Its weights are (in, out): see `collab_heads.layers.layout`.
+"""
+
+from torch import nn
+from transformers.models.gpt2 import modeling_gpt2
+
+from collab_heads.fused_adapter import FusedAdapter
+from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.registry import register
+
+
+def upcast_attention(module, query, key, value, attention_mask, **kwargs):
+    """The eager attention of `config.reorder_and_upcast_attn`: scores in float32, whatever the model's dtype."""
+    return module._upcast_and_reordered_attn(query, key, value, attention_mask)
+
+
+class CollaborativeGPT2Attention(modeling_gpt2.GPT2Attention):
+    """`GPT2Attention` with a collaborative query/key projection; its values come from `value`."""
+
+    value: nn.Linear
+
+    def forward(
+        self,
+        hidden_states,
+        past_key_values=None,
+        attention_mask=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        output_attentions=False,
+        **kwargs,
+    ):
+        """With the stock signature."""
+        is_cross = encoder_hidden_states is not None
+        states, mask = (encoder_hidden_states, encoder_attention_mask) if is_cross else (hidden_states, attention_mask)
+        key, value = cached_key_value(self, self.value, states, past_key_values, is_cross=is_cross)
+        eager = upcast_attention if self.reorder_and_upcast_attn else modeling_gpt2.eager_attention_forward
+        dropout = self.attn_dropout.p
+        heads, weights = attend(self, hidden_states, key, value, mask, eager=eager, dropout=dropout, **kwargs)
+        return self.resid_dropout(self.c_proj(heads)), weights
+
+
+@register
+class GPT2Adapter(FusedAdapter):
+    """GPT-2, alone or with cross-attention to another stack."""
+
+    model_types = ("gpt2",)
+    paths = {r"h\.(\d+)\.attn": "dec-self", r"h\.(\d+)\.crossattention": "dec-enc"}
+    replacements = {modeling_gpt2.GPT2Attention: CollaborativeGPT2Attention}
+    roles = ("dec-self", "dec-enc")
+    output, heads, width = "c_proj", "num_heads", "split_size"  # query, key and value have no names of their own
+
+    def fused(self, module):
+        """`c_attn` makes all three; in cross-attention `q_attn` makes the query."""
+        if module.is_cross_attention:
+            return {"q_attn": ("query",), "c_attn": ("key", "value")}
+        return {"c_attn": ("query", "key", "value")}

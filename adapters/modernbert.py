@@ -1,0 +1,66 @@
+"""ModernBERT: an encoder with rotary positions whose query, key and value come from one Linear."""
+
+from functools import partial
+
+from torch import nn
+from transformers.models.modernbert import modeling_modernbert
+
+from collab_heads.fused_adapter import FusedAdapter
+from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.removed import is_empty
+from collab_heads.layers.rotary_attention import rotary_attention
+from collab_heads.registry import register
+from collab_heads.rotary_adapter import RotaryAdapter
+
+
+class RotaryModernBertAttention(modeling_modernbert.ModernBertAttention):
+    """`ModernBertAttention` with narrower values; they come from `value`."""
+
+    value: nn.Linear
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
+        """With the stock signature."""
+        cos, sin = position_embeddings
+        heads, weights = rotary_attention(
+            self,
+            self.value,
+            hidden_states,
+            attention_mask,
+            None,
+            rotate=partial(modeling_modernbert.apply_rotary_pos_emb, cos=cos, sin=sin),
+            eager=modeling_modernbert.eager_attention_forward,
+            dropout=self.attention_dropout,
+            sliding_window=self.sliding_window,
+            deterministic=self.deterministic_flash_attn,
+            **kwargs,
+        )
+        return self.out_drop(self.Wo(heads)), weights
+
+
+@register
+class ModernBertAdapter(FusedAdapter, RotaryAdapter):
+    """ModernBERT."""
+
+    model_types = ("modernbert",)
+    paths = {r"layers\.(\d+)\.attn": "enc-self"}
+    replacements = {modeling_modernbert.ModernBertAttention: RotaryModernBertAttention}
+    gated = {modeling_modernbert.ModernBertMLP: "act"}
+    roles = ("enc-self",)
+    output = "Wo"
+
+    def fused(self, module):
+        """`Wqkv` makes all three."""
+        return {"Wqkv": ("query", "key", "value")}
+
+    def scale(self, module):
+        """No attribute says it."""
+        return module.head_dim**-0.5
+
+    def num_heads(self, module):
+        """No attribute says it."""
+        if is_swapped(module) or is_empty(module):
+            return module.query_key.num_heads
+        return self.parts(module)["query"].out_features // module.head_dim
+
+    def note_heads(self, module, heads, groups):
+        """No attribute is told."""

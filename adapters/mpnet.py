@@ -1,0 +1,81 @@
+"""MPNet: eager attention of its own, with a position bias that the encoder makes once, for all heads of all layers."""
+
+from types import SimpleNamespace
+
+from torch.nn.functional import dropout as drop
+from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
+
+from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.position_bias import kept_columns, note_kept_heads
+from collab_heads.registry import AttentionAdapter, register
+
+
+def eager_attention(module, query, key, value, attention_mask, *, scaling, dropout, position_bias=None, **kwargs):
+    """What the stock class computes, as a backend: those of other families pass over a position bias."""
+    scores = query @ key.mT * scaling
+    for bias in (position_bias, attention_mask):
+        scores = scores if bias is None else scores + bias
+    weights = drop(scores.softmax(-1), dropout) if dropout else scores.softmax(-1)
+    return (weights @ value).transpose(1, 2), weights
+
+
+class CollaborativeMPNetSelfAttention(MPNetSelfAttention):
+    """`MPNetSelfAttention` with a collaborative query/key projection."""
+
+    config = SimpleNamespace(_attn_implementation="eager")  # a stock module has none, and the model no other backend
+
+    def forward(self, hidden_states, attention_mask=None, position_bias=None, output_attentions=False, **kwargs):
+        """As the stock class."""
+        key, value = cached_key_value(self, self.v, hidden_states, None, is_cross=False)
+        output, weights = attend(
+            self,
+            hidden_states,
+            key,
+            value,
+            attention_mask,
+            eager=eager_attention,
+            dropout=self.dropout.p,
+            position_bias=kept_columns(self, position_bias),
+        )
+        return (self.o(output), weights) if output_attentions else (self.o(output),)
+
+
+class ShrunkMPNetSelfAttention(MPNetSelfAttention):
+    """`MPNetSelfAttention` with fewer heads."""
+
+    def forward(self, hidden_states, attention_mask=None, position_bias=None, output_attentions=False, **kwargs):
+        """As the stock class."""
+        columns = kept_columns(self, position_bias)
+        return super().forward(hidden_states, attention_mask, columns, output_attentions)
+
+
+@register
+class MPNetAdapter(AttentionAdapter):
+    """MPNet, as most sentence-transformers have it."""
+
+    model_types = ("mpnet",)
+    paths = {r"encoder\.layer\.(\d+)\.attention\.attn": "enc-self"}
+    replacements = {MPNetSelfAttention: CollaborativeMPNetSelfAttention}
+    shrunk = {MPNetSelfAttention: ShrunkMPNetSelfAttention}
+    query, key, value, output, width = "q", "k", "v", "o", "all_head_size"
+    weights_argument, uses_interface = "output_attentions", False
+    roles = ("enc-self",)
+
+    def scale(self, module):
+        """One over the root of the width of a head."""
+        return module.attention_head_size**-0.5
+
+    def score_biases(self, module, arguments):
+        """Both its mask and its position bias."""
+        biases = arguments.get("attention_mask"), kept_columns(module, arguments.get("position_bias"))
+        return tuple(bias for bias in biases if bias is not None)
+
+    def shrink(self, module, kept):
+        """Also note which columns of the position bias are left."""
+        super().shrink(module, kept)
+        note_kept_heads(module, kept)
+
+    def restore(self, module, stock, kept):
+        """Also let it use all columns of the position bias again."""
+        super().restore(module, stock, kept)
+        del module.kept_heads

@@ -1,0 +1,118 @@
+"""One projection that makes several things at once, such as query, key and value: each of them as if it were a Linear.
+
+Shapes: D_in width of the inputs, D_out width of one part, P parts of one width, one after the other.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from collab_heads.layers.layout import is_transposed, weight_of, widths
+
+
+@dataclass(frozen=True)
+class FusedPart:
+    """A part of the outputs of a projection, with the names that a Linear has; no module, and nothing of its own.
+
+    Weight and bias are views, so that what is written into them is written into the projection.
+
+    Attributes:
+        whole: the projection that makes all parts: a Linear, or a Conv1D.
+        number: which part it is, from 0.
+        parts: how many there are.
+    """
+
+    whole: nn.Module
+    number: int
+    parts: int
+
+    @property
+    def in_features(self) -> int:
+        """D_in."""
+        return widths(self.whole)[0]
+
+    @property
+    def out_features(self) -> int:
+        """D_out."""
+        return widths(self.whole)[1] // self.parts
+
+    @property
+    def rows(self) -> slice:
+        """The places of the part in what the projection puts out."""
+        return slice(self.number * self.out_features, (self.number + 1) * self.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """[D_out, D_in], a view."""
+        return weight_of(self.whole)[self.rows]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[D_out], a view, or None."""
+        bias = cast(Tensor | None, self.whole.bias)
+        return None if bias is None else bias[self.rows]
+
+    @property
+    def training(self) -> bool:
+        """Whether the projection is in training mode."""
+        return self.whole.training
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part of a tensor that is shaped like a parameter of the projection: [D_out, D_in] or [D_out], a view."""
+        return (tensor.mT if is_transposed(self.whole) and tensor.ndim > 1 else tensor)[self.rows]
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Weight and bias, as views; the parameters themselves, which all parts share, are those of `whole`."""
+        yield from ((name, self.of(parameter)) for name, parameter in self.whole.named_parameters())
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The same without names."""
+        yield from (parameter for _, parameter in self.named_parameters())
+
+    def register_forward_pre_hook(self, hook: Callable, **more: Any) -> RemovableHandle:
+        """Hook the projection: all parts have the same inputs."""
+        return self.whole.register_forward_pre_hook(hook, **more)
+
+    def register_forward_hook(self, hook: Callable[[Any, tuple, Tensor], Tensor | None]) -> RemovableHandle:
+        """Hook the projection; the hook gets, and may replace, this part of what it puts out."""
+
+        def on_part(whole: nn.Module, inputs: tuple, output: Tensor) -> Tensor | None:
+            start, stop = self.rows.start, self.rows.stop
+            changed = hook(self, inputs, output[..., self.rows])
+            return None if changed is None else torch.cat([output[..., :start], changed, output[..., stop:]], dim=-1)
+
+        return self.whole.register_forward_hook(on_part)
+
+    def as_linear(self) -> nn.Linear:
+        """A Linear of its own that computes this part, on the same device and in the same dtype."""
+        weight, bias = self.weight, self.bias
+        linear = nn.Linear(self.in_features, self.out_features, bias is not None, device="meta")
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if tensor is not None:
+                copied = tensor.detach().clone(memory_format=torch.contiguous_format)
+                setattr(linear, name, nn.Parameter(copied, tensor.requires_grad))
+        return linear.train(self.training)
+
+
+Projection = nn.Linear | FusedPart
+
+
+def whole_of(projection: nn.Module | FusedPart) -> nn.Module:
+    """The module that holds the parameters of a projection: itself, or what it is a part of."""
+    return projection.whole if isinstance(projection, FusedPart) else projection
+
+
+def part_of(projection: nn.Module | FusedPart, tensor: Tensor) -> Tensor:
+    """What belongs to a projection of a tensor that is shaped like a parameter of its whole: [out, in] or [out]."""
+    return projection.of(tensor) if isinstance(projection, FusedPart) else tensor
+
+
+def identity(projection: object) -> tuple[int, int]:
+    """What two projections have in common if, and only if, they compute with the same weight."""
+    if isinstance(projection, FusedPart):
+        return id(projection.whole.weight), projection.number
+    return id(getattr(projection, "weight", projection)), 0

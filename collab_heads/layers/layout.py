@@ -1,0 +1,60 @@
+"""How a projection stores its matrix: [out, in] as nn.Linear does, or [in, out] as the Conv1D of GPT-2.
+
+A stored layout never changes: under a stock name a square matrix that lies the other way would load, and be wrong. So
+whatever reads or writes the weight of a projection that may be a Conv1D does it here, as [out, in].
+"""
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+PLAIN: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)  # they multiply, add a bias, and do nothing else
+# class -> the names of its widths, in and out; all others have those of nn.Linear
+WIDTHS: dict[type[nn.Module], tuple[str, str]] = {Conv1D: ("nx", "nf")}
+LINEAR_WIDTHS = ("in_features", "out_features")
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a projection stores its weight as [in, out]."""
+    return isinstance(module, Conv1D) or getattr(module, "stores_transposed", False)
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """The weight of a projection as [out, in]: its parameter, or a view of that, through which it can be changed."""
+    weight = cast(Tensor, module.weight)
+    return weight.mT if is_transposed(module) else weight
+
+
+def set_weight(module: Any, weight: Tensor, *, requires_grad: bool) -> None:
+    """Give a projection another weight, of any width, in memory of its own.
+
+    Args:
+        module: the projection; it says then that it has these widths.
+        weight: [out, in], in the dtype and on the device that it is to have.
+        requires_grad: of the new parameter.
+    """
+    stored = weight.mT if is_transposed(module) else weight
+    module.weight = nn.Parameter(stored.detach().contiguous().clone(), requires_grad)
+    set_widths(module, weight.shape[1], weight.shape[0])
+
+
+def widths(module: nn.Module) -> tuple[int, int]:
+    """The widths in and out that a projection says it has."""
+    dim_in, dim_out = (cast(int, getattr(module, name)) for name in WIDTHS.get(type(module), LINEAR_WIDTHS))
+    return dim_in, dim_out
+
+
+def set_widths(module: nn.Module, dim_in: int, dim_out: int) -> None:
+    """Let a projection say that it has these widths, under the names that its class has for them."""
+    for name, width in zip(WIDTHS.get(type(module), LINEAR_WIDTHS), (dim_in, dim_out), strict=True):
+        setattr(module, name, width)
+
+
+def become(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Change the class of a projection in place; its widths have the names of the new class then."""
+    dims = widths(module)
+    for name in WIDTHS.get(type(module), LINEAR_WIDTHS):
+        delattr(module, name)
+    module.__class__ = cls
+    set_widths(module, *dims)
