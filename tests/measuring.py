@@ -8,7 +8,7 @@ from closing import change_heads, output_projections
 import collab_heads
 from collab_heads.analysis.measures.results import MEASURES
 from collab_heads.analysis.measures.statistics import head_statistics
-from families import EXACT64, FAMILIES, HEADS, cast, set_backend, swap
+from families import EXACT64, FAMILIES, HEADS, batch, cast, set_backend, swap
 
 FAR = 1e-3  # what differs on purpose differs by more
 
@@ -127,11 +127,16 @@ def ended(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
             counts[row, 9 - length : 8] = True
         inputs["input_ids"][1, 4] = EOS  # the first token of a decoder counts whatever it is
         return inputs, {"decoder": counts}
+    alone = family.roles.keys() == {"dec-self"}
+    if alone:
+        inputs = batch()
     for row, length in enumerate(LENGTHS):
         inputs["input_ids"][row, length - 1] = EOS
         counts[row, : length - 1] = True
+    if alone:
+        inputs["input_ids"][1, 0] = EOS  # the first token of a decoder counts whatever it is
     if "decoder_input_ids" not in inputs:
-        return inputs, {"encoder": counts}
+        return inputs, {"decoder" if alone else "encoder": counts}
     pad, steps = PAD.get(name, 1), torch.zeros(3, 6, dtype=torch.bool)
     inputs["decoder_input_ids"][:, 0] = pad
     for row, length in enumerate(STEPS):

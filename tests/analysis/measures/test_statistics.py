@@ -31,13 +31,14 @@ from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
 from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, WIDTH, set_backend
 
+DECODERS = ("qwen3", "gemma3", "gpt2")  # with keys that heads share, with windows, with fused projections
 CHANGED = ("bert", "albert", "marian", "t5")
 STATES = ("shared", "per_head", "gated", "mixed", "pruned", "pruned shared")
 BF16_NOISE = 5e-2  # of bfloat16 models against float32 ones; seen: 1.6e-2
 
 
 @pytest.mark.parametrize(
-    "name, change", [(n, "stock") for n in MEASURED] + [(n, change) for n in CHANGED for change in STATES]
+    "name, change", [(n, "stock") for n in MEASURED + DECODERS] + [("qwen3", "pruned")] + [(n, change) for n in CHANGED for change in STATES]
 )
 def test_it_is_the_mean_over_query_tokens(name, change):
     """Two batches of unequal size, padded, with ends of sentences; one token at a time by hand."""
