@@ -44,6 +44,11 @@ class AttentionSite:
         """Whether several heads share a key/value head."""
         return self.num_key_heads < self.num_heads
 
+    @property
+    def heads_in_words(self) -> str:
+        """The number of heads and, where they share keys, of those: "8 on 4"."""
+        return f"{self.num_heads} on {self.num_key_heads}" if self.shares_keys else str(self.num_heads)
+
     @classmethod
     def from_dict(cls, described: Mapping) -> "AttentionSite":
         """What `dataclasses.asdict` made, after JSON or an older version: entries of others are passed over.

@@ -93,7 +93,7 @@ class HeadStatistics:
         pairs = [name for name in OF_PAIRS if name in self.measures]
         rows = []
         for site in self.sites:
-            row = [site.path, site.role, str(site.num_heads), str(self.tokens[site.path])]
+            row = [site.path, site.role, site.heads_in_words, str(self.tokens[site.path])]
             row += [spread(getattr(self, name).get(site.path)) for name in heads]
             rows.append(row + [pair_mean(getattr(self, name)[site.path]) for name in pairs])
         header = ["site", "role", "heads", "tokens", *(name.replace("_", " ") for name in heads), *pairs]

@@ -161,8 +161,8 @@ def head_statistics(
         measures: "confidence": the mean of the largest attention weight of a query token. "entropy": of its weights, in
             nats. "attention_distance": how many tokens away it looks, positions in both sentences compared where they
             are two. "first_token": how much it looks at the first token of the sequence, of the tokens after it, in
-            self-attention: a head with much is a sink, which looks nowhere. "cosine", "l2": the mean cosine and Euclidean distance between the outputs of two heads of a site,
-            before gates and alphas.
+            self-attention: a head with much of it is a sink, which looks nowhere. "cosine", "l2": the mean cosine and
+            Euclidean distance between the outputs of two heads of a site, before gates and alphas.
         exclude: ids of tokens that do not count as queries, instead of `eos_token_id` and `sep_token_id` of the config
             and the generation config. BERT's config names none: give `[tokenizer.sep_token_id]`. The first token of a
             decoder always counts.

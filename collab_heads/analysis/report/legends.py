@@ -47,7 +47,8 @@ LEGENDS = {
     "ablation": "How much worse the metric is without the head, all else as it is (Michel et al. 2019); and "
     "the metric with only the most important heads, by each measure.",
     "contributions": "How much of each generated token's top-1 logit comes from the source, the rest from the "
-    "target prefix: shares of absolute relevance (after Voita, Sennrich, Titov 2021).",
+    "target prefix (of a decoder alone: from the prompt, the rest from its continuation so far): shares of "
+    "absolute relevance (after Voita, Sennrich, Titov 2021).",
     "alphas": "Mixed heads: row i makes the new head i. Shown is the difference from the identity, where "
     "each head is itself.",
     "gate": "The probability that a head's gate is open (Voita et al. 2019): below one half it is more likely closed.",

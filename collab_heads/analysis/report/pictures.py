@@ -44,7 +44,9 @@ def pictures_of(report: HeadMeasurements) -> list[Picture]:
     pictures = [*head_maps_of(report), *matrices_of(report)]
     if report.contributions is not None:
         shares, counts = report.contributions.source, report.contributions.counts.tolist()
-        pictures.append(Picture("source_share", "contributions", lambda: plots.source_share(shares, counts)))
+        label = f"share of the {report.contributions.names[0]}"
+        draw_shares = partial(plots.source_share, shares, counts, label=label)
+        pictures.append(Picture("source_share", "contributions", draw_shares))
     if report.curves and report.ablation is not None:
         pictures.append(Picture("quality", "ablation", partial(quality, report, report.ablation)))
     if report.gate_history is not None and report.gate_history.steps:

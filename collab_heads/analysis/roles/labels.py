@@ -55,8 +55,9 @@ class HeadRoles:
         sites: the sites that have heads, in model order.
         heads: path -> the original numbers of the heads that the site has.
         thresholds: from when on a head has a role.
-        labels: path -> per head its roles, such as "positional -1", "first token", "rare tokens", "nsubj dependent->head"; a head may
-            have several, or none. "rare tokens" is a role of the first layer only, as in the paper.
+        labels: path -> per head its roles, such as "positional -1", "first token", "rare tokens", "nsubj
+            dependent->head"; a head may have several, or none. "rare tokens" is a role of the first layer only, as in
+            the paper.
         positional: path -> where its heads look; self-attention only.
         rare: path -> how often its heads look at rare tokens.
         syntax: path -> (relation, direction) -> accuracies, [H] float64; encoders only.

@@ -38,7 +38,10 @@ BF16_NOISE = 5e-2  # of bfloat16 models against float32 ones; seen: 1.6e-2
 
 
 @pytest.mark.parametrize(
-    "name, change", [(n, "stock") for n in MEASURED + DECODERS] + [("qwen3", "pruned")] + [(n, change) for n in CHANGED for change in STATES]
+    "name, change",
+    [(n, "stock") for n in MEASURED + DECODERS]
+    + [("qwen3", "pruned")]
+    + [(n, change) for n in CHANGED for change in STATES],
 )
 def test_it_is_the_mean_over_query_tokens(name, change):
     """Two batches of unequal size, padded, with ends of sentences; one token at a time by hand."""
