@@ -126,6 +126,10 @@ class LlamaAdapter(RotaryAdapter):
         """Gemma 3 can be an encoder of embeddings."""
         return role if module.is_causal else "enc-self"
 
+    def decodes(self, config):
+        """The others cannot."""
+        return not getattr(config, "use_bidirectional_attention", False)
+
     def num_heads(self, module):
         """No attribute says it."""
         if is_swapped(module) or is_empty(module):

@@ -272,7 +272,8 @@ def minilm_roles() -> str:
         for head, labels in enumerate(roles["labels"][site["path"]]):
             for label in labels:
                 relation = roles["syntax"][site["path"]].get(label)
-                share = roles["positional"][site["path"]]["share"] if relation is None else relation
+                looks = roles["positional"][site["path"]]
+                share = looks["first_token" if label == "first token" else "share"] if relation is None else relation
                 row = {"layer.head": f"{site['layer']}.{head}", "what it does": label.replace("->", " → ")}
                 row["share"] = share[head]
                 row["offset"] = roles["baselines"][label]["accuracy"] if relation else None

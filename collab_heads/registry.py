@@ -114,6 +114,10 @@ class AttentionAdapter:
         """Refine the role that the path suggests (BERT: a decoder has the paths of an encoder)."""
         return role
 
+    def decodes(self, config: PretrainedConfig) -> bool:
+        """Whether a model of the family without an encoder is a decoder whatever `config.is_decoder` says."""
+        return "enc-self" not in self.roles
+
     def projections(self, module: nn.Module) -> tuple[Projection, Projection]:
         """What the query-side and the key-side input of a stock attention module go into."""
         return getattr(module, self.query), getattr(module, self.key)
@@ -326,8 +330,8 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
 def is_lone_decoder(config: PretrainedConfig) -> bool:
     """Whether a model is a decoder without an encoder: its config says so, or its family is nothing else (GPT-2)."""
     adapter = known_adapter(config)
-    only_decodes = adapter is not None and "enc-self" not in adapter.roles
-    return not config.is_encoder_decoder and (getattr(config, "is_decoder", False) or only_decodes)
+    decodes = getattr(config, "is_decoder", False) or (adapter is not None and adapter.decodes(config))
+    return not config.is_encoder_decoder and decodes
 
 
 def known_adapter(config: PretrainedConfig) -> AttentionAdapter | None:

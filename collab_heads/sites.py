@@ -1,8 +1,7 @@
 """What a site of attention is, and how users name sites."""
 
-import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, overload
 
 from torch import Tensor
@@ -48,7 +47,27 @@ class AttentionSite:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, without what is None."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether several heads share a key/value head."""
+        return self.num_key_heads < self.num_heads
+
+    @property
+    def heads_in_words(self) -> str:
+        """The number of heads and, where they share keys, of those: "8 on 4"."""
+        return f"{self.num_heads} on {self.num_key_heads}" if self.shares_keys else str(self.num_heads)
+
+    @classmethod
+    def from_dict(cls, described: Mapping) -> "AttentionSite":
+        """What `dataclasses.asdict` made, after JSON or an older version: entries of others are passed over.
+
+        Raises:
+            TypeError: if an entry that every version writes is missing.
+        """
+        known = {each.name: described[each.name] for each in fields(cls) if each.name in described}
+        return cls(**known)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,18 @@ SUMS = {
     "bert": lambda path: (path.removesuffix("self") + "output.LayerNorm", True),
     "mpnet": lambda path: (path.removesuffix("attn") + "LayerNorm", True),
 }
+SUMS |= {
+    name: lambda path, norm=norm: (f"{path.rpartition('.')[0]}.{norm}", True)
+    for names, norm in (
+        (("llama", "mistral", "qwen2", "qwen3"), "post_attention_layernorm"),
+        (("opt",), "final_layer_norm"),
+        (("gpt2",), "ln_2"),
+        (("gemma3",), "pre_feedforward_layernorm"),
+    )
+    for name in names
+}
+# what attention adds, where it is not what its output projection gives
+ADDED = {"gemma3": lambda path: f"{path.rpartition('.')[0]}.post_attention_layernorm"}
 
 
 @contextmanager
@@ -75,7 +87,7 @@ def hooked(*handles):
             handle.remove()
 
 
-def cuts(model, inputs, where) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], float, float]:
+def cuts(model, inputs, where, adds=None) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], float, float]:
     """Relevance at every site: of its heads (from the package), of the residual beside them; of the target's tokens."""
     adapter, base, seen = get_adapter(model), model.base_model, {}
     sites = adapter.sites(model)
@@ -94,7 +106,8 @@ def cuts(model, inputs, where) -> tuple[dict[str, torch.Tensor], dict[str, torch
         def hook(module, args, output):
             seen[site.path, "added"] = output.detach()
 
-        return adapter.output_projection(model, site).register_forward_hook(hook)
+        projection = base.get_submodule(adds(site.path)) if adds else adapter.output_projection(model, site)
+        return projection.register_forward_hook(hook)
 
     def begin(role):
         def hook(layer, args):
@@ -115,7 +128,7 @@ def cuts(model, inputs, where) -> tuple[dict[str, torch.Tensor], dict[str, torch
         gradients = torch.autograd.grad(total, [*sums, *(seen[role] for role in roles)])
         total = total.detach()
     residual = {
-        site.path: float(((state.detach() - seen[site.path, "added"]) * gradient).sum())
+        site.path: float(((state.detach() - seen[site.path, "added"].view_as(state)) * gradient).sum())
         for site, state, gradient in zip(sites, sums, gradients, strict=False)
     }
     target = float((seen["dec-self"].detach() * gradients[-1]).sum()) if "dec-self" in seen else 0.0
@@ -132,7 +145,7 @@ def first_path(site) -> str:
 
 def missing(name, model, inputs) -> dict[str, float]:
     """Path -> |what is explained - all relevance that crosses the layer at its attention|."""
-    heads, residual, target, total = cuts(model, inputs, SUMS[name])
+    heads, residual, target, total = cuts(model, inputs, SUMS[name], ADDED.get(name))
     sites, found = get_adapter(model).sites(model), {}
     order = {site.path: (site.layer, site.role == "dec-enc") for site in sites}
     for site in sites:

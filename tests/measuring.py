@@ -172,11 +172,14 @@ def by_hand(model, batches, counts) -> dict[str, dict[str, torch.Tensor]]:
                             dtype=torch.float64,
                         ),
                         "confidence": torch.stack([weights[row, h, token].max() for h in range(site.num_heads)]),
+                        "first_token": torch.stack([weights[row, h, token, starts] for h in range(site.num_heads)]),
                         "cosine": torch.tensor(
                             [[a @ b / (a.norm() * b.norm()) for a, b in line] for line in pairs], dtype=torch.float64
                         ),
                         "l2": torch.tensor([[(a - b).norm() for a, b in line] for line in pairs], dtype=torch.float64),
                     }
+                    if site.role == "dec-enc" or query == 0:
+                        del values["first_token"]
                     for name, value in values.items():
                         sums[name].setdefault(site.path, []).append(value.double())
     return {name: {path: torch.stack(each).mean(0) for path, each in paths.items()} for name, paths in sums.items()}

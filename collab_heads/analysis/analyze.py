@@ -18,6 +18,7 @@ from collab_heads.analysis.measures.statistics import Statistics
 from collab_heads.analysis.options import AnalysisOptions, Part, check_parts
 from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.analysis.relevance.head_relevance import head_relevance
+from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.measurements import IMPORTANCE
 from collab_heads.analysis.roles.head_roles import excluded_queries, rare_observer, syntax_observer
@@ -79,7 +80,8 @@ def analyze_heads(
         metric: the name of what `evaluate` measures.
         higher_is_better: whether a higher metric is a better one.
         num_examples: sentences whose attention maps are kept, the first ones of the data.
-        contribution_sentences: how many sentences contributions of source and target are measured on, the first ones.
+        contribution_sentences: how many sentences contributions of source and target (or prompt and continuation, of a
+            decoder whose labels are -100 for the prompt) are measured on, the first ones.
         gate_history: the gates during training, to be shown in the report, too.
         data: what the batches are, for the report.
 
@@ -132,9 +134,10 @@ class Analysis:
         self.model, self.adapter, self.batches, self.options = model, adapter, batches, options
         self.sites, self.numbers = adapter.sites_with_heads(model), head_numbers(model, adapter)
         self.excluded = excluded_queries(model, options.exclude, options.tokenizer)
-        first = next(iter(batches))
+        sides, first = sides_of(model, adapter), next(iter(batches))
+        has_source = sides is not None and sides.in_batch(first)
         has_labels = first.get("labels") is not None or bool(first.get("return_loss"))  # CLIP's pairs are its labels
-        self.parts, self.notes = options.choose(model, has_labels)
+        self.parts, self.notes = options.choose(has_labels, has_source)
         self.results: dict[str, Any] = {}
         self.seconds: dict[str, float] = {}
 

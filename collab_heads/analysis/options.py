@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate
 from collab_heads.analysis.measures.gate_history import GateHistory
@@ -18,7 +18,10 @@ from collab_heads.errors import ArgumentError
 
 Part = Literal["statistics", "roles", "relevance", "gradient", "contributions", "ablation"]
 PARTS: tuple[Part, ...] = get_args(Part)
-NO_SOURCE = "only encoder-decoders have a source and a target to tell apart"
+NO_SOURCE = (
+    "only encoder-decoders have a source and a target to tell apart, and decoders a prompt and its continuation, where "
+    "labels are -100 for the prompt"
+)
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,19 @@ class AnalysisOptions:
         check_count("num_examples", self.num_examples)
         check_count("contribution_sentences", self.contribution_sentences, least=1)
 
-    def choose(self, model: PreTrainedModel, has_labels: bool) -> tuple[tuple[Part, ...], list[str]]:
+    def choose(self, has_labels: bool, has_source: bool) -> tuple[tuple[Part, ...], list[str]]:
         """The parts to measure: those asked for, or all that model and data allow.
 
         Args:
-            model: what is analysed.
             has_labels: whether the data have labels.
+            has_source: whether model and data have a source and a target, or a prompt and its continuation.
 
         Returns:
             The parts, and what a reader must know of parts that were left out.
 
         Raises:
-            ArgumentError: if contributions are asked for and the model has no source.
+            ArgumentError: if contributions are asked for and there is no source.
         """
-        has_source = model.config.is_encoder_decoder
         if self.parts is not None:
             if "contributions" in self.parts and not has_source:
                 raise ArgumentError(f"part 'contributions': {NO_SOURCE}")

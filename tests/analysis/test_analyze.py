@@ -65,6 +65,7 @@ def test_scores_and_the_table_of_heads():
         "confidence",
         "entropy",
         "attention_distance",
+        "first_token",
         "l2_distance",
         "relevance",
         "absolute_relevance",
@@ -76,10 +77,31 @@ def test_scores_and_the_table_of_heads():
     row = rows[-1]
     assert row[:3] == [site.role, str(site.layer), str(HEADS - 1)]
     assert row[3] == f"{float(report.statistics.confidence[site.path][-1]):.3f}"
-    assert row[7] == f"{float(report.relevance.relevance[site.path][-1]):.3f}"
-    assert row[8] == f"{abs(float(report.relevance.signed[site.path][-1])):.3f}"
+    assert row[6] == "" and site.role == "dec-enc"  # attention to the first token is of self-attention
+    assert row[8] == f"{float(report.relevance.relevance[site.path][-1]):.3f}"
+    assert row[9] == f"{abs(float(report.relevance.signed[site.path][-1])):.3f}"
     assert len(row) == len(header) and all(len(each) == len(header) for each in rows)
     assert "MarianMTModel (marian): 24 heads" in str(report) and "3 sentences" in str(report)
+
+
+def test_heads_that_share_keys():
+    """Their key head stands beside them: after removal, the one that they have now."""
+    model = model_in("qwen3")
+    inputs = ended("qwen3")[0]
+    report = analyze_heads(model, [inputs], exclude=[EOS], parts=("statistics", "relevance"))
+    header, rows = report.rows()
+    assert header[:4] == ["role", "layer", "head", "key head"] and all(len(row) == len(header) for row in rows)
+    assert [row[:4] for row in rows[:HEADS]] == [["dec-self", "0", str(i), str(i // 2)] for i in range(HEADS)]
+    assert "8 heads, which share 4 key heads\n" in str(report)
+    for measured in (report.statistics, report.relevance):
+        assert str(measured).split("\n")[2].split()[2:5] == ["4", "on", "2"]
+    assert json.loads(report.to_json())["sites"][0]["groups"] == [0, 0, 1, 1]
+    collab_heads.prune_heads(model, {"dec-self": [[0, 1], [1, 2, 3]]})
+    header, rows = analyze_heads(model, [inputs], exclude=[EOS], parts="statistics").rows()
+    assert [row[1:4] for row in rows] == [["0", "2", "0"], ["0", "3", "0"], ["1", "0", "0"]]
+    other = model_in("bert")
+    header, _ = analyze_heads(other, [labelled("bert", other)], exclude=[EOS], parts="statistics").rows()
+    assert "key head" not in header
 
 
 def test_the_ablation_its_curves_and_correlations():

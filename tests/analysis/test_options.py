@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,9 +9,6 @@ from collab_heads import HeadPenalty, analyze_heads
 from collab_heads.analysis.options import PARTS, AnalysisOptions, check_parts
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.parts import PenaltyOptions
-
-TRANSLATES = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
-ENCODES = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=False))
 
 
 @pytest.mark.parametrize("call, options", ((analyze_heads, AnalysisOptions), (HeadPenalty, PenaltyOptions)))
@@ -23,24 +19,24 @@ def test_options_have_the_names_and_defaults_of_the_call(call, options):
 
 
 @pytest.mark.parametrize(
-    "model, has_labels, evaluate, left_out, notes",
+    "has_source, has_labels, evaluate, left_out, notes",
     (
-        (TRANSLATES, True, len, set(), 0),
-        (TRANSLATES, False, len, {"gradient"}, 1),
-        (ENCODES, True, len, {"contributions"}, 0),
-        (ENCODES, False, None, {"contributions", "gradient", "ablation"}, 2),
+        (True, True, len, set(), 0),
+        (True, False, len, {"gradient"}, 1),
+        (False, True, len, {"contributions"}, 0),
+        (False, False, None, {"contributions", "gradient", "ablation"}, 2),
     ),
 )
-def test_parts_that_model_and_data_allow(model, has_labels, evaluate, left_out, notes):
-    parts, said = AnalysisOptions(evaluate=evaluate).choose(model, has_labels)
+def test_parts_that_model_and_data_allow(has_source, has_labels, evaluate, left_out, notes):
+    parts, said = AnalysisOptions(evaluate=evaluate).choose(has_labels, has_source)
     assert parts == tuple(part for part in PARTS if part not in left_out)
     assert len(said) == notes
 
 
 def test_parts_that_are_asked_for():
-    assert AnalysisOptions(parts=("ablation",)).choose(ENCODES, False) == (("ablation",), [])
+    assert AnalysisOptions(parts=("ablation",)).choose(False, False) == (("ablation",), [])
     with pytest.raises(ArgumentError, match="only encoder-decoders"):
-        AnalysisOptions(parts=("contributions",)).choose(ENCODES, True)
+        AnalysisOptions(parts=("contributions",)).choose(True, False)
     assert check_parts("roles") == ("roles",)
     assert check_parts(iter(["roles", "gradient"])) == ("roles", "gradient")
     assert check_parts(None) is None

@@ -94,7 +94,7 @@ class GateHistory:
             stored = parse_json(Path(path).read_text(encoding="utf-8"))
             if stored["version"] != VERSION:
                 raise DataError(f"{path} is of version {stored['version']!r}; this package reads version {VERSION}")
-            sites = tuple(AttentionSite(**site) for site in stored["sites"])
+            sites = tuple(AttentionSite.from_dict(site) for site in stored["sites"])
             heads = {path: tuple(numbers) for path, numbers in stored["heads"].items()}
             steps = tuple(int(step) for step in stored["steps"])
             numbers = {

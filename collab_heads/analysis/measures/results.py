@@ -1,6 +1,5 @@
 """What the heads of a model were measured to do: for people (`str`), for machines (`to_dict`), on disk (`save`)."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,11 @@ from collab_heads.errors import ArgumentError, DataError
 from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
 
-Measure = Literal["confidence", "entropy", "attention_distance", "cosine", "l2"]
-OF_HEADS: tuple[Measure, ...] = ("confidence", "entropy", "attention_distance")  # a number per head
+Measure = Literal["confidence", "entropy", "attention_distance", "first_token", "cosine", "l2"]
+OF_HEADS: tuple[Measure, ...] = ("confidence", "entropy", "attention_distance", "first_token")  # a number per head
 OF_PAIRS: tuple[Measure, ...] = ("cosine", "l2")  # a number per pair of heads
 MEASURES = OF_HEADS + OF_PAIRS
+OF_SOME = ("first_token", "alphas")  # what not every site has
 # role -> stack and name of the attention, as Azov and Landau key their statistics
 PLACES = {
     "enc-self": ("encoder", "self_attn"),
@@ -38,6 +38,8 @@ class HeadStatistics:
         confidence: path -> [H], mean over query tokens of the head's largest attention weight.
         entropy: path -> [H], mean entropy of the head's attention weights, in nats.
         attention_distance: path -> [H], mean distance in tokens from a query to what it attends to.
+        first_token: path -> [H], mean weight on the first token of the sequence, over the query tokens after it; of
+            self-attention only.
         cosine: path -> [H, H], mean over query tokens of the cosine between the outputs of two heads.
         l2: path -> [H, H], the same of their Euclidean distance.
         alphas: path -> [H, H], of the sites that have alphas.
@@ -50,6 +52,7 @@ class HeadStatistics:
     confidence: Mapping[str, Tensor] = field(default_factory=dict)
     entropy: Mapping[str, Tensor] = field(default_factory=dict)
     attention_distance: Mapping[str, Tensor] = field(default_factory=dict)
+    first_token: Mapping[str, Tensor] = field(default_factory=dict)
     cosine: Mapping[str, Tensor] = field(default_factory=dict)
     l2: Mapping[str, Tensor] = field(default_factory=dict)
     alphas: Mapping[str, Tensor] = field(default_factory=dict)
@@ -89,10 +92,8 @@ class HeadStatistics:
         pairs = [name for name in OF_PAIRS if name in self.measures]
         rows = []
         for site in self.sites:
-            row = [site.path, site.role, str(site.num_heads), str(self.tokens[site.path])]
-            for name in heads:
-                values = getattr(self, name)[site.path]
-                row.append(f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})")
+            row = [site.path, site.role, site.heads_in_words, str(self.tokens[site.path])]
+            row += [spread(getattr(self, name).get(site.path)) for name in heads]
             rows.append(row + [pair_mean(getattr(self, name)[site.path]) for name in pairs])
         header = ["site", "role", "heads", "tokens", *(name.replace("_", " ") for name in heads), *pairs]
         ends = f"without the token ids {', '.join(map(str, self.excluded))}" if self.excluded else "of any kind"
@@ -109,7 +110,10 @@ class HeadStatistics:
 
         Source: the nesting: Azov and Landau 2020 (MHR-NLP-Transformers).
         """
-        sites = [{**s.to_dict(), "tokens": self.tokens[s.path], "alphas": s.path in self.alphas} for s in self.sites]
+        sites = [
+            {**s.to_dict(), "tokens": self.tokens[s.path]} | {name: s.path in getattr(self, name) for name in OF_SOME}
+            for s in self.sites
+        ]
         described = {"measures": self.measures, "excluded": self.excluded, "sites": sites}
         tensors = {f"{prefix(s)}.{name}": each for s in self.sites for name, each in self.per_site(s).items()}
         write_statistics(Path(folder), tensors, described | self.nested())
@@ -134,15 +138,13 @@ class HeadStatistics:
         folder = Path(folder)
         tensors, described = read_statistics(folder)
         try:
-            sites = [
-                AttentionSite(**{f.name: s[f.name] for f in dataclasses.fields(AttentionSite) if f.name in s})
-                for s in described["sites"]
-            ]
+            sites = [AttentionSite.from_dict(each) for each in described["sites"]]
             tokens = {each["path"]: int(each["tokens"]) for each in described["sites"]}
             measures, excluded = tuple(described["measures"]), tuple(described["excluded"])
-            values = {name: pick(tensors, name, sites) for name in measures}
-            mixed = [site for site, each in zip(sites, described["sites"], strict=True) if each["alphas"]]
-            values["alphas"] = pick(tensors, "alphas", mixed)
+            values = {name: pick(tensors, name, sites) for name in measures if name not in OF_SOME}
+            for name in OF_SOME:
+                some = [site for site, each in zip(sites, described["sites"], strict=True) if each.get(name)]
+                values[name] = pick(tensors, name, some)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{folder}: its head statistics are incomplete: {error!r}") from error
         return cls(tuple(sites), measures, excluded, tokens, **values)
@@ -163,6 +165,11 @@ def pick(tensors: Mapping[str, Tensor], name: str, sites: Sequence[AttentionSite
                 f"{prefix(site)}.{name} is {tuple(of_measure[site.path].shape)}, of {site.num_heads} heads"
             )
     return of_measure
+
+
+def spread(values: Tensor | None) -> str:
+    """The mean and the range over heads, for a table."""
+    return "-" if values is None else f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
 
 
 def pair_mean(matrix: Tensor) -> str:

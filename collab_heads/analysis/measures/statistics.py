@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.analysis.measures.first_token import first_token
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer, excluded_tokens, observe
 from collab_heads.analysis.measures.results import MEASURES, HeadStatistics, Measure
 from collab_heads.checks import check_choice
@@ -19,17 +20,17 @@ from collab_heads.sites import AttentionSite
 
 
 def confidence(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """The largest weight of every query token: [B, H, T]."""
-    return attention.largest[0]
+    """The largest weight of every query token: [N, H]."""
+    return batch.counted(site, attention.largest[0].mT)
 
 
 def entropy(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """The entropy of the weights of every query token, in nats: [B, H, T]."""
-    return torch.special.entr(attention.weights).sum(-1)
+    """The entropy of the weights of every query token, in nats: [N, H]."""
+    return batch.counted(site, torch.special.entr(attention.weights).sum(-1).mT)
 
 
 def attention_distance(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """How many tokens away a query token looks, on average by its weights: [B, H, T]."""
+    """How many tokens away a query token looks, on average by its weights: [N, H]."""
     weights = attention.weights
     queries, keys = (
         torch.arange(length, device=weights.device)[None] for length in weights.shape[-2:]
@@ -39,7 +40,7 @@ def attention_distance(site: AttentionSite, attention: Attention, batch: Batch) 
     if (mask := batch.keys(site)) is not None:
         keys = mask.cumsum(1) - 1
     apart = (queries[:, :, None] - keys[:, None]).abs()  # (B or 1, T, S)
-    return (weights * apart.to(weights.dtype)[:, None]).sum(-1)
+    return batch.counted(site, (weights * apart.to(weights.dtype)[:, None]).sum(-1).mT)
 
 
 def cosine(outputs: Tensor) -> Tensor:
@@ -53,7 +54,13 @@ def l2(outputs: Tensor) -> Tensor:
     return torch.cdist(outputs, outputs, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-OF_WEIGHTS = {"confidence": confidence, "entropy": entropy, "attention_distance": attention_distance}
+# of the query tokens that count, for self-attention those after the first: [N, H]
+OF_WEIGHTS = {
+    "confidence": confidence,
+    "entropy": entropy,
+    "attention_distance": attention_distance,
+    "first_token": first_token,
+}
 OF_OUTPUTS = {"cosine": cosine, "l2": l2}
 
 
@@ -97,13 +104,13 @@ class Statistics(Observer):
     def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin at zero."""
         self.sites = tuple(sites)
-        self.means = {(site.path, measure): RunningMean() for site in sites for measure in self.measures}
+        self.means = {(site.path, name): RunningMean() for site in sites for name in self.measures if has(site, name)}
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
         """Add a batch."""
         for measure in self.of_weights:
-            values = OF_WEIGHTS[measure](site, attention, batch).mT  # (B, H, T) -> (B, T, H)
-            self.means[site.path, measure].add(float64(batch.counted(site, values)))
+            if (mean := self.means.get((site.path, measure))) is not None:
+                mean.add(float64(OF_WEIGHTS[measure](site, attention, batch)))
 
     def see_outputs(self, site: AttentionSite, outputs: Tensor, batch: Batch) -> None:
         """Add a batch."""
@@ -118,11 +125,16 @@ class Statistics(Observer):
             CalibrationError: if no token counted at a site.
             NonFiniteError: if a statistic is NaN or inf; the first such site is named.
         """
-        check_means(self.means, excluded)
-        sites, first = self.sites, self.measures[0]
-        values = {name: {site.path: self.means[site.path, name].mean() for site in sites} for name in self.measures}
+        sites = self.sites
+        tokens = {site.path: 0 for site in sites}
+        for (path, _), mean in self.means.items():
+            tokens[path] = max(tokens[path], mean.count)
+        check_means(self.means, tokens, excluded)
+        values: dict[str, dict[str, Tensor]] = {name: {} for name in self.measures}
+        for (path, name), mean in self.means.items():
+            if mean.count:  # a lone token has none before it
+                values[name][path] = mean.mean()
         alphas = {site.path: each.alpha.detach().to("cpu", torch.float64) for site, each in mixed_sites(model, adapter)}
-        tokens = {site.path: self.means[site.path, first].count for site in sites}
         return HeadStatistics(sites, self.measures, excluded, tokens, alphas=alphas, **values)
 
 
@@ -148,8 +160,9 @@ def head_statistics(
         adapter: the family's adapter, as class or instance; None looks it up by model type.
         measures: "confidence": the mean of the largest attention weight of a query token. "entropy": of its weights, in
             nats. "attention_distance": how many tokens away it looks, positions in both sentences compared where they
-            are two. "cosine", "l2": the mean cosine and Euclidean distance between the outputs of two heads of a site,
-            before gates and alphas.
+            are two. "first_token": how much it looks at the first token of the sequence, of the tokens after it, in
+            self-attention: a head with much of it is a sink, which looks nowhere. "cosine", "l2": the mean cosine and
+            Euclidean distance between the outputs of two heads of a site, before gates and alphas.
         exclude: ids of tokens that do not count as queries, instead of `eos_token_id` and `sep_token_id` of the config
             and the generation config. BERT's config names none: give `[tokenizer.sep_token_id]`. The first token of a
             decoder always counts.
@@ -174,10 +187,17 @@ def head_statistics(
     return statistics.results(model, adapter, excluded)
 
 
-def check_means(means: Mapping[tuple[str, str], RunningMean], excluded: tuple[int, ...]) -> None:
+def has(site: AttentionSite, measure: str) -> bool:
+    """Whether a measure says anything of a site."""
+    return measure != "first_token" or site.role != "dec-enc"
+
+
+def check_means(
+    means: Mapping[tuple[str, str], RunningMean], tokens: Mapping[str, int], excluded: tuple[int, ...]
+) -> None:
     """Raise CalibrationError for a site that counted no token, NonFiniteError for one with NaN or inf."""
     for (path, measure), mean in means.items():
-        if not mean.count:
+        if not tokens[path]:
             raise CalibrationError(
                 f"{path} saw no query token that counts: every one was padding or one of the excluded ids "
                 f"{list(excluded)}, or no batch reached the site"

@@ -93,7 +93,7 @@ def source_share(
     title: str | None = None,
     label: str = "share of the source",
 ) -> Figure:
-    """How much of every generated token comes from the source sentence; the rest comes from the target so far.
+    """How much of every generated token comes from the source, or the prompt; the rest comes from what was said.
 
     Args:
         shares: [T], between 0 and 1, by position of the generated token; a mean where there are several sentences.

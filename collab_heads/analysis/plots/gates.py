@@ -12,7 +12,7 @@ import numpy as np
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.plots.canvas import bare, drawn, new_figure, our_style, panel_grid
 from collab_heads.analysis.plots.colours import colour_scale
-from collab_heads.analysis.plots.head_maps import draw_cells, head_panels, removed_legend
+from collab_heads.analysis.plots.head_maps import draw_cells, head_panels, legend
 from collab_heads.analysis.plots.panels import Panel, Totals, panels_of
 from collab_heads.errors import ArgumentError
 from collab_heads.files import write_file
@@ -143,7 +143,7 @@ def draw_frames(
     last = {path: each[-1] for path, each in history.probabilities.items()}
     meshes = [draw_cells(axes, panel.grid(last), cmap, norm) for axes, panel in zip(every, panels, strict=True)]
     figure.colorbar(meshes[0], ax=every, label=label, aspect=25, pad=0.02)
-    removed_legend(figure, panels)
+    legend(figure, panels)
     width = len(str(history.steps[-1]))
     clock = figure.supxlabel(f"step {history.steps[-1]}", fontsize=9)
     canvas.draw()

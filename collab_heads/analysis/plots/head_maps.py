@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 FEW = 12  # columns: with more, cells are too small for text
 NONE = "none"
+FRAME: dict[str, Any] = {"fill": False, "edgecolor": "#303030", "linewidth": 1.2}  # of heads that share a key head
 # What analysis/roles.py calls heads: (colour, letter). A head without a role is as pale as the page.
 KINDS = {
     "positional": (OKABE_ITO[0], "P"),
     "rare tokens": (OKABE_ITO[1], "R"),
     "syntactic": (OKABE_ITO[2], "S"),
+    "first token": (OKABE_ITO[3], "F"),
     NONE: ("#f2f2f2", ""),
 }
 
@@ -45,8 +47,9 @@ def head_map(
 ) -> Figure:
     """A number per head as colours: one panel per role, a row per layer, a column per head, one scale for all.
 
-    Heads keep their original numbers; those that were removed are hatched. The scale diverges about zero if the values
-    have both signs. Numbers are written where no panel has more than 12 columns.
+    Heads keep their original numbers; those that were removed are hatched, those that share a key head are framed. The
+    scale diverges about zero if the values have both signs. Numbers are written where no panel has more than 12
+    columns.
 
     Args:
         sites: sites of the model; those without values are left out.
@@ -79,7 +82,7 @@ def head_map(
             text = (marks[path][k] if path in marks else "") if marks is not None else form.format(checked[path][k])
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color=ink(cmap(norm(grid[row, column]))))
     figure.colorbar(mesh, ax=all_axes, label=label, extend=beyond(grids, norm), aspect=25, pad=0.02)
-    removed_legend(figure, panels)
+    legend(figure, panels)
     return figure
 
 
@@ -92,7 +95,7 @@ def role_map(
     totals: Totals | None = None,
     title: str | None = None,
 ) -> Figure:
-    """What every head does, as colours and letters: positional, rare tokens, syntactic, none, removed.
+    """What every head does, as colours and letters: positional, first token, rare tokens, syntactic, none, removed.
 
     A head that does several things has a stripe of each.
 
@@ -128,12 +131,12 @@ def role_map(
     seen = [name for name in styles if any(name in names for of_site in names_by_path.values() for names in of_site)]
     keys = [(styles[name][0], f"{name} ({styles[name][1]})" if styles[name][1] else name) for name in seen]
     handles = [Patch(facecolor=colour, edgecolor="#808080", linewidth=0.5, label=text) for colour, text in keys]
-    removed_legend(figure, panels, handles)
+    legend(figure, panels, handles)
     return figure
 
 
 def head_panels(panels: Sequence[Panel], title: str | None, texts: Sequence[str] = ()) -> tuple[Figure, list[Axes]]:
-    """A figure with an empty panel per role: labelled axes, hatched cells for removed heads."""
+    """A figure with an empty panel per role: labelled axes, hatched removed heads, frames of heads that share keys."""
     from matplotlib.patches import Rectangle
 
     most = max(panel.columns for panel in panels)
@@ -158,6 +161,10 @@ def head_panels(panels: Sequence[Panel], title: str | None, texts: Sequence[str]
             hatched = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=GREY, edgecolor="white", hatch="////")
             hatched.set_gid(f"removed-{row}-{column}")
             axes.add_patch(hatched)
+        for row, first, last in panel.groups():
+            frame = Rectangle((first - 0.5, row - 0.5), last - first + 1, 1, zorder=3, **FRAME)
+            frame.set_gid(f"group-{row}-{first}")
+            axes.add_patch(frame)
     return figure, every
 
 
@@ -170,15 +177,20 @@ def draw_cells(axes: Axes, grid: np.ndarray, cmap, norm):
     return mesh
 
 
-def removed_legend(figure: Figure, panels: Sequence[Panel], handles: Sequence[Patch] = ()) -> None:
-    """A legend below the panels, with an entry for removed heads if there are any."""
+def legend(figure: Figure, panels: Sequence[Panel], handles: Sequence[Patch] = ()) -> None:
+    """A legend below the panels, with entries for removed heads and for heads that share keys, if there are any."""
     from matplotlib.patches import Patch
 
     handles = list(handles)
     if any(panel.removed() for panel in panels):
         handles.append(Patch(facecolor=GREY, edgecolor="#808080", hatch="////", linewidth=0.5, label="removed"))
+    if any(panel.groups() for panel in panels):
+        handles.append(Patch(**FRAME, label="one key head"))
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+        entry = 0.5 + 0.07 * max(len(str(handle.get_label())) for handle in handles)  # inches
+        columns = min(len(handles), max(1, int(figure.get_figwidth() / entry)))
+        figure.set_figheight(figure.get_figheight() + 0.2 * ((len(handles) - 1) // columns))
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def names_of(kind: str | Sequence[str]) -> tuple[str, ...]:

@@ -58,6 +58,17 @@ class Panel:
         """(row, column) of every removed head."""
         return [(i, number) for i, row in enumerate(self.rows) for number in row.removed]
 
+    def groups(self) -> list[tuple[int, int, int]]:
+        """(row, first column, last column) of the heads of every key head, in rows where heads share them."""
+        found = []
+        for i, row in enumerate(self.rows):
+            if row.site.groups is not None and row.site.shares_keys and row.numbers:
+                of_keys: dict[int, list[int]] = {}
+                for number, key in zip(row.numbers, row.site.groups, strict=True):
+                    of_keys.setdefault(key, []).append(number)
+                found += [(i, min(numbers), max(numbers)) for numbers in of_keys.values()]
+        return found
+
     def grid(self, values: Mapping[str, Tensor]) -> np.ndarray:
         """[rows, columns], NaN where there is no head."""
         grid = np.full((len(self.rows), self.columns), np.nan)

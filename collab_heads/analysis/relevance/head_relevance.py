@@ -65,7 +65,7 @@ class HeadRelevance:
                 [
                     site.path,
                     site.role,
-                    str(site.num_heads),
+                    site.heads_in_words,
                     ", ".join(f"{head} ({shares[head]:.2f})" for head in order[:3]),
                     f"{shares[order[-1]]:.3f}",
                     f"{float(signed.sum()):.3f}",

@@ -6,6 +6,7 @@ TITLES = {
     "confidence": "Confidence",
     "entropy": "Entropy",
     "attention_distance": "Attention distance",
+    "first_token": "Attention to the first token",
     "similarity": "Similarity",
     "l2_distance": "Distance to the other heads",
     "relevance": "Relevance",
@@ -19,7 +20,9 @@ TITLES = {
 LEGENDS = {
     "heads": "Every head that the model has now, by the numbers of the original model.",
     "roles": "By default, positional: the largest weight falls on one relative position for at least 90 "
-    "% of the tokens. Rare tokens: in the first layer, it falls on the rarest token of the "
+    "% of the tokens. First token: it falls on the first token of the sequence for at least half of the "
+    "tokens after it; such a head looks nowhere in particular and is not positional. Rare tokens: in "
+    "the first layer, it falls on the rarest token of the "
     "sentence for at least half of them. Syntactic: it finds the other end of a dependency at "
     "least 10 points more often than the best fixed offset does, from dependent to head or back "
     "(Voita et al. 2019).",
@@ -29,6 +32,8 @@ LEGENDS = {
     "one token, the logarithm of the sentence's length where it looks at all alike.",
     "attention_distance": "How many tokens away a query token looks, averaged by its weights; between the two "
     "sentences of a translation, positions are compared as they are.",
+    "first_token": "The mean weight on the first token of the sequence, over the query tokens after it, in "
+    "self-attention. A head with nothing to look for rests there: a sink (Xiao et al. 2023).",
     "similarity": "The mean cosine and Euclidean distance between the outputs of two heads of a layer, for "
     "the same token. Heads that do the same have a cosine near 1.",
     "l2_distance": "The mean Euclidean distance of a head's outputs to those of the layer's other heads.",
@@ -42,7 +47,8 @@ LEGENDS = {
     "ablation": "How much worse the metric is without the head, all else as it is (Michel et al. 2019); and "
     "the metric with only the most important heads, by each measure.",
     "contributions": "How much of each generated token's top-1 logit comes from the source, the rest from the "
-    "target prefix: shares of absolute relevance (after Voita, Sennrich, Titov 2021).",
+    "target prefix (of a decoder alone: from the prompt, the rest from its continuation so far): shares of "
+    "absolute relevance (after Voita, Sennrich, Titov 2021).",
     "alphas": "Mixed heads: row i makes the new head i. Shown is the difference from the identity, where "
     "each head is itself.",
     "gate": "The probability that a head's gate is open (Voita et al. 2019): below one half it is more likely closed.",

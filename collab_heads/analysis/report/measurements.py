@@ -35,8 +35,8 @@ class HeadMeasurements:
         heads: path -> the original numbers of their heads.
         totals: path -> how many heads the site had, also of sites that lost all.
         data: what was measured on: a description, sentences, query tokens of every role.
-        statistics: confidence, entropy, attention distance, similarity, alphas.
-        roles: positional, rare-token and syntactic heads.
+        statistics: confidence, entropy, attention distance, attention to the first token, similarity, alphas.
+        roles: positional, first-token, rare-token and syntactic heads.
         relevance: by conservative propagation.
         gradient: path -> [H], importance by gradients of the loss.
         contributions: of source and target to generated tokens.
@@ -72,7 +72,7 @@ class HeadMeasurements:
         """Measure -> path -> [H]: everything that is a number per head, float64 on the CPU."""
         scores: dict[str, Scores] = {}
         if (statistics := self.statistics) is not None:
-            scores |= {name: getattr(statistics, name) for name in OF_HEADS if name in statistics.measures}
+            scores |= {name: measured for name in OF_HEADS if (measured := getattr(statistics, name))}
             if "l2" in statistics.measures:
                 scores["l2_distance"] = {site.path: statistics.distance(site.path) for site in self.sites}
         if self.relevance is not None:
@@ -101,13 +101,14 @@ class HeadMeasurements:
         }
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
-        """A table of all heads: its header, and a row per head."""
-        scores = self.scores()
-        header = ["role", "layer", "head", *(name.replace("_", " ") for name in scores)]
+        """A table of all heads: its header, and a row per head; where heads share keys, with that of each now."""
+        scores, shares_keys = self.scores(), any(site.shares_keys for site in self.sites)
+        header = ["role", "layer", "head", *["key head"] * shares_keys, *(name.replace("_", " ") for name in scores)]
         rows = []
         for site in self.sites:
             for index, number in enumerate(self.heads[site.path]):
                 row = [site.role, str(site.layer), str(number)]
+                row += [str(index if site.groups is None else site.groups[index])] * shares_keys
                 row += [f"{float(s[site.path][index]):.3f}" if site.path in s else "" for s in scores.values()]
                 rows.append(row + ([", ".join(self.roles.labels[site.path][index])] if self.roles else []))
         return header + (["what it does"] if self.roles else []), rows
@@ -117,6 +118,8 @@ class HeadMeasurements:
         tokens = ", ".join(f"{count:,} of {role}" for role, count in self.data["query_tokens"].items())
         lines = [f"{self.model} ({self.model_type}): {sum(site.num_heads for site in self.sites)} heads"]
         lines[0] += f" of {sum(self.totals.values())}" if sum(self.totals.values()) > len(self.rows()[1]) else ""
+        if any(site.shares_keys for site in self.sites):
+            lines[0] += f", which share {sum(site.num_key_heads for site in self.sites)} key heads"
         lines.append(f"Data: {self.data['name']}, {self.data['sentences']:,} sentences; query tokens: {tokens}")
         for name, value in self.correlations().items():
             lines.append(f"Rank correlation of {name} with the harm of leaving a head out: {value:+.2f}")

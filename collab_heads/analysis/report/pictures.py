@@ -1,9 +1,12 @@
 """The pictures and the page of a report."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from collab_heads.analysis import plots
 from collab_heads.analysis.measures.ablation import Ablation
@@ -41,7 +44,9 @@ def pictures_of(report: HeadMeasurements) -> list[Picture]:
     pictures = [*head_maps_of(report), *matrices_of(report)]
     if report.contributions is not None:
         shares, counts = report.contributions.source, report.contributions.counts.tolist()
-        pictures.append(Picture("source_share", "contributions", lambda: plots.source_share(shares, counts)))
+        label = f"share of the {report.contributions.names[0]}"
+        draw_shares = partial(plots.source_share, shares, counts, label=label)
+        pictures.append(Picture("source_share", "contributions", draw_shares))
     if report.curves and report.ablation is not None:
         pictures.append(Picture("quality", "ablation", partial(quality, report, report.ablation)))
     if report.gate_history is not None and report.gate_history.steps:
@@ -143,10 +148,13 @@ def summary(report: HeadMeasurements) -> tuple[list[str], list[list[str]]]:
             continue
         count = sum(site.num_heads for site in sites)
         row = [role, str(len(sites)), str(count)]
-        for values in scores.values():
-            row.append(f"{sum(float(values[s.path].sum()) for s in sites if s.path in values) / count:.3f}")
-        rows.append(row)
+        rows.append(row + [mean_of([values[s.path] for s in sites if s.path in values]) for values in scores.values()])
     return ["role", "layers", "heads", *(name.replace("_", " ") for name in scores)], rows
+
+
+def mean_of(values: Sequence[Tensor]) -> str:
+    """The mean over the heads of some sites, for a table; empty where there are none."""
+    return f"{float(torch.cat([*values]).double().mean()):.3f}" if values else ""
 
 
 def side_tables(report: HeadMeasurements) -> dict[str, tuple[list[str], list[list[str]]]]:

@@ -1,4 +1,4 @@
-"""Find the roles of heads on data: positional, rare tokens, syntactic."""
+"""Find the roles of heads on data: positional, first token, rare tokens, syntactic."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -38,8 +38,9 @@ def head_roles(
 ) -> HeadRoles:
     """Find out what heads of self-attention do, by where their largest weights fall.
 
-    Positional heads look at one relative position. Rare-token heads, of the first layer, look at the rarest token of
-    the sentence. Both are measured on `batches`, or on the treebank where there are none (encoders only, then).
+    Positional heads look at one relative position; heads that mostly look at the first token, which is where those look
+    that find nothing, have that role instead. Rare-token heads, of the first layer, look at the rarest token of
+    the sentence. All are measured on `batches`, or on the treebank where there are none (encoders only, then).
     Syntactic heads of an encoder find the other end of a dependency of the treebank. Measured in one pass, or two where
     there are batches and a treebank; memory does not grow with the number of batches.
 

@@ -14,7 +14,8 @@ from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
 
 ROUNDING = 1e-9  # of a difference of two shares: 0.35 - 0.25 is 0.09999999999999998
-ROLE_KINDS = ("positional", "rare tokens", "syntactic")
+FIRST = "first token"
+ROLE_KINDS = ("positional", FIRST, "rare tokens", "syntactic")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class RoleThresholds:
 
     Attributes:
         positional: share of the query tokens whose largest weight falls on one relative position.
+        first_token: share of those after the first token whose largest weight falls on it. Such a head looks nowhere in
+            particular, and is not positional.
         rare_tokens: share of those whose largest weight falls on the rarest token of the sentence. The paper names no
             threshold; the head that it shows has 0.66 (and 0.83 for one of the two rarest).
         syntactic: how far the accuracy on a relation, in one direction, is above that of the best fixed offset.
@@ -30,10 +33,11 @@ class RoleThresholds:
     Raises:
         ArgumentError: if one is not in 0..1.
 
-    Source: the first and the last: Voita et al. 2019, arXiv:1905.09418, section 5.
+    Source: "positional" and "syntactic": Voita et al. 2019, arXiv:1905.09418, section 5.
     """
 
     positional: float = 0.9
+    first_token: float = 0.5
     rare_tokens: float = 0.5
     syntactic: float = 0.1
 
@@ -51,8 +55,9 @@ class HeadRoles:
         sites: the sites that have heads, in model order.
         heads: path -> the original numbers of the heads that the site has.
         thresholds: from when on a head has a role.
-        labels: path -> per head its roles, such as "positional -1", "rare tokens", "nsubj dependent->head"; a head may
-            have several, or none. "rare tokens" is a role of the first layer only, as in the paper.
+        labels: path -> per head its roles, such as "positional -1", "first token", "rare tokens", "nsubj
+            dependent->head"; a head may have several, or none. "rare tokens" is a role of the first layer only, as in
+            the paper.
         positional: path -> where its heads look; self-attention only.
         rare: path -> how often its heads look at rare tokens.
         syntax: path -> (relation, direction) -> accuracies, [H] float64; encoders only.
@@ -78,7 +83,12 @@ class HeadRoles:
     def to_dict(self) -> dict:
         """All numbers, ready for JSON. Relations are keyed "nsubj dependent->head"."""
         offsets = {
-            path: {"offset": n.offset.tolist(), "share": n.share.tolist(), "tokens": n.tokens}
+            path: {
+                "offset": n.offset.tolist(),
+                "share": n.share.tolist(),
+                "tokens": n.tokens,
+                "first_token": n.first_token.tolist(),
+            }
             for path, n in self.positional.items()
         }
         rare = {
@@ -120,6 +130,8 @@ class HeadRoles:
         """The number behind a label."""
         if label.startswith("positional "):
             return f"({self.positional[path].share[head]:.2f})"
+        if label == FIRST:
+            return f"({self.positional[path].first_token[head]:.2f})"
         if label == "rare tokens":
             rare = self.rare[path]
             return f"({rare.rarest[head]:.2f}, two rarest {rare.two_rarest[head]:.2f}, chance {rare.chance[0]:.2f})"
@@ -128,7 +140,12 @@ class HeadRoles:
 
     def summary(self) -> list[str]:
         """How many heads have which role, what that stands on, and what was left out."""
-        measured = {"positional": set(self.positional), "rare tokens": set(self.rare), "syntactic": set(self.syntax)}
+        measured = {
+            "positional": set(self.positional),
+            FIRST: set(self.positional),
+            "rare tokens": set(self.rare),
+            "syntactic": set(self.syntax),
+        }
         every = [
             labels
             for path, labels_of_site in self.labels.items()
@@ -213,8 +230,12 @@ def roles_from_measures(
 
 
 def positional_labels(numbers: PositionalNumbers | None, head: int, thresholds: RoleThresholds) -> tuple[str, ...]:
-    """The label "positional -1", or nothing."""
-    if numbers is None or numbers.share[head] < thresholds.positional:
+    """The label "positional -1", or "first token", or nothing."""
+    if numbers is None:
+        return ()
+    if numbers.first_token[head] >= thresholds.first_token:
+        return (FIRST,)
+    if numbers.share[head] < thresholds.positional:
         return ()
     offset = int(numbers.offset[head])
     return (f"positional {offset:+d}" if offset else "positional 0",)

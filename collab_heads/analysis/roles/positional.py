@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from collab_heads.analysis.measures.first_token import first_and_later
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
+from collab_heads.analysis.measures.statistics import RunningMean
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.sites import AttentionSite
 
@@ -19,15 +21,17 @@ class PositionalNumbers:
         offset: [H] int64, the offset (key position - query position) that the largest weight falls on most often.
         share: [H] float64, how often it does, of all query tokens: also of those too near an end to look so far.
         tokens: query tokens; of all its layers where a module serves several.
+        first_token: [H] float64, the share of the query tokens after the first whose largest weight falls on that one.
     """
 
     offset: Tensor
     share: Tensor
     tokens: int
+    first_token: Tensor
 
 
 class Positional(Observer):
-    """Counts, per head of self-attention, the relative positions that the largest weight falls on.
+    """Counts, per head of self-attention, the relative positions that the largest weight falls on, and the first token.
 
     Memory: one number per head and relative position of the longest sentence.
 
@@ -36,6 +40,7 @@ class Positional(Observer):
 
     Attributes:
         counts: path -> [H, 2 L - 1] int64 on the CPU, for the offsets -(L-1) to L-1, L tokens in the longest sentence.
+        on_first: path -> the mean of looking at the first token, over the query tokens after it.
     """
 
     weights = True
@@ -47,6 +52,7 @@ class Positional(Observer):
         """Begin at zero."""
         measured = [site for site in sites if site.role in self.roles]
         self.counts = {site.path: torch.zeros(site.num_heads, 1, dtype=torch.int64) for site in measured}
+        self.on_first = {site.path: RunningMean() for site in measured}
         self.finite = {site.path: True for site in measured}
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
@@ -61,6 +67,9 @@ class Positional(Observer):
         bins = counted + torch.arange(heads, device=counted.device) * (2 * length - 1)
         counts = torch.bincount(bins.flatten(), minlength=heads * (2 * length - 1)).view(heads, -1).cpu()
         self.counts[site.path] = add_centred(self.counts[site.path], counts)
+        first, later = first_and_later(site, attention, batch)
+        hits = batch.counted(site, (positions == first[:, None, None]).mT)  # (N, H)
+        self.on_first[site.path].add(hits[batch.counted(site, later)].double())
         if not torch.isfinite(values).all():  # rare: NaN may stand in padding
             self.finite[site.path] &= bool(torch.isfinite(batch.counted(site, values.mT)).all())
 
@@ -84,7 +93,8 @@ class Positional(Observer):
             order = sorted(range(-middle, middle + 1), key=lambda offset: (abs(offset), offset))
             nearest_first = counts[:, torch.tensor(order) + middle]
             best, most = first_largest(nearest_first)
-            numbers[path] = PositionalNumbers(torch.tensor(order)[best], most.double() / tokens, tokens)
+            sinks = self.on_first[path].mean() if self.on_first[path].count else torch.zeros(len(counts)).double()
+            numbers[path] = PositionalNumbers(torch.tensor(order)[best], most.double() / tokens, tokens, sinks)
         return numbers
 
 

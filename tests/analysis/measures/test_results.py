@@ -74,23 +74,25 @@ def test_names_and_nesting(marian, tmp_path):
     for site in marian.sites:
         stack, attention = places[site.role]
         for name in (*MEASURES, "alphas"):
+            if name == "first_token" and site.role == "dec-enc":
+                continue
             tensor = getattr(marian, name)[site.path]
             expected[f"{stack}.{site.layer}.{attention}.{name}"] = tensor
             assert described[stack][site.layer][attention][name] == tensor.tolist()
-    assert tensors.keys() == expected.keys() and len(expected) == 6 * 6
+    assert tensors.keys() == expected.keys() and len(expected) == 6 * 7 - 2
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     assert [set(layer) for layer in described["encoder"]] == [{"self_attn"}] * LAYERS
     assert [set(layer) for layer in described["decoder"]] == [{"self_attn", "enc_attn"}] * LAYERS
-    assert described["measures"] == ["confidence", "entropy", "attention_distance", "cosine", "l2"] and described[
-        "excluded"
-    ] == [EOS]
+    assert described["measures"] == list(MEASURES) and described["excluded"] == [EOS]
     assert described["sites"][-1] == {
         "path": "decoder.layers.1.encoder_attn",
         "role": "dec-enc",
         "layer": 1,
         "num_heads": HEADS,
+        "groups": None,
         "tokens": marian.tokens["decoder.layers.1.encoder_attn"],
         "alphas": True,
+        "first_token": False,
     }
 
 

@@ -1,5 +1,6 @@
 """Head statistics: what is measured, by hand; what is left as it was; what is refused."""
 
+import dataclasses
 import gc
 import weakref
 
@@ -30,13 +31,17 @@ from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
 from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, WIDTH, set_backend
 
+DECODERS = ("qwen3", "gemma3", "gpt2")  # with keys that heads share, with windows, with fused projections
 CHANGED = ("bert", "albert", "marian", "t5")
 STATES = ("shared", "per_head", "gated", "mixed", "pruned", "pruned shared")
 BF16_NOISE = 5e-2  # of bfloat16 models against float32 ones; seen: 1.6e-2
 
 
 @pytest.mark.parametrize(
-    "name, change", [(n, "stock") for n in MEASURED] + [(n, change) for n in CHANGED for change in STATES]
+    "name, change",
+    [(n, "stock") for n in MEASURED + DECODERS]
+    + [("qwen3", "pruned")]
+    + [(n, change) for n in CHANGED for change in STATES],
 )
 def test_it_is_the_mean_over_query_tokens(name, change):
     """Two batches of unequal size, padded, with ends of sentences; one token at a time by hand."""
@@ -55,9 +60,10 @@ def test_it_is_the_mean_over_query_tokens(name, change):
         side = "encoder" if site.role == "enc-self" else "decoder"
         assert found.tokens[site.path] == int(counts[side].sum()) * len(layers_of(model, site))
         heads = site.num_heads
-        shapes = [tuple(getattr(found, measure)[site.path].shape) for measure in MEASURES]
-        assert shapes == [(heads,)] * 3 + [(heads, heads)] * 2
-        for measure_name in MEASURES:
+        measures = [name for name in MEASURES if name != "first_token" or site.role != "dec-enc"]
+        shapes = [tuple(getattr(found, measure)[site.path].shape) for measure in measures]
+        assert shapes == [(heads,)] * (len(measures) - 2) + [(heads, heads)] * 2
+        for measure_name in measures:
             tensor = getattr(found, measure_name)[site.path]
             assert tensor.dtype == torch.float64 and tensor.device.type == "cpu" and not tensor.requires_grad
     if change.startswith("pruned"):
@@ -106,7 +112,7 @@ def test_only_what_is_asked_for_is_computed(measures):
     assert used == [{"eager" if asked - {"l2", "cosine"} else "sdpa"}]
     assert set(found.measures) == asked and found.tokens == whole.tokens
     for name in MEASURES:
-        assert getattr(found, name).keys() == (whole.tokens.keys() if name in asked else set())
+        assert getattr(found, name).keys() == (getattr(whole, name).keys() if name in asked else set())
         for path, value in getattr(found, name).items():
             torch.testing.assert_close(value, getattr(whole, name)[path], rtol=0, atol=FP32_NOISE)
     assert ("confidence" in str(found)) == ("confidence" in asked)
@@ -275,7 +281,7 @@ def test_bad_arguments_are_refused():
     model, (inputs, _) = model_in("bert"), ended("bert")
     for options, *fragments in (
         ({"measures": ("confidense",)}, "'confidense'", "did you mean 'confidence'"),
-        ({"measures": ()}, "measures is empty", "confidence, entropy, attention_distance, cosine, l2"),
+        ({"measures": ()}, "measures is empty", "confidence, entropy, attention_distance, first_token, cosine, l2"),
         ({"exclude": [None]}, "[None]", "sep_token_id"),
         ({"exclude": "[SEP]"}, "[SEP]", "token ids"),
         ({"exclude": [True]}, "[True]"),
@@ -305,13 +311,13 @@ def test_the_table_and_the_numbers():
         "role",
         "heads",
         "tokens",
-        *"confidence entropy attention distance cosine l2".split(),
+        *"confidence entropy attention distance first token cosine l2".split(),
     ]
     path = found.sites[0].path
     apart = ~torch.eye(HEADS, dtype=torch.bool)
     values = found.confidence[path]
     cells = []
-    for each in (values, found.entropy[path], found.attention_distance[path]):
+    for each in (values, found.entropy[path], found.attention_distance[path], found.first_token[path]):
         mean, least, most = (f"{float(number):.3f}" for number in (each.mean(), each.min(), each.max()))
         cells += [mean, f"({least}", "to", f"{most})"]
     cells += [f"{float(each[path][apart].mean()):.3f}" for each in (found.cosine, found.l2)]
@@ -320,4 +326,4 @@ def test_the_table_and_the_numbers():
     numbers = found.to_dict()
     assert numbers["confidence"][path] == values.tolist() and numbers["l2"][path] == found.l2[path].tolist()
     assert numbers["tokens"] == {site.path: 18 for site in found.sites}
-    assert numbers["sites"][1] == {"path": found.sites[1].path, "role": "enc-self", "layer": 1, "num_heads": HEADS}
+    assert numbers["sites"][1] == dataclasses.asdict(found.sites[1])

@@ -55,6 +55,40 @@ def test_a_map_has_a_panel_per_role_and_heads_keep_their_numbers():
     assert encoder.collections[0].get_clim() == decoder.collections[0].get_clim() == pytest.approx((0.1, 0.9))
 
 
+def frames(axes) -> list[tuple[tuple[float, float], float]]:
+    """Place and width of those around heads that share a key head."""
+    found = [patch for patch in axes.patches if (patch.get_gid() or "").startswith("group")]
+    return [(patch.get_xy(), patch.get_width()) for patch in found]
+
+
+def test_heads_that_share_keys_are_framed():
+    """By the original numbers of those that are left: the second head of the first group is gone."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    sites = (
+        AttentionSite("d0", "dec-self", 0, 4, (0, 0, 1, 1)),
+        AttentionSite("d1", "dec-self", 1, 3, (0, 1, 1)),
+        AttentionSite("d2", "dec-self", 2, 4, (0, 1, 2, 3)),
+    )
+    heads, kinds = {"d0": (0, 1, 2, 3), "d1": (0, 2, 3), "d2": (0, 1, 2, 3)}, [["first token"], [], "none", "syntactic"]
+    values = {site.path: torch.rand(site.num_heads) for site in sites}
+    figures = (
+        plots.head_map(sites, values, heads=heads, label="x"),
+        plots.role_map(sites, {site.path: kinds[: site.num_heads] for site in sites}, heads=heads),
+    )
+    for figure in figures:
+        (axes,) = panels(figure)
+        assert frames(axes) == [((-0.5, -0.5), 2), ((1.5, -0.5), 2), ((-0.5, 0.5), 1), ((1.5, 0.5), 2)]
+        assert "one key head" in [text.get_text() for text in figure.legends[0].get_texts()]
+        drawn = FigureCanvasAgg(figure)
+        drawn.draw()
+        width = figure.legends[0].get_window_extent(drawn.get_renderer()).width / figure.dpi
+        assert width <= figure.get_figwidth()
+    assert "first token (F)" in [text.get_text() for text in figures[1].legends[0].get_texts()]
+    (alone,) = panels(plots.head_map(sites[2:], {"d2": values["d2"]}, label="x"))
+    assert not frames(alone)
+
+
 def test_totals_show_heads_that_are_gone_at_the_end_and_marks_stand_for_numbers():
     figure = plots.head_map(SITES, VALUES, heads=HEADS, totals=4, label="x", marks={"e0": ["a", "b"]})
     encoder = panels(figure)[0]

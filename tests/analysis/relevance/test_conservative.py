@@ -16,7 +16,8 @@ from transformers import (
 )
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import get_adapter
+from collab_heads import get_adapter, prune_heads
+from collab_heads.adapters.llama import LlamaAdapter
 from collab_heads.adapters.t5 import T5Adapter
 from collab_heads.analysis.relevance import conservative as rules
 from collab_heads.analysis.relevance.backward import explaining
@@ -49,7 +50,8 @@ def switch_off(broken, monkeypatch):
     elif broken == "LayerNorm":
         monkeypatch.setattr(rules, "layer_norm", lambda module, x, y: y)
     elif broken == "gated":
-        monkeypatch.setattr(T5Adapter, "gated", {})
+        for adapter in (LlamaAdapter, T5Adapter):
+            monkeypatch.setattr(adapter, "gated", {})
     elif broken == "functions":
         monkeypatch.setattr(rules, "FUNCTIONS", frozenset())
     elif broken == "weights":
@@ -78,6 +80,36 @@ def test_without_a_rule_it_is_not(name, broken, monkeypatch):
     model, inputs = without_biases(FAMILIES[name].build()), full(decoder_batch(name))
     switch_off(broken, monkeypatch)
     assert max(missing(name, model, inputs).values()) > BROKEN
+
+
+# bias-free; Llama and Qwen3: rotary positions, RMS norms, gated SiLU, keys that heads share; Gemma 3: four norms a
+# layer, (1 + weight), gated GELU; GPT-2: "gelu_new", fused projections; OPT: LayerNorms, ReLU
+DECODERS = ("llama", "qwen3", "gemma3", "gpt2", "opt")
+
+
+@pytest.mark.parametrize("name", (*DECODERS, "unequal groups"))
+def test_decoders_conserve_at_every_cut(name):
+    """Stock RMS norms, rotations and eager softmaxes round to float32; what they gave is what is explained."""
+    model = without_biases(FAMILIES["qwen3" if name == "unequal groups" else name].build())
+    if name == "unequal groups":
+        prune_heads(model, {"dec-self": [[1], [0, 3]]})
+        name = "qwen3"
+    found = missing(name, model, full(decoder_batch(name)))
+    assert found.keys() == {site.path for site in get_adapter(model).sites(model)}
+    assert max(found.values()) < CONSERVED, found
+
+
+@pytest.mark.parametrize(
+    "name, broken",
+    [(name, "attention") for name in DECODERS]
+    + [(name, "norms and activations") for name in ("llama", "qwen3", "gpt2")]
+    + [(name, "gated") for name in ("llama", "gemma3")]
+    + [(name, "LayerNorm") for name in ("gpt2", "opt")],
+)
+def test_decoders_without_a_rule_do_not(name, broken, monkeypatch):
+    switch_off(broken, monkeypatch)
+    model = without_biases(FAMILIES[name].build())
+    assert max(missing(name, model, full(decoder_batch(name))).values()) > BROKEN
 
 
 @pytest.mark.parametrize("name", FAMILIES)

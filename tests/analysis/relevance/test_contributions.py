@@ -125,7 +125,7 @@ def test_the_model_is_left_as_it_was():
 
 def test_what_it_refuses():
     model, inputs = FAMILIES["marian"].build(), labelled("marian")
-    for name in ("bert", "marian-decoder", "t5-encoder"):
+    for name in ("bert", "marian-decoder", "bert-decoder", "t5-encoder"):
         other = FAMILIES[name].build()
         with refused(other, UnsupportedModelError, f"{type(other).__name__} is no encoder-decoder"):
             token_contributions(other, [inputs])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from planted import looking, show, site, text
 
-from collab_heads.analysis.roles.labels import roles_from_measures
+from collab_heads.analysis.roles.labels import RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.errors import CalibrationError, NonFiniteError
 
@@ -64,9 +64,35 @@ def test_labels_from_the_threshold_on():
     looks = looking([[before(10), list(range(10)), [0] * 10]], 10)
     seen = show(Positional(), [site(heads=3)], [(text([list(range(2, 12))]), {"one": looks})])
     roles = roles_from_measures([site(heads=3)], {"one": (0, 1, 5)}, positional=seen)
-    assert roles.labels == {"one": (("positional -1",), ("positional 0",), ())}
+    assert roles.labels == {"one": (("positional -1",), ("positional 0",), ("first token",))}
     ahead = show(Positional(), [site()], [(text([[2] * 10]), {"one": looking([[before(10, 1), before(10, 2)]], 10)})])
     assert roles_from_measures([site()], {"one": (0, 1)}, positional=ahead).labels == {"one": (("positional +1",), ())}
+
+
+@pytest.mark.parametrize("left", (False, True))
+def test_a_head_that_looks_at_the_first_token_is_not_positional(left):
+    """Of three tokens, before or behind padding: one head looks at the first, one at the token before."""
+    first = 2 if left else 0
+    looks = [[[first] * 3, [first, first, first + 1]]]
+    padded = [[[0, 0, *head] if left else [*head, 4, 4] for head in sentence] for sentence in looks]
+    seen = show(Positional(), [site()], [(text([IDS[0]], [3], left), {"one": looking(padded, 5)})])
+    numbers = seen.results()["one"]
+    assert numbers.tokens == 3 and numbers.offset.tolist() == [0, -1] and numbers.share.tolist() == [1 / 3, 2 / 3]
+    assert numbers.first_token.dtype == torch.float64 and numbers.first_token.tolist() == [1.0, 0.5]
+    for least, labels in (
+        (0.5, (("first token",), ("first token",))),
+        (0.6, (("first token",), ("positional -1",))),
+    ):
+        thresholds = RoleThresholds(positional=0.3, first_token=least)
+        roles = roles_from_measures([site()], {"one": (0, 1)}, positional=seen, thresholds=thresholds)
+        assert roles.labels == {"one": labels}
+    assert "first token (1.00)" in str(roles) and "1 positional, 1 first token" in str(roles)
+    assert roles.to_dict()["positional"]["one"]["first_token"] == [1.0, 0.5]
+
+
+def test_lone_tokens_look_at_no_first_one():
+    seen = show(Positional(), [site()], [(text([IDS[0]], [1]), {"one": looking([[[0] * 5, [0] * 5]], 5)})])
+    assert seen.results()["one"].first_token.tolist() == [0.0, 0.0]
 
 
 def test_a_module_of_several_layers_counts_them_all():
