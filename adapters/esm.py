@@ -5,6 +5,8 @@ from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attenti
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
+ROTARY = "rotary"  # what configs call it
+
 
 class CollaborativeEsmSelfAttention(EsmSelfAttention):
     """`EsmSelfAttention` with a collaborative query/key projection."""
@@ -68,4 +70,4 @@ class RotaryEsmAdapter(EsmLayout):
 class EsmAdapter(EsmLayout):
     """ESM with absolute positions (ESM-1b)."""
 
-    variants = {"position_embedding_type": {"rotary": RotaryEsmAdapter}}
+    variants = {"position_embedding_type": {ROTARY: RotaryEsmAdapter}}

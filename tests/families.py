@@ -640,7 +640,7 @@ def modernbert(name: str) -> Family:
             bert_config(
                 ModernBertConfig,
                 layer_types=["full_attention", "sliding_attention"],
-                local_attention=6,
+                local_attention=8,  # so that all padding sees a token: float64 has NaN else
                 attention_bias=True,
                 attention_dropout=0.1,
                 mlp_dropout=0.1,
@@ -825,7 +825,12 @@ def is_sibling(value: object) -> bool:
 
 
 def swap(model: PreTrainedModel, kind: str, dim=None, **more):
-    """The swap that the contract is about; of a kind with values these are as wide as before where `dim` is None."""
+    """The swap that the contract is about; of a kind with values these are as wide as before where `dim` is None.
+
+    Where heads cannot share queries and keys, values stand in for them.
+    """
+    if "collaborative" not in collab_heads.get_adapter(model).capabilities:
+        kind = "stock+values"
     if kind in WITH_VALUES:
         kind = kind.removesuffix("+values")
         more["dim_value"] = 1.0 if dim is None else NARROW_VALUES / EXACT
