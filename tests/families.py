@@ -618,6 +618,13 @@ def esm(name: str, task: type[PreTrainedModel]) -> Family:
     return Family(name, lambda: make(task, esm_config()), {"enc-self": LAYERS}, EsmModel)
 
 
+def causal_esm(name: str) -> Family:
+    def build() -> PreTrainedModel:
+        return make(EsmForMaskedLM, esm_config(is_decoder=True))
+
+    return Family(name, build, {"dec-self": LAYERS}, EsmModel, inputs=lone_batch)
+
+
 def opt(name: str, **more) -> Family:
     return Family(
         name,
@@ -721,7 +728,7 @@ FAMILIES = {
         *like("t5-encoder", t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel)),
         bert_encoder("mpnet", MPNetConfig, MPNetForSequenceClassification, MPNetModel),
         esm("esm", EsmForSequenceClassification),
-        *like("esm", esm("esm-lm", EsmForMaskedLM)),
+        *like("esm", esm("esm-lm", EsmForMaskedLM), causal_esm("esm-causal")),
         opt("opt"),
         *like(
             "opt",
