@@ -1,6 +1,7 @@
-"""ViT and DeiT: encoders of image patches, with no padding unless the caller passes a mask."""
+"""ViT, DeiT and DINOv2: encoders of image patches, with no padding unless the caller passes a mask."""
 
 from transformers.models.deit import modeling_deit
+from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.vit import modeling_vit
 
 from collab_heads.layers.attention import attend, cached_key_value
@@ -8,7 +9,7 @@ from collab_heads.registry import AttentionAdapter, register
 
 
 def attention(self, hidden_states, attention_mask=None, **kwargs):
-    """`forward` of both classes, with the stock signature."""
+    """`forward` of all classes, with the stock signature."""
     key, value = cached_key_value(self, self.v_proj, hidden_states, None, is_cross=False)
     output, weights = attend(
         self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.attention_dropout, **kwargs
@@ -23,6 +24,13 @@ class CollaborativeDeiTAttention(modeling_deit.DeiTAttention):
     forward = attention
 
 
+class CollaborativeDinov2Attention(modeling_dinov2.Dinov2Attention):
+    """`Dinov2Attention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_dinov2.eager_attention_forward)
+    forward = attention
+
+
 class CollaborativeViTAttention(modeling_vit.ViTAttention):
     """`ViTAttention` with a collaborative query/key projection."""
 
@@ -32,12 +40,13 @@ class CollaborativeViTAttention(modeling_vit.ViTAttention):
 
 @register
 class ViTAdapter(AttentionAdapter):
-    """ViT and DeiT."""
+    """ViT, DeiT and DINOv2."""
 
-    model_types = ("vit", "deit")
-    paths = {r"layers\.(\d+)\.attention": "enc-self"}
+    model_types = ("vit", "deit", "dinov2")
+    paths = {r"layers\.(\d+)\.attention": "enc-self", r"encoder\.layer\.(\d+)\.attention": "enc-self"}
     replacements = {
         modeling_deit.DeiTAttention: CollaborativeDeiTAttention,
+        modeling_dinov2.Dinov2Attention: CollaborativeDinov2Attention,
         modeling_vit.ViTAttention: CollaborativeViTAttention,
     }
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"

@@ -325,7 +325,13 @@ def kills() -> str:
     )
 
 
-CAPABILITIES = {"collaborative": "collaborative", "gated": "gated", "alpha": "mixed", "prune": "removal"}
+CAPABILITIES = {
+    "collaborative": "collaborative",
+    "values": "narrower values",
+    "gated": "gated",
+    "alpha": "mixed",
+    "prune": "removal",
+}
 
 
 @made

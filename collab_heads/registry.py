@@ -193,6 +193,19 @@ class AttentionAdapter:
         setattr(module, self.key, key)
         self.note_width(module)
 
+    def token_masks(
+        self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """Refine which tokens count, where a family's masks do not say it (`model.masks`).
+
+        Args:
+            config: of the model.
+            inputs: a batch as the model takes it.
+            masks: "encoder", "decoder" -> what the attention masks and the decoder's inputs say: [B, T] bool, or None
+                where all count. Stacks with masks of their own (`AttentionSite.stack`) and the "output" may be added.
+        """
+        return masks
+
     def shrink(self, module: nn.Module, kept: list[int]) -> None:
         """Leave only some heads of an attention module, in place; the output projection is not touched.
 
@@ -311,9 +324,14 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
 
 def is_lone_decoder(config: PretrainedConfig) -> bool:
     """Whether a model is a decoder without an encoder: its config says so, or its family is nothing else (GPT-2)."""
-    adapter = _ADAPTERS.get(config.model_type)
+    adapter = known_adapter(config)
     decodes = getattr(config, "is_decoder", False) or (adapter is not None and adapter.decodes(config))
     return not config.is_encoder_decoder and decodes
+
+
+def known_adapter(config: PretrainedConfig) -> AttentionAdapter | None:
+    """The registered adapter of a model type, None where there is none."""
+    return _ADAPTERS.get(config.model_type)
 
 
 def get_adapter(

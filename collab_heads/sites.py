@@ -26,6 +26,7 @@ class AttentionSite:
         layer: index of the layer within its stack.
         num_heads: number of heads that the module computes.
         groups: the key/value head of every head, where heads share them; None where each has its own.
+        stack: the name of what it reads, in models that read two things at once ("text", "vision"); else None.
     """
 
     path: str
@@ -33,6 +34,11 @@ class AttentionSite:
     layer: int
     num_heads: int
     groups: tuple[int, ...] | None = None
+    stack: str | None = None
+
+    def __post_init__(self):
+        if self.groups is not None:
+            object.__setattr__(self, "groups", tuple(self.groups))  # JSON has lists
 
     @property
     def num_key_heads(self) -> int:

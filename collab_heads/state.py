@@ -73,11 +73,15 @@ class QueryKeyState:
         wanted = f"one of {', '.join(MIXING_INITS)}"
         expect(self.mixing_init in MIXING_INITS, "query_key.mixing_init", self.mixing_init, wanted)
         if self.groups is not None:
-            ascending = isinstance(self.groups, Sequence) and all(type(key) is int for key in self.groups)
-            steps = ascending and zip([0, *self.groups], self.groups, strict=False)
-            valid = ascending and len(self.groups) > 0 and all(after - before in (0, 1) for before, after in steps)
+            numbers = isinstance(self.groups, Sequence) and all(type(key) is int for key in self.groups)
+            valid = (
+                numbers
+                and len(self.groups) > 0
+                and list(dict.fromkeys(self.groups)) == list(range(max(self.groups) + 1))
+            )
+            valid = valid and list(self.groups) == sorted(self.groups)
             wanted = "the key/value head of every head: from 0 on, ascending, none left out"
-            expect(valid and self.groups[0] == 0, "query_key.groups", self.groups, wanted)
+            expect(valid, "query_key.groups", self.groups, wanted)
             object.__setattr__(self, "groups", tuple(self.groups))  # JSON has lists
 
     def holds(self, kind: QueryKeyKind, num_heads: int) -> bool:
@@ -224,6 +228,15 @@ class CollabConfig:
         Raises:
             ConfigError: if the record comes from a newer version or does not make sense; the site is named.
         """
+        sites = cls.alone(config).sites
+        for prefix, stack in stacks_of(config):
+            of_stack = {prefix + path: state for path, state in cls.alone(stack).sites.items()}
+            sites = {path: state for path, state in sites.items() if not path.startswith(prefix)} | of_stack
+        return cls(sites)
+
+    @classmethod
+    def alone(cls, config: PretrainedConfig) -> "CollabConfig":
+        """Read a config without the configs in it."""
         record = getattr(config, FIELD, None)
         if record is None:
             return cls()
@@ -257,14 +270,36 @@ class CollabConfig:
     def write(self, model: PreTrainedModel) -> None:
         """Store the record in the config of a model and of its inner stacks (T5 gives each stack its own copy).
 
-        A model without changed sites has no record.
+        A model without changed sites has no record. A stack with a config of its own kind, such as CLIP's for texts,
+        which loads alone from the files of the whole, has its part there.
         """
-        for module in model.modules():
-            if isinstance(module, PreTrainedModel) and module.config.model_type == model.config.model_type:
-                if self.sites:
-                    setattr(module.config, FIELD, self.to_dict())
-                elif hasattr(module.config, FIELD):
-                    delattr(module.config, FIELD)
+        configs = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+        parts = {stack.model_type: self.part(prefix) for prefix, stack in stacks_of(model.config)}
+        for config in [*configs, *(stack for _, stack in stacks_of(model.config))]:
+            if (part := {**parts, model.config.model_type: self}.get(config.model_type)) is None:
+                continue
+            if part.sites:
+                setattr(config, FIELD, part.to_dict())
+            elif hasattr(config, FIELD):
+                delattr(config, FIELD)
+
+    def part(self, prefix: str) -> "CollabConfig":
+        """The record of the sites whose paths begin so, by the rest of these."""
+        inside = {path: state for path, state in self.sites.items() if path.startswith(prefix)}
+        return CollabConfig({path.removeprefix(prefix): state for path, state in inside.items()})
+
+
+def stacks_of(config: PretrainedConfig) -> list[tuple[str, PretrainedConfig]]:
+    """The stacks that have a config in this one: what their paths begin with, and the config.
+
+    By the convention of transformers: `config.text_config` is the config of `model.text_model`.
+    """
+    stacks = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
+    return [
+        (name.removesuffix("config") + "model.", stack)
+        for name, stack in stacks.items()
+        if isinstance(stack, PretrainedConfig)
+    ]
 
 
 # The parts of a site, and what their records always held: a default here would be a guess. `mixing_init` matters for

@@ -9,7 +9,7 @@ import torch
 import collab_heads
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites
-from families import HEADS, KINDS, NARROW, cast, of_dtype, swap
+from families import HEADS, KINDS, NARROW, cast, main_output, of_dtype, swap
 
 ORIGINS = (None, *KINDS)  # the query/key projection that a model has before its heads change
 LOG_ALPHAS = ((-3.0, 3.0, 1.0, 0.0), (1.0, -2.0, 0.5, -1.0), (-1.0, -2.0, 4.0, -0.5), (2.0, -1.0, 0.5, 1.0))
@@ -120,4 +120,4 @@ def projected(model, inputs) -> dict[str, list[torch.Tensor]]:
 def loss(model, inputs) -> torch.Tensor:
     """Something to differentiate."""
     result = model(**cast(inputs, model.dtype))
-    return (result.logits if "logits" in result else result.last_hidden_state).square().mean()
+    return main_output(result).square().mean()

@@ -58,15 +58,17 @@ def decoder_batch(name) -> dict:
 SUMS = {
     "t5": lambda path: (path.rpartition(".")[0], False),
     "mt5": lambda path: (path.rpartition(".")[0], False),
+    "gpt2": lambda path: (path.removesuffix("attn") + "ln_2", True),
     "marian": lambda path: (f"{path}_layer_norm", True),
+    "opt-350m": lambda path: (f"{path}_layer_norm", True),
     "bert": lambda path: (path.removesuffix("self") + "output.LayerNorm", True),
+    "mpnet": lambda path: (path.removesuffix("attn") + "LayerNorm", True),
 }
 SUMS |= {
     name: lambda path, norm=norm: (f"{path.rpartition('.')[0]}.{norm}", True)
     for names, norm in (
         (("llama", "mistral", "qwen2", "qwen3"), "post_attention_layernorm"),
         (("opt",), "final_layer_norm"),
-        (("gpt2",), "ln_2"),
         (("gemma3",), "pre_feedforward_layernorm"),
     )
     for name in names

@@ -3,6 +3,7 @@
 Models are tiny, random and initialised large, so that attention is far from uniform and mistakes show.
 """
 
+import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 from packaging import version
+from torch.nn.utils import parametrize
 from transformers import (
     AlbertConfig,
     AlbertForSequenceClassification,
@@ -26,9 +28,18 @@ from transformers import (
     CamembertForCausalLM,
     CamembertForSequenceClassification,
     CamembertModel,
+    CLIPConfig,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPVisionConfig,
+    CLIPVisionModel,
     DeiTConfig,
     DeiTForImageClassification,
     DeiTModel,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
     DistilBertConfig,
     DistilBertForSequenceClassification,
     DistilBertModel,
@@ -46,6 +57,9 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     GPT2Model,
+    HubertConfig,
+    HubertForCTC,
+    HubertModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -90,6 +104,12 @@ from transformers import (
     RobertaForCausalLM,
     RobertaForSequenceClassification,
     RobertaModel,
+    SiglipConfig,
+    SiglipModel,
+    SiglipTextConfig,
+    SiglipTextModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
@@ -97,6 +117,12 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
     ViTModel,
+    Wav2Vec2Config,
+    Wav2Vec2ForCTC,
+    Wav2Vec2Model,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+    WhisperModel,
     XLMRobertaConfig,
     XLMRobertaForCausalLM,
     XLMRobertaForSequenceClassification,
@@ -111,6 +137,7 @@ EXACT = HEADS * HEAD_WIDTH
 EXACT64 = 1e-11  # float64 sums in another order; errors seen: 4e-14 and below
 FP32_NOISE = 2e-5  # the same in float32; errors seen: 3e-6
 IMAGE, PATCH = 12, 4  # pixels
+MEL, FRAMES, SAMPLES = 8, 10, 50  # of audio: bins of a spectrum, frames that attend (Whisper), samples of a wave
 KINDS = ("shared", "per_head")
 # The same with narrower values, and those alone; what depends on the values runs over these.
 WITH_VALUES = ("stock+values", "shared+values", "per_head+values")
@@ -197,6 +224,36 @@ def image_batch(masked: bool = False) -> dict[str, torch.Tensor]:
     return inputs
 
 
+def clip_batch() -> dict[str, torch.Tensor]:
+    """Three texts with their ends, and a token that is left out: a causal stack does not see padding after texts."""
+    inputs = batch()
+    inputs["input_ids"].clamp_(max=END - 1)
+    inputs["input_ids"].scatter_(1, inputs["attention_mask"].sum(1, keepdim=True) - 1, END)
+    inputs["attention_mask"][:, 2] = 0
+    return inputs
+
+
+def siglip_batch() -> dict[str, torch.Tensor]:
+    """Three texts padded on the left: SigLIP reads the last position."""
+    return {name: value.flip(1) for name, value in batch().items()}
+
+
+def spectrum_batch() -> dict[str, torch.Tensor]:
+    """Three spectra as Whisper takes them, and what its decoder reads."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(3, MEL, 2 * FRAMES, generator=generator)
+    return {"input_features": features, "decoder_input_ids": batch(decoder=True)["decoder_input_ids"]}
+
+
+def wave_batch() -> dict[str, torch.Tensor]:
+    """Three waves of different lengths."""
+    mask = torch.ones(3, SAMPLES, dtype=torch.long)
+    mask[1, 20:] = 0
+    mask[2, 37:] = 0
+    values = torch.randn(3, SAMPLES, generator=torch.Generator().manual_seed(1))
+    return {"input_values": values * mask, "attention_mask": mask}
+
+
 def repadded(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same batch with other content in its padding."""
     changed, padded = dict(inputs), inputs["attention_mask"] == 0
@@ -205,7 +262,9 @@ def repadded(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if "encoder_attention_mask" in inputs:
         hidden = (inputs["encoder_attention_mask"] == 0)[..., None]
         changed["encoder_hidden_states"] = inputs["encoder_hidden_states"].masked_fill(hidden, 9.0)
-    if "pixel_values" in inputs:
+    if "input_values" in inputs:
+        changed["input_values"] = inputs["input_values"].masked_fill(padded, 9.0)
+    if "pixel_values" in inputs and "input_ids" not in inputs:  # the mask is that of the texts where there are any
         patches = padded[:, -((IMAGE // PATCH) ** 2) :].view(-1, 1, IMAGE // PATCH, IMAGE // PATCH)
         pixels = patches.repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
         changed["pixel_values"] = inputs["pixel_values"].masked_fill(pixels, 9.0)
@@ -237,6 +296,7 @@ def esm_config(positions: str = "absolute", **more) -> EsmConfig:
 
 
 TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+END = VOCABULARY - 1  # of the texts that CLIP reads
 
 
 def albert_config(**more) -> AlbertConfig:
@@ -270,6 +330,60 @@ def vit_config(cls: type[PreTrainedConfig] = ViTConfig, **more) -> PreTrainedCon
         patch_size=PATCH,
         encoder_stride=PATCH,
         **more,
+    )
+
+
+def stack_config(cls: type[PreTrainedConfig]) -> PreTrainedConfig:
+    """A stack of CLIP or SigLIP, for texts or images."""
+    return cls(
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=37,
+        projection_dim=24,
+        attention_dropout=0.1,
+        initializer_factor=3.0,
+        image_size=IMAGE,
+        patch_size=PATCH,
+        bos_token_id=1,
+        eos_token_id=END,
+        pad_token_id=1,
+        **TEXT,
+    )
+
+
+def whisper_config() -> WhisperConfig:
+    """Without what keeps it from writing some tokens, none of which exist here."""
+    return marian_config(
+        WhisperConfig,
+        num_mel_bins=MEL,
+        max_source_positions=FRAMES,
+        max_target_positions=64,
+        bos_token_id=2,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+
+
+def audio_config(cls: type[PreTrainedConfig]) -> PreTrainedConfig:
+    """Normed frame by frame: the usual norm over time would see padding."""
+    return cls(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=37,
+        conv_dim=(16, 16),
+        conv_kernel=(4, 3),
+        conv_stride=(2, 2),
+        feat_extract_norm="layer",
+        do_stable_layer_norm=True,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        initializer_range=0.3,
+        layerdrop=0.0,  # training steps must repeat
+        mask_time_prob=0.0,
+        pad_token_id=0,
     )
 
 
@@ -541,6 +655,27 @@ def modernbert(name: str) -> Family:
     )
 
 
+def text_and_image(name: str, model: type[PreTrainedModel], roles: dict[str, int], texts, *configs) -> Family:
+    """CLIP or SigLIP as a whole; `configs` are those of the whole, of its texts and of its images."""
+    whole, *stacks = configs
+
+    def build() -> PreTrainedModel:
+        text, vision = (stack_config(stack).to_dict() for stack in stacks)
+        more = {"projection_dim": 24, "logit_scale_init_value": 0.0, "initializer_factor": 3.0}
+        return make(model, whole(text_config=text, vision_config=vision, **more))
+
+    return Family(name, build, roles, model, lambda: texts() | image_batch(), eager64=FP32_NOISE)
+
+
+def stack(name: str, model: type[PreTrainedModel], config: type[PreTrainedConfig], role: str, inputs) -> Family:
+    """One of their stacks alone."""
+    return Family(name, lambda: make(model, stack_config(config)), {role: LAYERS}, model, inputs, eager64=FP32_NOISE)
+
+
+def audio(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base) -> Family:
+    return Family(name, lambda: make(task, audio_config(config)), {"enc-self": LAYERS}, base, inputs=wave_batch)
+
+
 FAMILIES = {
     family.name: family
     for family in (
@@ -595,6 +730,45 @@ FAMILIES = {
             opt("opt-unbiased", enable_bias=False, layer_norm_elementwise_affine=False),
         ),
         vit("vit", ViTConfig, ViTForImageClassification, ViTModel, biased=True, masked=False),
+        *like("vit", vit("dinov2", Dinov2Config, Dinov2ForImageClassification, Dinov2Model, biased=True, masked=False)),
+        text_and_image(
+            "clip",
+            CLIPModel,
+            {"dec-self": LAYERS, "enc-self": LAYERS},
+            clip_batch,
+            CLIPConfig,
+            CLIPTextConfig,
+            CLIPVisionConfig,
+        ),
+        *like(
+            "clip",
+            stack("clip-text", CLIPTextModel, CLIPTextConfig, "dec-self", clip_batch),
+            stack("clip-vision", CLIPVisionModel, CLIPVisionConfig, "enc-self", image_batch),
+        ),
+        text_and_image(
+            "siglip",
+            SiglipModel,
+            {"enc-self": 2 * LAYERS},
+            siglip_batch,
+            SiglipConfig,
+            SiglipTextConfig,
+            SiglipVisionConfig,
+        ),
+        *like(
+            "siglip",
+            stack("siglip-text", SiglipTextModel, SiglipTextConfig, "enc-self", siglip_batch),
+            stack("siglip-vision", SiglipVisionModel, SiglipVisionConfig, "enc-self", image_batch),
+        ),
+        Family(
+            "whisper",
+            lambda: make(WhisperForConditionalGeneration, whisper_config()),
+            {"enc-self": LAYERS, "dec-self": LAYERS, "dec-enc": LAYERS},
+            WhisperModel,
+            inputs=spectrum_batch,
+            generates=True,
+        ),
+        audio("wav2vec2", Wav2Vec2Config, Wav2Vec2ForCTC, Wav2Vec2Model),
+        *like("wav2vec2", audio("hubert", HubertConfig, HubertForCTC, HubertModel)),
         # ViT's forward, but the only images with a mask
         vit("deit", DeiTConfig, DeiTForImageClassification, DeiTModel, biased=False, masked=True),
         modernbert("modernbert"),
@@ -625,6 +799,7 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
 # One family of each layout, for what depends on the layout alone.
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "gpt2-decoder")
 LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit", "opt", "mpnet", "esm", "qwen3", "modernbert")
+LAYOUTS = (*LAYOUTS, "clip", "siglip", "whisper", "wav2vec2")
 LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
 
 
@@ -661,8 +836,29 @@ def swap(model: PreTrainedModel, kind: str, dim=None, **more):
 def output(model: PreTrainedModel, inputs: dict) -> torch.Tensor:
     """The first tensor that the model returns: logits or hidden states."""
     with torch.no_grad():
-        result = model(**cast(inputs, model.dtype))
-    return result.logits if "logits" in result else result.last_hidden_state
+        return main_output(model(**cast(inputs, model.dtype)))
+
+
+def main_output(result) -> torch.Tensor:
+    """The logits of what a model returns, or its hidden states."""
+    return next(result[name] for name in ("logits", "logits_per_text", "last_hidden_state") if name in result)
+
+
+# Role -> what models call its attention maps.
+MAPS = {
+    "enc-self": ("attentions", "encoder_attentions"),
+    "dec-self": ("attentions", "decoder_attentions"),
+    "dec-enc": ("cross_attentions",),
+}
+
+
+def attention_maps(result, roles: Iterable[str]) -> dict[str, tuple[torch.Tensor, ...]]:
+    """role -> the attention maps among what a model returns, in the order of the calls: in CLIP images come first."""
+    if "text_model_output" in result:
+        stacks = {"enc-self": result.vision_model_output.attentions}
+        text = "dec-self" if "dec-self" in roles else "enc-self"
+        return stacks | {text: stacks.get(text, ()) + result.text_model_output.attentions}
+    return {role: next(result[name] for name in MAPS[role] if name in result) for role in roles}
 
 
 def of_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -683,6 +879,13 @@ def aligned(model: PreTrainedModel) -> PreTrainedModel:
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
     return model
+
+
+def pickled(model: PreTrainedModel) -> PreTrainedModel:
+    """The model after a way through pickle; torch does not pickle weight norms (wav2vec2's position embedding)."""
+    if any(parametrize.is_parametrized(module) for module in model.modules()):
+        pytest.skip("the stock model does not pickle")
+    return pickle.loads(pickle.dumps(model))
 
 
 def set_backend(model: PreTrainedModel, backend: str) -> None:

@@ -20,8 +20,12 @@ MEASURED = (
     "albert-groups",
     "marian",
     "bart",
+    "gpt2-decoder",
     "t5",
     "t5-encoder",
+    "opt",
+    "mpnet",
+    "esm",
     "vit",
 )
 MEASURED = tuple(name for name in MEASURED if name in FAMILIES)

@@ -6,7 +6,6 @@ Parametrised over `families.FAMILIES`; what depends on the layout alone runs ove
 import copy
 import itertools
 import json
-import pickle
 
 import pytest
 import torch
@@ -54,6 +53,7 @@ from families import (
     aligned,
     each,
     output,
+    pickled,
     set_backend,
     sites,
     swap,
@@ -465,7 +465,7 @@ def test_deepcopy_and_pickle(name):
     expected = output(model, inputs)
     copied = copy.deepcopy(model)
     assert torch.equal(output(copied, inputs), expected)
-    assert torch.equal(output(pickle.loads(pickle.dumps(model)), inputs), expected)
+    assert torch.equal(output(pickled(model), inputs), expected)
     fold_heads(copied)
     assert torch.equal(output(model, inputs), expected)
     assert mixings(model) and not mixings(copied)

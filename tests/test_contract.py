@@ -8,7 +8,6 @@ Parametrised over `families.FAMILIES` and `families.KINDS`: a new family or kind
 import copy
 import functools
 import json
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -32,13 +31,16 @@ from families import (
     KINDS,
     NARROW,
     aligned,
+    attention_maps,
     batch,
     cast,
     cross_batch,
     each,
     is_sibling,
+    main_output,
     make,
     output,
+    pickled,
     repadded,
     set_backend,
     sites,
@@ -132,7 +134,8 @@ def test_padding_is_ignored(padded_family, kind):
     inputs = padded_family.inputs()
     changed = repadded(inputs)
     for name in inputs:
-        assert torch.equal(inputs[name], changed[name]) == ("mask" in name or name == "decoder_input_ids")
+        beside = "input_ids" in inputs and name in ("decoder_input_ids", "pixel_values")  # which the mask is not of
+        assert torch.equal(inputs[name], changed[name]) == ("mask" in name or beside)
     before, after = output(model, inputs), output(model, changed)
     torch.testing.assert_close(real(after, inputs), real(before, inputs), rtol=0, atol=padded_family.exact64)
 
@@ -193,13 +196,12 @@ def test_attention_maps(family, kind):
         for model in models:
             swap(model, kind)
             result, maps = model(**inputs, output_attentions=True), 0
-            for name in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
-                assert (name in stock) == (name in result)
-                if name in stock:
-                    assert len(result[name]) == len(stock[name])
-                    maps += len(result[name])
-                    for ours, theirs in zip(result[name], stock[name], strict=True):
-                        torch.testing.assert_close(ours, theirs, rtol=0, atol=FP32_NOISE)
+            assert result.keys() == stock.keys()
+            expected = attention_maps(stock, family.roles)
+            for role, found in attention_maps(result, family.roles).items():
+                maps += len(found)
+                for ours, theirs in zip(found, expected[role], strict=True):
+                    torch.testing.assert_close(ours, theirs, rtol=0, atol=FP32_NOISE)
             assert maps == family.num_maps
 
 
@@ -214,13 +216,18 @@ def to_decode(family):
     return family.inputs() if "dec-enc" in family.roles else prompt(family)
 
 
+def encoded(model, inputs):
+    """What a decoder gets of the inputs: the states of the encoder, and their mask, if there is one."""
+    mask = {"attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
+    return mask | {"encoder_outputs": model.get_encoder()(cast(inputs, model.dtype)[model.main_input_name], **mask)}
+
+
 def steps_of(model, inputs):
     """What a model is called with at every step of decoding, beside its cache."""
     if "decoder_input_ids" not in inputs:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         return [{"input_ids": ids[:, i : i + 1], "attention_mask": mask[:, : i + 1]} for i in range(ids.shape[1])]
-    mask = inputs["attention_mask"]
-    encoder = {"encoder_outputs": model.get_encoder()(inputs["input_ids"], attention_mask=mask), "attention_mask": mask}
+    encoder = encoded(model, inputs)
     return [encoder | {"decoder_input_ids": step} for step in inputs["decoder_input_ids"].split(1, dim=1)]
 
 
@@ -230,7 +237,8 @@ def static_cache(model, inputs):
     decoder = StaticCache(config=model.config, max_cache_len=12)
     if "decoder_input_ids" not in inputs:
         return decoder
-    return EncoderDecoderCache(decoder, StaticCache(config=model.config, max_cache_len=inputs["input_ids"].shape[1]))
+    source = encoded(model, inputs)["encoder_outputs"].last_hidden_state.shape[1]
+    return EncoderDecoderCache(decoder, StaticCache(config=model.config, max_cache_len=source))
 
 
 def stepwise(model, inputs, cache=None):
@@ -317,7 +325,7 @@ def test_generation(generator_family, kind, mode):
     original, swapped, narrow = (generator_family.build().double() for _ in range(3))
     swap(swapped, kind)
     swap(narrow, kind, NARROW[kind])
-    inputs = prompt(generator_family)
+    inputs = cast(prompt(generator_family), torch.float64)
 
     def generate(model, **more):
         torch.manual_seed(0)
@@ -393,6 +401,14 @@ RELATIVES = {
     "mt5": ("MT5EncoderModel", "MT5ForSequenceClassification", "MT5ForTokenClassification"),
     "mt5-encoder": ("MT5ForConditionalGeneration",),
     "vit": ("ViTForMaskedImageModeling",),
+    "dinov2": ("Dinov2Backbone",),
+    "clip": ("CLIPForImageClassification",),
+    "clip-text": ("CLIPTextModelWithProjection",),
+    "clip-vision": ("CLIPVisionModelWithProjection",),
+    "siglip": ("SiglipForImageClassification",),
+    "whisper": ("WhisperForAudioClassification", "WhisperForCausalLM"),
+    "wav2vec2": ("Wav2Vec2ForSequenceClassification", "Wav2Vec2ForPreTraining"),
+    "hubert": ("HubertForSequenceClassification",),
     "deit": ("DeiTForImageClassificationWithTeacher", "DeiTForMaskedImageModeling"),
 }
 
@@ -432,7 +448,8 @@ for tensor in (*model.parameters(), *model.buffers()):
 inputs = torch.load(folder + "/inputs.pt")
 with torch.no_grad():
     result = model(**inputs)
-torch.save(result.logits if "logits" in result else result.last_hidden_state, folder + "/output.pt")
+names = ("logits", "logits_per_text", "last_hidden_state")
+torch.save(next(result[name] for name in names if name in result), folder + "/output.pt")
 """
 
 
@@ -481,7 +498,7 @@ def test_gradients(family, kind):
     swap(model, kind, NARROW[kind])
     model.train()
     result = model(**family.inputs())
-    (result.logits if "logits" in result else result.last_hidden_state).square().mean().backward()
+    main_output(result).square().mean().backward()
     for module in sites(model).values():
         for name, parameter in module.query_key.named_parameters():
             assert parameter.requires_grad
@@ -561,7 +578,7 @@ def test_gradient_checkpointing(family, kind):
             model.gradient_checkpointing_enable()
         model.train()
         result = model(**cast(family.inputs(), torch.float64))
-        (result.logits if "logits" in result else result.last_hidden_state).square().mean().backward()
+        main_output(result).square().mean().backward()
         grads.append([p.grad for module in sites(model).values() for p in module.query_key.parameters()])
     for plain, checkpointed in zip(*grads, strict=True):
         torch.testing.assert_close(checkpointed, plain, rtol=1e-9, atol=EXACT64)
@@ -572,7 +589,7 @@ def test_deepcopy_and_pickle(family, kind):
     swap(model, kind, NARROW[kind])
     expected = output(model, family.inputs())
     assert torch.equal(output(copy.deepcopy(model), family.inputs()), expected)
-    assert torch.equal(output(pickle.loads(pickle.dumps(model)), family.inputs()), expected)
+    assert torch.equal(output(pickled(model), family.inputs()), expected)
 
 
 def test_hooks_survive(family, kind):

@@ -21,10 +21,10 @@ def forwards(name: str) -> dict[str, str]:
 
 
 def test_siblings_share_a_forward():
-    """Line by line, role by role; and nobody is a sibling's sibling."""
+    """Line by line, role by role, all that they have; and nobody is a sibling's sibling."""
     for name in SIBLINGS:
         assert FAMILIES[name].like in REPRESENTATIVES
-        assert forwards(name) == forwards(FAMILIES[name].like), name
+        assert forwards(name).items() <= forwards(FAMILIES[name].like).items(), name
 
 
 def test_no_forward_is_left_to_the_slow_tests():

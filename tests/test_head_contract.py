@@ -7,7 +7,6 @@ the collaborative ones run over `families.LAYOUTS` alone: siblings compute the s
 import copy
 import itertools
 import json
-import pickle
 import subprocess
 import sys
 
@@ -46,8 +45,10 @@ from families import (
     KINDS,
     LAYOUTS,
     aligned,
+    attention_maps,
     each,
     output,
+    pickled,
     repadded,
     set_backend,
     sites,
@@ -137,7 +138,8 @@ def test_pruned_equals_gated(name, origin, empty):
 def shape_of(model):
     """All that a stock checkpoint and its classes show."""
     state = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
-    return state, {name: type(module) for name, module in model.named_modules()}
+    # by their names: torch makes a class for every module with a weight norm
+    return state, {name: (type(module).__module__, type(module).__qualname__) for name, module in model.named_modules()}
 
 
 def assert_folded_equals(family, state, empty, alphas=False):
@@ -175,7 +177,8 @@ for tensor in (*model.parameters(), *model.buffers()):
     tensor.data = tensor.data.clone()  # families.aligned
 with torch.no_grad():
     result = model.eval()(**torch.load(folder + "/inputs.pt"))
-torch.save(result.logits if "logits" in result else result.last_hidden_state, folder + "/output.pt")
+names = ("logits", "logits_per_text", "last_hidden_state")
+torch.save(next(result[name] for name in names if name in result), folder + "/output.pt")
 """
 
 
@@ -453,10 +456,6 @@ def test_gates_of_a_pruned_model(name, origin):
     assert torch.equal(output(model, inputs), output(by_name, inputs))
 
 
-MAPS = {"enc-self": ("attentions", "encoder_attentions"), "dec-enc": ("cross_attentions",)}
-MAPS["dec-self"] = ("attentions", "decoder_attentions")
-
-
 def maps_of(model, inputs):
     """path -> the attention maps of its calls, and how many maps there are in all."""
     calls = {}
@@ -469,12 +468,11 @@ def maps_of(model, inputs):
         result = model(**inputs, output_attentions=True)
     for handle in handles:
         handle.remove()
-    found = {}
+    found, maps = {}, attention_maps(result, calls)
     for role, paths in calls.items():
-        maps = next(result[name] for name in MAPS[role] if name in result)
-        for path, one in zip(paths, maps, strict=True):
+        for path, one in zip(paths, maps[role], strict=True):
             found.setdefault(path, []).append(one)
-    return found, sum(len(result[name]) for name in result if name.endswith("attentions"))
+    return found, sum(map(len, maps.values()))
 
 
 @of_case
@@ -599,7 +597,7 @@ def test_deepcopy_and_pickle(name, origin):
     model, inputs = changed(FAMILIES[name], origin, "both", dtype=torch.float32), FAMILIES[name].inputs()
     expected = output(model, inputs)
     assert torch.equal(output(copy.deepcopy(model), inputs), expected)
-    assert torch.equal(output(pickle.loads(pickle.dumps(model)), inputs), expected)
+    assert torch.equal(output(pickled(model), inputs), expected)
 
 
 def test_hooks_survive(family):

@@ -106,6 +106,8 @@ def test_the_contract_catches(mutation, name, backend, monkeypatch):
 def test_padding_attended_is_caught_when_narrow(padded_family, monkeypatch):
     if padded_family.base is EsmModel:
         pytest.skip("its padding is zero before attention, whatever it holds")
+    if "input_values" in padded_family.inputs():
+        pytest.skip("these models make zeros of padding before they attend: only a lossless swap can show it")
     padding_attended(monkeypatch)
     with pytest.raises(AssertionError):
         test_contract.test_padding_is_ignored(padded_family, "per_head")

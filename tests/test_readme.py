@@ -9,14 +9,13 @@ README = PAGES["README.md"]
 
 def support_table() -> str:
     """One row per adapter: what the toolkit can do with it, and the roles it finds."""
-    lines = ["| adapter | model types | roles | collaborative | gated | mixed | removal |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines = ["| adapter | model types | roles | collaborative | narrower values | gated | mixed | removal |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
     adapters = {model_type: registry._ADAPTERS[model_type] for model_type in supported_model_types()}
     for adapter in dict.fromkeys(adapters.values()):
         types = ", ".join(f"`{t}`" for t in adapter.model_types)
-        can = " | ".join(
-            "yes" if kind in adapter.capabilities else "no" for kind in ("collaborative", "gated", "alpha", "prune")
-        )
+        kinds = ("collaborative", "values", "gated", "alpha", "prune")
+        can = " | ".join("yes" if kind in adapter.capabilities else "no" for kind in kinds)
         lines.append(f"| `{type(adapter).__name__}` | {types} | {', '.join(adapter.roles)} | {can} |")
     return "\n".join(lines)
 

@@ -134,9 +134,9 @@ class Analysis:
         self.model, self.adapter, self.batches, self.options = model, adapter, batches, options
         self.sites, self.numbers = adapter.sites_with_heads(model), head_numbers(model, adapter)
         self.excluded = excluded_queries(model, options.exclude, options.tokenizer)
-        sides, batch = sides_of(model, adapter), next(iter(batches))
-        has_source = sides is not None and sides.in_batch(batch)
-        self.parts, self.notes = options.choose(batch.get("labels") is not None, has_source)
+        sides, first = sides_of(model, adapter), next(iter(batches))
+        has_labels = first.get("labels") is not None or bool(first.get("return_loss"))  # CLIP's pairs are its labels
+        self.parts, self.notes = options.choose(has_labels, sides is not None and sides.in_batch(first))
         self.results: dict[str, Any] = {}
         self.seconds: dict[str, float] = {}
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from collab_heads.errors import CalibrationError, NonFiniteError
-from collab_heads.model.masks import MASKS
+from collab_heads.model.masks import sides
 from collab_heads.model.open_site import OpenSite
 from collab_heads.numerics import float64
 
@@ -99,7 +99,7 @@ class Listener:
         self.inputs[side] = states
         if len(self.inputs) < len(SIDES):
             return
-        masks = dict(zip(SIDES, (self.masks.get(name) for name in MASKS[self.site.role]), strict=True))
+        masks = dict(zip(SIDES, (self.masks.get(name) for name in sides(self.site.site)), strict=True))
         for name, inputs in self.inputs.items():
             check_inputs(self.site, name, inputs, masks[name])
         if self.inputs["query"] is self.inputs["key"] and masks["query"] is masks["key"]:
@@ -131,7 +131,7 @@ class HeadListener:
 
     def hear(self, projection: nn.Module, args: tuple) -> None:
         """Take the concatenated heads of a call, [B, T, H * d_v]."""
-        heads, mask = args[0], self.masks.get(MASKS[self.site.role][0])
+        heads, mask = args[0], self.masks.get(sides(self.site.site)[0])
         check_inputs(self.site, "output", heads, mask)
         if self.sums is None:
             self.sums = InputMoments(heads)
@@ -147,7 +147,7 @@ class HeadListener:
 def check_inputs(site: OpenSite, name: str, states: Tensor, mask: Tensor | None) -> None:
     """Raise if a mask does not fit the inputs of a projection, or those that count are not finite."""
     if mask is not None and mask.shape != states.shape[:2]:
-        side = MASKS[site.role][name == "key"]
+        side = sides(site.site)[name == "key"]
         raise CalibrationError(
             f"{site.path}: the {side} mask {tuple(mask.shape)} does not fit the inputs of its {name} "
             f"{tuple(states.shape)}; give attention masks of shape (batch, tokens)"

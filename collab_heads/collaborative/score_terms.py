@@ -8,12 +8,14 @@ Source: Cordonnier, Loukas, Jaggi 2020, arXiv:2006.16362, section 2.
 
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.query_key import QueryKey
+from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.registry import AttentionAdapter, get_adapter
 
@@ -21,6 +23,8 @@ Term = Literal["content", "context"]
 TERMS: tuple[Term, ...] = get_args(Term)
 
 
+@opening_attention
+@torch.no_grad()
 def restrict_scores(
     model: PreTrainedModel, terms: Term, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
 ) -> int:
@@ -44,8 +48,8 @@ def restrict_scores(
     for context, content in parameters:
         dropped = context if terms == "content" else content
         if dropped is not None:
-            dropped.data.zero_()
             dropped.requires_grad_(False)
+            dropped.zero_()
     return len(parameters)
 
 

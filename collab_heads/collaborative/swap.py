@@ -21,6 +21,7 @@ from collab_heads.collaborative.solvers import Method
 from collab_heads.collaborative.widths import Width
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
 from collab_heads.layers.values import read_values, write_values
+from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.refusals import check_swappable, check_values, check_wrapper
 from collab_heads.numerics import few_threads
@@ -29,6 +30,7 @@ from collab_heads.state import CollabConfig, QueryKeyKind
 
 
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
+@opening_attention
 def swap_to_collaborative(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,

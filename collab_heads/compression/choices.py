@@ -175,8 +175,8 @@ class SiteShape:
         if self.query_key is not None:
             whole = self.query_key.dim
             is_divided, groups = self.query_key.kind in DIVIDED, self.groups_of(choice)
-            dim = whole // self.num_heads * choice.heads if is_divided else whole
-            return replace(self.query_key, dim=dim, groups=groups)
+            left = whole // self.num_heads * choice.heads if is_divided else whole
+            return replace(self.query_key, dim=left, groups=groups)
         kind: QueryKeyKind = self.kind
         dim: int | None = self.dim_query_key(choice)
         if dim is None and choice.value < self.dim_value:  # stock attention knows one width only

@@ -19,6 +19,7 @@ from collab_heads.compression.measures import COUNTED, Measure
 from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
+from collab_heads.model.offloading import opening_attention
 from collab_heads.registry import AttentionAdapter
 from collab_heads.state import QueryKeyKind
 
@@ -27,6 +28,7 @@ NEAR = 0.95  # of the quality that was asked for
 
 
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
+@opening_attention
 def compress(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | CompressionPlan,

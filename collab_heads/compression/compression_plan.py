@@ -18,6 +18,8 @@ from collab_heads.compression.fitting import FittedSite, fit_site, put
 from collab_heads.compression.measures import UNITS, Measure, SiteUse
 from collab_heads.compression.spending import Option, Spending
 from collab_heads.errors import ArgumentError
+from collab_heads.model.device_hooks import is_offloaded
+from collab_heads.model.offloading import attention_modules, in_memory
 from collab_heads.model.undoing import undone
 from collab_heads.numerics import few_threads
 from collab_heads.state import CollabConfig
@@ -122,7 +124,8 @@ class CompressionPlan:
         Returns:
             (budget, error).
         """
-        return [(budget, self.tried(self.fit(self.choose(budget)))) for budget in budgets]
+        with in_memory(attention_modules(self.evidence.model, self.evidence.adapter)):
+            return [(budget, self.tried(self.fit(self.choose(budget)))) for budget in budgets]
 
     def curve(self) -> list[tuple[float, float]]:
         """The predicted error by budget: (budget, error), from the smallest budget to 1."""
@@ -150,9 +153,13 @@ class CompressionPlan:
 
 
 def condition_of(model: PreTrainedModel) -> tuple[CollabConfig, list]:
-    """By which it shows that a model was changed: its record, and how often each of its tensors was written to."""
-    tensors = (tensor for tensor in model.parameters() if not tensor.is_inference())  # they do not count that
-    return CollabConfig.of(model.config), [(id(tensor), tensor._version) for tensor in tensors]
+    """By which it shows that a model was changed: its record and shapes, and how often tensors were written to.
+
+    Offloaded ones do not count that, nor do those of inference mode.
+    """
+    shapes = [parameter.shape for parameter in model.parameters()]
+    tensors = (tensor for tensor in model.parameters() if not tensor.is_inference() and not is_offloaded(tensor))
+    return CollabConfig.of(model.config), [shapes, [(id(tensor), tensor._version) for tensor in tensors]]
 
 
 def uses_of(evidence: Evidence) -> dict[str, SiteUse]:

@@ -18,6 +18,7 @@ from collab_heads.compression.measures import COUNTED, MEASURES, Measure
 from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import each_batch
 from collab_heads.model.examples import without_unread_labels
+from collab_heads.model.offloading import opening_attention
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.model.translations import with_translations
 from collab_heads.registry import AttentionAdapter, get_adapter
@@ -25,6 +26,7 @@ from collab_heads.state import QueryKeyKind
 
 
 @torch.inference_mode(False)  # what is seen now is learned from in `compress`
+@opening_attention
 def plan(
     model: PreTrainedModel,
     batches: Iterable[Mapping],

@@ -11,6 +11,7 @@ from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.batches import each_batch
 from collab_heads.model.examples import Batch, Part, has_text_labels, num_rows, select, without_unread_labels
 from collab_heads.model.masks import token_masks
+from collab_heads.model.modalities import check_modalities
 from collab_heads.model.portions import IGNORED
 
 HELD_OUT = 8  # one batch of so many is held out
@@ -42,6 +43,7 @@ def check_tokens(model: PreTrainedModel, index: int, batch: Batch) -> None:
     if not tensors:
         raise CalibrationError(f"batch {index} holds no tensors but {sorted(batch)}: pass return_tensors='pt'")
     try:
+        check_modalities(model, batch)
         masks = token_masks(model, batch)
     except Exception as error:
         names = sorted(batch)

@@ -17,6 +17,7 @@ from collab_heads.distillation.processes import Processes
 from collab_heads.distillation.report import HeldOutError
 from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError
 from collab_heads.model.examples import Batch, Part, moved, num_rows
+from collab_heads.model.offloading import input_device
 from collab_heads.model.outputs import Output
 from collab_heads.model.portions import PORTION, portions
 from collab_heads.registry import is_lone_decoder
@@ -86,11 +87,11 @@ class Gap:
 
     def run(self, model: PreTrainedModel, index: int, portion: Batch) -> list[Output]:
         """What a model makes of a portion; whatever it raises names the batch."""
-        inputs = moved(portion, model.device)
+        inputs = moved(portion, input_device(model))
         caches = model.config.is_encoder_decoder or is_lone_decoder(model.config)
         more = {"use_cache": False} if caches else {}
         try:
-            with self.processes.autocast(model.device):
+            with self.processes.autocast(input_device(model)):
                 outputs = model(**{**inputs, **more, "output_hidden_states": True, "return_dict": True})
             return read_parts(model, inputs, outputs)
         except CollabHeadsError:

@@ -6,6 +6,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError
+from collab_heads.model.offloading import check_trainable
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.state import FIELD
 
@@ -18,11 +19,12 @@ def check_pair(model: PreTrainedModel, original: PreTrainedModel) -> None:
     """Raise an error unless both are plain models of one class and the same sizes.
 
     Raises:
-        UnsupportedModelError: if one is wrapped, or no transformers model.
+        UnsupportedModelError: if one is wrapped, or no transformers model, or the weights of `model` are offloaded.
         ArgumentError: if they are one model, or do not fit each other; what differs is named.
     """
     check_wrapper(model)
     check_wrapper(original)
+    check_trainable(model, "a distillation")
     if model is original:
         raise ArgumentError("model and original are one object: load the original again, or copy.deepcopy it before")
     if type(model) is not type(original):

@@ -1,6 +1,7 @@
 """What is compared of two models: the hidden states of every layer, and the output. Padding does not count."""
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -8,12 +9,13 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.model.examples import Batch, num_rows
-from collab_heads.model.masks import token_masks
-from collab_heads.model.outputs import Output, read_output
+from collab_heads.model.masks import output_mask, token_masks
+from collab_heads.model.outputs import Output, embeddings_of, read_output
 from collab_heads.numerics import float64
 
 # the hidden states of a model -> whose padding they have
 STATES = {"encoder_hidden_states": "encoder", "decoder_hidden_states": "decoder", "hidden_states": "decoder"}
+STATES |= {"text_model_output.hidden_states": "text", "vision_model_output.hidden_states": "vision"}
 
 
 def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> list[Output]:
@@ -24,12 +26,19 @@ def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> lis
     """
     masks, parts = token_masks(model, inputs), []
     for name, side in STATES.items():
-        for states in (outputs.get(name) or ())[1:]:
+        for states in (nested(outputs, name) or ())[1:]:
             mask, rows = masks[side], states.float().flatten(0, 1)
             parts.append(Output(rows if mask is None else rows[mask.flatten().to(rows.device)], False))
     if not parts:
         raise UnsupportedModelError(f"{type(model).__name__} returns no hidden states by which it could be distilled")
     return [*parts, whole_output(model, inputs, outputs)]
+
+
+def nested(outputs: Mapping | None, name: str) -> tuple[Tensor, ...] | None:
+    """An entry of what a model returns, or of what one of its stacks does: "text_model_output.hidden_states"."""
+    first, _, rest = name.partition(".")
+    found = None if outputs is None else outputs.get(first)
+    return nested(cast(Mapping | None, found), rest) if rest else found
 
 
 def whole_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Output:
@@ -39,9 +48,9 @@ def whole_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> O
     and a mean is what such models mostly serve for.
     """
     states = outputs.get("last_hidden_state")
-    if outputs.get("logits") is not None or states is None or states.ndim != 3:
+    if outputs.get("logits") is not None or embeddings_of(outputs) or states is None or states.ndim != 3:
         return read_output(model, inputs, outputs)
-    mask = token_masks(model, inputs)["decoder"]
+    mask = output_mask(model, inputs)
     used = torch.ones(states.shape[:2], device=states.device) if mask is None else mask.to(states.device).float()
     sums = (states.float() * used[..., None]).sum(1)
     return Output(sums / used.sum(1, keepdim=True).clamp(min=1), False)

@@ -10,12 +10,14 @@ from collab_heads.errors import NonFiniteError, SwapError
 from collab_heads.heads.report import AlphaReport, MixedSite
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.output import alphas_of, install_alphas
+from collab_heads.model.offloading import opening_attention
 from collab_heads.model.refusals import check_outputs, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, select_sites
 from collab_heads.state import CollabConfig
 
 
+@opening_attention
 def swap_to_alpha(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
@@ -72,6 +74,7 @@ def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple
 
 
 @torch.no_grad()
+@opening_attention
 def alpha_report(
     model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
 ) -> AlphaReport:

@@ -12,12 +12,14 @@ from collab_heads.heads.prune import check_prunable, release
 from collab_heads.heads.report import FoldReport
 from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
+from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.state import FIELD, CollabConfig, SiteState
 
 
+@opening_attention
 def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> FoldReport:
     """Multiply gates and alphas into W_O and give removed heads back as zeros, in place: a model of stock shape.
 

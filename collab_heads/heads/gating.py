@@ -12,12 +12,14 @@ from collab_heads.heads.choices import alive_choice
 from collab_heads.heads.report import GatedSite, GateReport
 from collab_heads.layers.gates import INIT_LOG_ALPHA, HeadGates
 from collab_heads.layers.output import gates_of, install_gates
+from collab_heads.model.offloading import opening_attention
 from collab_heads.model.refusals import check_outputs, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite, select_sites
 from collab_heads.state import CollabConfig, GateState, kept_heads
 
 
+@opening_attention
 def swap_to_gated(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
@@ -118,6 +120,7 @@ def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["l
 
 
 @torch.no_grad()
+@opening_attention
 def gate_report(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> GateReport:
     """Which heads are open now, by the rule of evaluation; a model without gates has an empty report."""
     adapter, record, sites = get_adapter(model, adapter), CollabConfig.of(model.config).sites, []

@@ -14,6 +14,9 @@ from collab_heads.heads.reconstruction import reconstruction_costs
 from collab_heads.heads.selection import Target, check_by_path, check_scores, check_target, choose, roles_of_heads
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import check_batches
+from collab_heads.model.examples import moved
+from collab_heads.model.modalities import check_modalities
+from collab_heads.model.offloading import input_device, opening_attention, opening_model
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
@@ -65,6 +68,7 @@ def head_importance(
     return CRITERIA[criterion](model, batches, adapter, normalize) if adapter.sites_with_heads(model) else {}
 
 
+@opening_attention
 def reconstruction_importance(
     model: PreTrainedModel, batches: Sequence[Mapping], adapter: AttentionAdapter, normalize: bool
 ) -> dict[str, Tensor]:
@@ -74,12 +78,13 @@ def reconstruction_importance(
     return reconstruction_costs(model, batches, adapter)
 
 
+@opening_model
 def gradient_importance(
     model: PreTrainedModel, batches: Sequence[Mapping], adapter: AttentionAdapter, normalize: bool
 ) -> dict[str, Tensor]:
     """The criterion "gradient"."""
     sites = adapter.sites_with_heads(model)
-    importance = {site.path: torch.zeros(site.num_heads, device=model.device) for site in sites}
+    importance = {site.path: torch.zeros(site.num_heads, device=input_device(model)) for site in sites}
     gates: dict[str, Tensor] = {}
     num_examples = 0
 
@@ -137,8 +142,9 @@ def broken_site(model: PreTrainedModel, adapter: AttentionAdapter, sites: list[A
 
 def loss_of(model: PreTrainedModel, batch: Mapping, index: int) -> Tensor:
     """The model's loss on a batch; a CalibrationError names the batch that it cannot take, by its index from 0."""
-    inputs = {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    inputs = moved(batch, input_device(model))
     try:
+        check_modalities(model, inputs)
         loss = getattr(model(**inputs), "loss", None)
     except CollabHeadsError:
         raise

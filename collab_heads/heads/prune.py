@@ -15,12 +15,14 @@ from collab_heads.layers.output import PARTS, HeadOutputProjection, alphas_of, k
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import exact_query_key
 from collab_heads.layers.removed import is_empty
+from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.state import CollabConfig, SiteState
 
 
+@opening_attention
 def prune_heads(
     model: PreTrainedModel,
     heads: Mapping | None = None,

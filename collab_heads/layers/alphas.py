@@ -30,13 +30,13 @@ class HeadAlphas(nn.Module):
         """H."""
         return len(self.alpha)
 
-    def forward(self, weight: Tensor) -> Tensor:
-        """W_O -> W_O (alpha x I): [D, H * d_v], computed in float32 at least, in the dtype of `weight`."""
-        return self.combined(self.alpha.mT, weight)
+    def forward(self, tensor: Tensor, *, of_heads: bool = False) -> Tensor:
+        """W_O -> W_O (alpha x I): [D, H * d_v], computed in float32 at least, in the dtype of W_O; or `heads`."""
+        return self.combined(self.alpha if of_heads else self.alpha.mT, tensor)
 
     def heads(self, concatenated: Tensor) -> Tensor:
         """Z -> Z', the combined heads: [..., H * d_v], computed in float32 at least, in the dtype of `concatenated`."""
-        return self.combined(self.alpha, concatenated)
+        return self(concatenated, of_heads=True)  # a call, so that hooks that bring the alphas in are called, too
 
     def combined(self, matrix: Tensor, tensor: Tensor) -> Tensor:
         """Combine the H parts of the last dimension by a matrix [H, H]."""

@@ -89,7 +89,7 @@ def attend(
         shape = *hidden_states.shape[:-1], key.shape[-2]  # (B, T, S)
         weights = hidden_states.new_empty(shape[0], 0, *shape[1:]) if implementation == "eager" else None
         return hidden_states.new_empty(*shape[:-1], 0), weights
-    query = query_key.queries(hidden_states)
+    query = query_key(hidden_states)
     value = split_heads(value, query_key.num_heads)  # (B, H, S, d_v)
     dim_value = value.shape[-1]
     if query_key.has_one_key and implementation == "sdpa" and query.device.type == "cpu":

@@ -51,6 +51,10 @@ class QueryKey(nn.Module):
         """The parameter without which a score only compares query and key: its context term. None without a bias."""
         raise NotImplementedError
 
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """The queries. A forward pass asks for them by a call, so that hooks that bring weights in are called, too."""
+        return self.queries(hidden_states)
+
     def queries(self, hidden_states: Tensor) -> Tensor:
         """[B, T, D_q] -> [B, H, T, w]."""
         raise NotImplementedError

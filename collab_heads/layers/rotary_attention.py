@@ -19,6 +19,9 @@ from collab_heads.layers.query_key import split_heads
 from collab_heads.layers.removed import NoHeads
 
 Norms = tuple[nn.Module, nn.Module]
+# Keys from which a step of decoding is faster without padding narrower values, a copy of all that is cached: 0.87 of
+# stock for 1.24 at 1,000 keys and a batch of 16, no difference at 100 (Qwen3, values half as wide, one CPU thread).
+LONG = 256
 
 
 def rotary_attention(
@@ -61,7 +64,7 @@ def rotary_attention(
     query_key, implementation = module.query_key, module.config._attn_implementation
     if isinstance(query_key, NoHeads):
         return without_heads(module, value, hidden_states, past_key_values, implementation)
-    query = query_key.queries(hidden_states)
+    query = query_key(hidden_states)
     key = query_key.split(query_key.keys(hidden_states).unsqueeze(1))
     if norms is not None:
         query, key = norms[0](query), norms[1](key)
@@ -72,7 +75,8 @@ def rotary_attention(
     dim_value = values.shape[-1]
     if query_key.group_size is None:
         key, values = query_key.for_each_head(key), query_key.for_each_head(values)
-    if query.shape[-1] != dim_value and implementation != "eager":
+    is_long_step = query.shape[-2] == 1 and key.shape[-2] >= LONG
+    if query.shape[-1] != dim_value and implementation != "eager" and not is_long_step:
         query, key, values = pad_to_one_width(query, key, values, has_one_key=False)
     backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
     output, weights = backend(

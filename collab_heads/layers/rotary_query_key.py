@@ -82,8 +82,8 @@ class RotaryQueryKey(QueryKey):
         keep_rows(self.shared_query, kept, self.num_heads)
         keep_rows(self.shared_key, key_heads, self.num_key_heads)
         self.num_heads = len(kept)
-        groups = None if self.state.groups is None else groups
-        self.state = dataclasses.replace(self.state, dim=self.shared_query.out_features, groups=groups)
+        noted = None if self.state.groups is None else groups
+        self.state = dataclasses.replace(self.state, dim=self.shared_query.out_features, groups=noted)
         self.note_groups()
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from collab_heads.errors import CalibrationError
 from collab_heads.model.backends import attention_backend
-from collab_heads.model.masks import MASKS
+from collab_heads.model.masks import sides
 from collab_heads.model.open_site import OpenSite
 
 BACKEND = "collab_heads_recording"
@@ -177,7 +177,7 @@ def record_call(
             f"{site.path} attends to {keys} keys that its inputs do not make, as with a cache: give calibration "
             "batches without past_key_values"
         )
-    recorder.add(site.path, Call(query, key, biases, masks.get(MASKS[site.role][0])))
+    recorder.add(site.path, Call(query, key, biases, masks.get(sides(site.site)[0])))
 
 
 # Attention modules that are being recorded -> what is called with the number of keys and the biases of their scores.

@@ -10,6 +10,8 @@ from transformers.utils.logging import tqdm
 from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.masks import token_masks
+from collab_heads.model.modalities import check_modalities
+from collab_heads.model.offloading import input_device
 
 
 def check_batches(calibration: Iterable[Mapping]) -> list[Mapping]:
@@ -54,10 +56,12 @@ def run_batches(
         cut: batch -> the portions of it that are run one after the other.
     """
     total, masks_of = operator.length_hint(batches) or None, masks_of or token_masks
+    device = input_device(model)
     with evaluating(model):
         for index, batch in enumerate(tqdm(each_batch(batches), total=total, desc=what, leave=False)):
-            inputs = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+            inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             try:
+                check_modalities(model, inputs)
                 for portion in cut(inputs):
                     masks.clear()
                     masks.update(masks_of(model, portion))

@@ -6,14 +6,41 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.registry import is_lone_decoder
+from collab_heads.registry import is_lone_decoder, known_adapter
+from collab_heads.sites import AttentionSite
 
 # role -> whose padding counts on the query side and on the key side
+IMAGES = "vision"  # the one side of which no batch holds token ids
 MASKS = {"enc-self": ("encoder", "encoder"), "dec-self": ("decoder", "decoder"), "dec-enc": ("decoder", "encoder")}
 
 
+def sides(site: AttentionSite) -> tuple[str, str]:
+    """Whose padding counts on the query side and on the key side of a site."""
+    return MASKS[site.role] if site.stack is None else (site.stack, site.stack)
+
+
+def reads_ids(site: AttentionSite) -> bool:
+    """Whether the queries of a site are tokens, where the batches hold token ids at all."""
+    return sides(site)[0] != IMAGES
+
+
 def token_masks(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | None]:
-    """Which tokens count, on the encoder side and on the decoder side: [B, T] bool, or None where all do."""
+    """Which tokens count, on the encoder side and on the decoder side: [B, T] bool, or None where all do.
+
+    Models of audio have frames for tokens, those of images patches; one with two stacks has a mask for each, too.
+    """
+    masks, adapter = masks_of_tokens(model, inputs), known_adapter(model.config)
+    return masks if adapter is None else adapter.token_masks(model.config, inputs, masks)
+
+
+def output_mask(model: PreTrainedModel, inputs: Mapping) -> Tensor | None:
+    """Which tokens count of what a model puts out, where it is of tokens: [B, T] bool, or None where all do."""
+    masks = token_masks(model, inputs)
+    return masks.get("output", masks["decoder"])  # of the only stack, where there is one
+
+
+def masks_of_tokens(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | None]:
+    """What attention masks and the decoder's inputs say."""
     config = model.config
     attention_mask = as_bool(inputs.get("attention_mask"))
     if not config.is_encoder_decoder:

@@ -1,18 +1,21 @@
 """What a model puts out, and how far a changed model is from it: without labels, the same for every kind of model.
 
-A model with a head gives distributions (over classes, or over the vocabulary at every token), or numbers; one without
-gives the states of its last layer. Padding does not count.
+A model with a head gives distributions (over classes, or over the vocabulary at every token), or numbers; one that
+embeds texts or images gives these embeddings; one without either the states of its last layer. Padding does not count.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.errors import UnsupportedModelError
-from collab_heads.model.masks import token_masks
+from collab_heads.model.masks import output_mask
+
+EMBEDDINGS = ("text_embeds", "image_embeds")
 
 
 @dataclass(frozen=True)
@@ -55,20 +58,27 @@ def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Ou
         outputs: what it returned.
 
     Raises:
-        UnsupportedModelError: if it has neither logits nor a last hidden state.
+        UnsupportedModelError: if it has neither logits nor embeddings nor a last hidden state.
     """
     logits, states = outputs.get("logits"), outputs.get("last_hidden_state")
+    if logits is None and (embeddings := embeddings_of(outputs)):  # what they are to each other depends on the batch
+        return Output(torch.cat([each.float() for each in embeddings]), False)
     if logits is None and states is None:
         raise UnsupportedModelError(
-            f"{type(model).__name__} returns {', '.join(outputs)}: neither logits nor last_hidden_state, by which its "
-            "output could be compared"
+            f"{type(model).__name__} returns {', '.join(outputs)}: neither logits nor embeddings nor "
+            "last_hidden_state, by which its output could be compared"
         )
     values = cast(Tensor, states if logits is None else logits).float()
     if values.ndim == 3:  # of tokens
-        mask = token_masks(model, inputs)["decoder"]  # of the only stack, where there is one
+        mask = output_mask(model, inputs)
         values = values.flatten(0, 1) if mask is None else values[mask.to(values.device)]
     is_distribution = logits is not None and values.shape[-1] > 1 and not are_numbers(model)
     return Output(values.log_softmax(-1) if is_distribution else values, is_distribution)
+
+
+def embeddings_of(outputs: Mapping) -> list[Tensor]:
+    """What a model embeds its inputs as, a row per text and per image: [B, C] each; empty for other models."""
+    return [outputs[name] for name in EMBEDDINGS if isinstance(outputs.get(name), Tensor) and outputs[name].ndim == 2]
 
 
 def are_numbers(model: PreTrainedModel) -> bool:

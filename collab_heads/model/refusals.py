@@ -127,8 +127,8 @@ def check_forward(site: AttentionSite, module: nn.Module) -> None:
     """Raise SwapError if a module's forward is overridden on the instance: a change of class would not show."""
     if "forward" in vars(module):
         raise SwapError(
-            f"{site.path} has a forward of its own (accelerate's device_map or offloading sets one), which would "
-            "hide the new class: swap on one device, save, and load the result with device_map"
+            f"{site.path} has a forward of its own, set on the instance, which would hide the new class: take it off "
+            "(del module.forward), also where accelerate's remove_hook_from_module left it behind"
         )
 
 

@@ -12,6 +12,8 @@ from transformers.utils.logging import tqdm
 from collab_heads.errors import CalibrationError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.examples import Batch, Part, has_decoder_inputs, has_text_labels, moved
+from collab_heads.model.modalities import check_modalities, reads_texts_alone
+from collab_heads.model.offloading import input_device
 
 LENGTH, MORE = 2, 8  # a translation has at most so many tokens per source token, and so many more
 
@@ -33,21 +35,33 @@ def with_translations(original: PreTrainedModel, part: Part, *, show: bool = Tru
         for place in tqdm(missing, desc="translating", leave=False, disable=not (show and missing)):
             number, batch = part[place]
             try:
+                check_modalities(original, batch)
                 found[place] = number, batch | translate(original, batch)
             except Exception as error:  # whatever the model raises about its inputs, with the batch named
                 raise CalibrationError(f"{type(original).__name__} cannot translate batch {number}: {error}") from error
     return found
 
 
+def most_tokens(original: PreTrainedModel, batch: Batch) -> int:
+    """How long a translation may be: twice its source and some more, of audio as long as the decoder can write."""
+    config = original.config
+    room = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None) or math.inf
+    if reads_texts_alone(original):
+        longest = next(value for value in batch.values() if isinstance(value, Tensor) and value.ndim > 1).shape[1]
+        room = min(1 + LENGTH * longest + MORE, room)
+    return int(max(2, room))
+
+
 def translate(original: PreTrainedModel, batch: Batch) -> Batch:
     """Decoder inputs and their mask, [B, T]: the translation up to its last token before the end."""
     config = copy.deepcopy(original.generation_config)
-    longest = next(value for value in batch.values() if isinstance(value, Tensor) and value.ndim > 1).shape[1]
-    room = getattr(original.config, "max_position_embeddings", None) or math.inf
-    config.max_length, config.max_new_tokens = int(max(2, min(1 + LENGTH * longest + MORE, room))), None
-    config.num_beams, config.do_sample, config.return_dict_in_generate = 1, False, False
+    config.max_length, config.max_new_tokens = most_tokens(original, batch), None
+    config.num_beams, config.do_sample = 1, False
+    config.return_dict_in_generate = True  # without, Whisper leaves out what its decoder reads first
+    if getattr(config, "return_timestamps", False):
+        setattr(config, "return_timestamps", False)  # noqa: B010 (Whisper has it)
     generate = cast(Any, original).generate  # a mixin, to type checkers
-    tokens = generate(**moved(batch, original.device), generation_config=config).cpu()
+    tokens = generate(**moved(batch, input_device(original)), generation_config=config)["sequences"].cpu()
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     for end in ends:

@@ -16,6 +16,7 @@ from collab_heads.layers.fused import part_of, whole_of
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.layout import is_transposed, widths
 from collab_heads.layers.output import alphas_of, gates_of
+from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_projection, check_unshared, check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
@@ -47,6 +48,7 @@ Pairs = Iterable[tuple[Place, Place]]
 HeadTensors = dict[str, Tensor]  # name -> the rows of one head
 
 
+@opening_attention
 def swap_heads(
     model: PreTrainedModel,
     pairs: Pairs,

@@ -333,7 +333,7 @@ def custom_class(model):
     (
         (lambda model: swap(model, "shared", 12), (LAYER_0, "collaborative already", "load the original", "sites=")),
         (lambda model: swap(model, "per_head", sites=LAYER_1), (LAYER_1, "collaborative already", "sites=")),
-        (instance_forward, (LAYER_1, "forward of its own", "device_map", "save")),
+        (instance_forward, (LAYER_1, "forward of its own", "del module.forward", "remove_hook_from_module")),
         (other_linear("query"), (LAYER_1, "QuantisedLinear", "plain nn.Linear", "before quantising")),
         (other_linear("value"), (LAYER_1, "QuantisedLinear", "plain nn.Linear", "before quantising")),
         (integer_weights, (LAYER_1, "torch.int8", "floating point")),

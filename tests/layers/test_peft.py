@@ -8,7 +8,7 @@ from collab_heads import fold_heads, prune_heads
 from families import EXACT64, FAMILIES, HEADS, output, swap
 
 peft = pytest.importorskip("peft")
-OUTPUTS = {"bert": r".*attention\.output\.dense", "t5": r".*\.o", "marian": r".*\.out_proj"}
+OUTPUTS = {"bert": r".*attention\.output\.dense", "t5": r".*\.o", "marian": r".*\.out_proj", "gpt2": r".*attn\.c_proj"}
 each_model = pytest.mark.parametrize("name", OUTPUTS)
 
 
@@ -95,7 +95,7 @@ def test_sites_without_heads_are_passed_over(name, targets):
 
 
 SHARED = ["shared_query", "shared_key"]
-VALUES = {"bert": "value", "t5": "v", "marian": "v_proj"}
+VALUES = {"bert": "value", "t5": "v", "marian": "v_proj", "gpt2": "value"}
 
 
 @each_model

@@ -40,9 +40,16 @@ def test_empty_modules():
     assert not is_empty(nn.Linear(1, 1))
 
 
+NAMES = (
+    ("bert", "num_attention_heads", "all_head_size"),
+    ("t5", "n_heads", "inner_dim"),
+    ("gpt2-decoder", "num_heads", "split_size"),
+)
+
+
 def test_attributes_of_a_shrunk_module():
     """Names that the stock classes, or whoever reads them, rely on."""
-    for name, heads, width in (("bert", "num_attention_heads", "all_head_size"), ("t5", "n_heads", "inner_dim")):
+    for name, heads, width in NAMES:
         model = FAMILIES[name].build()
         first = get_adapter(model).sites(model)[0].path
         for kept in (3, 1, 0):

@@ -41,6 +41,8 @@ def test_missing_fixed_gates_are_open(tmp_path, warnings_logged):
         ("bert", "layer.1.attention.output.dense.weight", 0.3),
         ("marian", "encoder.layers.1.self_attn.out_proj.weight", 0.3),
         ("t5", "encoder.block.1.layer.0.SelfAttention.o.weight", 32**-0.5),
+        ("gpt2-decoder", "h.1.attn.c_proj.weight", 0.3 / (2 * 2) ** 0.5),  # its own rule, by the number of layers
+        ("gpt2-decoder", "h.1.crossattention.c_proj.weight", 0.3 / (2 * 2) ** 0.5),
         ("bert", "layer.1.attention.output.dense.bias", 0),
         ("bert", "layer.0.attention.output.dense.bias", 0),  # of a site without heads
         ("marian", "decoder.layers.0.self_attn.out_proj.bias", 0),

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
-from collab_heads.model.masks import MASKS
+from collab_heads.model.masks import sides
 from collab_heads.sites import AttentionSite
 
 
@@ -26,7 +26,7 @@ class AttentionExample:
 
     def of(self, site: AttentionSite) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
         """Weights [H, T, S] of a site, the tokens that attend (T) and those attended to (S)."""
-        queries, keys = MASKS[site.role]
+        queries, keys = sides(site)
         return self.weights[site.path], self.tokens[queries], self.tokens[keys]
 
 
@@ -61,7 +61,7 @@ class AttentionExamples(Observer):
                 continue  # a module that serves several layers
             unpadded = [where(mask, row, length) for mask, length in zip(masks, weights.shape[-2:], strict=True)]
             example.weights[site.path] = weights[row][:, unpadded[0]][:, :, unpadded[1]].detach().float().cpu()
-            for side, places in zip(MASKS[site.role], unpadded, strict=True):
+            for side, places in zip(sides(site), unpadded, strict=True):
                 if side not in example.tokens:
                     example.tokens[side] = self.text(batch.ids(side), row, places, side == "decoder")
 

@@ -10,7 +10,7 @@ from transformers.utils import logging
 from collab_heads.analysis.measures.queries import check_exclude, end_tokens, query_masks
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import run_batches
-from collab_heads.model.masks import MASKS, decoder_ids, token_masks
+from collab_heads.model.masks import IMAGES, decoder_ids, sides, token_masks
 from collab_heads.model.recording import recording
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
@@ -55,20 +55,20 @@ class Batch:
         """
         if side == "decoder" and self._model.config.is_encoder_decoder:
             return decoder_ids(self._model, self.inputs)
-        ids = self.inputs.get("input_ids")
+        ids = None if side == IMAGES else self.inputs.get("input_ids")
         return None if ids is None else ids.flatten(0, -2)  # multiple-choice models: (B, choices, T)
 
     def queries(self, site: AttentionSite) -> Tensor | None:
         """Which query tokens of a site count: neither padding nor excluded; [B, T] bool, or None where all do."""
-        return self._queries[MASKS[site.role][0]]
+        return self._queries[sides(site)[0]]
 
     def keys(self, site: AttentionSite) -> Tensor | None:
         """Which key tokens of a site are not padding: [B, S] bool; None if there is no padding."""
-        return self._tokens[MASKS[site.role][1]]
+        return self._tokens[sides(site)[1]]
 
     def unpadded_queries(self, site: AttentionSite) -> Tensor | None:
         """Which query tokens of a site are not padding: [B, T] bool; None if there is no padding."""
-        return self._tokens[MASKS[site.role][0]]
+        return self._tokens[sides(site)[0]]
 
     def counted(self, site: AttentionSite, values: Tensor) -> Tensor:
         """The values of the query tokens that count: [B, T, ...] -> [N, ...].
@@ -81,7 +81,7 @@ class Batch:
             return values.flatten(0, 1)
         if mask.shape != values.shape[:2]:
             raise CalibrationError(
-                f"{site.path}: the {MASKS[site.role][0]} mask {tuple(mask.shape)} does not fit its query tokens "
+                f"{site.path}: the {sides(site)[0]} mask {tuple(mask.shape)} does not fit its query tokens "
                 f"{tuple(values.shape[:2])}; give attention masks of shape (batch, tokens)"
             )
         return values[mask.to(values.device)]

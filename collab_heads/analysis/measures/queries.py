@@ -14,7 +14,7 @@ from collab_heads.registry import is_lone_decoder
 def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
     """The ids that end a sentence, as the config and the generation config name them; BERT's configs name none."""
     ids: set[int] = set()
-    for config in (model.config, getattr(model, "generation_config", None)):
+    for config in (model.config, model.config.get_text_config(), getattr(model, "generation_config", None)):
         for name in ("eos_token_id", "sep_token_id"):
             value = getattr(config, name, None)
             ids.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
@@ -41,7 +41,8 @@ def query_masks(model: PreTrainedModel, inputs: Mapping, exclude: tuple[int, ...
         exclude: ids of tokens that do not count.
 
     Returns:
-        "encoder" and "decoder" -> [B, T] bool, or None where all count. A lone decoder has its own under "decoder".
+        "encoder" and "decoder" -> [B, T] bool, or None where all count. A lone decoder has its own under "decoder",
+        stacks of a model with several under their names.
     """
     config, masks = model.config, token_masks(model, inputs)
     source = inputs.get("input_ids")
@@ -55,7 +56,8 @@ def query_masks(model: PreTrainedModel, inputs: Mapping, exclude: tuple[int, ...
     elif is_lone_decoder(config):
         masks["decoder"] = without(masks["decoder"], source, exclude, starts=True)
     else:
-        masks["encoder"] = without(masks["encoder"], source, exclude)
+        for side in {"encoder", "text"} & masks.keys():
+            masks[side] = without(masks[side], source, exclude)
     return masks
 
 

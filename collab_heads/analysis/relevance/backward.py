@@ -14,6 +14,8 @@ from collab_heads.analysis.relevance.conservative import conservative
 from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import each_batch
+from collab_heads.model.modalities import check_modalities
+from collab_heads.model.offloading import input_device
 from collab_heads.registry import AttentionAdapter
 
 
@@ -39,7 +41,7 @@ def explain_batches(
     total = operator.length_hint(batches) or None
     with explaining(model):
         for index, batch in enumerate(tqdm(each_batch(batches), total=total, desc=what, leave=False)):
-            inputs = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+            inputs = {k: v.to(input_device(model)) if isinstance(v, Tensor) else v for k, v in batch.items()}
             see(inputs, run(model, adapter, inputs, index))  # no name keeps the graph while the next one is built
 
 
@@ -47,6 +49,7 @@ def run(model: PreTrainedModel, adapter: AttentionAdapter, inputs: Mapping, inde
     """A forward pass with a conservative graph."""
     with conservative(model, adapter):
         try:
+            check_modalities(model, inputs)
             return model(**{**inputs, "return_dict": True})
         except CollabHeadsError:
             raise

@@ -46,6 +46,8 @@ _NAMED: list[Any] = [
 ACTIVATIONS: tuple[type[nn.Module], ...] = tuple({*_NAMED, nn.GELU, nn.SiLU, nn.Tanh, nn.Mish})
 # The same where a model calls a function: classification heads of RoBERTa, BART and T5, RoBERTa's language models.
 FUNCTIONS = frozenset({torch.tanh, Tensor.tanh, F.gelu, F.silu, F.mish, F.hardswish})
+# What only weighs its own argument: ESM writes its GELU out, x * (1 + erf(x / sqrt(2))) / 2.
+WEIGHTS = frozenset({torch.erf, Tensor.erf})
 
 
 class Gate(torch.autograd.Function):
@@ -88,6 +90,13 @@ def by_ratio(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return Gate.apply(x, y.detach())
 
 
+def below_all_sites(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """No rule: such norms stand among the first convolutions of audio models, which relevance does not reach."""
+    if x.requires_grad:
+        raise UnsupportedModelError(f"{type(module).__name__}: a norm that relevance propagation has no rule for")
+    return y
+
+
 def layer_norm(module: nn.LayerNorm, x: Tensor, y: Tensor) -> Tensor:
     """The rule of nn.LayerNorm."""
     dims = tuple(range(-len(module.normalized_shape), 0))
@@ -109,6 +118,8 @@ class GatedFunctions(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         """Called instead of every torch function."""
         output = function(*args, **(kwargs or {}))
+        if function in WEIGHTS:
+            return output.detach()
         if function in FUNCTIONS:
             x = args[0] if args else kwargs["input"]
             return Gate.apply(x, output.detach())
@@ -158,7 +169,9 @@ def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Modul
             rules[module] = layer_norm
         elif isinstance(module, scaling):
             rules[module] = by_ratio
-        elif type(module).__name__.endswith("Norm") and not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        elif isinstance(module, nn.GroupNorm):
+            rules[module] = below_all_sites
+        elif is_norm(path, module):
             raise UnsupportedModelError(
                 f"{path} is a {type(module).__name__}, a norm that relevance propagation has no rule for: if it only "
                 f"scales, name its class in rms_norms of {type(adapter).__name__}"
@@ -171,6 +184,13 @@ def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Modul
             if isinstance(module, kind):
                 rules[getattr(module, name)] = constant
     return rules
+
+
+def is_norm(path: str, module: nn.Module) -> bool:
+    """Whether a module is a norm by its name: not of weights, and no stack of layers named after one (wav2vec2)."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) or ".parametrizations." in path:
+        return False
+    return type(module).__name__.endswith("Norm") and not list(module.children())
 
 
 def score_projections(site: OpenSite) -> Sequence[nn.Module | FusedPart]:

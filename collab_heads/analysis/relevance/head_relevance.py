@@ -14,6 +14,7 @@ from collab_heads.analysis.relevance.backward import explain_batches, leaf
 from collab_heads.analysis.relevance.targets import checked_target_values, top_logits
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.importance import broken_site
+from collab_heads.model.offloading import opening_model
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter
 from collab_heads.sites import AttentionSite
@@ -97,6 +98,7 @@ class RunningRelevance:
         self.signed = self.signed + relevance.sum(0)
 
 
+@opening_model
 def head_relevance(
     model: PreTrainedModel,
     batches: Iterable[Mapping],

@@ -22,6 +22,7 @@ def top_logits(
     - Question answering: one each for the start and the end.
     - Models without logits: the squared length of the mean of the last hidden states of the tokens that count, one of
       the two factors a constant: what makes a sentence's embedding what it is.
+    - CLIP and its like: the same of the embedding of the text and of that of the image, before they are normed.
 
     Args:
         model: the model.
@@ -50,12 +51,21 @@ def top_logits(
         mask = counted(model, states[..., 0], inputs, exclude, side).to(states.dtype).unsqueeze(-1)
         mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1)  # (B, D)
         values = (mean * mean.detach()).sum(-1, keepdim=True)
+    elif pooled := embeddings_before_norms(outputs):
+        values = torch.stack([(each * each.detach()).sum(-1) for each in pooled], dim=1)
     else:
         raise ArgumentError(
             f"{type(model).__name__} returns {', '.join(outputs.keys())}: neither logits nor a last hidden state; say "
             "what to explain with target="
         )
     return values, torch.ones_like(values, dtype=torch.bool)
+
+
+def embeddings_before_norms(outputs: ModelOutput) -> list[Tensor]:
+    """The embeddings [B, D] of texts and of as many images; empty for other models."""
+    stacks = [outputs.get(name) for name in ("text_model_output", "vision_model_output")]
+    pooled = [stack.pooler_output for stack in stacks if stack is not None]
+    return pooled if len({len(each) for each in pooled}) == 1 else []
 
 
 def counted(model: PreTrainedModel, values: Tensor, inputs: Mapping, exclude: tuple[int, ...], side: str) -> Tensor:

@@ -15,6 +15,8 @@ from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.errors import ArgumentError
+from collab_heads.model.masks import reads_ids
+from collab_heads.model.modalities import modalities, reads_texts, reads_texts_alone
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import AttentionAdapter, get_adapter, head_numbers
 
@@ -105,12 +107,15 @@ def rare_observer(
     Raises:
         ArgumentError: if `batches` must be counted and can be read only once, or `token_counts` are no counts.
     """
-    if model.main_input_name != "input_ids":
+    if not any(map(reads_ids, adapter.sites(model))) or not reads_texts(model):
+        if token_counts is not None:
+            raise ArgumentError(f"token_counts: {no_tokens(model)}: leave it out, it has no rare-token heads")
         return None
     counts = count_tokens(model, batches) if token_counts is None else token_counts
     if counts is None:
         return None
-    role = "enc-self" if any(site.role == "enc-self" for site in adapter.sites(model)) else "dec-self"
+    readers = {site.role for site in adapter.sites(model) if reads_ids(site)}
+    role = "enc-self" if "enc-self" in readers else "dec-self"
     return RareTokens(counts, {*special_tokens(model, tokenizer), *exclude}, role)
 
 
@@ -130,6 +135,11 @@ def syntax_observer(
     """
     if treebank is None:
         return None
+    if not reads_texts_alone(model):
+        raise ArgumentError(
+            f"treebank: {no_tokens(model)}, and dependencies are looked for in texts: leave the treebank out, or pass "
+            "the stack that reads texts alone"
+        )
     if not any(site.role == "enc-self" for site in adapter.sites_with_heads(model)):
         raise ArgumentError(
             f"this {type(model).__name__} has no self-attention of an encoder, and dependencies are looked for there "
@@ -151,9 +161,15 @@ def excluded_queries(
     return excluded_tokens(model, exclude)
 
 
+def no_tokens(model: PreTrainedModel) -> str:
+    """What to say of a model that reads no texts, or not them alone."""
+    return f"this {type(model).__name__} reads {' and '.join(modalities(model))}"
+
+
 def special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> set[int]:
     """The ids that begin and end sentences and the like, by the config and the tokenizer; unknown words are words."""
-    ids = {getattr(model.config, f"{name}_token_id", None) for name in SPECIAL} | set(end_tokens(model))
+    config = model.config.get_text_config()
+    ids = {getattr(config, f"{name}_token_id", None) for name in SPECIAL} | set(end_tokens(model))
     if tokenizer is not None:
         ids |= set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     return {each for each in ids if isinstance(each, int)}

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
 from collab_heads.errors import ArgumentError, CalibrationError
 from collab_heads.model.batches import each_batch
-from collab_heads.model.masks import MASKS, as_bool
+from collab_heads.model.masks import as_bool, reads_ids, sides
 from collab_heads.sites import AttentionSite
 
 NEVER = torch.iinfo(torch.int64).max  # the rank of tokens that are no candidates
@@ -36,7 +36,7 @@ def count_tokens(model: PreTrainedModel, batches: Iterable[Mapping]) -> Tensor |
             f"batches is a {type(batches).__name__} that can be read only once, and counting tokens takes a reading of "
             "its own: pass a list or a DataLoader, or token_counts=[V], how often every token is in your corpus"
         )
-    counts = torch.zeros(cast(nn.Embedding, model.get_input_embeddings()).num_embeddings, dtype=torch.int64)
+    counts = torch.zeros(vocabulary_size(model), dtype=torch.int64)
     for index, inputs in enumerate(each_batch(batches)):
         ids, mask = inputs.get("input_ids"), as_bool(inputs.get("attention_mask"))
         if ids is None:
@@ -56,6 +56,14 @@ def count_tokens(model: PreTrainedModel, batches: Iterable[Mapping]) -> Tensor |
             )
         counts[: len(in_batch)] += in_batch
     return counts
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """How many token ids a model knows."""
+    try:
+        return cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
+    except NotImplementedError:  # of a model with a stack for texts and one for images
+        return model.config.get_text_config().vocab_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +109,7 @@ class RareTokens(Observer):
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin at zero."""
-        self.measured = {site.path: site for site in sites if site.role == self.role}
+        self.measured = {site.path: site for site in sites if site.role == self.role and reads_ids(site)}
         self.hits = {path: torch.zeros(2, site.num_heads, dtype=torch.int64) for path, site in self.measured.items()}
         self.chances = {path: torch.zeros(2, dtype=torch.float64) for path in self.measured}
         self.tokens = dict.fromkeys(self.measured, 0)
@@ -131,7 +139,7 @@ class RareTokens(Observer):
             The rank of every key token, [B, S]; the highest rank that is a hit, for the rarest and for the two rarest,
             [B, T or 1, 2]; the share of tokens that are hits, the same shape. None where there are no token ids.
         """
-        ids, keys = batch.ids(MASKS[site.role][0]), batch.keys(site)
+        ids, keys = batch.ids(sides(site)[0]), batch.keys(site)
         if ids is None:
             return None
         if int(ids.max()) >= len(self.ranks):

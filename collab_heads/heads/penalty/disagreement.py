@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.parts import PenaltyOptions, PenaltyPart, RoleWeights, role_weights
-from collab_heads.model.masks import MASKS, token_masks
+from collab_heads.model.masks import sides, token_masks
 from collab_heads.registry import AttentionAdapter
+from collab_heads.sites import AttentionSite
 
 
 class Disagreement(PenaltyPart):
@@ -25,7 +26,7 @@ class Disagreement(PenaltyPart):
 
     Attributes:
         weight: of every role.
-        seen: role and heads [B, T, H, d_v] of every site, from the forward pass under way.
+        seen: every site and its heads [B, T, H, d_v], from the forward pass under way.
         listening: False from the total to the next forward pass: checkpointing runs layers again in the backward pass.
     """
 
@@ -35,7 +36,7 @@ class Disagreement(PenaltyPart):
         sites = [site for site in adapter.sites_with_heads(model) if site.num_heads > 1]
         self.model, self.weight = model, role_weights("disagreement", weight, sites)
         self.projections = [(site, adapter.output_projection(model, site)) for site in sites if self.weight[site.role]]
-        self.seen: list[tuple[str, Tensor]] = []
+        self.seen: list[tuple[AttentionSite, Tensor]] = []
         self.listening = False
         self.handles: list[RemovableHandle] = []
 
@@ -50,8 +51,7 @@ class Disagreement(PenaltyPart):
         """Listen to every forward pass of the model from now on."""
         self.handles.append(self.model.register_forward_pre_hook(self.begin))
         for site, projection in self.projections:
-            hook = partial(self.hear, site.role, site.num_heads)
-            self.handles.append(projection.register_forward_pre_hook(hook))
+            self.handles.append(projection.register_forward_pre_hook(partial(self.hear, site)))
 
     def begin(self, model: nn.Module, inputs: tuple) -> None:
         """Forget the last forward pass: a new one begins."""
@@ -63,10 +63,10 @@ class Disagreement(PenaltyPart):
         self.seen.clear()
         self.listening = False
 
-    def hear(self, role: str, num_heads: int, projection: nn.Module, inputs: tuple) -> None:
+    def hear(self, site: AttentionSite, projection: nn.Module, inputs: tuple) -> None:
         """Keep the heads of a site: [B, T, H, d_v]."""
         if self.listening and torch.is_grad_enabled():
-            self.seen.append((role, inputs[0].unflatten(-1, (num_heads, -1))))
+            self.seen.append((site, inputs[0].unflatten(-1, (site.num_heads, -1))))
 
     def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
         """What to add to the mean loss of the batch that the model has just seen: a scalar with a gradient.
@@ -91,13 +91,13 @@ class Disagreement(PenaltyPart):
             )
         masks = {} if batch is None else token_masks(self.model, batch)
         total = torch.zeros((), device=self.model.device)
-        for role, heads in self.seen:
+        for site, heads in self.seen:
             heads = heads.flatten(1, -3)  # [B, T, H, d_v]
-            mask = masks.get(MASKS[role][0])
+            mask = masks.get(sides(site)[0])
             counted = heads.flatten(0, 1) if mask is None else heads[mask.to(heads.device)]
             directions = unit(counted.float())
             cosine = directions.sum(-2).square().sum(-1).mean() / heads.shape[-2] ** 2  # all pairs at once
-            total = total + self.weight[role] * cosine.to(total.device)
+            total = total + self.weight[site.role] * cosine.to(total.device)
         self.end()
         return total
 

@@ -13,6 +13,7 @@ from collab_heads.heads.penalty.disagreement import Disagreement
 from collab_heads.heads.penalty.gates import GatePenalty
 from collab_heads.heads.penalty.parts import LearningRates, LossKind, PenaltyOptions, PenaltyPart, RoleWeights
 from collab_heads.heads.selection import Target
+from collab_heads.model.offloading import check_trainable
 from collab_heads.registry import AttentionAdapter, get_adapter
 
 PARTS: tuple[type[PenaltyPart], ...] = (AlphaPenalty, GatePenalty, Disagreement)
@@ -50,6 +51,7 @@ class HeadPenalty:
         parts: name -> part, of those that are asked for.
 
     Raises:
+        UnsupportedModelError: if weights of the model are offloaded.
         SwapError: if the model has no learned gates, or no alphas, for what is asked.
         ArgumentError: on a target, weight or scores that cannot work, or if there is nothing to do.
         NonFiniteError: if scores contain NaN or inf.
@@ -74,6 +76,7 @@ class HeadPenalty:
         adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     ):
         adapter = get_adapter(model, adapter)
+        check_trainable(model, "a HeadPenalty")
         options = PenaltyOptions(
             gate_weight=gate_weight,
             target_heads=target_heads,

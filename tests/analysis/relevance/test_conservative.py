@@ -1,5 +1,7 @@
 """Relevance is conserved: at every cut through a model it adds up to what is explained. And nothing else changes."""
 
+import itertools
+
 import pytest
 import torch
 from explaining import begin_relevance, decoder_batch, full, missing, without_biases
@@ -52,11 +54,13 @@ def switch_off(broken, monkeypatch):
             monkeypatch.setattr(adapter, "gated", {})
     elif broken == "functions":
         monkeypatch.setattr(rules, "FUNCTIONS", frozenset())
+    elif broken == "weights":
+        monkeypatch.setattr(rules, "WEIGHTS", frozenset())
 
 
-@pytest.mark.parametrize("name", ("t5", "mt5", "marian", "bert"))
+@pytest.mark.parametrize("name", ("t5", "mt5", "marian", "bert", "mpnet", "opt-350m", "gpt2"))
 def test_heads_and_residual_are_the_logit_in_every_layer(name):
-    """T5 has ReLU and RMS norms, mT5 gated GELU, Marian (SiLU or GELU) and BERT LayerNorms: no biases anywhere."""
+    """T5 has ReLU and RMS norms, mT5 gated GELU, Marian (SiLU or GELU) and others LayerNorms: no biases anywhere."""
     model, inputs = without_biases(FAMILIES[name].build()), full(decoder_batch(name))
     found = missing(name, model, inputs)
     assert found.keys() == {site.path for site in get_adapter(model).sites(model)}
@@ -65,8 +69,12 @@ def test_heads_and_residual_are_the_logit_in_every_layer(name):
 
 @pytest.mark.parametrize(
     "name, broken",
-    [("t5", "attention"), ("t5", "norms and activations"), ("mt5", "gated"), ("mt5", "norms and activations")]
-    + [(name, rule) for name in ("marian", "bert") for rule in ("attention", "LayerNorm", "norms and activations")],
+    [
+        *itertools.product(("marian", "bert", "gpt2"), ("attention", "LayerNorm", "norms and activations")),
+        *itertools.product(("t5", "mt5"), ("norms and activations",)),
+        ("t5", "attention"),
+        ("mt5", "gated"),
+    ],
 )
 def test_without_a_rule_it_is_not(name, broken, monkeypatch):
     model, inputs = without_biases(FAMILIES[name].build()), full(decoder_batch(name))
@@ -74,9 +82,9 @@ def test_without_a_rule_it_is_not(name, broken, monkeypatch):
     assert max(missing(name, model, inputs).values()) > BROKEN
 
 
-# bias-free; Llama and Qwen3: rotary positions, RMS norms, gated SiLU, keys that heads share; Gemma 3: four norms a
-# layer, (1 + weight), gated GELU; GPT-2: "gelu_new", fused projections; OPT: LayerNorms, ReLU
-DECODERS = ("llama", "qwen3", "gemma3", "gpt2", "opt")
+# Llama and Qwen3: rotary positions, RMS norms, gated SiLU, keys that heads share; Gemma 3: four norms a layer,
+# (1 + weight), gated GELU; OPT: LayerNorms before attention
+DECODERS = ("llama", "qwen3", "gemma3", "opt")
 
 
 @pytest.mark.parametrize("name", (*DECODERS, "unequal groups"))
@@ -94,9 +102,9 @@ def test_decoders_conserve_at_every_cut(name):
 @pytest.mark.parametrize(
     "name, broken",
     [(name, "attention") for name in DECODERS]
-    + [(name, "norms and activations") for name in ("llama", "qwen3", "gpt2")]
+    + [(name, "norms and activations") for name in ("llama", "qwen3")]
     + [(name, "gated") for name in ("llama", "gemma3")]
-    + [(name, "LayerNorm") for name in ("gpt2", "opt")],
+    + [("opt", "LayerNorm")],
 )
 def test_decoders_without_a_rule_do_not(name, broken, monkeypatch):
     switch_off(broken, monkeypatch)
@@ -119,24 +127,27 @@ HEADS = {
     ),
     "t5": lambda: make(T5ForSequenceClassification, t5_config(num_labels=3)),
     "roberta": FAMILIES["roberta"].build,
+    "esm": FAMILIES["esm"].build,
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_activations_that_are_functions_have_the_rule(name, monkeypatch):
-    """tanh and GELU of classification and language modelling heads."""
+@pytest.mark.parametrize("name, rule", [(name, "weights" if name == "esm" else "functions") for name in HEADS])
+def test_activations_that_are_functions_have_the_rule(name, rule, monkeypatch):
+    """tanh and GELU of classification and language modelling heads; ESM writes its GELU out."""
     model, inputs = without_biases(HEADS[name]()), full(batch())
     inputs["input_ids"][:, -1] = 2  # these classifiers read the end of the sentence
     inputs["input_ids"][:, :-1].clamp_(min=3)
     relevance, total = begin_relevance(model, inputs)
     assert abs(relevance - total) < CONSERVED
-    switch_off("functions", monkeypatch)
+    switch_off(rule, monkeypatch)
     relevance, total = begin_relevance(model, inputs)
     assert abs(relevance - total) > BROKEN
 
 
 @pytest.mark.parametrize(
-    "name, change", [("bert", change) for change in CHANGES if change != "stock"] + [("t5", "gated"), ("t5", "pruned")]
+    "name, change",
+    [("bert", change) for change in CHANGES if change != "stock"]
+    + [("t5", "gated"), ("t5", "pruned"), ("gpt2", "pruned")],
 )
 def test_changed_models_conserve(name, change):
     model = without_biases(model_in(name, change))

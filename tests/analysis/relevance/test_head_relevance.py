@@ -78,7 +78,7 @@ def test_by_hand_on_one_layer():
     assert found.positions == 3 * 9 and found.sentences == 3
 
 
-@pytest.mark.parametrize("name", ("bert", "marian", "t5", "albert", "marian-decoder", "vit"))
+@pytest.mark.parametrize("name", ("bert", "marian", "t5", "albert", "marian-decoder", "gpt2-decoder", "vit"))
 def test_sentences_count_alike_in_whatever_batch(name):
     """One padded batch, two of unequal size, and where there is padding every sentence by itself without it."""
     model, inputs = model_in(name), labelled(name)
@@ -103,7 +103,7 @@ def test_sentences_without_a_position_do_not_count():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+@pytest.mark.parametrize("name", ("bert", "marian", "t5", "gpt2"))
 def test_lossless_changes_do_not_matter(name, kind):
     model, inputs = model_in(name), labelled(name)
     expected = relevance(model, [inputs])

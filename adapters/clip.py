@@ -1,0 +1,88 @@
+"""CLIP and SigLIP: a stack for texts and one for images, together or alone."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.clip import modeling_clip
+from transformers.models.siglip import modeling_siglip
+
+from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.registry import AttentionAdapter, register
+from collab_heads.sites import AttentionSite, Role
+
+
+def attention(self, hidden_states, attention_mask=None, **kwargs):
+    """`forward` of both classes, with the stock signature."""
+    key, value = cached_key_value(self, self.v_proj, hidden_states, None, is_cross=False)
+    output, weights = attend(
+        self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout, **kwargs
+    )
+    return self.out_proj(output), weights
+
+
+class CollaborativeCLIPAttention(modeling_clip.CLIPAttention):
+    """`CLIPAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_clip.eager_attention_forward)
+    forward = attention
+
+
+class CollaborativeSiglipAttention(modeling_siglip.SiglipAttention):
+    """`SiglipAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_siglip.eager_attention_forward)
+    forward = attention
+
+
+# The model type of a stack's config -> what it reads.
+STACKS = {
+    "clip_text_model": "text",
+    "clip_vision_model": "vision",
+    "siglip_text_model": "text",
+    "siglip_vision_model": "vision",
+}
+
+
+@register
+class CLIPAdapter(AttentionAdapter):
+    """CLIP and SigLIP: both stacks, or one of them."""
+
+    model_types = ("clip", "siglip", *STACKS)
+    paths = {r"(?:(?:text|vision)_model\.)?encoder\.layers\.(\d+)\.self_attn": "enc-self"}
+    replacements = {
+        modeling_clip.CLIPAttention: CollaborativeCLIPAttention,
+        modeling_siglip.SiglipAttention: CollaborativeSiglipAttention,
+    }
+    query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
+    roles = ("enc-self", "dec-self")
+
+    def role(self, role: Role, module: nn.Module) -> Role:
+        """CLIP reads texts from left to right."""
+        config = cast(PretrainedConfig, module.config)
+        return "dec-self" if config.model_type == "clip_text_model" else role
+
+    def scale(self, module: nn.Module) -> float:
+        """Kept as `scale`."""
+        return float(cast(float, module.scale))
+
+    def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
+        """With what they read.
+
+        Where both stacks have one role (SigLIP), the layers that read images count on after those that read texts.
+        """
+        sites: list[AttentionSite] = []
+        for site in super().sites(model):
+            config = cast(PretrainedConfig, model.base_model.get_submodule(site.path).config)
+            stack = STACKS[config.model_type]
+            before = sum(each.role == site.role and each.stack != stack for each in sites)
+            sites.append(replace(site, stack=stack, layer=site.layer + before))
+        return sites
+
+    def token_masks(
+        self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """The mask is that of the texts."""
+        return {**masks, "text": masks["encoder"], "vision": None}

@@ -1,0 +1,77 @@
+"""Wav2vec2 and HuBERT: encoders of audio, whose convolutions make one frame of some hundred samples."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.models.hubert import modeling_hubert
+from transformers.models.wav2vec2 import modeling_wav2vec2
+
+from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.registry import AttentionAdapter, register
+
+
+def attention(self, hidden_states, key_value_states=None, attention_mask=None, output_attentions=False, **kwargs):
+    """`forward` of both classes, with the stock signature; no model passes `key_value_states`."""
+    key, value = cached_key_value(self, self.v_proj, hidden_states, None, is_cross=False)
+    output, weights = attend(
+        self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout, **kwargs
+    )
+    return self.out_proj(output), weights
+
+
+class CollaborativeHubertAttention(modeling_hubert.HubertAttention):
+    """`HubertAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_hubert.eager_attention_forward)
+    forward = attention
+
+
+class CollaborativeWav2Vec2Attention(modeling_wav2vec2.Wav2Vec2Attention):
+    """`Wav2Vec2Attention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_wav2vec2.eager_attention_forward)
+    forward = attention
+
+
+@register
+class Wav2Vec2Adapter(AttentionAdapter):
+    """Wav2vec2 and HuBERT."""
+
+    model_types = ("wav2vec2", "hubert")
+    paths = {r"encoder\.layers\.(\d+)\.attention": "enc-self"}
+    replacements = {
+        modeling_hubert.HubertAttention: CollaborativeHubertAttention,
+        modeling_wav2vec2.Wav2Vec2Attention: CollaborativeWav2Vec2Attention,
+    }
+    query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
+    roles = ("enc-self",)
+
+    def token_masks(
+        self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """The mask says which samples are padding, attention has frames: [B, samples] -> [B, frames]."""
+        samples = masks["encoder"]
+        if samples is None or samples.ndim != 2:
+            return masks
+        lengths = frames(config, torch.cat([samples.sum(1), samples.new_tensor([samples.shape[1]], dtype=torch.long)]))
+        mask = up_to(lengths)
+        found = {**masks, "encoder": mask, "decoder": mask}
+        if getattr(config, "add_adapter", False):  # convolutions after the encoder, with strides of their own
+            for _ in range(config.num_adapter_layers):
+                lengths = (lengths - 1) // config.adapter_stride + 1
+            found["output"] = up_to(lengths)
+        return found
+
+
+def frames(config: PretrainedConfig, samples: Tensor) -> Tensor:
+    """How many frames the convolutions make of so many samples: [N] -> [N]."""
+    for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
+        samples = (samples - kernel) // stride + 1
+    return samples.clamp(min=0)
+
+
+def up_to(lengths: Tensor) -> Tensor:
+    """Masks of rows, [B, T], from their lengths and, as the last of them, T: [B + 1]."""
+    return torch.arange(int(lengths[-1]), device=lengths.device) < lengths[:-1, None]

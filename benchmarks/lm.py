@@ -1,0 +1,287 @@
+"""Smaller attention in language models: perplexity, cache and speed of decoding, without labels.
+
+    python benchmarks/lm.py gpt2 qwen3 [--draws 1] [--steps 1000] [--sentences N]
+    python benchmarks/lm.py --table
+
+The decoders of the shared folder, trained on Multi30k's English side: perplexity per piece, `</s>` included, on val and
+test_2016_flickr. `compress` to shares of attention's parameters (GPT-2) or of its cache (Qwen3); a quarter of the query
+heads removed, W_O refitted; and what a user would take, key/value heads by mean pooling (see `lm_peer`). Each as it is
+and after the same distillation, on training sentences without labels. A draw is 256 training sentences to calibrate on,
+and the seed of all that follows.
+
+The cache is counted in a forward pass; where a peer's is not (GPT-2 knows no groups), it is what its groups would take.
+Decoding is greedy, with a cache, 8 rows, and timed in turns with the original: processor time, one thread.
+Every row is stored as it comes, in WORK/lm.jsonl, and not measured again.
+"""
+
+import argparse
+import gzip
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from lm_peer import distil, mean_pooled
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+from collab_heads import compress, distill, head_importance, most_important, prune_heads
+from collab_heads.errors import CollabHeadsError
+from common import WORK, shared, table, write
+
+STORE = WORK / "lm.jsonl"
+FOLDERS = {"gpt2": "models/gpt2-multi30k-en", "qwen3": "models/qwen3-multi30k-en"}
+OF = {"gpt2": "parameters", "qwen3": "cache"}  # what budgets are of
+BUDGETS = {"gpt2": (0.75, 0.5, 0.33), "qwen3": (0.75, 0.6, 0.5)}
+GROUPS = {"gpt2": (4, 1), "qwen3": (2, 1)}  # of the peer
+START, END, PADDING = 0, 1, 2  # pieces
+CALIBRATION, UNLABELLED = 256, 10_000  # sentences
+PROMPT, NEW, ROWS, ROUNDS = 4, 100, 8, 7  # of decoding
+COLUMNS = {
+    "model": "",
+    "method": "",
+    "distilled": "",
+    "attention": ".2f",
+    "cache": ",.0f",
+    "val": ".2f",
+    "more": "+.1f",
+    "test_2016_flickr": ".2f",
+    "tokens/s": ".0f",
+    "time": ".2f",
+    "seconds": ".0f",
+    "note": "",
+}
+
+
+class Text:
+    """Multi30k's English side in pieces.
+
+    Args:
+        name: of the model whose pieces they are.
+        count: sentences of each set at most; None for all.
+    """
+
+    def __init__(self, name: str, count: int | None = None):
+        self.tokenizer, self.count = AutoTokenizer.from_pretrained(shared(FOLDERS[name])), count
+
+    def sentences(self, name: str, count: int | None = None, seed: int | None = None) -> list[list[int]]:
+        """The sentences of a set between start and end; some of them, drawn with a seed."""
+        with gzip.open(shared(f"data/multi30k/{name}.en.gz"), "rt", encoding="utf-8") as file:
+            lines = [line.rstrip("\n") for line in file]
+        if seed is not None:
+            order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed)).tolist()
+            lines = [lines[place] for place in order]
+        return [[START, *ids, END] for ids in self.tokenizer(lines[:count]).input_ids]
+
+    def batches(self, sentences: list[list[int]], rows: int = 32) -> list[dict[str, torch.Tensor]]:
+        """Padded batches, in the order given."""
+        found = []
+        for start in range(0, len(sentences), rows):
+            chosen = [torch.tensor(ids) for ids in sentences[start : start + rows]]
+            ids = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True, padding_value=PADDING)
+            lengths = torch.tensor([len(each) for each in chosen])
+            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+            found.append({"input_ids": ids, "attention_mask": mask})
+        return found
+
+    def test(self, name: str) -> list[dict[str, torch.Tensor]]:
+        """A set to measure on, sentences of like length together."""
+        return self.batches(sorted(self.sentences(name, self.count), key=len), rows=64)
+
+    def calibration(self, draw: int) -> list[dict[str, torch.Tensor]]:
+        """What models are calibrated on."""
+        return self.batches(self.sentences("train", CALIBRATION, seed=draw))
+
+    def unlabelled(self, draw: int) -> list[dict[str, torch.Tensor]]:
+        """What they are distilled on."""
+        return self.batches(self.sentences("train", UNLABELLED, seed=1000 + draw))
+
+
+@torch.no_grad()
+def perplexity(model: PreTrainedModel, batches: Sequence[Mapping]) -> float:
+    """Per piece, the end included."""
+    total, count = 0.0, 0
+    for batch in batches:
+        logits = model(**batch).logits[:, :-1].float().log_softmax(-1)
+        wanted, counts = batch["input_ids"][:, 1:], batch["attention_mask"][:, 1:] != 0
+        total -= float(logits.gather(-1, wanted[..., None])[..., 0][counts].double().sum())
+        count += int(counts.sum())
+    return math.exp(total / count)
+
+
+@torch.no_grad()
+def cache_bytes(model: PreTrainedModel) -> float:
+    """Bytes that are cached per token."""
+    tokens = 16
+    cache = model(input_ids=torch.full((1, tokens), 5), use_cache=True).past_key_values
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / tokens
+
+
+def attention_parameters(model: PreTrainedModel) -> int:
+    """Numbers in attention."""
+    return sum(p.numel() for name, p in model.named_parameters() if ".attn." in name or ".self_attn." in name)
+
+
+def decoding(model: PreTrainedModel, original: PreTrainedModel) -> dict[str, float]:
+    """Tokens per second of greedy decoding, and the time as a share of the original's, in turns with it."""
+    prompt = {"input_ids": torch.full((ROWS, PROMPT), 5), "attention_mask": torch.ones(ROWS, PROMPT, dtype=torch.long)}
+    length = {"min_new_tokens": NEW, "max_new_tokens": NEW, "do_sample": False, "num_beams": 1}
+    seconds: dict[int, list[float]] = {0: [], 1: []}
+    for _ in range(ROUNDS + 1):
+        for number, each in enumerate((model, original)):
+            started = time.process_time()
+            with torch.no_grad():
+                each.generate(**prompt, **length, pad_token_id=PADDING)
+            seconds[number].append(time.process_time() - started)
+    ours, theirs = (statistics.median(seconds[number][1:]) for number in (0, 1))
+    return {"tokens/s": ROWS * NEW / ours, "time": ours / theirs}
+
+
+class Method:
+    """A way to make a model smaller.
+
+    Attributes:
+        name: as tables have it.
+        make: (original, text, draw) -> a smaller model, and what is to be known of it.
+        train: how it is distilled.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[..., tuple[PreTrainedModel, dict]], train: Callable[..., Any] = distill
+    ):
+        self.name, self.make, self.train = name, make, train
+
+
+def methods(name: str) -> list[Method]:
+    """All that a model is measured with."""
+
+    def compressed(budget: float) -> Callable[..., tuple[PreTrainedModel, dict]]:
+        def make(text: Text, draw: int) -> tuple[PreTrainedModel, dict]:
+            model = load(name)
+            report = compress(model, text.calibration(draw), budget, of=OF[name], seed=draw)
+            return model, {"error": report.measured_error, "predicted": report.predicted_error}
+
+        return make
+
+    def with_groups(groups: int) -> Callable[..., tuple[PreTrainedModel, dict]]:
+        def make(text: Text, draw: int) -> tuple[PreTrainedModel, dict]:
+            original = load(name)
+            model, config = mean_pooled(original, groups), original.config
+            counted = cache_bytes(original) * groups / config.n_head if name == "gpt2" else None
+            return model, {"cache": counted, "time": None, "tokens/s": None} if counted else {}
+
+        return make
+
+    peers = [Method(f"mean-pooled key/value heads: {groups}", with_groups(groups), distil) for groups in GROUPS[name]]
+    ours = [Method(f"compress {budget} of {OF[name]}", compressed(budget)) for budget in BUDGETS[name]]
+    return [*ours, Method("a quarter of the heads removed", lambda text, draw: fewer_heads(name, text, draw)), *peers]
+
+
+def fewer_heads(name: str, text: Text, draw: int) -> tuple[PreTrainedModel, dict]:
+    """Three quarters of the heads, those that the others stand in for worst; W_O refitted."""
+    model, batches = load(name), text.calibration(draw)
+    scores = head_importance(model, batches, criterion="reconstruction")
+    keep = 3 * sum(map(len, scores.values())) // 4
+    alive = most_important(model, scores, keep)
+    prune_heads(
+        model, {path: [h for h, on in enumerate(heads) if not on] for path, heads in alive.items()}, calibration=batches
+    )
+    return model, {"heads": keep}
+
+
+def load(name: str) -> PreTrainedModel:
+    """The original."""
+    return AutoModelForCausalLM.from_pretrained(shared(FOLDERS[name])).eval()
+
+
+def measured(model: PreTrainedModel, original: PreTrainedModel, text: Text) -> dict[str, Any]:
+    """All numbers of a row."""
+    found = {name: perplexity(model, text.test(name)) for name in ("val", "test_2016_flickr")}
+    share = attention_parameters(model) / attention_parameters(original)
+    return found | {"attention": share, "cache": cache_bytes(model)} | decoding(model, original)
+
+
+def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> Iterator[dict]:
+    """What is not there yet: a row per draw and method, as it is and distilled."""
+    known, text, original = {key(row) for row in done}, Text(name, arguments.sentences), load(name)
+    row = {"model": name, "method": "stock", "draw": 0, "distilled": 0}
+    if key(row) not in known:
+        yield row | measured(original, load(name), text)
+    for draw in range(arguments.draws):
+        for method in methods(name):
+            rows = [{"model": name, "method": method.name, "draw": draw, "distilled": n} for n in (0, arguments.steps)]
+            if all(key(row) in known for row in rows):
+                continue
+            started = time.perf_counter()
+            try:
+                model, more = method.make(text, draw)
+            except CollabHeadsError as error:
+                yield rows[0] | {"note": f"{type(error).__name__}: {error}"}
+                continue
+            for row in rows:
+                if row["distilled"]:
+                    method.train(model, original, text.unlabelled(draw), row["distilled"], seed=draw)
+                seconds = time.perf_counter() - started
+                if key(row) not in known:
+                    yield row | measured(model, original, text) | more | {"seconds": seconds}
+
+
+def key(row: Mapping) -> tuple:
+    """What a row is of."""
+    return tuple(row[name] for name in ("model", "method", "draw", "distilled"))
+
+
+def over_draws(rows: Sequence[dict]) -> list[dict]:
+    """A row per model, method and distillation: means over the draws, and how much more perplexity there is."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        groups.setdefault((row["model"], row["method"], row["distilled"]), []).append(row)
+    stock = {row["model"]: row["val"] for row in rows if row["method"] == "stock"}
+    found = []
+    for (model, method, distilled), group in groups.items():
+        new = {"model": model, "method": method, "distilled": distilled or None, "draws": len(group)}
+        for name in (*COLUMNS, "error", "predicted"):
+            values = [row[name] for row in group if isinstance(row.get(name), float | int)]
+            if name not in new and values:
+                new[name] = statistics.mean(values)
+        if "val" in new and method != "stock":
+            new["more"] = 100 * (new["val"] / stock[model] - 1)
+        found.append(new | {"note": group[-1].get("note")})
+    return found
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(FOLDERS)}")
+    parser.add_argument("--draws", type=int, default=1, help="of calibration sentences")
+    parser.add_argument("--steps", type=int, default=1000, help="of distillation")
+    parser.add_argument("--sentences", type=int, help="of each test set, to try the program; nothing is stored then")
+    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.models) - set(FOLDERS):
+        parser.error(f"unknown models: {', '.join(sorted(unknown))}")
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    tried = arguments.sentences is not None
+    done = [json.loads(line) for line in STORE.read_text().splitlines()] if STORE.exists() and not tried else []
+    done = [row for row in done if not row.get("note")]  # an adapter may be there by now
+    for name in arguments.models:
+        for row in measure(name, arguments, done):
+            done.append(row)
+            if not tried:
+                with STORE.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            print(row, flush=True)
+    if done:
+        rows = over_draws(done)
+        print(table(rows, COLUMNS))
+        if not tried:
+            write("lm", rows, each=done)
+
+
+if __name__ == "__main__":
+    main()

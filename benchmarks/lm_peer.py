@@ -1,0 +1,102 @@
+"""What a user would take for a smaller cache: fewer key/value heads, each the mean of those of its group.
+
+The usual conversion from many heads to few; then trained like ours, on hidden states and output of the original.
+
+Source: Ainslie et al. 2023, "GQA", arXiv:2305.13245, section 2.1.
+"""
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from collab_heads.distillation.examples import in_order, list_batches, split
+from collab_heads.distillation.gap import Gap
+from collab_heads.distillation.optimizer import MasterWeights
+from collab_heads.distillation.options import DistillOptions
+from collab_heads.distillation.processes import Processes
+from collab_heads.distillation.trained import put_back, trained_alone
+from collab_heads.distillation.training import Training
+from collab_heads.model.backends import evaluating
+
+LEARNING_RATE = 0.01  # as `distill` has it
+
+
+def pooled(tensor: Tensor, heads: int, groups: int) -> Tensor:
+    """The mean of the heads of each group: [heads * d, ...] -> [groups * d, ...]."""
+    return tensor.unflatten(0, (groups, heads // groups, -1)).mean(1).flatten(0, 1)
+
+
+class GroupedProjection(nn.Module):
+    """GPT-2's projection to queries, keys and values, whose key/value heads are those of groups, given out again."""
+
+    def __init__(self, fused: nn.Module, heads: int, groups: int):
+        super().__init__()
+        parts = [
+            torch.cat([fused.weight.T, fused.bias[:, None]], dim=1)[rows] for rows in thirds(fused.weight.shape[1])
+        ]
+        self.heads, self.groups = heads, groups
+        self.query, self.key, self.value = (
+            linear(part if number == 0 else pooled(part, heads, groups)) for number, part in enumerate(parts)
+        )
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, 3 * D]."""
+        given = [self.query(states)]
+        for projection in (self.key, self.value):
+            each = projection(states).unflatten(-1, (self.groups, -1))  # (B, T, G, d)
+            given.append(each.repeat_interleave(self.heads // self.groups, dim=-2).flatten(-2))
+        return torch.cat(given, dim=-1)
+
+
+def thirds(width: int) -> list[slice]:
+    """Queries, keys and values in a fused projection."""
+    return [slice(start, start + width // 3) for start in range(0, width, width // 3)]
+
+
+@torch.no_grad()
+def linear(augmented: Tensor) -> nn.Linear:
+    """A projection from its weight with the bias as a last column."""
+    made = nn.Linear(augmented.shape[1] - 1, len(augmented))
+    made.weight.copy_(augmented[:, :-1])
+    made.bias.copy_(augmented[:, -1])
+    return made
+
+
+@torch.no_grad()
+def mean_pooled(original: PreTrainedModel, groups: int) -> PreTrainedModel:
+    """A copy of a GPT-2, or of a model with grouped keys like Qwen3, with fewer key/value heads."""
+    config = copy.deepcopy(original.config)
+    if config.model_type == "gpt2":  # it knows no groups: what is cached is counted, not seen
+        model = copy.deepcopy(original)
+        for layer in model.base_model.h:
+            layer.attn.c_attn = GroupedProjection(layer.attn.c_attn, config.n_head, groups)
+        return model.eval()
+    heads, config.num_key_value_heads = config.num_key_value_heads, groups
+    state = {
+        name: pooled(tensor, heads, groups) if ".k_proj." in name or ".v_proj." in name else tensor
+        for name, tensor in original.state_dict().items()
+    }
+    model = type(original)(config)
+    model.load_state_dict(state)
+    model.tie_weights()
+    return model.eval()
+
+
+def distil(
+    model: PreTrainedModel, original: PreTrainedModel, batches: Sequence[Mapping], steps: int, seed: int
+) -> None:
+    """What `distill` does, for a model that it does not know: its attention is trained, in place."""
+    started = time.perf_counter()
+    trained = {name: p for name, p in model.named_parameters() if ".attn." in name or ".self_attn." in name}
+    options = DistillOptions(steps, LEARNING_RATE, 1.0, None, None, 4, seed)
+    with evaluating(original), evaluating(model), trained_alone(model, trained):
+        train, held_out = split(list_batches(model, batches))
+        in_turn = [train[place] for place in in_order(len(train), seed, steps)]
+        gap = Gap.measured(model, original, Processes.found(None, None, True), held_out, 1.0)
+        weights = MasterWeights(trained, LEARNING_RATE, steps)
+        progress = Training(gap, weights, options, in_turn, held_out, None).run(None, started)
+        put_back(trained, progress.best)

@@ -1,0 +1,141 @@
+"""Models that accelerate has spread over devices or offloaded (`device_map`): attention comes in while it is changed.
+
+accelerate puts a `forward` of its own on each module, which brings inputs and weights to where the module runs. A
+change of class would not show behind it, and offloaded weights are on the meta device in between. So while attention is
+opened its hooks are off and its weights (of no other module) are where they run. What is there afterwards is hooked as
+before: what was offloaded is offloaded again, to memory or to new files in the folder that it came from.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
+from collab_heads.model.device_hooks import HOOK, HookedModule, Place, aligning, check_hooks, hook_new
+from collab_heads.model.open_site import open_sites
+from collab_heads.registry import AttentionAdapter, get_adapter
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def opening_attention(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorator of a function of a model, and perhaps of an adapter: the attention is in memory while it runs."""
+
+    def attention(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None) -> list[nn.Module]:
+        return attention_modules(model, get_adapter(model, adapter))
+
+    return opening(function, attention)
+
+
+def opening_model(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorator of a function of a model that goes backward through all of it: it is in memory while it runs.
+
+    The graph of the pass holds all weights anyway.
+    """
+    return opening(function, lambda model, _: [model])
+
+
+def opening(
+    function: Callable[Arguments, Result],
+    roots: Callable[[PreTrainedModel, type[AttentionAdapter] | AttentionAdapter | None], list[nn.Module]],
+) -> Callable[Arguments, Result]:
+    """A function during which some modules of its model, for an adapter, are in memory without hooks."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        model = args[0] if args else kwargs.get("model")
+        if not isinstance(model, PreTrainedModel) or not is_spread(model):
+            return function(*args, **kwargs)
+        adapter = signature.bind(*args, **kwargs).arguments.get("adapter")
+        with in_memory(roots(model, adapter)):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+@contextmanager
+def in_memory(roots: Sequence[nn.Module]) -> Iterator[None]:
+    """Take accelerate's hooks off modules and those in them while the context is open, with weights where they run.
+
+    Raises:
+        SwapError: if a module has a hook that is not one of `device_map` or offloading, or its weights are brought in
+            by a module around it.
+    """
+    hooked = [module for module in parts_of(roots) if HOOK in vars(module)]
+    for module in hooked:
+        check_hooks(module)
+    loaded: dict[Place, nn.Parameter] = {}
+    before = {module: HookedModule.opened(module, loaded) for module in hooked}
+    whose = {root: [before[part] for part in root.modules() if part in before] for root in roots}
+    try:
+        check_brought_in(roots)
+        yield
+    finally:
+        left = set(parts_of(roots))
+        for module, was in before.items():
+            was.close(module) if module in left else was.forget()
+        for root, those in whose.items():
+            hook_new(root, those)
+
+
+def check_brought_in(roots: Sequence[nn.Module]) -> None:
+    """Raise SwapError if weights of modules are still away."""
+    for module in parts_of(roots):
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                raise SwapError(
+                    f"the {name} of a {type(module).__name__} is on the meta device, and no hook of its own brings it "
+                    "in: offload the model without preload_module_classes"
+                )
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether accelerate has hooks on a model."""
+    return any(HOOK in vars(module) for module in model.modules())
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether weights of a model are away between its forward passes."""
+    return any(hook.offload for module in model.modules() for hook in aligning(module))
+
+
+def check_trainable(model: nn.Module, what: str) -> None:
+    """Raise UnsupportedModelError if weights of a model are away, so that nothing can train them."""
+    if is_offloaded(model):
+        raise UnsupportedModelError(
+            f"{what} is for a model that is trained, and weights of this one are offloaded (device_map): save it, and "
+            "load it whole, or on GPUs alone"
+        )
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where the inputs of a model go, also where its first weights are offloaded."""
+    if model.device.type != "meta":
+        return model.device
+    devices = [hook.execution_device for module in model.modules() for hook in aligning(module)]
+    return next((torch.device(device) for device in devices if device is not None), model.device)
+
+
+def attention_modules(model: PreTrainedModel, adapter: AttentionAdapter) -> list[nn.Module]:
+    """The attention modules of a model and their output projections, as far as the adapter says where these are."""
+    found: list[nn.Module] = []
+    for site in open_sites(model, adapter, adapter.sites(model)):
+        found.append(site.module)
+        try:
+            found.append(site.output)
+        except ArgumentError:
+            continue
+    return found
+
+
+def parts_of(roots: Sequence[nn.Module]) -> list[nn.Module]:
+    """Some modules and all in them, each once."""
+    return list(dict.fromkeys(module for root in roots for module in root.modules()))
