@@ -28,9 +28,8 @@ class CollaborativeEsmSelfAttention(EsmSelfAttention):
         return attend(self, hidden_states, key, value, mask, eager=eager, dropout=dropout, **kwargs)
 
 
-@register
-class EsmAdapter(AttentionAdapter):
-    """ESM with absolute positions (ESM-1b)."""
+class EsmLayout(AttentionAdapter):
+    """Where attention is in ESM, and how it is laid out."""
 
     model_types = ("esm",)
     paths = {
@@ -39,10 +38,6 @@ class EsmAdapter(AttentionAdapter):
     }
     replacements = {EsmSelfAttention: CollaborativeEsmSelfAttention}
     width = "all_head_size"
-
-    def variant(self, config):
-        """With rotary positions less works."""
-        return RotaryEsmAdapter() if config.position_embedding_type != "absolute" else self
 
     def role(self, role, module):
         """A model with `config.is_decoder` has the paths of an encoder."""
@@ -57,7 +52,7 @@ class EsmAdapter(AttentionAdapter):
         return model.base_model.get_submodule(site.path.removesuffix("self") + "output.dense")
 
 
-class RotaryEsmAdapter(EsmAdapter):
+class RotaryEsmAdapter(EsmLayout):
     """ESM with rotary positions (ESM-2)."""
 
     capabilities = frozenset({"gated", "alpha", "prune"})
@@ -67,3 +62,10 @@ class RotaryEsmAdapter(EsmAdapter):
         "values": "its values cannot be narrowed; gates, alphas and the removal of heads work (swap_to_gated, "
         "swap_to_alpha, prune_heads)",
     }
+
+
+@register
+class EsmAdapter(EsmLayout):
+    """ESM with absolute positions (ESM-1b)."""
+
+    variants = {"position_embedding_type": {"rotary": RotaryEsmAdapter}}

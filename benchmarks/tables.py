@@ -338,14 +338,19 @@ CAPABILITIES = {
 def support() -> str:
     """What the toolkit can do with which models, as their adapters say it."""
     adapters = dict.fromkeys(registry._ADAPTERS[name] for name in registry.supported_model_types())
+    served: list[tuple[registry.AttentionAdapter, str]] = []
+    for adapter in adapters:
+        served.append((adapter, ""))
+        for entry, variants in adapter.variants.items():
+            served += [(variant(), f" with `{entry}={value!r}`") for value, variant in variants.items()]
     rows = [
         {
             "adapter": f"`{type(adapter).__name__}`",
-            "model types": ", ".join(f"`{name}`" for name in adapter.model_types),
+            "model types": ", ".join(f"`{name}`" for name in adapter.model_types) + which,
             "roles": ", ".join(adapter.roles),
         }
         | {heading: "yes" if kind in adapter.capabilities else "no" for kind, heading in CAPABILITIES.items()}
-        for adapter in adapters
+        for adapter, which in served
     ]
     return table(rows, dict.fromkeys(rows[0], ""))
 

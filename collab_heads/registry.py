@@ -51,6 +51,7 @@ class AttentionAdapter:
         capabilities: what the toolkit can do with this family.
         why_not: for what it cannot do: why, and what to do instead.
         exact_kind: the kind of query/key projection that holds the stock weights as they are.
+        variants: an entry of the config -> its value -> the adapter of such models, where they differ in what works.
         blueprints: model type -> how to make a new model and vocabulary of it; where the scripts can.
         transformers: the lowest version of transformers that loads changed models of this family.
     """
@@ -75,11 +76,15 @@ class AttentionAdapter:
     capabilities: ClassVar[frozenset[Capability]] = frozenset(CAPABILITIES)
     why_not: ClassVar[Mapping[Capability, str]] = {}
     exact_kind: ClassVar[QueryKeyKind] = "per_head"
+    variants: ClassVar[Mapping[str, Mapping[object, type["AttentionAdapter"]]]] = {}
     blueprints: ClassVar[Mapping[str, Blueprint]] = {}
     transformers: ClassVar[str] = "5.15"
 
     def variant(self, config: PretrainedConfig) -> "AttentionAdapter":
-        """The adapter for a model of the family with this config, where some differ in what they can do."""
+        """The adapter for a model of the family with this config: this one, or one of its `variants`."""
+        for entry, adapters in self.variants.items():
+            if found := adapters.get(getattr(config, entry, None)):
+                return found()
         return self
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:

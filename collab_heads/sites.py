@@ -1,8 +1,8 @@
 """What a site of attention is, and how users name sites."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, get_args, overload
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args, overload
 
 from torch import Tensor
 
@@ -45,6 +45,10 @@ class AttentionSite:
         """The number of key/value heads."""
         return count_key_heads(self.num_heads, self.groups)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, without what is None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
     @property
     def shares_keys(self) -> bool:
         """Whether several heads share a key/value head."""
@@ -63,8 +67,7 @@ class AttentionSite:
             TypeError: if an entry that every version writes is missing.
         """
         known = {each.name: described[each.name] for each in fields(cls) if each.name in described}
-        groups = known.get("groups")
-        return cls(**known | {"groups": None if groups is None else tuple(groups)})
+        return cls(**known)
 
 
 @dataclass(frozen=True)

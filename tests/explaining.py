@@ -179,7 +179,8 @@ def begin_relevance(model, inputs) -> tuple[float, float]:
     with hooked(*handles), explaining(model):
         with conservative(model):
             outputs = model(**inputs)
-        states = outputs[0]
-        total = states.max(-1).values.sum()
+        stacks = {site.stack for site in sites if site.layer == 0} if "text_model_output" in outputs else ()
+        states = [outputs[f"{stack}_model_output"].pooler_output for stack in stacks] or [outputs[0]]
+        total = sum(each.max(-1).values.sum() for each in states)
         gradients = torch.autograd.grad(total, starts)
     return sum(float((s.detach() * g).sum()) for s, g in zip(starts, gradients, strict=True)), float(total.detach())

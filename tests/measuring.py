@@ -8,7 +8,7 @@ from closing import change_heads, output_projections
 import collab_heads
 from collab_heads.analysis.measures.results import MEASURES
 from collab_heads.analysis.measures.statistics import head_statistics
-from families import EXACT64, FAMILIES, HEADS, batch, cast, set_backend, swap
+from families import EXACT64, FAMILIES, HEADS, LAYERS, attention_maps, batch, cast, set_backend, swap
 
 FAR = 1e-3  # what differs on purpose differs by more
 
@@ -29,11 +29,6 @@ MEASURED = (
     "vit",
 )
 MEASURED = tuple(name for name in MEASURED if name in FAMILIES)
-MAPS = {
-    "enc-self": ("encoder_attentions", "attentions"),
-    "dec-self": ("decoder_attentions", "attentions"),
-    "dec-enc": ("cross_attentions",),
-}
 PAD, EOS, LENGTHS, STEPS = {"t5": 0, "mt5": 0}, 2, (9, 5, 7), (6, 3, 5)
 
 
@@ -83,13 +78,15 @@ def maps_by_hand(model, inputs) -> dict[str, list[torch.Tensor]]:
         model.get_submodule(name).set_attn_implementation(backend)
     found = {}
     for site in sites_with_heads(model):
-        maps = next(result[name] for name in MAPS[site.role] if result.get(name) is not None)
+        maps = attention_maps(result, {each.role for each in sites_with_heads(model)})[site.role]
         found[site.path] = [maps[layer] for layer in layers_of(model, site)]
     return found
 
 
 def layers_of(model, site) -> list[int]:
     """The layers that a site serves, as `output_attentions` counts them."""
+    if model.config.model_type == "siglip":  # which counts layers of texts first and runs those of images first
+        return [(site.layer + LAYERS) % (2 * LAYERS)]
     if model.config.model_type != "albert":
         return [site.layer]
     config = model.config

@@ -7,7 +7,7 @@ import torch
 from transformers import EsmModel
 
 import test_contract
-from collab_heads.adapters import albert, marian, mpnet, t5
+from collab_heads.adapters import albert, gpt2, marian, mpnet, t5
 from collab_heads.collaborative import kinds, plan
 from collab_heads.layers import attention
 from families import FAMILIES, each
@@ -72,6 +72,17 @@ def no_output_dropout(monkeypatch):
     monkeypatch.setattr(albert.CollaborativeAlbertAttention, "forward", forward)
 
 
+def no_residual_dropout(monkeypatch):
+    """GPT-2's attention module ends with it."""
+
+    def forward(self, *args, **kwargs):
+        self.resid_dropout.p = 0.0
+        return stock(self, *args, **kwargs)
+
+    stock = gpt2.CollaborativeGPT2Attention.forward
+    monkeypatch.setattr(gpt2.CollaborativeGPT2Attention, "forward", forward)
+
+
 def default_epsilon(monkeypatch):
     """What the source system lost in ALBERT, too."""
 
@@ -114,6 +125,7 @@ def test_padding_attended_is_caught_when_narrow(padded_family, monkeypatch):
 
 
 LOST_DROPOUT = [(no_attention_dropout, name) for name in FAMILIES] + [(no_output_dropout, "albert-groups")]
+LOST_DROPOUT += [(no_residual_dropout, "gpt2-decoder")]
 
 
 @pytest.mark.parametrize("mutation, name", each(LOST_DROPOUT))

@@ -12,8 +12,13 @@ def support_table() -> str:
     lines = ["| adapter | model types | roles | collaborative | narrower values | gated | mixed | removal |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     adapters = {model_type: registry._ADAPTERS[model_type] for model_type in supported_model_types()}
-    for adapter in dict.fromkeys(adapters.values()):
-        types = ", ".join(f"`{t}`" for t in adapter.model_types)
+    served = {}
+    for adapter in adapters.values():
+        served[adapter] = ""
+        for entry, variants in adapter.variants.items():
+            served |= {variant(): f" with `{entry}={value!r}`" for value, variant in variants.items()}
+    for adapter, which in served.items():
+        types = ", ".join(f"`{t}`" for t in adapter.model_types) + which
         kinds = ("collaborative", "values", "gated", "alpha", "prune")
         can = " | ".join("yes" if kind in adapter.capabilities else "no" for kind in kinds)
         lines.append(f"| `{type(adapter).__name__}` | {types} | {', '.join(adapter.roles)} | {can} |")

@@ -135,8 +135,9 @@ class Analysis:
         self.sites, self.numbers = adapter.sites_with_heads(model), head_numbers(model, adapter)
         self.excluded = excluded_queries(model, options.exclude, options.tokenizer)
         sides, first = sides_of(model, adapter), next(iter(batches))
+        has_source = sides is not None and sides.in_batch(first)
         has_labels = first.get("labels") is not None or bool(first.get("return_loss"))  # CLIP's pairs are its labels
-        self.parts, self.notes = options.choose(has_labels, sides is not None and sides.in_batch(first))
+        self.parts, self.notes = options.choose(has_labels, has_source)
         self.results: dict[str, Any] = {}
         self.seconds: dict[str, float] = {}
 

@@ -41,7 +41,7 @@ def collaborative_config(
         A copy of the config: `AutoModel...from_config(copy)` builds the model, freshly initialised.
 
     Raises:
-        UnsupportedModelError: if there is no adapter for the config.
+        UnsupportedModelError: if there is no adapter for the config, or heads of such models cannot share.
         ArgumentError: on a width, role, path, kind or initial mixing that cannot work.
         SwapError: if the config describes a changed model already.
     """
@@ -55,7 +55,7 @@ def collaborative_config(
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     record = {}
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model, adapter, "collaborative")
     swapped, narrowed = choose_sites(model, adapter, sites, dim_shared_query_key, dim_value, mixing)
     values = {site.path: plan_values(site, asked).state for site, asked in narrowed}
     for site, asked, kind in swapped:

@@ -1,5 +1,6 @@
 """The batches that a command shows a model, of texts that are not too long for it."""
 
+import copy
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
@@ -43,13 +44,22 @@ def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
         columns = encoded(args, tokenizer, texts)
         groups = longest_first(list(map(len, columns["input_ids"])), args.batch_size)
         rows = [{name: values[i] for name, values in columns.items()} for i in range(len(texts["source"]))]
-        return [dict(tokenizer.pad([rows[i] for i in group], return_tensors="pt")) for group in groups]
+        pad = with_padding(tokenizer).pad
+        return [dict(pad([rows[i] for i in group], return_tensors="pt")) for group in groups]
     if "target" not in texts:
         texts = {**texts, "target": translations(args, model, tokenizer, texts["source"])}
     pairs = tokenize(texts, tokenizer, args.source_prefix, args.max_length, args.max_length)
     collate = Collate(model, tokenizer.pad_token_id)
     groups = longest_first(list(map(len, pairs["input_ids"])), args.batch_size)
     return [collate([{name: rows[i] for name, rows in pairs.items()} for i in group]) for group in groups]
+
+
+def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer; where it has no padding token (GPT-2's), a copy that pads with the end of a text, unseen."""
+    if tokenizer.pad_token is None:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def translations(

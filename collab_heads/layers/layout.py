@@ -6,6 +6,7 @@ whatever reads or writes the weight of a projection that may be a Conv1D does it
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -35,26 +36,31 @@ def set_weight(module: Any, weight: Tensor, *, requires_grad: bool) -> None:
         requires_grad: of the new parameter.
     """
     stored = weight.mT if is_transposed(module) else weight
-    module.weight = nn.Parameter(stored.detach().contiguous().clone(), requires_grad)
+    module.weight = nn.Parameter(stored.detach().clone(memory_format=torch.contiguous_format), requires_grad)
     set_widths(module, weight.shape[1], weight.shape[0])
+
+
+def names_of_widths(module: nn.Module) -> tuple[str, str]:
+    """The attributes of a projection that say how wide it is, in and out."""
+    return next((names for cls, names in WIDTHS.items() if isinstance(module, cls)), LINEAR_WIDTHS)
 
 
 def widths(module: nn.Module) -> tuple[int, int]:
     """The widths in and out that a projection says it has."""
-    dim_in, dim_out = (cast(int, getattr(module, name)) for name in WIDTHS.get(type(module), LINEAR_WIDTHS))
+    dim_in, dim_out = (cast(int, getattr(module, name)) for name in names_of_widths(module))
     return dim_in, dim_out
 
 
 def set_widths(module: nn.Module, dim_in: int, dim_out: int) -> None:
     """Let a projection say that it has these widths, under the names that its class has for them."""
-    for name, width in zip(WIDTHS.get(type(module), LINEAR_WIDTHS), (dim_in, dim_out), strict=True):
+    for name, width in zip(names_of_widths(module), (dim_in, dim_out), strict=True):
         setattr(module, name, width)
 
 
 def become(module: nn.Module, cls: type[nn.Module]) -> None:
     """Change the class of a projection in place; its widths have the names of the new class then."""
     dims = widths(module)
-    for name in WIDTHS.get(type(module), LINEAR_WIDTHS):
+    for name in names_of_widths(module):
         delattr(module, name)
     module.__class__ = cls
     set_widths(module, *dims)

@@ -65,3 +65,15 @@ def test_an_encoder_reads_the_two_columns_of_a_table_together(bert, tmp_path):
     assert batch["token_type_ids"].tolist() == [[0] * 4 + [1] * 4, [0] * 5 + [1] * 2 + [0]]
     args.max_length = 7
     assert fitting(args, model, tokenizer, texts) == {"source": ["w1 w2"], "target": ["w3"]}
+
+
+def test_without_a_padding_token_texts_are_padded_with_their_end(bert, tmp_path):
+    """As the tokenizer of GPT-2 is, which stays so: it is stored beside the smaller model."""
+    text = tmp_path / "text"
+    text.write_text("hello\nhello hello hello\n")
+    args, model, tokenizer = loaded(bert, "--data", text)
+    tokenizer.pad_token, tokenizer.eos_token = None, "[SEP]"
+    (batch,) = batches_of(args, model, tokenizer, read_data(args))
+    sums = batch["attention_mask"].sum(1).tolist()
+    assert sums[0] > sums[1] and tokenizer.pad_token is None
+    assert set(batch["input_ids"][batch["attention_mask"] == 0].tolist()) == {tokenizer.eos_token_id}

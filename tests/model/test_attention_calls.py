@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from closing import changed
 from transformers import BertModel
 from unchanged import assert_unchanged, refused, snapshot
 
@@ -30,8 +31,16 @@ def run(model, inputs, limit=attention_calls.SAMPLE_BYTES, batches=1):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_calls_give_the_output_of_the_site(name):
     """Scores from the recorded inputs and biases, weights and values, up to what reaches the output projection."""
-    family = FAMILIES[name]
-    model = family.build().double()
+    assert_calls_suffice(FAMILIES[name], FAMILIES[name].build().double())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ("t5-encoder", "mpnet"))
+def test_of_fewer_heads_the_position_bias_is_theirs(name):
+    assert_calls_suffice(FAMILIES[name], changed(FAMILIES[name], None, "pruned", empty=False))
+
+
+def assert_calls_suffice(family, model):
     adapter, inputs, heads = collab_heads.get_adapter(model), cast(family.inputs(), torch.float64), {}
     handles = [
         adapter.output_projection(model, site).register_forward_pre_hook(
@@ -44,6 +53,7 @@ def test_calls_give_the_output_of_the_site(name):
         handle.remove()
     for site in found:
         weights = adapter.read(model.base_model.get_submodule(site.path))
+        assert weights.num_heads == site.num_heads
         exact, value = exact_query_key(weights), weights.value
         calls = recorder.calls_of(site.path)
         assert len(calls) == len(heads[site.path])
@@ -71,8 +81,9 @@ def test_the_model_is_left_as_it_was(name):
     assert not any(call.query_inputs.requires_grad or call.key_inputs.requires_grad for call in calls)
 
 
-def test_the_model_is_left_as_it_was_after_an_error():
-    model = FAMILIES["bert"].build()
+@pytest.mark.parametrize("name", ("bert", "mpnet"))
+def test_the_model_is_left_as_it_was_after_an_error(name):
+    model = FAMILIES[name].build()
     before = snapshot(model)
     with pytest.raises(collab_heads.CollabHeadsError):
         run(model, {"input_ids": torch.full((1, 3), 10**6)})

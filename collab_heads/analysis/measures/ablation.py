@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ class Ablation:
             "metric": self.metric,
             "higher_is_better": self.higher_is_better,
             "original": self.original,
-            "sites": [asdict(site) for site in self.sites],
+            "sites": [site.to_dict() for site in self.sites],
             "heads": {path: list(numbers) for path, numbers in self.heads.items()},
             "without": {path: values.tolist() for path, values in self.without.items()},
         }

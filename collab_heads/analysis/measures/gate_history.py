@@ -76,7 +76,7 @@ class GateHistory:
         """Write a JSON file; an old one is replaced when the new one is complete."""
         described = {
             "version": VERSION,
-            "sites": [dataclasses.asdict(site) for site in self.sites],
+            "sites": [site.to_dict() for site in self.sites],
             "heads": {path: list(numbers) for path, numbers in self.heads.items()},
             "steps": list(self.steps),
             "probabilities": {path: each.tolist() for path, each in self.probabilities.items()},

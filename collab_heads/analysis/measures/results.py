@@ -1,6 +1,5 @@
 """What the heads of a model were measured to do: for people (`str`), for machines (`to_dict`), on disk (`save`)."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +80,7 @@ class HeadStatistics:
     def to_dict(self) -> dict:
         """All numbers, ready for JSON."""
         tensors = {name: {path: each.tolist() for path, each in getattr(self, name).items()} for name in self.names()}
-        sites = [dataclasses.asdict(site) for site in self.sites]
+        sites = [site.to_dict() for site in self.sites]
         described = {"measures": list(self.measures), "excluded": list(self.excluded), "sites": sites}
         return described | {"tokens": dict(self.tokens)} | tensors
 
@@ -112,8 +111,7 @@ class HeadStatistics:
         Source: the nesting: Azov and Landau 2020 (MHR-NLP-Transformers).
         """
         sites = [
-            {**dataclasses.asdict(s), "tokens": self.tokens[s.path]}
-            | {name: s.path in getattr(self, name) for name in OF_SOME}
+            {**s.to_dict(), "tokens": self.tokens[s.path]} | {name: s.path in getattr(self, name) for name in OF_SOME}
             for s in self.sites
         ]
         described = {"measures": self.measures, "excluded": self.excluded, "sites": sites}
@@ -124,8 +122,8 @@ class HeadStatistics:
         """Stack -> per layer: name of the attention -> measure -> numbers."""
         stacks: dict[str, list[dict]] = {"encoder": [], "decoder": []}
         for site in self.sites:
-            stack, attention = PLACES[site.role]
-            layers = stacks[stack]
+            stack, attention = place(site)
+            layers = stacks.setdefault(stack, [])
             layers += [{} for _ in range(site.layer + 1 - len(layers))]
             layers[site.layer][attention] = {name: each.tolist() for name, each in self.per_site(site).items()}
         return stacks
@@ -154,8 +152,14 @@ class HeadStatistics:
 
 def prefix(site: AttentionSite) -> str:
     """Where a site is, such as "decoder.2.enc_attn"."""
-    stack, attention = PLACES[site.role]
+    stack, attention = place(site)
     return f"{stack}.{site.layer}.{attention}"
+
+
+def place(site: AttentionSite) -> tuple[str, str]:
+    """Stack and name of the attention; models with several stacks have their own names for them."""
+    stack, attention = PLACES[site.role]
+    return site.stack or stack, attention
 
 
 def pick(tensors: Mapping[str, Tensor], name: str, sites: Sequence[AttentionSite]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ class HeadMeasurements:
         whole = {
             "model": self.model,
             "model_type": self.model_type,
-            "sites": [asdict(site) for site in self.sites],
+            "sites": [site.to_dict() for site in self.sites],
             "heads": {path: list(numbers) for path, numbers in self.heads.items()},
             "totals": dict(self.totals),
             "data": dict(self.data),

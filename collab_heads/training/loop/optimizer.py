@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, get_scheduler
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
+from collab_heads.training.storage.sharding import average_whole
 
 
 class HeadRates(TypedDict, total=False):
@@ -108,6 +109,7 @@ def optimizer_step(
             extra = 0.0 if penalty is None else penalty.total(batch, tokens=total)
             accelerator.backward((loss + extra) * (weight / total * accelerator.num_processes))  # DDP takes the mean
         mean += loss.detach() * (weight / total)
+    average_whole(accelerator, model)
     if penalty is not None:
         penalty.before_step()
     if max_grad_norm:

@@ -26,6 +26,7 @@ from collab_heads.training.storage.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
+from collab_heads.training.storage.sharding import become, is_sharded, keep_whole, whole_copy
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Training:
 
     Attributes:
         wrapped: the model as Accelerate prepared it.
+        kind: the class of the model.
         total: optimizer steps of the whole phase.
         done: those that are taken.
         examples: how many examples were seen since the phase was begun or resumed.
@@ -120,6 +122,8 @@ class Training:
         prepared = optimizer_and_schedule(
             groups, args.learning_rate, args.lr_scheduler_type, warmup, self.total, scaled=scaled
         )
+        self.kind = type(model)  # FSDP makes another of it
+        keep_whole(accelerator, model)
         self.wrapped, self.optimizer, self.schedule = accelerator.prepare(model, *prepared)
         self.done = self.examples = 0
         loss_before: float | None = 0.0
@@ -171,7 +175,7 @@ class Training:
             return
         self.clock.stop()
         if evaluates:
-            self.hooks.evaluate(self.unwrapped(keep_fp32_wrapper=True), epoch, self.done)
+            self.hooks.evaluate(self.whole(keep_fp32_wrapper=True), epoch, self.done)
         if saves:  # after the evaluation: the checkpoint records it
             self.save(f"step_{self.phase}_{self.done}")
         self.clock.start()
@@ -188,7 +192,7 @@ class Training:
         Raises:
             NonFiniteError: if a weight is NaN or inf: such a checkpoint would take the place of a good one.
         """
-        model, output_dir = self.unwrapped(), Path(self.args.output_dir)
+        model, output_dir = self.whole(), Path(self.args.output_dir)
         if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
             raise NonFiniteError(f"weights are NaN or inf at step {self.done}: {DIVERGED}")
         progress = {
@@ -215,6 +219,8 @@ class Training:
         sum_of_losses = self.losses.state()
         if self.penalty is not None:
             self.penalty.close()
+        if is_sharded(self.accelerator):
+            become(self.model, self.whole())
         for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
             vars(self.model).pop(name, None)  # else the next phase would run without mixed precision
         self.model.eval()
@@ -222,6 +228,8 @@ class Training:
         loss = None if sum_of_losses is None or not self.total else sum_of_losses / self.total
         return Trained(self.total, self.examples, self.clock.seconds, loss)
 
-    def unwrapped(self, **options: bool) -> PreTrainedModel:
-        """The model without what distributed training puts around it."""
+    def whole(self, **options: bool) -> PreTrainedModel:
+        """The model without what distributed training puts around it; a copy where its weights are divided."""
+        if is_sharded(self.accelerator):
+            return whole_copy(self.model, self.kind)
         return self.accelerator.unwrap_model(self.wrapped, **options)

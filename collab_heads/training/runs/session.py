@@ -20,8 +20,10 @@ from collab_heads.training.storage.checkpoint import checkpoint_to_resume
 from collab_heads.training.storage.output import LOGS, Output
 from collab_heads.training.storage.output_checks import check_output, same_path
 from collab_heads.training.storage.reservation import agreed, reserved
+from collab_heads.training.storage.sharding import check_sharding
 
-SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
+NEEDS_WHOLE_WEIGHTS = ("rotate", "rotation_schedule", "distill_steps")  # flags of what FSDP cannot do
 
 
 @contextmanager
@@ -29,7 +31,8 @@ def launched(args: Namespace) -> Iterator[Accelerator]:
     """Set Accelerate up, and reserve the output folder while the run goes on."""
     accelerator = make_accelerator(args)
     if accelerator.distributed_type not in SUPPORTED:
-        raise ArgumentError(f"{accelerator.distributed_type} is not supported: use one process or DDP")
+        raise ArgumentError(f"{accelerator.distributed_type} is not supported: use one process, DDP or FSDP 2")
+    check_sharding(accelerator, {f"--{name}": vars(args).get(name) for name in NEEDS_WHOLE_WEIGHTS})
     if not accelerator.is_main_process:
         logging.set_verbosity_error()
         logging.disable_progress_bar()

@@ -22,6 +22,7 @@ from collab_heads.folders import DELETED, MANIFEST, OLD, begin, commit, damage, 
 from collab_heads.folders import write_manifest as write_folder_manifest
 from collab_heads.training.storage.progress import check_progress
 from collab_heads.training.storage.reservation import LOCK
+from collab_heads.training.storage.sharding import load_optimizer, save_optimizer, without_divided
 
 PROGRESS = "progress.json"
 FORMAT = 2  # from here on with a manifest
@@ -65,7 +66,9 @@ def save_checkpoint(
         accelerator.wait_for_everyone()
         hook = accelerator.register_save_state_pre_hook(lambda models, weights, output_dir: weights.clear())
         try:
-            accelerator.save_state(str(partial))
+            with without_divided(accelerator):
+                accelerator.save_state(str(partial))
+            save_optimizer(accelerator, partial)
         finally:
             hook.remove()
         accelerator.wait_for_everyone()
@@ -84,7 +87,9 @@ def load_state(accelerator: Accelerator, folder: Path) -> None:
     name = f"random_states_{accelerator.process_index}.pkl"
     hook = accelerator.register_load_state_pre_hook(lambda models, input_dir: models.clear())
     try:
-        accelerator.load_state(str(folder))
+        with without_divided(accelerator):
+            accelerator.load_state(str(folder))
+        load_optimizer(accelerator, folder)
     except Exception as error:
         for each in ("optimizer.bin", "scheduler.bin"):
             read_state(folder / each)  # names the one that cannot be read

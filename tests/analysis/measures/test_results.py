@@ -36,6 +36,8 @@ def marian():
         ("bert", "gated"),
         ("bert-decoder", "stock"),
         ("albert-groups", "stock"),
+        ("siglip", "stock"),
+        ("qwen3", "pruned"),
     ),
 )
 def test_saved_and_loaded_is_equal(name, change, tmp_path):

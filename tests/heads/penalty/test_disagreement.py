@@ -106,7 +106,7 @@ def test_roles_without_a_weight_are_not_listened_to():
     model, inputs = model_in("marian"), FAMILIES["marian"].inputs()
     penalty = HeadPenalty(model, disagreement={"dec-self": 3.0})
     model(**inputs)
-    assert {role for role, _ in penalty.parts["disagreement"].seen} == {"dec-self"}
+    assert {site.role for site, _ in penalty.parts["disagreement"].seen} == {"dec-self"}
     value = penalty.total(inputs).item()
     assert value == pytest.approx(by_hand(model, inputs, {"dec-self": 3.0}, masks_of(model, inputs)), abs=FP32_NOISE)
 

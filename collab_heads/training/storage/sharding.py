@@ -1,0 +1,137 @@
+"""Training on FSDP2 through Accelerate: every process holds a part of each weight.
+
+Gates and alphas are small and are read as wholes (their number that is open, their nuclear norm): they stay whole on
+every process, and their gradients are averaged. For evaluations and checkpoints the weights are put together; so a
+checkpoint is what it is without FSDP, and one can go on from it with as many processes.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from transformers import PreTrainedModel
+
+from collab_heads.errors import ArgumentError
+from collab_heads.layers.alphas import HeadAlphas
+from collab_heads.layers.gates import HeadGates
+
+WHOLE = (HeadGates, HeadAlphas)  # modules whose parameters are not divided
+OPTIMIZER = "optimizer.bin"  # as Accelerate names it
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """Whether weights are divided among processes."""
+    return accelerator.distributed_type == DistributedType.FSDP
+
+
+def check_sharding(accelerator: Accelerator, refused: Mapping[str, object]) -> None:
+    """Check that a run can do what it is to do with divided weights.
+
+    Args:
+        accelerator: of the run.
+        refused: flags of what needs whole weights while it trains -> whether they are given.
+
+    Raises:
+        ArgumentError: if it cannot; the message says what works instead.
+    """
+    if not is_sharded(accelerator):
+        return
+    if accelerator.state.fsdp_plugin.fsdp_version != 2:
+        raise ArgumentError("FSDP version 1 keeps flat parts of weights: launch with --fsdp_version 2, or use DDP")
+    if given := [flag for flag, is_given in refused.items() if is_given]:
+        raise ArgumentError(f"{', '.join(given)} cannot be with FSDP, which divides the weights of a head: use DDP")
+
+
+def keep_whole(accelerator: Accelerator, model: PreTrainedModel) -> None:
+    """Say which parameters are not to be divided, before the model is prepared."""
+    if is_sharded(accelerator):
+        plugin = accelerator.state.fsdp_plugin
+        plugin.ignored_modules = [module for module in model.modules() if isinstance(module, WHOLE)] or None
+        plugin.cpu_ram_efficient_loading = False  # every process has the changed model already
+
+
+def average_whole(accelerator: Accelerator, model: nn.Module) -> None:
+    """Average the gradients of parameters that are not divided, as FSDP averages those of the others."""
+    if not is_sharded(accelerator):
+        return
+    for module in model.modules():
+        if isinstance(module, WHOLE):
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = accelerator.reduce(parameter.grad, "mean")
+
+
+def whole_copy(model: PreTrainedModel, kind: type[PreTrainedModel]) -> PreTrainedModel:
+    """A copy of a divided model with its whole weights, on every process. All processes call it.
+
+    Args:
+        model: divided.
+        kind: the class that it had before.
+    """
+    state: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    with torch.device("meta"):
+        copy = kind(model.config)  # with the record of what was changed, so with the changed modules
+    copy.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, strict=False, assign=True)
+    for name, buffer in model.named_buffers():
+        owner, _, last = name.rpartition(".")
+        copy.get_submodule(owner)._buffers[last] = buffer
+    copy.tie_weights()
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, parameter in copy.named_parameters():
+        parameter.requires_grad_(trained[name])
+    return copy.train(model.training)
+
+
+def become(model: PreTrainedModel, whole: PreTrainedModel) -> None:
+    """Let a divided model be a whole one, in place: whoever holds it holds a plain model again."""
+    model.__class__ = type(whole)
+    model.__dict__ = whole.__dict__
+
+
+@contextmanager
+def without_divided(accelerator: Accelerator) -> Iterator[None]:
+    """Hide model and optimizer from Accelerate where they are divided: it would store parts, as pickles."""
+    if not is_sharded(accelerator):
+        yield
+        return
+    models, optimizers = accelerator._models, accelerator._optimizers
+    accelerator._models, accelerator._optimizers = [], []
+    try:
+        yield
+    finally:
+        accelerator._models, accelerator._optimizers = models, optimizers
+
+
+def save_optimizer(accelerator: Accelerator, folder: Path) -> None:
+    """Write the state of a divided optimizer, whole. All processes call it."""
+    if is_sharded(accelerator):
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_optimizer_state_dict(*prepared(accelerator), options=options)
+        if accelerator.is_main_process:
+            torch.save(state, folder / OPTIMIZER)
+
+
+def load_optimizer(accelerator: Accelerator, folder: Path) -> None:
+    """Give every process its part of a stored state. All processes call it."""
+    if is_sharded(accelerator):
+        state = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
+        model, optimizer = prepared(accelerator)
+        set_optimizer_state_dict(
+            model, optimizer, optim_state_dict=state, options=StateDictOptions(full_state_dict=True)
+        )
+
+
+def prepared(accelerator: Accelerator) -> tuple[Any, torch.optim.Optimizer]:
+    """The model and the optimizer that are being trained."""
+    return accelerator._models[-1], accelerator._optimizers[-1].optimizer

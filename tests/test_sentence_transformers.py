@@ -1,0 +1,59 @@
+"""MPNet as most of its users have it: inside a sentence-transformers model that pools over the tokens of a sentence."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import collab_heads
+from families import FAMILIES, VOCABULARY
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+LOSSLESS = 1e-5  # of embeddings of length 1 in float32; seen: 1e-7
+SENTENCES = ["w5 w9 w20", "w7", "w31 w8 w15 w60 w12 w3 w44", "w20 w9 w5 w50"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model and a tokenizer of words w0 to w60."""
+    path = tmp_path_factory.mktemp("mpnet")
+    FAMILIES["mpnet"].build().mpnet.save_pretrained(path)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w3"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w1", unk_token="w3")
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def embedder(path):
+    """Of a plain model: mean pooling comes with it."""
+    return sentence_transformers.SentenceTransformer(str(path), device="cpu")
+
+
+def embeddings(model, batch_size=4):
+    return model.encode(SENTENCES, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)
+
+
+@pytest.mark.parametrize("mixing", ("shared", "per_head"))
+def test_sentences_embed_as_before(folder, mixing):
+    model = embedder(folder)
+    before = embeddings(model)
+    assert (before[0] - before[2]).abs().max() > 1e-2
+    collab_heads.swap_to_collaborative(model[0].auto_model, mixing=mixing)
+    torch.testing.assert_close(embeddings(model), before, rtol=0, atol=LOSSLESS)
+    torch.testing.assert_close(embeddings(model, batch_size=1), before, rtol=0, atol=LOSSLESS)  # without padding
+
+
+def test_a_compressed_one_is_saved_and_loads_again(folder, tmp_path):
+    model = embedder(folder)
+    before, small = embeddings(model), model[0].auto_model
+    tokens = model[0].tokenizer(SENTENCES * 4, padding=True, return_tensors="pt")
+    batches = [{name: tokens[name][i : i + 8] for name in ("input_ids", "attention_mask")} for i in (0, 8)]
+    report = collab_heads.compress(small, batches, 0.6, refine_steps=5)
+    assert report.costs["parameters"].after <= 0.6 * report.costs["parameters"].before
+    after = embeddings(model)
+    assert 1e-4 < (after - before).abs().max() < 0.5
+    model.save(str(tmp_path))
+    again = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    assert again[0].auto_model.config.collab_heads == small.config.collab_heads
+    torch.testing.assert_close(embeddings(again), after, rtol=0, atol=LOSSLESS)
