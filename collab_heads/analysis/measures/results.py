@@ -122,8 +122,8 @@ class HeadStatistics:
         """Stack -> per layer: name of the attention -> measure -> numbers."""
         stacks: dict[str, list[dict]] = {"encoder": [], "decoder": []}
         for site in self.sites:
-            stack, attention = place(site)
-            layers = stacks.setdefault(stack, [])
+            stack, attention = PLACES[site.role]
+            layers = stacks[stack]
             layers += [{} for _ in range(site.layer + 1 - len(layers))]
             layers[site.layer][attention] = {name: each.tolist() for name, each in self.per_site(site).items()}
         return stacks
@@ -152,14 +152,8 @@ class HeadStatistics:
 
 def prefix(site: AttentionSite) -> str:
     """Where a site is, such as "decoder.2.enc_attn"."""
-    stack, attention = place(site)
-    return f"{stack}.{site.layer}.{attention}"
-
-
-def place(site: AttentionSite) -> tuple[str, str]:
-    """Stack and name of the attention; models with several stacks have their own names for them."""
     stack, attention = PLACES[site.role]
-    return site.stack or stack, attention
+    return f"{stack}.{site.layer}.{attention}"
 
 
 def pick(tensors: Mapping[str, Tensor], name: str, sites: Sequence[AttentionSite]) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """Head statistics on disk, and what they say of a head."""
 
-import dataclasses
 import json
 
 import pytest
@@ -13,7 +12,7 @@ from collab_heads.analysis.measures.results import MEASURES, HeadStatistics
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.sites import AttentionSite
-from families import LAYERS, cast
+from families import HEADS, LAYERS, cast
 
 JSON, TENSORS = "head_statistics.json", "head_statistics.safetensors"
 
@@ -88,7 +87,11 @@ def test_names_and_nesting(marian, tmp_path):
     assert [set(layer) for layer in described["decoder"]] == [{"self_attn", "enc_attn"}] * LAYERS
     assert described["measures"] == list(MEASURES) and described["excluded"] == [EOS]
     assert described["sites"][-1] == {
-        **dataclasses.asdict(marian.sites[-1]),
+        "path": "decoder.layers.1.encoder_attn",
+        "role": "dec-enc",
+        "layer": 1,
+        "num_heads": HEADS,
+        "groups": None,
         "tokens": marian.tokens["decoder.layers.1.encoder_attn"],
         "alphas": True,
         "first_token": False,
