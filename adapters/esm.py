@@ -5,6 +5,8 @@ from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attenti
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import AttentionAdapter, register
 
+ROTARY = "rotary"  # what configs call it
+
 
 class CollaborativeEsmSelfAttention(EsmSelfAttention):
     """`EsmSelfAttention` with a collaborative query/key projection."""
@@ -18,25 +20,22 @@ class CollaborativeEsmSelfAttention(EsmSelfAttention):
         position_embeddings=None,
         **kwargs,
     ):
-        """As the stock class; without rotary positions `position_embeddings` is None."""
-        is_cross = encoder_hidden_states is not None
-        states, mask = hidden_states, attention_mask
-        if is_cross:
-            states, mask = encoder_hidden_states, encoder_attention_mask
-        key, value = cached_key_value(self, self.value, states, None, is_cross=is_cross)
+        """As the stock class where positions are absolute and there is no source."""
+        key, value = cached_key_value(self, self.value, hidden_states, None, is_cross=False)
         eager, dropout = eager_attention_forward, self.dropout
-        return attend(self, hidden_states, key, value, mask, eager=eager, dropout=dropout, **kwargs)
+        return attend(self, hidden_states, key, value, attention_mask, eager=eager, dropout=dropout, **kwargs)
 
 
 class EsmLayout(AttentionAdapter):
-    """Where attention is in ESM, and how it is laid out."""
+    """Where attention is in ESM, and how it is laid out.
+
+    Cross-attention is left alone: the stock class cannot attend to a source of another length.
+    """
 
     model_types = ("esm",)
-    paths = {
-        r"encoder\.layer\.(\d+)\.attention\.self": "enc-self",
-        r"encoder\.layer\.(\d+)\.crossattention\.self": "dec-enc",
-    }
+    paths = {r"encoder\.layer\.(\d+)\.attention\.self": "enc-self"}
     replacements = {EsmSelfAttention: CollaborativeEsmSelfAttention}
+    roles = ("enc-self", "dec-self")
     width = "all_head_size"
 
     def role(self, role, module):
@@ -68,4 +67,4 @@ class RotaryEsmAdapter(EsmLayout):
 class EsmAdapter(EsmLayout):
     """ESM with absolute positions (ESM-1b)."""
 
-    variants = {"position_embedding_type": {"rotary": RotaryEsmAdapter}}
+    variants = {"position_embedding_type": {ROTARY: RotaryEsmAdapter}}

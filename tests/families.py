@@ -618,6 +618,13 @@ def esm(name: str, task: type[PreTrainedModel]) -> Family:
     return Family(name, lambda: make(task, esm_config()), {"enc-self": LAYERS}, EsmModel)
 
 
+def causal_esm(name: str) -> Family:
+    def build() -> PreTrainedModel:
+        return make(EsmForMaskedLM, esm_config(is_decoder=True))
+
+    return Family(name, build, {"dec-self": LAYERS}, EsmModel, inputs=lone_batch)
+
+
 def opt(name: str, **more) -> Family:
     return Family(
         name,
@@ -640,7 +647,7 @@ def modernbert(name: str) -> Family:
             bert_config(
                 ModernBertConfig,
                 layer_types=["full_attention", "sliding_attention"],
-                local_attention=6,
+                local_attention=8,  # so that all padding sees a token: float64 has NaN else
                 attention_bias=True,
                 attention_dropout=0.1,
                 mlp_dropout=0.1,
@@ -721,7 +728,7 @@ FAMILIES = {
         *like("t5-encoder", t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel)),
         bert_encoder("mpnet", MPNetConfig, MPNetForSequenceClassification, MPNetModel),
         esm("esm", EsmForSequenceClassification),
-        *like("esm", esm("esm-lm", EsmForMaskedLM)),
+        *like("esm", esm("esm-lm", EsmForMaskedLM), causal_esm("esm-causal")),
         opt("opt"),
         *like(
             "opt",
@@ -825,7 +832,12 @@ def is_sibling(value: object) -> bool:
 
 
 def swap(model: PreTrainedModel, kind: str, dim=None, **more):
-    """The swap that the contract is about; of a kind with values these are as wide as before where `dim` is None."""
+    """The swap that the contract is about; of a kind with values these are as wide as before where `dim` is None.
+
+    Where heads cannot share queries and keys, values stand in for them.
+    """
+    if "collaborative" not in collab_heads.get_adapter(model).capabilities:
+        kind = "stock+values"
     if kind in WITH_VALUES:
         kind = kind.removesuffix("+values")
         more["dim_value"] = 1.0 if dim is None else NARROW_VALUES / EXACT

@@ -22,7 +22,7 @@ from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedMode
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.layout import widths
 from collab_heads.layers.query_key import is_swapped, split_heads
-from collab_heads.registry import adapter_for_config
+from collab_heads.registry import adapter_for_config, is_lone_decoder
 from families import (
     FAMILIES,
     FP32_NOISE,
@@ -268,3 +268,11 @@ def test_a_family_that_needs_a_newer_transformers_says_so(monkeypatch):
     monkeypatch.setattr(registry._ADAPTERS["bert"], "transformers", "99.1", raising=False)
     with pytest.raises(UnsupportedModelError, match=r"'bert' needs transformers 99.1 or newer, this is \d"):
         get_adapter(model)
+
+
+def test_which_models_are_decoders_without_an_encoder():
+    """By their config, or by their family where that has nothing else."""
+    names = ("bert", "bert-decoder", "marian", "marian-decoder", "gpt2", "gpt2-decoder", "t5-encoder")
+    found = {name for name in names if is_lone_decoder(FAMILIES[name].build().config)}
+    assert found == {"bert-decoder", "marian-decoder", "gpt2", "gpt2-decoder"}
+    assert not is_lone_decoder(splinter().config)

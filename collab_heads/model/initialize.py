@@ -61,8 +61,8 @@ def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initiali
         (adapter.query, query_key.shared_query, query_key.num_heads),
         (adapter.key, query_key.shared_key, count_key_heads(query_key.num_heads, state.groups)),
     ):
-        bias = state.bias if name == adapter.query else projection.bias is not None
-        stand_in = nn.Linear(projection.in_features, heads * width, bias, device=like.device, dtype=like.dtype)
+        # one for the key, too: SigLIP's initialisation wants it
+        stand_in = nn.Linear(projection.in_features, heads * width, state.bias, device=like.device, dtype=like.dtype)
         stock_initialize(stand_in)
         setattr(module, name, stand_in)
     missing = [name for name in adapter.stock_names(module) if not hasattr(module, name)]
