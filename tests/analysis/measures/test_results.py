@@ -91,7 +91,6 @@ def test_names_and_nesting(marian, tmp_path):
         "role": "dec-enc",
         "layer": 1,
         "num_heads": HEADS,
-        "groups": None,
         "tokens": marian.tokens["decoder.layers.1.encoder_attn"],
         "alphas": True,
         "first_token": False,
