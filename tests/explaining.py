@@ -69,7 +69,6 @@ SUMS |= {
     for names, norm in (
         (("llama", "mistral", "qwen2", "qwen3"), "post_attention_layernorm"),
         (("opt",), "final_layer_norm"),
-        (("gpt2",), "ln_2"),
         (("gemma3",), "pre_feedforward_layernorm"),
     )
     for name in names

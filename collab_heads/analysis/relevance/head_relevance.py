@@ -1,6 +1,5 @@
 """How much every head contributes to what a model says: layer-wise relevance propagation to the outputs of heads."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -50,7 +49,7 @@ class HeadRelevance:
         """All numbers, ready for JSON."""
         tensors = {name: {k: v.tolist() for k, v in getattr(self, name).items()} for name in ("relevance", "signed")}
         described = {name: getattr(self, name) for name in ("explained", "sentences", "positions")}
-        sites = [dataclasses.asdict(site) for site in self.sites]
+        sites = [site.to_dict() for site in self.sites]
         return {"sites": sites, "excluded": list(self.excluded)} | described | tensors
 
     def __eq__(self, other: object) -> bool:

@@ -101,7 +101,7 @@ class HeadRoles:
             for path, n in self.rare.items()
         }
         return {
-            "sites": [dataclasses.asdict(site) for site in self.sites],
+            "sites": [site.to_dict() for site in self.sites],
             "heads": {path: list(numbers) for path, numbers in self.heads.items()},
             "thresholds": dataclasses.asdict(self.thresholds),
             "labels": {path: [list(each) for each in labels] for path, labels in self.labels.items()},

@@ -35,6 +35,8 @@ def marian():
         ("bert", "gated"),
         ("bert-decoder", "stock"),
         ("albert-groups", "stock"),
+        ("siglip", "stock"),
+        ("qwen3", "pruned"),
     ),
 )
 def test_saved_and_loaded_is_equal(name, change, tmp_path):
@@ -89,7 +91,6 @@ def test_names_and_nesting(marian, tmp_path):
         "role": "dec-enc",
         "layer": 1,
         "num_heads": HEADS,
-        "groups": None,
         "tokens": marian.tokens["decoder.layers.1.encoder_attn"],
         "alphas": True,
         "first_token": False,

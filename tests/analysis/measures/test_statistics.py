@@ -1,6 +1,5 @@
 """Head statistics: what is measured, by hand; what is left as it was; what is refused."""
 
-import dataclasses
 import gc
 import weakref
 
@@ -326,4 +325,4 @@ def test_the_table_and_the_numbers():
     numbers = found.to_dict()
     assert numbers["confidence"][path] == values.tolist() and numbers["l2"][path] == found.l2[path].tolist()
     assert numbers["tokens"] == {site.path: 18 for site in found.sites}
-    assert numbers["sites"][1] == dataclasses.asdict(found.sites[1])
+    assert numbers["sites"][1] == found.sites[1].to_dict()

@@ -13,7 +13,7 @@ from collab_heads.analysis.relevance.conservative import conservative
 from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedModelError
 from families import EXACT64, FAMILIES, LAYERS, make, rotary_config
 
-DECODERS = tuple(name for name, family in FAMILIES.items() if family.roles.keys() == {"dec-self"})
+DECODERS = tuple(n for n, family in FAMILIES.items() if family.roles.keys() == {"dec-self"} and family.generates)
 PROMPTS, CONTINUATIONS, PADDING = (4, 2, 3), (5, 3, 3), 1
 FAR = 1e-3
 
