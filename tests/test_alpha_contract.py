@@ -128,6 +128,7 @@ def assert_mixed_equals_by_hand(family):
     assert (real(output(ours, inputs), inputs) - real(stock, inputs)).abs().max() > 1e-3
 
 
+@pytest.mark.core
 @of_every_family
 def test_mixed_equals_by_hand(family):
     assert_mixed_equals_by_hand(family)
@@ -219,6 +220,7 @@ def test_plain_transformers_loads_a_folded_model(name, tmp_path):
     assert torch.equal(found, output(model, FAMILIES[name].inputs()))
 
 
+@pytest.mark.core
 @of_every_case
 def test_save_and_load(name, origin, tmp_path):
     """Bit-equal, base and task model, from the same files."""
@@ -413,6 +415,7 @@ def test_attention_maps(family):
     assert [[m.shape for m in maps] for maps in after.values()] == [[m.shape for m in maps] for maps in before.values()]
 
 
+@pytest.mark.core
 @of_every_family
 def test_gradients(family):
     """Every number of every alpha learns, beside gates or not; but for them, the model is what it was."""
