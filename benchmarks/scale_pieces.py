@@ -105,6 +105,7 @@ def measured(work: str, width: int, layers: int, dtype: str, sentences: int, tok
         "dtype": dtype,
         "tokens": sentences * tokens,
         "model_bytes": size,
+        "model_mb": size / 1e6,
         "peak_bytes": peak - before + size,
         "peak": (peak - before + size) / size,
         **taken,
