@@ -5,7 +5,7 @@ import torch
 from compressing import batches_of
 from measuring import maps_by_hand
 
-from collab_heads import analyze_heads, get_adapter, head_importance
+from collab_heads import HeadStatistics, analyze_heads, get_adapter, head_importance
 from families import FAMILIES, HEADS
 
 
@@ -45,7 +45,13 @@ def test_images_have_no_tokens(analysed):
     assert rare and all(path.startswith("text_model") for path in rare)
 
 
-def test_the_report_is_written(analysed, tmp_path):
-    _, _, report = analysed
-    report.save_html(tmp_path / "report.html")
-    assert "vision_model" in (tmp_path / "report.html").read_text() or "enc-self" in str(report)
+def test_the_report_has_a_row_for_every_head_of_both(analysed, tmp_path):
+    """Also where they have one role: layers tell them apart."""
+    model, _, report = analysed
+    sites = get_adapter(model).sites(model)
+    _, rows = report.rows()
+    assert len({tuple(row[:3]) for row in rows}) == len(rows) == HEADS * len(sites)
+    assert report.to_dict()["sites"] == [site.to_dict() for site in sites]
+    assert {site["stack"] for site in report.to_dict()["sites"]} == {"text", "vision"}
+    report.statistics.save(tmp_path)
+    assert HeadStatistics.load(tmp_path).sites == tuple(sites)
