@@ -187,6 +187,12 @@ plain(
     | {"F1": ("f1", ".2f"), "seconds": ("cpu_seconds", ".0f")},
 )
 plain(
+    "lm",
+    "lm",
+    {"model": "", "method": "", "distilled": "", "attention": ".2f", "cache": ",.0f", "val": ".2f", "more": "+.1f"}
+    | {"test_2016_flickr": ".2f", "time": ".2f"},
+)
+plain(
     "scale_pieces",
     "scale",
     {"work": "", "width": "", "layers": "", "model, MB": ("model_mb", ".0f"), "peak, of the model": ("peak", ".2f")}
