@@ -9,7 +9,7 @@ from collab_heads.compression.choices import PARTS, SiteShape
 from collab_heads.compression.curves import QUICK, falling, site_curves
 from collab_heads.compression.fitting import fit_site, put
 from collab_heads.model.batches import run_batches
-from collab_heads.model.masks import MASKS
+from collab_heads.model.masks import sides
 from collab_heads.model.undoing import undone
 from families import cast
 
@@ -33,7 +33,7 @@ def outputs_of(model, site, batches):
     masks, kept = {}, []
 
     def keep(module, args, output):
-        mask = masks.get(MASKS[site.role][0])
+        mask = masks.get(sides(site.site)[0])
         kept.append(output.flatten(0, 1) if mask is None else output[mask])
 
     handle = site.output.register_forward_hook(keep)
