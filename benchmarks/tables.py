@@ -186,6 +186,39 @@ plain(
     | LOST
     | {"F1": ("f1", ".2f"), "seconds": ("cpu_seconds", ".0f")},
 )
+plain(
+    "lm",
+    "lm",
+    {"model": "", "method": "", "distilled": "", "attention": ".2f", "cache": ",.0f", "val": ".2f", "more": "+.1f"}
+    | {"test_2016_flickr": ".2f", "time": ".2f"},
+)
+plain(
+    "scale_pieces",
+    "scale",
+    {"work": "", "width": "", "layers": "", "model, MB": ("model_mb", ".0f"), "peak, of the model": ("peak", ".2f")}
+    | {"seconds of the processor": ("cpu_seconds", ".1f")},
+)
+plain(
+    "scale_memory",
+    "scale",
+    {"model": "", "in bfloat16, GB": ("model_gb", ",.0f"), "moments of all sites, GB": ("all_moments_gb", ",.0f")}
+    | {
+        "groups of sites": ("groups", ""),
+        "compress, GB": ("compress_gb", ",.0f"),
+        "of the model": ("compress_share", ".2f"),
+    }
+    | {"compress, offloaded, GB": ("offloaded_gb", ",.0f"), "distill, GB": ("distill_gb", ",.0f")}
+    | {"train, GB": ("train_gb", ",.0f"), "train, GB of each of 8": ("shard_gb", ",.0f")},
+    rows="sizes",
+)
+plain(
+    "scale_time",
+    "scale",
+    {"model": "", "passes over 131,072 tokens": ("passes", ".0f"), "their operations, 10^15": ("operations", ",.0f")}
+    | {"hours of one thread here": ("pass_hours", ",.0f"), "solves, hours of one thread": ("solve_hours", ",.1f")}
+    | {"operations of a training step of 4,096 tokens, 10^15": ("step_operations", ",.2f")},
+    rows="sizes",
+)
 
 
 @made

@@ -4,19 +4,21 @@ import torch
 
 import collab_heads
 from collab_heads.model.open_site import open_sites
-from families import VOCABULARY
+from families import END, VOCABULARY
 
 
 def batches_of(family, count=3, seed=0):
-    """Batches as `family.inputs()` gives them, with other tokens or pixels."""
+    """Batches as `family.inputs()` gives them, with other tokens, pixels or sounds; CLIP's texts keep their ends."""
     found, generator = [], torch.Generator().manual_seed(seed)
     for _ in range(count):
         inputs = family.inputs()
         for name in ("input_ids", "decoder_input_ids"):
             if name in inputs:
-                inputs[name] = torch.randint(3, VOCABULARY, inputs[name].shape, generator=generator)
-        if "pixel_values" in inputs:
-            inputs["pixel_values"] = torch.randn(inputs["pixel_values"].shape, generator=generator)
+                ids = torch.randint(3, VOCABULARY, inputs[name].shape, generator=generator)
+                inputs[name] = torch.where(inputs[name] == END, END, ids) if family.name.startswith("clip") else ids
+        for name in ("pixel_values", "input_features", "input_values"):
+            if name in inputs:
+                inputs[name] = torch.randn(inputs[name].shape, generator=generator)
         found.append(inputs)
     return found
 

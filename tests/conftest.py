@@ -5,11 +5,15 @@ import pytest
 import torch
 import transformers
 
-from families import FAMILIES, KINDS, cannot_share, each
+from families import FAMILIES, KINDS, cannot_share, each, is_left_to_slow
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """A family whose heads cannot share queries and keys is not asked for what does."""
+    """Not every family is asked for everything: by default, and where heads cannot share queries and keys, ever."""
+    for item in items:
+        if is_left_to_slow(parameters(item), core=item.get_closest_marker("core") is not None):
+            item.add_marker(pytest.mark.slow)
     left = [item for item in items if not cannot_share(parameters(item))]
     if len(left) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])

@@ -803,6 +803,10 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
     for old in ("vit", "deit"):  # refused there
         del FAMILIES[old]
 
+# Those whose tests all run by default. Of other adapters the core of the contract does; `make test-slow` has the rest.
+ALWAYS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "gpt2-decoder")
+ALWAYS = (*ALWAYS, "t5", "t5-encoder", "vit", "deit", "qwen3", "whisper")
+
 # One family of each layout, for what depends on the layout alone.
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "gpt2-decoder")
 LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit", "opt", "mpnet", "esm", "qwen3", "modernbert")
@@ -824,6 +828,12 @@ def cannot_share(values: Iterable) -> bool:
     kinds = {kind for kind in (*KINDS, *WITH_VALUES) if not kind.startswith("stock")}
     named = [value for value in values if isinstance(value, str)]
     return any(value in FAMILIES and not FAMILIES[value].shares for value in named) and any(v in kinds for v in named)
+
+
+def is_left_to_slow(values: Iterable, *, core: bool) -> bool:
+    """Whether parameters of a test name a family for which it does not run by default."""
+    named = [value for value in values if isinstance(value, str) and value in FAMILIES]
+    return any(is_sibling(name) or (name not in ALWAYS and not core) for name in named)
 
 
 def is_sibling(value: object) -> bool:

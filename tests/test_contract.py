@@ -95,6 +95,7 @@ def assert_lossless(family, kind, backend):
     torch.testing.assert_close(real(output(model, inputs), inputs), real(before, inputs), rtol=0, atol=tolerance)
 
 
+@pytest.mark.core
 @of_every_family
 @pytest.mark.parametrize("backend", ("eager", "sdpa"))
 def test_lossless(family, kind, backend):
@@ -360,6 +361,7 @@ def test_cache_elements(generator_family, kind, dim):
             assert elements == promised[path] == key + HEADS * HEAD_WIDTH
 
 
+@pytest.mark.core
 @of_every_pair
 def test_save_and_load(family, kind, tmp_path):
     """Bit-equal, base and task model, from the same files."""
@@ -481,6 +483,7 @@ def test_bfloat16_sharded(family, kind, tmp_path):
     assert torch.isfinite(output(loaded, family.inputs())).all()
 
 
+@pytest.mark.core
 @of_every_pair
 def test_from_config(family, kind, tmp_path):
     """A fresh model of the same shape: finite, differently initialised, nothing left uninitialised."""
@@ -496,6 +499,7 @@ def test_from_config(family, kind, tmp_path):
     assert torch.isfinite(output(fresh, family.inputs())).all()
 
 
+@pytest.mark.core
 @of_every_pair
 def test_gradients(family, kind):
     """New parameters receive gradients and nothing else changes."""

@@ -137,7 +137,7 @@ def test_files_that_are_named_are_there(name):
     assert {path for path in named if not any((place / path).exists() for place in places)} == set()
 
 
-OTHER_COMMANDS = {"--num_processes", "--multi_gpu"}  # of accelerate
+OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version"}  # of accelerate
 
 
 def test_flags_that_are_named_are_there(capsys):

@@ -40,7 +40,7 @@ from families import (
     cast,
     cross_batch,
     gpt2_config,
-    left_padded,
+    lone_batch,
     make,
     output,
     set_backend,
@@ -120,7 +120,7 @@ def test_heads_change_places(trained):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     if trained:
         with torch.enable_grad():
-            model(**left_padded()).logits.square().mean().backward()
+            model(**lone_batch()).logits.square().mean().backward()
         optimizer.step()
     start = [p.clone() for p in model.parameters()]
     ends = [rows(model, "h.0.attn", 1), rows(model, "h.1.attn", 3)]
@@ -149,7 +149,7 @@ def upcasting(dtype, **more):
 @pytest.mark.parametrize("cross", (False, True))
 def test_scores_in_float32_where_the_config_says_so(kind, cross, monkeypatch):
     """`reorder_and_upcast_attn` is for eager attention alone: there it is used, in every kind."""
-    model, inputs = upcasting(torch.float32, add_cross_attention=cross), cross_batch() if cross else left_padded()
+    model, inputs = upcasting(torch.float32, add_cross_attention=cross), cross_batch() if cross else lone_batch()
     calls, stock_class = [], type(sites(model)[FIRST])
     stock = stock_class._upcast_and_reordered_attn
     monkeypatch.setattr(
@@ -176,7 +176,7 @@ def test_the_second_eager_attention_in_half_precision():
     """Its scores are in float32 there: as close to stock as bfloat16 can be."""
     model = upcasting(torch.bfloat16)
     set_backend(model, "eager")
-    inputs = left_padded()
+    inputs = lone_batch()
     expected = output(model, inputs)[inputs["attention_mask"].bool()].float()
     swap_to_collaborative(model, dim_value=1.0)
     found = output(model, inputs)[inputs["attention_mask"].bool()].float()
@@ -218,7 +218,7 @@ def test_from_scratch(mixing):
 
 def test_a_classifier_reads_the_last_token():
     model = make(GPT2ForSequenceClassification, gpt2_config(num_labels=3)).double()
-    inputs = left_padded()
+    inputs = lone_batch()
     expected = output(model, inputs)
     swap(model, "shared")
     torch.testing.assert_close(output(model, inputs), expected, rtol=0, atol=EXACT64)
@@ -296,5 +296,5 @@ def test_roles_are_those_of_a_decoder():
     """A lone decoder by its family: its config says nothing."""
     model = ALONE.build()
     assert model.config.is_encoder_decoder is False and not getattr(model.config, "is_decoder", False)
-    masks = token_masks(model, left_padded())
-    assert masks["encoder"] is None and torch.equal(masks["decoder"], left_padded()["attention_mask"].bool())
+    masks = token_masks(model, lone_batch())
+    assert masks["encoder"] is None and torch.equal(masks["decoder"], lone_batch()["attention_mask"].bool())

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import test_continuation_contract
 import torch
 from transformers import EsmModel
 
@@ -135,13 +136,19 @@ def test_a_lost_dropout_is_caught(mutation, name, monkeypatch):
         test_contract.test_training_is_the_stock_one(FAMILIES[name], "shared")
 
 
+def forgetful(module, value, states, past_key_values, *, is_cross):
+    """A cache that hands back keys in another order still decodes: stepwise logits must show it."""
+    key, packed = attention.cached_key_value(module, value, states, past_key_values, is_cross=is_cross)
+    return (key, packed) if is_cross or past_key_values is None else (key.flip(2), packed)
+
+
 def test_a_cache_that_forgets_is_caught(monkeypatch):
-    """A cache that keeps only the last token's key still decodes: stepwise logits must show it."""
-
-    def cached_key_value(module, value, states, past_key_values, *, is_cross):
-        key, packed = attention.cached_key_value(module, value, states, past_key_values, is_cross=is_cross)
-        return (key, packed) if is_cross or past_key_values is None else (key.flip(2), packed)
-
-    monkeypatch.setattr(marian, "cached_key_value", cached_key_value)
+    monkeypatch.setattr(marian, "cached_key_value", forgetful)
     with pytest.raises(AssertionError):
         test_contract.test_stepwise_logits(FAMILIES["marian"], "shared")
+
+
+def test_a_cache_that_forgets_is_caught_in_a_lone_decoder(monkeypatch):
+    monkeypatch.setattr(gpt2, "cached_key_value", forgetful)
+    with pytest.raises(AssertionError):
+        test_continuation_contract.test_caches("gpt2", "shared+values")

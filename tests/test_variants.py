@@ -21,7 +21,6 @@ ROTARY = Family(
     lambda: make(EsmForSequenceClassification, esm_config("rotary")),
     {"enc-self": LAYERS},
     EsmModel,
-    eager64=1e-6,  # its rotations are in float32; errors seen: 0
 )
 WHY = "rotary positions", "prune_heads", "gated"
 

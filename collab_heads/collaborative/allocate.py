@@ -6,7 +6,7 @@ early layers need many dimensions, late ones few. The same parameters, moved to 
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -67,16 +67,16 @@ class Curve:
         return [*points, (self.exact, 0.0)]
 
 
-def balance_widths(plans: Sequence[SitePlan], calibrations: Mapping[str, SiteCalibration]) -> list[SitePlan]:
+def balance_widths(plans: Sequence[SitePlan], calibration_of: Callable[[str], SiteCalibration]) -> list[SitePlan]:
     """Spread the planned widths over the sites that are not exact, by the output errors of quick decompositions.
 
     Args:
         plans: one per site.
-        calibrations: path -> what calibration saw, calls included where the plan is not exact.
+        calibration_of: path -> what calibration saw, calls included where the plan is not exact.
     """
     narrow = [plan for plan in plans if not plan.is_exact]
     measured = tqdm(narrow, desc="measuring widths", leave=False)
-    curves = [site_curve(plan, calibrations[plan.site.path]) for plan in measured]
+    curves = [site_curve(plan, calibration_of(plan.site.path)) for plan in measured]
     budget = sum(plan.dim * curve.cost for plan, curve in zip(narrow, curves, strict=True))
     widths = dict(zip((plan.site.path for plan in narrow), balance_errors(curves, budget), strict=True))
     return [

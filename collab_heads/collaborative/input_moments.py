@@ -26,14 +26,14 @@ class InputMoments:
         count: tokens seen.
         total: [D], sum of the inputs.
         outer: [D, D], sum of their outer products.
-        within: [D, D], the same after the mean of each sequence was taken off.
+        within: [D, D], the same after the mean of each sequence was taken off; empty where it is not needed.
     """
 
-    def __init__(self, like: Tensor):
+    def __init__(self, like: Tensor, *, centres: bool = True):
         self.count = 0
         self.total = float64(torch.zeros_like(like[0, 0]))
         self.outer = torch.zeros_like(self.total).outer(self.total)
-        self.within = torch.zeros_like(self.outer)
+        self.within = torch.zeros_like(self.outer) if centres else self.total.new_zeros(0, 0)
 
     def add(self, inputs: Tensor, mask: Tensor | None) -> None:
         """Add a batch: inputs [B, T, D], mask [B, T] (true where a token counts) or None for all."""
@@ -47,7 +47,8 @@ class InputMoments:
         self.count += int(counts.sum())
         self.total += sums.sum(0)
         self.outer += outer
-        self.within += outer - sums.mT @ (sums / counts.clamp(min=1)[:, None])
+        if self.within.numel():
+            self.within += outer.sub_(sums.mT @ (sums / counts.clamp(min=1)[:, None]))
 
     def merge(self, other: "InputMoments") -> None:
         """Add what another one saw."""
@@ -59,7 +60,8 @@ class InputMoments:
         """The moments of some of the dimensions, named by their places."""
         part = copy.copy(self)
         part.total = self.total[places]
-        part.outer, part.within = self.outer[places][:, places], self.within[places][:, places]
+        part.outer = self.outer[places][:, places]
+        part.within = self.within[places][:, places] if self.within.numel() else self.within
         return part
 
     def mean(self) -> Tensor:
@@ -134,7 +136,7 @@ class HeadListener:
         heads, mask = args[0], self.masks.get(sides(self.site.site)[0])
         check_inputs(self.site, "output", heads, mask)
         if self.sums is None:
-            self.sums = InputMoments(heads)
+            self.sums = InputMoments(heads, centres=False)
         self.sums.add(heads, mask)
 
     def moments(self) -> InputMoments:

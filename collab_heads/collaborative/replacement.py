@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from collab_heads.collaborative.calibrate import Calibrations, SiteCalibration
 from collab_heads.collaborative.decompose import Decomposition
@@ -19,7 +19,7 @@ from collab_heads.collaborative.values import NarrowValues, head_moments, narrow
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.output import gates_of
 from collab_heads.layers.query_key import QueryKey
-from collab_heads.layers.values import read_values
+from collab_heads.layers.values import ValueWeights, read_values
 from collab_heads.model.open_site import OpenSite
 from collab_heads.state import ValueState
 
@@ -129,4 +129,10 @@ def fit_values(plan: ValuePlan, seen: InputMoments | None) -> NarrowValues:
     site = plan.site
     weights = read_values(site.value, site.output)
     moments = head_moments(weights, site.groups, seen, has_gates=gates_of(site.output) is not None)
-    return narrow_values(weights, site.groups, plan.width, moments)
+    narrow = narrow_values(weights, site.groups, plan.width, moments)
+    like = weights.value
+    value, value_bias, output, output_bias = (
+        None if tensor is None else tensor.to(like.device, like.dtype) for tensor in vars(narrow.weights).values()
+    )
+    stored = ValueWeights(cast(Tensor, value), value_bias, cast(Tensor, output), output_bias)
+    return replace(narrow, weights=stored)  # as the model has them: those of all sites wait in memory

@@ -11,12 +11,12 @@ from transformers.utils.logging import tqdm
 
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.allocate import ALLOCATIONS, Allocation, balance_widths
-from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
 from collab_heads.collaborative.plan import SitePlan, ValuePlan, choose_sites, plan_site, plan_values
 from collab_heads.collaborative.replacement import Replacement, make_replacement
 from collab_heads.collaborative.report import SwapReport
+from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.collaborative.solvers import Method
 from collab_heads.collaborative.widths import Width
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
@@ -101,21 +101,27 @@ def swap_to_collaborative(
     only_values = dim_value is not None and dim_shared_query_key is None
     adapter = get_adapter(model, adapter, "values" if only_values else "collaborative")
     plans, value_plans = plan_change(model, adapter, sites, dim_shared_query_key, dim_value, mixing)
-    before, calibrations = model.num_parameters(), None
+    before, calibrated = model.num_parameters(), None
     if calibration is not None:
         needs_calls = refine_steps > 0 or allocation == "balanced"
         recorded = [plan.site for plan in plans if needs_calls and not plan.is_exact]
         narrowed = [plan.site for plan in value_plans]
-        calibrations = calibrate(model, [plan.site for plan in plans], recorded, narrowed, calibration)
+        calibrated = CalibratedSites(model, [plan.site for plan in plans], recorded, narrowed, calibration)
     with few_threads(max([plan.dim for plan in plans] + [plan.site.dim_value for plan in value_plans])):
-        if allocation == "balanced" and calibrations is not None:
-            plans = balance_widths(plans, calibrations.query_key)
+        if allocation == "balanced" and calibrated is not None:
+            plans = balance_widths(plans, lambda path: calibrated.of(path).query_key[path])
         by_path = {plan.site.path: plan for plan in plans}
         values_by_path = {plan.site.path: plan for plan in value_plans}
         changed = {plan.site.path: plan.site for plan in plans} | {plan.site.path: plan.site for plan in value_plans}
         in_order = [changed[site.path] for site in adapter.sites(model) if site.path in changed]
         replacements = [
-            make_replacement(site, by_path.get(site.path), values_by_path.get(site.path), calibrations, options)
+            make_replacement(
+                site,
+                by_path.get(site.path),
+                values_by_path.get(site.path),
+                None if calibrated is None else calibrated.of(site.path),
+                options,
+            )
             for site in tqdm(in_order, desc="decomposing", leave=False)
         ]
     put_in_place(model, replacements)

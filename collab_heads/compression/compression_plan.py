@@ -102,7 +102,7 @@ class CompressionPlan:
         with few_threads(max((site.dim_value for site in changing), default=1)):
             for site in tqdm(changing, desc="fitting sites", leave=False):
                 choice, shape = choices[site.path], self.uses[site.path].shape
-                fitted[site.path] = fit_site(site, shape, choice, evidence.fitted, evidence.options)
+                fitted[site.path] = fit_site(site, shape, choice, evidence.fitted.of(site.path), evidence.options)
         return fitted
 
     def tried(self, fitted: Mapping[str, FittedSite]) -> float:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
-from collab_heads.collaborative.calibrate import Calibrations, calibrate
 from collab_heads.collaborative.fit import FitOptions
+from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.compression.choices import Part, SiteShape
 from collab_heads.compression.curves import SiteCurves, site_curves
 from collab_heads.compression.held_out import hold_out
@@ -43,7 +43,7 @@ class Evidence:
     adapter: AttentionAdapter
     sites: list[OpenSite]
     options: FitOptions
-    fitted: Calibrations
+    fitted: CalibratedSites
     probe: Probe
     curves: Mapping[str, SiteCurves]
     sensitivity: Mapping[str, Mapping[Part, float]]
@@ -63,16 +63,17 @@ def gather(
     may_share = "collaborative" in adapter.capabilities
     stock = [site for site in sites if may_share and not site.is_swapped]
     batches, held = hold_out(batches)
-    fitted = calibrate(model, stock, stock, sites, batches)
-    shown = calibrate(model, stock, stock, sites, held)
+    fitted = CalibratedSites(model, stock, stock, sites, batches)
+    shown = CalibratedSites(model, stock, stock, sites, held)
     probe = Probe(model, held, sites)
     if max(probe.keys.values()) <= 1:
         raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
     with few_threads(max(site.dim_value for site in sites)):
         curves = {
-            site.path: site_curves(site, SiteShape.of(site, kind, parts), fitted, shown)
+            site.path: site_curves(site, SiteShape.of(site, kind, parts), fitted.of(site.path), shown.of(site.path))
             for site in tqdm(sites, desc="measuring sites", leave=False)
         }
+    del shown  # as large as what was seen of the examples to fit to
     sensitivity = sensitivities(sites, curves, fitted, probe, options)
     return Evidence(model, adapter, sites, options, fitted, probe, curves, sensitivity)
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from transformers.utils.logging import tqdm
 
-from collab_heads.collaborative.calibrate import Calibrations
 from collab_heads.collaborative.fit import FitOptions
+from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.compression.choices import PARTS, Choice, Part
 from collab_heads.compression.curves import QUICK, SiteCurves
 from collab_heads.compression.fitting import fit_site, put
@@ -22,7 +22,7 @@ REFINED_SITES = 4  # on which it is measured what refinement leaves of the error
 def sensitivities(
     sites: Sequence[OpenSite],
     curves: Mapping[str, SiteCurves],
-    fitted: Calibrations,
+    fitted: CalibratedSites,
     probe: Probe,
     options: FitOptions,
 ) -> dict[str, dict[Part, float]]:
@@ -44,7 +44,7 @@ def sensitivities(
     def moved(site: OpenSite, choice: Choice, options: FitOptions) -> float:
         """The squared error of the output when one site has what a choice says."""
         with few_threads(site.dim_value):
-            fit = fit_site(site, curves[site.path].shape, choice, fitted, options)
+            fit = fit_site(site, curves[site.path].shape, choice, fitted.of(site.path), options)
         with undone(site.model, [site]):
             put(site.model, site.adapter, {site.path: fit})
             return probe.error() ** 2

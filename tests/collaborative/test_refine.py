@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import collab_heads
-from collab_heads.model.masks import token_masks
+from collab_heads.model.masks import sides, token_masks
 from families import FAMILIES, KINDS, LAYOUTS, VOCABULARY, cast, output, sites, swap
 
 NARROW = {"shared": 12, "per_head": 16}  # of 32
@@ -58,7 +58,7 @@ def output_error(family, path, ours):
     site = next(site for site in adapter.sites(stock) if site.path == path)
     gap, rows = 0.0, []
     for inputs in batches(family, stock):
-        mask = token_masks(stock, inputs)["encoder" if site.role == "enc-self" else "decoder"]
+        mask = token_masks(stock, inputs)[sides(site)[0]]
         calls = []
         handle = sites(stock)[path].register_forward_hook(
             lambda module, args, kwargs, _, calls=calls: calls.append((args, kwargs)), with_kwargs=True

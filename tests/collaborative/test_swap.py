@@ -420,7 +420,10 @@ TINY = {"vocab_size": 7, "hidden_size": 8, "num_hidden_layers": 1, "num_attentio
     "build, fragments",
     (
         (lambda: GPTNeoModel(neo_config()), ("'gpt_neo'", "Supported: albert, ")),
-        (lambda: LlamaModel(LlamaConfig(**TINY, intermediate_size=8)), ("'llama'", "rotary", "Supported: albert, ")),
+        (
+            lambda: LlamaModel(LlamaConfig(**TINY, intermediate_size=8)),
+            ("LlamaAdapter", "rotary positions", "dim_value="),
+        ),
         (lambda: nn.Linear(2, 2), ("PreTrainedModel", "Linear")),
     ),
 )

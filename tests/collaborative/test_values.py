@@ -21,6 +21,7 @@ from families import EXACT, EXACT64, FAMILIES, HEADS, cast, output, repadded, si
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 WHITENED = 1e-4  # of what the heads lose: the share of white inputs (values.WHITE); differences seen: 2e-5
 H, D_V, D, D_K = 3, 6, 20, 15
+EACH = tuple(range(H))  # the value head of every head: its own
 TOKENS = 400
 
 
@@ -50,7 +51,7 @@ def seen(tokens):
 
 def narrowed(tokens, width, *, bias=True, has_gates=False, stock=None):
     stock = stock or weights(bias)
-    return narrow_values(stock, H, width, head_moments(stock, H, seen(tokens), has_gates=has_gates))
+    return narrow_values(stock, EACH, width, head_moments(stock, EACH, seen(tokens), has_gates=has_gates))
 
 
 def narrow_heads(stock, new, tokens, heads=H):
@@ -71,7 +72,7 @@ def test_a_single_head_is_optimal(width):
     """The error is the tail of the singular values of W_O times a root of the covariance (Eckart and Young)."""
     stock = ValueWeights(random(D_V, D_K), None, random(D, D_V, seed=1), random(D, seed=2))
     tokens = heads()[:, :D_V]
-    narrow = narrow_values(stock, 1, width, head_moments(stock, 1, seen(tokens), has_gates=False))
+    narrow = narrow_values(stock, (0,), width, head_moments(stock, (0,), seen(tokens), has_gates=False))
     centred = tokens - tokens.mean(0)
     squares = torch.linalg.svdvals(stock.output @ centred.mT).square()
     expected = float(squares[width:].sum() / squares.sum())
@@ -124,7 +125,7 @@ def test_heads_make_up_for_each_other(monkeypatch):
 
 def test_few_tokens_are_doubted():
     """A tenth of the tokens that it takes says less of the relations between heads than it shows, and all of each."""
-    few, many = (head_moments(weights(), H, seen(heads()[:n]), has_gates=False).covariance for n in (9, TOKENS))
+    few, many = (head_moments(weights(), EACH, seen(heads()[:n]), has_gates=False).covariance for n in (9, TOKENS))
     for count, found in ((9, few), (TOKENS, many)):
         shown = torch.cov(heads()[:count].mT, correction=0)
         torch.testing.assert_close(found[:D_V, :D_V], shown[:D_V, :D_V], rtol=0, atol=EXACT64)
@@ -154,8 +155,8 @@ def test_heads_that_put_out_constants_go_into_the_bias():
 def test_without_calibration_the_products_are_preserved_best(bias):
     """W_O[h] W_V[h] loses the tail of its singular values, and what value biases add is exact."""
     stock = weights(bias)
-    moments = head_moments(stock, H, None, has_gates=False)
-    new = narrow_values(stock, H, 2, moments).weights
+    moments = head_moments(stock, EACH, None, has_gates=False)
+    new = narrow_values(stock, EACH, 2, moments).weights
     for head in range(H):
         old_part, part = slice(head * D_V, (head + 1) * D_V), slice(head * 2, head * 2 + 2)
         product = stock.output[:, old_part] @ stock.value[old_part]
@@ -173,7 +174,7 @@ def test_heads_of_zeros():
     for tensor in (stock.value, stock.value_bias, stock.output.mT):
         tensor[:D_V] = 0
     for moments in (None, seen(heads() * (stock.value_bias != 0))):
-        narrow = narrow_values(stock, H, 2, head_moments(stock, H, moments, has_gates=False))
+        narrow = narrow_values(stock, EACH, 2, head_moments(stock, EACH, moments, has_gates=False))
         assert all(tensor.isfinite().all() for tensor in vars(narrow.weights).values())
         assert 0 < narrow.variance_lost < 1
 
@@ -340,3 +341,33 @@ def test_from_scratch(name, dim):
         assert (site.dim_value, site.output.in_features) == (4 * HEADS, 4 * HEADS)
         assert 0.01 < site.value.weight.std() < 1 and 0.01 < site.output.weight.std() < 1
     assert output(model.eval(), family.inputs()).isfinite().all()
+
+
+def test_heads_that_share_a_value_head_share_its_rows():
+    """The best B for the rows that they share: no other columns are better, and one basis of both is found."""
+    generator = torch.Generator().manual_seed(0)
+    groups, d_v = (0, 0, 1, 1), 6
+    tokens = torch.randn(4_000, 24, generator=generator, dtype=torch.float64)
+    tokens = tokens @ torch.randn(24, 24, generator=generator, dtype=torch.float64)  # heads are correlated
+    stock = ValueWeights(
+        torch.randn(2 * d_v, D_K, generator=generator, dtype=torch.float64),
+        None,
+        torch.randn(D, 4 * d_v, generator=generator, dtype=torch.float64),
+        None,
+    )
+    moments = head_moments(stock, groups, seen(tokens), has_gates=False)
+    new = narrow_values(stock, groups, 3, moments)
+    rows = (new.weights.value @ torch.linalg.pinv(stock.value)).unflatten(0, (2, 3)).unflatten(-1, (2, d_v))
+    shared = torch.block_diag(*(rows[key][:, key] for key in groups))  # (H * r, n)
+    wanted = tokens @ stock.output.mT
+    found = ((tokens @ shared.mT @ new.weights.output.mT - wanted).square().sum() / wanted.square().sum()).item()
+    best = torch.linalg.lstsq(tokens @ shared.mT, wanted).solution
+    least = ((tokens @ shared.mT @ best - wanted).square().sum() / wanted.square().sum()).item()
+    assert least <= found < 1.05 * least  # what is between heads counts a little less than it was seen
+    assert found == pytest.approx(new.variance_lost, rel=0.05)
+    alone = narrow_values(stock, groups, d_v, moments).weights
+    whole = torch.linalg.pinv(stock.value)
+    basis = torch.block_diag(
+        *((alone.value @ whole).unflatten(0, (2, d_v)).unflatten(-1, (2, d_v))[k][:, k] for k in groups)
+    )
+    torch.testing.assert_close(alone.output @ basis, stock.output, rtol=0, atol=1e-8)

@@ -1,0 +1,184 @@
+"""What `compress` and training take at 1, 8 and 70 billion parameters, computed from pieces that are measured here.
+
+    python benchmarks/scale.py measure [--widths 256 384 512] [--layers 8] [--works WORK ...]
+    python benchmarks/scale.py
+
+Pieces: each kind of work on a random encoder in a process of its own (`scale_pieces`), on one thread, at several
+widths: seconds of the processor and the peak of memory; and how many operations a second a product of matrices does.
+What they say of a site is carried over to the sites of larger models by what the work is made of: the cube of a width
+where matrices are solved, the square where they are held, tokens times parameters where the model runs. The sizes are
+those of the Llama 3 family. Nothing of that size was run: the figures are estimates.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from collab_heads.collaborative.site_groups import FLOAT64, LEAST, SHARE
+from common import RESULTS, table, write
+
+PIECES = ("swap, from the weights", "swap, calibrated", "swap, refined", "compress", "analyze", "train")
+PROGRAM = Path(__file__).with_name("scale_pieces.py")
+# bytes of a parameter: in bfloat16, in float32, and in training (itself, its gradient, and two moments of Adam)
+HALF, SINGLE, STEP = 2, 4, 16
+PROCESSES, BATCH = 8, 4096  # that a training is divided among; tokens of an optimizer step
+TOKENS, HELD_OUT = 256 * 512, 1 / 8  # that a large model is calibrated on, and the share that errors are measured on
+PARTS = 3  # of a site, each of which is changed once to see what that does to the output
+GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Size:
+    """The sizes of a decoder with grouped keys and gated feed-forwards.
+
+    Attributes:
+        name: what it is called.
+        width, layers, heads, key_heads, inner, vocabulary: as in its config.
+    """
+
+    name: str
+    width: int
+    layers: int
+    heads: int
+    key_heads: int
+    inner: int
+    vocabulary: int = 128_256
+
+    @property
+    def attention(self) -> int:
+        """Parameters of attention in a layer."""
+        return 2 * self.width**2 + 2 * self.width * self.width * self.key_heads // self.heads
+
+    @property
+    def parameters(self) -> int:
+        """Of the model, embeddings counted once."""
+        return self.layers * (self.attention + 3 * self.width * self.inner) + self.vocabulary * self.width
+
+    @property
+    def moments(self) -> int:
+        """Bytes of the moments of one site: two matrices of its input, one of its heads."""
+        return FLOAT64 * 3 * self.width**2
+
+
+SIZES = (
+    Size("1 billion", 2048, 16, 32, 8, 8192),
+    Size("8 billion", 4096, 32, 32, 8, 14336),
+    Size("70 billion", 8192, 80, 64, 8, 28672),
+)
+
+
+def pieces(works: list[str], widths: list[int], layers: int) -> Iterator[dict]:
+    """Each kind of work at each width, in a process of its own."""
+    for width in widths:
+        for work in works:
+            command = [sys.executable, str(PROGRAM), work, str(width), str(layers)]
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
+            row = json.loads(found.stdout.strip().splitlines()[-1])
+            print(row, flush=True)
+            yield row
+
+
+def speed(size: int = 768) -> float:
+    """Operations per second of one thread in a product of matrices."""
+    torch.set_num_threads(1)
+    left = torch.randn(size, size)
+    return 2 * size**3 / seconds_of(lambda: left @ left)
+
+
+def seconds_of(function: Callable[[], object]) -> float:
+    """Processor time of a call, the shortest of some."""
+    times = []
+    for _ in range(5):
+        started = time.process_time()
+        function()
+        times.append(time.process_time() - started)
+    return min(times[1:])
+
+
+def key(row: dict) -> tuple:
+    """What a piece is of, in the order of the table."""
+    return row["width"], row["layers"], PIECES.index(row["work"])
+
+
+def passes(layers: int, groups: int) -> float:
+    """How often `compress` takes all calibration tokens through the model, in units of one pass."""
+    calibrations = groups * (1 + HELD_OUT) + (2 * groups if groups > 1 else 0)  # again for each thing that is fitted
+    return calibrations + HELD_OUT * (PARTS * layers + 2)  # the output as it is, with each change, with the plan
+
+
+def solve_seconds(rows: list[dict], product: float) -> dict[int, float]:
+    """Width -> processor seconds that `compress` spends on a site beside running the model."""
+    found = {}
+    for row in rows:
+        if row["work"] == "compress":
+            runs = 2 * row["tokens"] * row["model_bytes"] / SINGLE * passes(row["layers"], 1) / product
+            found[row["width"]] = max(row["cpu_seconds"] - runs, 0.0) / row["layers"]
+    return found
+
+
+def estimates(rows: list[dict], measured: dict[str, float]) -> list[dict]:
+    """A row per size of model: memory and time of `compress`, of distillation and of training."""
+    seconds = solve_seconds(rows, measured["product"])
+    cube = seconds[max(seconds)] / max(seconds) ** 3
+    found = []
+    for size in SIZES:
+        model, attention = HALF * size.parameters, HALF * size.attention * size.layers
+        at_once = max(int(max(SHARE * model, LEAST) // size.moments), 1)
+        groups = -(-size.layers // at_once)
+        held = min(at_once, size.layers) * size.moments * 2  # of both parts of the examples
+        site = 6 * FLOAT64 * size.width**2  # in float64 while it is solved: weights, roots and products
+        working = held + attention / 2 + site  # half of attention waits for its place
+        count = passes(size.layers, groups)
+        operations = 2 * TOKENS * size.parameters * count
+        found.append(
+            {
+                "model": size.name,
+                "parameters": size.parameters,
+                "model_gb": model / GIGA,
+                "all_moments_gb": 2 * size.layers * size.moments / GIGA,
+                "groups": groups,
+                "compress_gb": (model + working) / GIGA,
+                "compress_share": (model + working) / model,
+                "offloaded_gb": (attention + working) / GIGA,
+                "passes": count,
+                "operations": operations / 1e15,
+                "pass_hours": operations / measured["product"] / 3600,
+                "solve_hours": cube * size.layers * size.width**3 / 3600,
+                "distill_gb": (2 * model + STEP * size.attention * size.layers / 2) / GIGA,
+                "train_gb": STEP * size.parameters / GIGA,
+                "shard_gb": STEP * size.parameters / PROCESSES / GIGA,
+                "step_operations": 6 * BATCH * size.parameters / 1e15,
+            }
+        )
+    return found
+
+
+def main() -> None:
+    """Measure, or compute from what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("measure",), help="measure the pieces first")
+    parser.add_argument("--widths", nargs="+", type=int, default=[256, 384, 512])
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--works", nargs="+", choices=PIECES, default=PIECES, help="which pieces (default: all)")
+    arguments = parser.parse_args()
+    path = RESULTS / "scale.json"
+    stored = json.loads(path.read_text()) if path.exists() else {"rows": [], "speeds": None}
+    rows = {key(row): row for row in stored["rows"]}
+    if arguments.what:
+        rows |= {key(row): row for row in pieces(arguments.works, arguments.widths, arguments.layers)}
+    measured = stored["speeds"] if stored["speeds"] and not arguments.what else {"product": speed()}
+    rows = [rows[each] for each in sorted(rows)]
+    sizes = estimates(rows, measured)
+    print(table(sizes, {name: "" if name == "model" else ",.4g" for name in sizes[0]}))
+    write("scale", rows, speeds=measured, sizes=sizes)
+
+
+if __name__ == "__main__":
+    main()

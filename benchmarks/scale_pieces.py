@@ -1,0 +1,132 @@
+"""One piece of work on a random encoder in a process of its own, measured: seconds, and memory at its peak.
+
+python benchmarks/scale_pieces.py WORK WIDTH LAYERS [--dtype float32] [--sentences 32] [--tokens 24]
+
+Prints a line of JSON. The peak is what the process held at most beyond what it held before the work began, in multiples
+of the model's own memory, the model included. Attention is two thirds of the layers, more than in any model of today.
+"""
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
+from transformers.utils import logging
+
+from collab_heads import analyze_heads, compress, swap_to_collaborative
+
+VOCABULARY, HEAD = 1000, 64  # pieces; width of a head
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def encoder(width: int, layers: int, dtype: torch.dtype) -> PreTrainedModel:
+    """A random BERT whose feed-forwards are as wide as the model."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // HEAD,
+        intermediate_size=width,
+        max_position_embeddings=256,
+        num_labels=4,
+    )
+    return BertForSequenceClassification(config).to(dtype).eval()
+
+
+def batches(sentences: int, tokens: int, rows: int = 8) -> list[dict]:
+    """Random sentences with labels."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(0, sentences, rows):
+        ids = torch.randint(5, VOCABULARY, (rows, tokens), generator=generator)
+        found.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0] % 4})
+    return found
+
+
+def unlabelled(given: list[dict]) -> list[dict]:
+    """Without labels."""
+    return [{name: value for name, value in batch.items() if name != "labels"} for batch in given]
+
+
+def half(model: PreTrainedModel) -> int:
+    """Half of the width of queries and keys, or of values."""
+    return model.config.hidden_size // 2
+
+
+def train(model: PreTrainedModel, given: list[dict]) -> None:
+    """Steps of AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for batch in given:
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+WORK: dict[str, Callable[[PreTrainedModel, list[dict]], object]] = {
+    "swap, from the weights": lambda model, given: swap_to_collaborative(model, dim_shared_query_key=half(model)),
+    "swap, calibrated": lambda model, given: swap_to_collaborative(
+        model, dim_shared_query_key=half(model), dim_value=half(model), calibration=unlabelled(given), refine_steps=0
+    ),
+    "swap, refined": lambda model, given: swap_to_collaborative(
+        model, dim_shared_query_key=half(model), dim_value=half(model), calibration=unlabelled(given), refine_steps=10
+    ),
+    "compress": lambda model, given: compress(model, unlabelled(given), 0.5, refine_steps=0),
+    "analyze": lambda model, given: analyze_heads(model, given, parts=["statistics", "relevance", "gradient"]),
+    "train": train,
+}
+
+
+def held() -> int:
+    """Bytes that the process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def measured(work: str, width: int, layers: int, dtype: str, sentences: int, tokens: int) -> dict:
+    """What a piece of work takes in this process."""
+    small = encoder(2 * HEAD, 1, DTYPES[dtype])
+    WORK[work](small, batches(16, 8))  # what is loaded only once
+    model, given = encoder(width, layers, DTYPES[dtype]), batches(sentences, tokens)
+    size, before = sum(p.nbytes for p in model.parameters()), held()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    started, used = time.perf_counter(), time.process_time()
+    WORK[work](model, given)
+    taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    peak = int(line.split()[1]) * 1024
+    return {
+        "work": work,
+        "width": width,
+        "layers": layers,
+        "dtype": dtype,
+        "tokens": sentences * tokens,
+        "model_bytes": size,
+        "model_mb": size / 1e6,
+        "peak_bytes": peak - before + size,
+        "peak": (peak - before + size) / size,
+        **taken,
+    }
+
+
+def main() -> None:
+    """Measure one piece."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", choices=WORK)
+    parser.add_argument("width", type=int)
+    parser.add_argument("layers", type=int)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--sentences", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=24)
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    print(json.dumps(measured(**vars(arguments))))
+
+
+if __name__ == "__main__":
+    main()

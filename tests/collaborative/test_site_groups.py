@@ -1,0 +1,76 @@
+"""Sites that are calibrated a few at a time: what is seen, and so what comes out, is the same."""
+
+import pytest
+import torch
+from compressing import batches_of
+
+from collab_heads import compress, swap_to_collaborative
+from collab_heads.collaborative import site_groups
+from collab_heads.collaborative.site_groups import CalibratedSites, grouped, moment_counts
+from collab_heads.errors import CalibrationError
+from collab_heads.model.open_site import open_sites
+from collab_heads.registry import get_adapter
+from families import EXACT, FAMILIES, WIDTH
+
+
+@pytest.mark.parametrize(
+    "limit, expected",
+    ((100, [["a", "b", "c", "d"]]), (5, [["a", "b"], ["c"], ["d"]]), (0, [["a"], ["b"], ["c"], ["d"]])),
+)
+def test_groups_keep_the_order_and_to_the_limit(limit, expected):
+    assert grouped({"a": 2, "b": 3, "c": 4, "d": 9}, limit) == expected
+
+
+def weights(model) -> dict:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def passes(model) -> list:
+    """Grows with every batch that a model sees."""
+    seen: list = []
+    model.register_forward_pre_hook(lambda *_: seen.append(1))
+    return seen
+
+
+CHANGES = {
+    "swap": lambda model, batches: swap_to_collaborative(
+        model, dim_shared_query_key=16, dim_value=16, calibration=iter(batches), refine_steps=3
+    ),
+    "balanced": lambda model, batches: swap_to_collaborative(
+        model, dim_shared_query_key=16, allocation="balanced", calibration=iter(batches), refine_steps=0
+    ),
+    "compress": lambda model, batches: compress(model, batches, 0.5, refine_steps=2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("family", ("bert", "marian"))
+def test_groups_of_one_do_what_one_group_does(change, family, monkeypatch):
+    together, apart = FAMILIES[family].build(), FAMILIES[family].build()
+    batches, seen = batches_of(FAMILIES[family], 12), (passes(together), passes(apart))
+    CHANGES[change](together, batches)
+    monkeypatch.setattr(site_groups, "SHARE", 0)
+    monkeypatch.setattr(site_groups, "LEAST", 0)
+    CHANGES[change](apart, batches)
+    expected = weights(together)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(apart).items())
+    assert len(seen[1]) > len(seen[0])
+
+
+def test_what_is_held_is_one_group(monkeypatch):
+    monkeypatch.setattr(site_groups, "LEAST", 0)
+    monkeypatch.setattr(site_groups, "SHARE", 0)
+    model = FAMILIES["bert"].build()
+    sites = open_sites(model, get_adapter(model))
+    assert moment_counts(sites, sites) == {site.path: 2 * WIDTH**2 + EXACT**2 for site in sites}
+    calibrated = CalibratedSites(model, sites, [], sites, batches_of(FAMILIES["bert"], 2))
+    for site in sites:
+        assert list(calibrated.of(site.path).heads) == list(calibrated.of(site.path).query_key) == [site.path]
+
+
+def test_no_batches_are_an_error_before_anything_changes():
+    model = FAMILIES["bert"].build()
+    before = weights(model)
+    with pytest.raises(CalibrationError, match="empty"):
+        swap_to_collaborative(model, dim_shared_query_key=16, calibration=iter(()))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(model).items())
