@@ -160,9 +160,10 @@ def test_what_is_refused():
         token_contributions(model, [{name: inputs[name] for name in ("input_ids", "attention_mask")}])
     with refused(model, CalibrationError, "a sentence has no prompt"):
         token_contributions(model, [{**inputs, "labels": inputs["input_ids"]}])
-    padded = inputs["labels"].masked_scatter(inputs["labels"] == -100, inputs["input_ids"])
+    padded = {name: values[1:2] for name, values in inputs.items()}
+    padded["labels"] = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)
     with refused(model, CalibrationError, "a sentence has no prompt"):  # padding is none
-        token_contributions(model, [{**inputs, "labels": padded.masked_fill(inputs["attention_mask"] == 0, -100)}])
+        token_contributions(model, [padded])
     with refused(model, CalibrationError, "no position counted"):
         token_contributions(model, [{**inputs, "labels": torch.full_like(inputs["labels"], -100)}])
     bare = make(LlamaModel, rotary_config(type(FAMILIES["llama"].build().config)))
