@@ -237,7 +237,7 @@ def key(row: Mapping) -> tuple:
 def over_draws(rows: Sequence[dict]) -> list[dict]:
     """A row per model, method and distillation: means over the draws, and how much more perplexity there is."""
     groups: dict[tuple, list[dict]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row["model"]):
         groups.setdefault((row["model"], row["method"], row["distilled"]), []).append(row)
     stock = {row["model"]: row["val"] for row in rows if row["method"] == "stock"}
     found = []
