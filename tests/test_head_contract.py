@@ -47,6 +47,7 @@ from families import (
     aligned,
     attention_maps,
     each,
+    of_dtype,
     output,
     pickled,
     repadded,
@@ -148,7 +149,7 @@ def assert_folded_equals(family, state, empty, alphas=False):
     model, inputs = changed(family, None, state, empty=empty, alphas=alphas), family.inputs()
     per_site, before = projected(model, inputs), output(model, inputs)
     fold_heads(model)
-    assert shape_of(model) == shape_of(family.build().double())
+    assert shape_of(model) == shape_of(of_dtype(family.build(), torch.float64))
     assert model.config.to_dict() == family.build().double().config.to_dict()
     assert not any(hasattr(m.config, "collab_heads") for m in model.modules() if hasattr(m, "config"))
     assert not any(module.training for module in model.modules())

@@ -1,16 +1,22 @@
 """What only families with rotary positions and shared key heads can get wrong, for every one of them."""
 
 import copy
+import functools
+import itertools
 
 import pytest
 import torch
 from closing import output_projections
+from test_value_contract import assert_lossless
 from transformers import StaticCache
 from unchanged import refused
 
+import test_contract
 from collab_heads import compress, fold_heads, get_adapter, prune_heads, swap_heads, swap_to_collaborative
+from collab_heads.adapters import llama, modernbert
 from collab_heads.errors import SwapError
 from collab_heads.layers.query_key import is_swapped
+from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
 from families import FAMILIES, HEAD_WIDTH, HEADS, LAYERS, batch, each, output, set_backend, sites
 from test_contract import stepwise
@@ -168,3 +174,69 @@ def test_the_state_holds_the_groups():
         assert module.num_key_value_groups == 1
     records = model.config.collab_heads["sites"].values()
     assert all(record["query_key"]["groups"] == [0, 1, 1] for record in records)
+
+
+def unrotated(monkeypatch):
+    replace_core(monkeypatch, lambda options: options | {"rotate": lambda query, key: (query, key)})
+
+
+def rotated_alike(monkeypatch):
+    """Every token as if it stood where the last one stands."""
+
+    def last(options):
+        rotate = options["rotate"]
+        places = {name: rotate.keywords[name][:, -1:] for name in ("cos", "sin")}
+        return options | {"rotate": functools.partial(rotate.func, **places)}
+
+    replace_core(monkeypatch, last)
+
+
+def without_norms(monkeypatch):
+    replace_core(monkeypatch, lambda options: options | {"norms": None})
+
+
+def no_dropout(monkeypatch):
+    replace_core(monkeypatch, lambda options: options | {"dropout": 0.0})
+
+
+def padding_attended(monkeypatch):
+    replace_core(monkeypatch, lambda options: options, mask=None)
+
+
+def replace_core(monkeypatch, change, **mask):
+    """Let every adapter call the core with other options."""
+
+    def core(module, value, states, attention_mask, cache, **options):
+        return rotary_attention(module, value, states, mask.get("mask", attention_mask), cache, **change(options))
+
+    for adapter in (llama, modernbert):
+        monkeypatch.setattr(adapter, "rotary_attention", core)
+
+
+@pytest.mark.parametrize(
+    "name, mutation",
+    [
+        ("qwen3", without_norms),
+        *itertools.product(("qwen3", "modernbert"), (unrotated, rotated_alike, padding_attended)),
+    ],
+)
+def test_the_contract_catches(name, mutation, monkeypatch):
+    family = FAMILIES[name]
+    mutation(monkeypatch)
+    with pytest.raises(AssertionError):
+        assert_lossless(family, "stock+values", "eager")
+
+
+@pytest.mark.parametrize("name", ("qwen3", "modernbert"))
+def test_a_lost_dropout_is_caught(name, monkeypatch):
+    no_dropout(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_contract.test_training_is_the_stock_one(FAMILIES[name], "stock+values")
+
+
+def test_a_wrong_key_head_is_caught(monkeypatch):
+    """Heads of unequal groups that use the key head of another."""
+    stock = RotaryQueryKey.for_each_head
+    monkeypatch.setattr(RotaryQueryKey, "for_each_head", lambda self, tensor: stock(self, tensor).flip(1))
+    with pytest.raises(AssertionError):
+        test_any_heads_can_go("qwen3", UNEQUAL, "eager")
