@@ -9,8 +9,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.clip import modeling_clip
 from transformers.models.siglip import modeling_siglip
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import AttentionAdapter, register
+from collab_heads.registry import register
 from collab_heads.sites import AttentionSite, Role
 
 

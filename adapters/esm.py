@@ -2,8 +2,9 @@
 
 from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attention_forward
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import AttentionAdapter, register
+from collab_heads.registry import register
 
 ROTARY = "rotary"  # what configs call it
 

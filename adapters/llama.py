@@ -1,4 +1,4 @@
-"""Llama and its siblings (Mistral, Qwen2, Qwen3, Gemma 3): decoders with rotary positions, whose heads may share keys.
+"""Llama and its siblings (Mistral, Qwen2, Qwen3): decoders with rotary positions, whose heads may share keys.
 
 Rotations come between projection and score, so heads cannot share one query/key projection here. Everything else works;
 where the stock forward cannot run what is left (narrower values, key heads used by unequal numbers of heads), the class
@@ -6,9 +6,9 @@ below does.
 """
 
 from functools import partial
+from typing import Any
 
 from torch import nn
-from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
@@ -24,82 +24,74 @@ from collab_heads.sites import group_size
 NORMS = ("q_norm", "k_norm")  # of each head of queries and keys, where the family has them
 
 
-def attention(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
-    """`forward` of every class, with the stock signature."""
-    cos, sin = position_embeddings
-    output, weights = rotary_attention(
-        self,
-        self.v_proj,
-        hidden_states,
-        attention_mask,
-        past_key_values,
-        rotate=partial(self.rotate, cos=cos, sin=sin),
-        norms=(self.q_norm, self.k_norm) if hasattr(self, "q_norm") else None,
-        eager=self.eager,
-        dropout=self.attention_dropout,
-        **self.window(),
-        **kwargs,
-    )
-    return self.o_proj(output), weights
+class RotaryAttention:
+    """Attention with narrower values or any key heads; `stock` is the module of transformers with the stock class."""
+
+    stock: Any
+    q_norm: Any
+    k_norm: Any
+    v_proj: Any
+    o_proj: Any
+    attention_dropout: Any
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+        """With the stock signature."""
+        cos, sin = position_embeddings
+        output, weights = rotary_attention(
+            self,
+            self.v_proj,
+            hidden_states,
+            attention_mask,
+            past_key_values,
+            rotate=partial(self.stock.apply_rotary_pos_emb, cos=cos, sin=sin),
+            norms=(self.q_norm, self.k_norm) if hasattr(self, "q_norm") else None,
+            eager=self.stock.eager_attention_forward,
+            dropout=self.attention_dropout,
+            **self.window(),
+            **kwargs,
+        )
+        return self.o_proj(output), weights
+
+    def window(self):
+        """What the stock forward tells the backend of a sliding window."""
+        return {"sliding_window": self.sliding_window} if hasattr(self, "sliding_window") else {}
 
 
-def window(self):
-    """What the stock forward tells the backend of a sliding window."""
-    return {"sliding_window": self.sliding_window} if hasattr(self, "sliding_window") else {}
+class RotaryLlamaAttention(RotaryAttention, modeling_llama.LlamaAttention):
+    """Of `LlamaAttention`."""
+
+    stock = modeling_llama
 
 
-class RotaryGemma3Attention(modeling_gemma3.Gemma3Attention):
-    """`Gemma3Attention` with narrower values or any key heads."""
+class RotaryMistralAttention(RotaryAttention, modeling_mistral.MistralAttention):
+    """Of `MistralAttention`."""
 
-    eager = staticmethod(modeling_gemma3.eager_attention_forward)
-    rotate = staticmethod(modeling_gemma3.apply_rotary_pos_emb)
-    forward, window = attention, window
-
-
-class RotaryLlamaAttention(modeling_llama.LlamaAttention):
-    """`LlamaAttention` with narrower values or any key heads."""
-
-    eager = staticmethod(modeling_llama.eager_attention_forward)
-    rotate = staticmethod(modeling_llama.apply_rotary_pos_emb)
-    forward, window = attention, window
-
-
-class RotaryMistralAttention(modeling_mistral.MistralAttention):
-    """`MistralAttention` with narrower values or any key heads."""
-
-    eager = staticmethod(modeling_mistral.eager_attention_forward)
-    rotate = staticmethod(modeling_mistral.apply_rotary_pos_emb)
-    forward = attention
+    stock = modeling_mistral
 
     def window(self):
         """The config says it, for all layers."""
         return {"sliding_window": getattr(self.config, "sliding_window", None)}
 
 
-class RotaryQwen2Attention(modeling_qwen2.Qwen2Attention):
-    """`Qwen2Attention` with narrower values or any key heads."""
+class RotaryQwen2Attention(RotaryAttention, modeling_qwen2.Qwen2Attention):
+    """Of `Qwen2Attention`."""
 
-    eager = staticmethod(modeling_qwen2.eager_attention_forward)
-    rotate = staticmethod(modeling_qwen2.apply_rotary_pos_emb)
-    forward, window = attention, window
+    stock = modeling_qwen2
 
 
-class RotaryQwen3Attention(modeling_qwen3.Qwen3Attention):
-    """`Qwen3Attention` with narrower values or any key heads."""
+class RotaryQwen3Attention(RotaryAttention, modeling_qwen3.Qwen3Attention):
+    """Of `Qwen3Attention`."""
 
-    eager = staticmethod(modeling_qwen3.eager_attention_forward)
-    rotate = staticmethod(modeling_qwen3.apply_rotary_pos_emb)
-    forward, window = attention, window
+    stock = modeling_qwen3
 
 
 @register
 class LlamaAdapter(RotaryAdapter):
-    """Llama, Mistral, Qwen2, Qwen3 and the text model of Gemma 3."""
+    """Llama, Mistral, Qwen2 and Qwen3."""
 
-    model_types = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+    model_types = ("llama", "mistral", "qwen2", "qwen3")
     paths = {r"layers\.(\d+)\.self_attn": "dec-self"}
     replacements = {
-        modeling_gemma3.Gemma3Attention: RotaryGemma3Attention,
         modeling_llama.LlamaAttention: RotaryLlamaAttention,
         modeling_mistral.MistralAttention: RotaryMistralAttention,
         modeling_qwen2.Qwen2Attention: RotaryQwen2Attention,
@@ -107,28 +99,16 @@ class LlamaAdapter(RotaryAdapter):
     }
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
     rms_norms = (
-        modeling_gemma3.Gemma3RMSNorm,
         modeling_llama.LlamaRMSNorm,
         modeling_mistral.MistralRMSNorm,
         modeling_qwen2.Qwen2RMSNorm,
         modeling_qwen3.Qwen3RMSNorm,
     )
-    gated = {
-        modeling_gemma3.Gemma3MLP: "act_fn",
-        modeling_llama.LlamaMLP: "act_fn",
-        modeling_mistral.MistralMLP: "act_fn",
-        modeling_qwen2.Qwen2MLP: "act_fn",
-        modeling_qwen3.Qwen3MLP: "act_fn",
-    }
-    roles = ("dec-self", "enc-self")
-
-    def role(self, role, module):
-        """Gemma 3 can be an encoder of embeddings."""
-        return role if module.is_causal else "enc-self"
-
-    def decodes(self, config):
-        """The others cannot."""
-        return not getattr(config, "use_bidirectional_attention", False)
+    gated = dict.fromkeys(
+        (modeling_llama.LlamaMLP, modeling_mistral.MistralMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP),
+        "act_fn",
+    )
+    roles = ("dec-self",)
 
     def num_heads(self, module):
         """No attribute says it."""

@@ -4,8 +4,9 @@ from transformers.models.deit import modeling_deit
 from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.vit import modeling_vit
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import AttentionAdapter, register
+from collab_heads.registry import register
 
 
 def attention(self, hidden_states, attention_mask=None, **kwargs):

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from collab_heads import registry
+from collab_heads import AttentionAdapter, registry
 from common import RESULTS, ROOT, table
 
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
@@ -371,7 +371,7 @@ CAPABILITIES = {
 def support() -> str:
     """What the toolkit can do with which models, as their adapters say it."""
     adapters = dict.fromkeys(registry._ADAPTERS[name] for name in registry.supported_model_types())
-    served: list[tuple[registry.AttentionAdapter, str]] = []
+    served: list[tuple[AttentionAdapter, str]] = []
     for adapter in adapters:
         served.append((adapter, ""))
         for entry, variants in adapter.variants.items():

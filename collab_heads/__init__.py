@@ -12,6 +12,7 @@ from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.roles.head_roles import head_roles
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.swap import swap_to_collaborative
@@ -31,7 +32,7 @@ from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import AlphaReport, FoldReport, GateReport, PruneReport
 from collab_heads.model.transformers_hooks import install_hooks
-from collab_heads.registry import AttentionAdapter, get_adapter, register, supported_model_types
+from collab_heads.registry import get_adapter, register, supported_model_types
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.exchange import swap_heads
 from collab_heads.rotation.manual import HeadRotation

@@ -4,25 +4,26 @@ A stock module keeps its fused projections, and its parts are views of them (`la
 Linear of its own for the values, under the name in `value`, which no stock module of the family has.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.layers.fused import FusedPart, Projection
 from collab_heads.layers.removed import is_empty
-from collab_heads.registry import AttentionAdapter
 
 
-class FusedAdapter(AttentionAdapter):
+class FusedAdapter(AttentionAdapter, ABC):
     """Where the parts of query, key and value are in fused projections; `fused` is what a family says.
 
     `query`, `key` and `value` name what a changed module has, or has while it is initialised, in their place.
     """
 
+    @abstractmethod
     def fused(self, module: nn.Module) -> Mapping[str, Sequence[str]]:
         """The names of the projections of a stock module -> what each makes: `query`, `key`, `value`, in order."""
-        raise NotImplementedError
 
     def parts(self, module: nn.Module) -> dict[str, FusedPart]:
         """Query, key and value of a stock attention module, by their names."""

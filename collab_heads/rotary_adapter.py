@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from collab_heads.registry import AttentionAdapter, Capability
+from collab_heads.attention_adapter import AttentionAdapter, Capability
 from collab_heads.state import QueryKeyKind
 
 

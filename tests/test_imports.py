@@ -12,9 +12,22 @@ PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
 
 # From the bottom up, a line a folder: a module may import from lower layers and from its own.
 LAYERS = (
-    ("errors", "checks", "sites", "state", "blueprints", "numerics", "files", "folders", "reading", "text", "extras"),
+    (
+        "errors",
+        "checks",
+        "sites",
+        "state",
+        "record",
+        "blueprints",
+        "numerics",
+        "files",
+        "folders",
+        "reading",
+        "text",
+        "extras",
+    ),
     ("layers",),
-    ("registry", "fused_adapter", "rotary_adapter"),
+    ("attention_adapter", "registry", "fused_adapter", "rotary_adapter"),
     ("adapters",),
     ("model",),
     ("collaborative",),

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from collab_heads import registry, sites, state
+from collab_heads import attention_adapter, sites, state
 from collab_heads.collaborative import allocate, score_terms, solvers
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.layers.query_key_kinds import QUERY_KEY_KINDS
@@ -74,7 +74,7 @@ def test_every_table_has_every_kind():
         (solvers.Method, solvers.METHODS),
         (allocate.Allocation, allocate.ALLOCATIONS),
         (score_terms.Term, score_terms.TERMS),
-        (registry.Capability, registry.CAPABILITIES),
+        (attention_adapter.Capability, attention_adapter.CAPABILITIES),
     ),
     ids=lambda part: str(part) if get_args(part) else "table",  # no addresses: processes must agree on names
 )

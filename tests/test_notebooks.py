@@ -132,6 +132,7 @@ def test_they_hold_no_outputs_and_use_what_is_public(name):
     assert private_imports("from collab_heads.layers.gates import HeadGates") == ["collab_heads.layers.gates.HeadGates"]
 
 
+@pytest.mark.slow
 def test_translate(run, tmp_path):
     text = printed(run("translate"))
     assert f"{SMALL['PAIRS']} of {SMALL['PAIRS']} translations are the same" in text  # the lossless swap
@@ -141,12 +142,14 @@ def test_translate(run, tmp_path):
     assert (tmp_path / "collaborative-model" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_attention_maps(run, tmp_path):
     notebook = run("attention_maps")
     assert pictures(notebook) == 7 and "what it does" in printed(notebook)
     assert (tmp_path / "head_report.html").stat().st_size > 100_000
 
 
+@pytest.mark.slow
 def test_dead_heads(run, tmp_path):
     notebook = run("dead_heads")
     text = printed(notebook)
@@ -156,6 +159,7 @@ def test_dead_heads(run, tmp_path):
     assert pictures(notebook) == 1 and (tmp_path / "model-without-dead-heads" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_compress(run, tmp_path):
     notebook = run("compress")
     text = printed(notebook)

@@ -11,7 +11,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import prune_heads, swap_to_alpha
 from collab_heads.errors import ConfigError
-from collab_heads.state import FIELD, VERSION, CollabConfig, GateState, QueryKeyState, SiteState
+from collab_heads.record import FIELD, VERSION, CollabConfig
+from collab_heads.state import GateState, QueryKeyState, SiteState
 from families import FAMILIES, LAYOUTS, bert_config, swap
 
 PATH = "encoder.layer.1.attention.self"

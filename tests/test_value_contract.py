@@ -20,8 +20,8 @@ from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.layers.layout import weight_of, widths
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.model.open_site import open_sites
+from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
-from collab_heads.state import CollabConfig
 from families import (
     EXACT,
     EXACT64,

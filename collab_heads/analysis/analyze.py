@@ -27,12 +27,13 @@ from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.syntax import Syntax
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.importance import head_importance
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter, head_numbers
-from collab_heads.state import CollabConfig
+from collab_heads.record import CollabConfig
+from collab_heads.registry import get_adapter, head_numbers
 from collab_heads.text import portable_name
 
 Result = TypeVar("Result")

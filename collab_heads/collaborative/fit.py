@@ -1,5 +1,6 @@
 """What fitting a query/key projection to a site takes, whatever its kind; the kinds are in `kinds`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar, cast
@@ -49,7 +50,7 @@ class FitOptions:
         check_seed(self.seed)
 
 
-class SiteFit(Generic[Projection]):
+class SiteFit(ABC, Generic[Projection]):
     """Fits one kind of query/key projection to one site.
 
     A kind is a subclass: it says which widths it can have, and how the weights of a site become a projection. An
@@ -105,10 +106,11 @@ class SiteFit(Generic[Projection]):
         """How many parameters one dimension more of R takes."""
         return weights.query.shape[-1] + weights.key.shape[-1]
 
+    @abstractmethod
     def decompose(self, dim: int, options: FitOptions) -> Decomposition:
         """Decompose the weights to a width R that the kind can have."""
-        raise NotImplementedError
 
+    @abstractmethod
     def overlap_and_square(
         self, query_key: Projection, left: Tensor, right: Tensor, query: Tensor, key: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -121,7 +123,6 @@ class SiteFit(Generic[Projection]):
             query: [H, d_k, D_q], weighted.
             key: [H, d_k, D_k], weighted.
         """
-        raise NotImplementedError
 
     def copy_rest(self, query_key: Projection, decomposition: Decomposition) -> None:
         """Copy what a decomposition holds beside the weights of the query and the key, in place."""

@@ -125,6 +125,14 @@ class RotaryFit(SiteFit[RotaryQueryKey]):
         """The weights as they are."""
         return Decomposition(self.query.flatten(0, 1), self.key.flatten(0, 1), None, 0.0, 0)
 
+    def overlap_and_square(
+        self, query_key: RotaryQueryKey, left: Tensor, right: Tensor, query: Tensor, key: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """T'[h] = left[h]^T right[g], with g the key head of h; of scores without positions."""
+        groups = list(query_key.groups)
+        left, right = left.unflatten(0, (len(query), -1)), right.unflatten(0, (len(key), -1))[groups]
+        return ((left @ query.mT) * (right @ key[groups].mT)).sum(), squared_norm(left, right)
+
     def copy_rest(self, query_key: RotaryQueryKey, decomposition: Decomposition) -> None:
         """The biases."""
         query_key.initialize_from(self.weights)

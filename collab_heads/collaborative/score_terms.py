@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 
 Term = Literal["content", "context"]
 TERMS: tuple[Term, ...] = get_args(Term)

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers import AutoModel, PretrainedConfig
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.kinds import check_kind
 from collab_heads.collaborative.plan import choose_sites, plan_site, plan_values
 from collab_heads.collaborative.widths import Width
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.state import FIELD, MIXING_INITS, CollabConfig, MixingInit, QueryKeyKind, SiteState
+from collab_heads.record import FIELD, CollabConfig
+from collab_heads.registry import get_adapter
+from collab_heads.state import MIXING_INITS, MixingInit, QueryKeyKind, SiteState
 
 
 def collaborative_config(

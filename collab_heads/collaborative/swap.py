@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.allocate import ALLOCATIONS, Allocation, balance_widths
 from collab_heads.collaborative.fit import FitOptions
@@ -25,8 +26,9 @@ from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.refusals import check_swappable, check_values, check_wrapper
 from collab_heads.numerics import few_threads
-from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.state import CollabConfig, QueryKeyKind
+from collab_heads.record import CollabConfig
+from collab_heads.registry import get_adapter
+from collab_heads.state import QueryKeyKind
 
 
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after

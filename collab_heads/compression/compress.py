@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import is_number
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.choices import PARTS, Part, size_of
@@ -20,7 +21,6 @@ from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
 from collab_heads.model.offloading import opening_attention
-from collab_heads.registry import AttentionAdapter
 from collab_heads.state import QueryKeyKind
 
 ATTEMPTS = 5  # to come near to a quality

@@ -22,7 +22,7 @@ from collab_heads.model.device_hooks import is_offloaded
 from collab_heads.model.offloading import attention_modules, in_memory
 from collab_heads.model.undoing import undone
 from collab_heads.numerics import few_threads
-from collab_heads.state import CollabConfig
+from collab_heads.record import CollabConfig
 from collab_heads.text import text_table
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.compression.choices import Part, SiteShape
@@ -19,7 +20,6 @@ from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_swappable, check_values
 from collab_heads.numerics import few_threads
-from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import select_sites
 from collab_heads.state import QueryKeyKind
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.collaborative.calibrate import Calibrations
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.input_moments import InputMoments
@@ -18,8 +19,7 @@ from collab_heads.heads.prune import take_heads_out
 from collab_heads.heads.reconstruction import HeadRegression, Refit, regressed_weight
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.undoing import undone
-from collab_heads.registry import AttentionAdapter
-from collab_heads.state import CollabConfig
+from collab_heads.record import CollabConfig
 
 
 @dataclass(frozen=True)

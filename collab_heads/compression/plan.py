@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
@@ -21,7 +22,7 @@ from collab_heads.model.examples import without_unread_labels
 from collab_heads.model.offloading import opening_attention
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.model.translations import with_translations
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 from collab_heads.state import QueryKeyKind
 
 

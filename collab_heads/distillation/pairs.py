@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from collab_heads.errors import ArgumentError
 from collab_heads.model.offloading import check_trainable
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.state import FIELD
+from collab_heads.record import FIELD
 
 # what two configs may differ in: how the models came about, and how they run
 MAY_DIFFER = {FIELD, "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}

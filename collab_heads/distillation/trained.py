@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.fused import whole_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.layers.removed import NoHeads
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_unshared
-from collab_heads.registry import AttentionAdapter
-from collab_heads.state import CollabConfig
+from collab_heads.record import CollabConfig
 
 
 def trained_parameters(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, nn.Parameter]:

@@ -6,15 +6,16 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import NonFiniteError, SwapError
 from collab_heads.heads.report import AlphaReport, MixedSite
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.output import alphas_of, install_alphas
 from collab_heads.model.offloading import opening_attention
 from collab_heads.model.refusals import check_outputs, check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.record import CollabConfig
+from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, select_sites
-from collab_heads.state import CollabConfig
 
 
 @opening_attention

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
 from collab_heads.heads.fold_narrow import narrow_as_stock, stock_width
 from collab_heads.heads.prune import check_prunable, release
@@ -15,8 +16,9 @@ from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.state import FIELD, CollabConfig, SiteState
+from collab_heads.record import FIELD, CollabConfig
+from collab_heads.registry import get_adapter
+from collab_heads.state import SiteState
 
 
 @opening_attention

@@ -6,10 +6,10 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
 from collab_heads.layers.query_key_kinds import EXACT_KIND
 from collab_heads.model.open_site import OpenSite
-from collab_heads.registry import AttentionAdapter
 from collab_heads.state import SiteState
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, ConfigError, SwapError
 from collab_heads.heads.choices import alive_choice
 from collab_heads.heads.report import GatedSite, GateReport
@@ -14,9 +15,10 @@ from collab_heads.layers.gates import INIT_LOG_ALPHA, HeadGates
 from collab_heads.layers.output import gates_of, install_gates
 from collab_heads.model.offloading import opening_attention
 from collab_heads.model.refusals import check_outputs, check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.record import CollabConfig, kept_heads
+from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, select_sites
-from collab_heads.state import CollabConfig, GateState, kept_heads
+from collab_heads.state import GateState
 
 
 @opening_attention

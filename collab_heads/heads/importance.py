@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
 from collab_heads.heads.reconstruction import reconstruction_costs
@@ -19,7 +20,7 @@ from collab_heads.model.modalities import check_modalities
 from collab_heads.model.offloading import input_device, opening_attention, opening_model
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, check_name
 
 Criterion = Literal["gradient", "reconstruction"]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
 from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.gating import gated_sites
@@ -18,8 +19,9 @@ from collab_heads.layers.removed import is_empty
 from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
-from collab_heads.state import CollabConfig, SiteState
+from collab_heads.record import CollabConfig
+from collab_heads.registry import get_adapter
+from collab_heads.state import SiteState
 
 
 @opening_attention

@@ -7,6 +7,7 @@ Shapes: B batch, T query tokens, S key tokens, H heads, R width of the query/key
 what is cached per token, w width of the dot product of a head.
 """
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from collab_heads.sites import AttentionWeights
 from collab_heads.state import QueryKeyState
 
 
-class QueryKey(nn.Module):
+class QueryKey(nn.Module, ABC):
     """A query/key projection: from inputs to queries and keys whose dot products are the scores, before the scale.
 
     Parameters: `shared_query.weight` [R, D_q] and `shared_key.weight` [R, D_k], and what a kind adds to them. The names
@@ -37,47 +38,47 @@ class QueryKey(nn.Module):
         self.num_heads = num_heads
 
     @property
+    @abstractmethod
     def cache_width(self) -> int:
         """W, the elements cached per token for the key."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def context_parameter(self) -> Tensor:
         """The parameter without which a score depends on the key alone: its content term."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def content_parameter(self) -> Tensor | None:
         """The parameter without which a score only compares query and key: its context term. None without a bias."""
-        raise NotImplementedError
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """The queries. A forward pass asks for them by a call, so that hooks that bring weights in are called, too."""
         return self.queries(hidden_states)
 
+    @abstractmethod
     def queries(self, hidden_states: Tensor) -> Tensor:
         """[B, T, D_q] -> [B, H, T, w]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keys(self, states: Tensor) -> Tensor:
         """[B, S, D_k] -> [B, S, W], what is cached."""
-        raise NotImplementedError
 
+    @abstractmethod
     def split(self, key: Tensor) -> Tensor:
         """[B, 1, S, W] -> [B, H, S, w], a view."""
-        raise NotImplementedError
 
     def scores(self, query_states: Tensor, key_states: Tensor) -> Tensor:
         """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S]."""
         return self.queries(query_states) @ self.split(self.keys(key_states).unsqueeze(1)).mT
 
+    @abstractmethod
     def keep_heads(self, kept: list[int]) -> None:
         """Forget all other heads, in place; `kept` are indices among those that are left, ascending."""
-        raise NotImplementedError
 
+    @abstractmethod
     def initialize_from(self, weights: AttentionWeights) -> None:
         """Begin training from scratch, from freshly initialised stock weights; at full width they lose nothing."""
-        raise NotImplementedError
 
 
 def is_swapped(module: nn.Module) -> bool:

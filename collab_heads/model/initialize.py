@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.layout import is_transposed
@@ -14,7 +15,7 @@ from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.removed import is_empty
-from collab_heads.registry import AttentionAdapter, adapter_for_config
+from collab_heads.registry import adapter_for_config
 from collab_heads.sites import count_key_heads
 
 Initialize = Callable[[nn.Module], None]

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.model.device_hooks import HOOK, HookedModule, Place, aligning, check_hooks, hook_new
 from collab_heads.model.open_site import open_sites
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

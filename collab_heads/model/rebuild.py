@@ -12,8 +12,9 @@ from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.values import keep_value_rows
 from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.record import FIELD, CollabConfig
 from collab_heads.registry import adapter_for_config
-from collab_heads.state import FIELD, CollabConfig, QueryKeyState, SiteState
+from collab_heads.state import QueryKeyState, SiteState
 
 
 def rebuild(model: PreTrainedModel) -> None:

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.model.backends import attention_backend
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite
 
 logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts

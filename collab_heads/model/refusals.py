@@ -6,12 +6,12 @@ from typing import cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError, UnsupportedModelError
 from collab_heads.layers.fused import FusedPart, identity, whole_of
 from collab_heads.layers.layout import PLAIN
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionSite
 
 # Class name of a wrapper -> what to do instead. By name, so that no optional package is imported.

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.state import FIELD
+from collab_heads.record import FIELD
 
 
 @contextmanager

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice, check_seed
 from collab_heads.errors import ArgumentError
-from collab_heads.registry import AttentionAdapter
+from collab_heads.record import CollabConfig, kept_heads
 from collab_heads.rotation.due import Due, SlotPairs, due_before, pairs_by_role
 from collab_heads.rotation.exchange import Pairs, Slot, plan_exchanges, slot_pairs, swap_heads, unwrapped_adapter
 from collab_heads.rotation.history import (
@@ -26,7 +27,6 @@ from collab_heads.rotation.policies import POLICIES, UNRANKED, Policy, Stack, ch
 from collab_heads.rotation.ranking import METRICS, Metric, head_scores
 from collab_heads.rotation.role_settings import RoleSettings, read_settings, settings_for
 from collab_heads.sites import ROLES
-from collab_heads.state import CollabConfig, kept_heads
 
 Setting = int | Mapping[str, int]
 

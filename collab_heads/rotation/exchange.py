@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import did_you_mean, is_index
 from collab_heads.errors import ArgumentError, ShapeError, SwapError, UnsupportedModelError
 from collab_heads.layers.fused import part_of, whole_of
@@ -19,9 +20,9 @@ from collab_heads.layers.output import alphas_of, gates_of
 from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_projection, check_unshared, check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.record import CollabConfig
+from collab_heads.registry import get_adapter
 from collab_heads.rotation.optimizer_state import elementwise_state, inner_optimizer
-from collab_heads.state import CollabConfig
 
 # Wrappers that leave the parameters of the model inside as they are -> where it is.
 _INSIDE = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}

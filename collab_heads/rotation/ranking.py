@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.measures.map_scores import OF_MAPS, map_scores
 from collab_heads.analysis.measures.results import mean_distance
 from collab_heads.analysis.measures.statistics import head_statistics
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.heads.selection import check_scores
-from collab_heads.registry import AttentionAdapter
+from collab_heads.record import CollabConfig, kept_heads
 from collab_heads.rotation.exchange import Slot
-from collab_heads.state import CollabConfig, kept_heads
 
 Batches = Iterable[Mapping]
 Excluded = Iterable[int] | None

@@ -13,7 +13,7 @@ from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.state import CollabConfig
+from collab_heads.record import CollabConfig
 from families import FAMILIES, HEADS, batch, output, swap
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"

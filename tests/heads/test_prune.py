@@ -10,7 +10,7 @@ from unchanged import refused
 from collab_heads import fold_heads, gate_report, get_adapter, prune_heads, swap_to_gated
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.state import CollabConfig
+from collab_heads.record import CollabConfig
 from families import FAMILIES, HEAD_WIDTH, HEADS, WIDTH, output, sites
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"

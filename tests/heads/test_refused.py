@@ -7,8 +7,8 @@ from torch import nn
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import fold_heads, prune_heads, swap_to_alpha, swap_to_gated
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError, UnsupportedModelError
-from collab_heads.registry import AttentionAdapter
 from families import FAMILIES, sites
 
 LAYER_1 = "encoder.layer.1.attention.self"

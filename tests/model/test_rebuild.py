@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from collab_heads import prune_heads, swap_to_collaborative
 from collab_heads.compression.compress import compress
 from collab_heads.model.rebuild import catch_up
-from collab_heads.state import FIELD
+from collab_heads.record import FIELD
 from families import FAMILIES, sites
 
 BEFORE = {

@@ -11,13 +11,14 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.analysis.measures.sentences import rows
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.importance import loss_of, most_important, not_finite
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import each_batch
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter, head_numbers
+from collab_heads.registry import get_adapter, head_numbers
 from collab_heads.sites import AttentionSite, select_sites
 from collab_heads.text import text_table
 

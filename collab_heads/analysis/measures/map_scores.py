@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer, observe
 from collab_heads.analysis.measures.results import mean_distance
 from collab_heads.analysis.measures.statistics import RunningMean
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.numerics import float64
-from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionSite
 
 

@@ -8,12 +8,13 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from collab_heads.analysis.measures.queries import check_exclude, end_tokens, query_masks
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import run_batches
 from collab_heads.model.masks import IMAGES, decoder_ids, sides, token_masks
 from collab_heads.model.recording import recording
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite
 
 logger = logging.get_logger("transformers.collab_heads")

@@ -10,12 +10,13 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.measures.first_token import first_token
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer, excluded_tokens, observe
 from collab_heads.analysis.measures.results import MEASURES, HeadStatistics, Measure
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.numerics import float64
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite
 
 

@@ -11,12 +11,12 @@ from transformers.utils import ModelOutput
 from transformers.utils.logging import tqdm
 
 from collab_heads.analysis.relevance.conservative import conservative
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import each_batch
 from collab_heads.model.modalities import check_modalities
 from collab_heads.model.offloading import input_device
-from collab_heads.registry import AttentionAdapter
 
 
 def explain_batches(

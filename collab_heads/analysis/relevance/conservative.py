@@ -29,12 +29,13 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 
 Rule = Callable[[Any, Tensor, Tensor], Tensor]  # module, its input, its output -> the same output
 

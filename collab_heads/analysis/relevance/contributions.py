@@ -12,10 +12,11 @@ from transformers.utils import ModelOutput
 from collab_heads.analysis.measures.queries import check_exclude, end_tokens
 from collab_heads.analysis.relevance.backward import explain_batches, leaf
 from collab_heads.analysis.relevance.sides import SourceAndTarget, sides_of
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import CalibrationError, NonFiniteError, UnsupportedModelError
 from collab_heads.model.offloading import opening_model
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 from collab_heads.text import text_table
 
 

@@ -11,11 +11,12 @@ from transformers.utils import ModelOutput
 from collab_heads.analysis.measures.queries import check_exclude, end_tokens
 from collab_heads.analysis.relevance.backward import explain_batches, leaf
 from collab_heads.analysis.relevance.targets import checked_target_values, top_logits
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.importance import broken_site
 from collab_heads.model.offloading import opening_model
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
 

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from collab_heads.analysis.relevance.targets import top_logits
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import CalibrationError
-from collab_heads.registry import AttentionAdapter
 
 IGNORED = -100  # the label of a token that is none to predict, in every loss of transformers
 

@@ -14,11 +14,12 @@ from collab_heads.analysis.roles.rare import RareTokens, count_tokens
 from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.model.masks import reads_ids
 from collab_heads.model.modalities import modalities, reads_texts, reads_texts_alone
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import AttentionAdapter, get_adapter, head_numbers
+from collab_heads.registry import get_adapter, head_numbers
 
 SPECIAL = ("bos", "cls", "eos", "sep", "pad", "mask", "decoder_start")  # what configs name as `..._token_id`
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice, is_count, is_number
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
@@ -37,7 +38,6 @@ from collab_heads.heads.penalty.parts import (
     role_weights,
 )
 from collab_heads.layers.alphas import HeadAlphas
-from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionSite
 
 BESIDE = get_args(LossKind)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.parts import PenaltyOptions, PenaltyPart, RoleWeights, role_weights
 from collab_heads.model.masks import sides, token_masks
-from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import AttentionSite
 
 

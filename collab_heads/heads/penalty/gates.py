@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_seed, is_count, is_number
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.gating import gated_sites, learn_as
 from collab_heads.heads.penalty.parts import LearningRates, PenaltyOptions, PenaltyPart, check_state, check_trainable
 from collab_heads.heads.penalty.subsets import SubsetSelection
 from collab_heads.heads.selection import check_scores, check_target, roles_of_heads
-from collab_heads.registry import AttentionAdapter
 
 
 class GatePenalty(PenaltyPart):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.alphas import AlphaPenalty
 from collab_heads.heads.penalty.disagreement import Disagreement
@@ -14,7 +15,7 @@ from collab_heads.heads.penalty.gates import GatePenalty
 from collab_heads.heads.penalty.parts import LearningRates, LossKind, PenaltyOptions, PenaltyPart, RoleWeights
 from collab_heads.heads.selection import Target
 from collab_heads.model.offloading import check_trainable
-from collab_heads.registry import AttentionAdapter, get_adapter
+from collab_heads.registry import get_adapter
 
 PARTS: tuple[type[PenaltyPart], ...] = (AlphaPenalty, GatePenalty, Disagreement)
 

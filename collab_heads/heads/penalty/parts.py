@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, Protocol
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice, is_number
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.selection import Target
-from collab_heads.registry import AttentionAdapter
 from collab_heads.sites import ROLES, AttentionSite
 
 RoleWeights = float | Mapping[str, float]

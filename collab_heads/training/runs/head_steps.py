@@ -10,8 +10,8 @@ from collab_heads.heads.alpha import alpha_report
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
+from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
-from collab_heads.state import CollabConfig
 from collab_heads.training.flags.alphas import acts_in_training
 from collab_heads.training.flags.pruning import learns_gates, wants_gates
 from collab_heads.training.loop.optimizer import HeadRates

@@ -10,9 +10,9 @@ from collab_heads.errors import ArgumentError
 from collab_heads.heads.alpha import mixed_sites, swap_to_alpha
 from collab_heads.heads.penalty.parts import role_weights
 from collab_heads.heads.report import AlphaReport
+from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
 from collab_heads.sites import ROLES, AttentionSite, select_sites
-from collab_heads.state import CollabConfig
 from collab_heads.training.flags.alphas import acts_in_training
 
 

@@ -15,9 +15,9 @@ from collab_heads.compression.report import CompressReport
 from collab_heads.errors import SwapError
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.rebuild import catch_up
+from collab_heads.record import FIELD
 from collab_heads.registry import get_adapter
 from collab_heads.sites import select_sites
-from collab_heads.state import FIELD
 from collab_heads.training.runs.budget import compress_as_asked
 from collab_heads.training.storage.reservation import agreed, same_weights
 

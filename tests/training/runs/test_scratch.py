@@ -8,8 +8,8 @@ from transformers import AutoModelForSeq2SeqLM
 import run_translation
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.layers.query_key import is_swapped
+from collab_heads.record import CollabConfig
 from collab_heads.registry import blueprints
-from collab_heads.state import CollabConfig
 from collab_heads.training.data.collate import Collate
 from collab_heads.training.data.translation import Objective, encode
 from collab_heads.training.runs.scratch import untrained
