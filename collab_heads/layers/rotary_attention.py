@@ -101,4 +101,4 @@ def without_heads(
         key, values = past_key_values.update(key, values, module.layer_idx)
     batch, length = hidden_states.shape[:2]
     weights = hidden_states.new_empty(batch, 0, length, key.shape[-2]) if implementation == "eager" else None
-    return values.new_empty(batch, length, 0), weights
+    return hidden_states[..., :0], weights  # of the graph: DDP wants a gradient of the norm before it
