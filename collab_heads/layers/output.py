@@ -103,7 +103,7 @@ class ConstantOutput(nn.Module):
     out_features: int
 
     def forward(self, concatenated: Tensor) -> Tensor:
-        """[..., 0] -> [..., D]: what a Linear without columns gives, so that what comes before has a gradient, of zero."""
+        """[..., 0] -> [..., D], as a Linear without columns: what comes before has a gradient, of zero."""
         weight = concatenated.new_empty(self.out_features, 0)
         return F.linear(concatenated, weight, None if self.bias is None else self.bias.to(concatenated.dtype))
 
