@@ -8,13 +8,16 @@ import pytest
 import torch
 from closing import output_projections
 from test_value_contract import assert_lossless
-from transformers import StaticCache
+from transformers import AttentionInterface, AttentionMaskInterface, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from unchanged import refused
 
 import test_contract
 from collab_heads import compress, fold_heads, get_adapter, prune_heads, swap_heads, swap_to_collaborative
 from collab_heads.adapters import llama, modernbert
 from collab_heads.errors import SwapError
+from collab_heads.layers import rotary_attention as rotary
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
@@ -84,6 +87,27 @@ def test_narrow_values_step_by_step(name, heads):
     with torch.no_grad():
         for cache in (None, StaticCache(config=model.config, max_cache_len=12)):
             close(stepwise(model, inputs, cache)[0], whole)
+
+
+def test_other_backends_have_one_width_at_any_length(monkeypatch):
+    """Flash attention takes no other; a step of decoding looks the same to it after few keys and after many."""
+    widths = []
+
+    def one_width(module, query, key, value, attention_mask, **more):
+        widths.append({tensor.shape[-1] for tensor in (query, key, value)})
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+
+    AttentionInterface.register("one_width", one_width)
+    AttentionMaskInterface.register("one_width", sdpa_mask)
+    monkeypatch.setattr(rotary, "LONG", 6)
+    family = FAMILIES["qwen3"]
+    model, inputs = family.build(), family.inputs()
+    swap_to_collaborative(model, dim_value=0.5)
+    whole = output(model, inputs)
+    set_backend(model, "one_width")
+    with torch.no_grad():
+        close(stepwise(model, inputs)[0], whole)
+    assert len(widths) > LAYERS and all(len(each) == 1 for each in widths)
 
 
 @of_every_family
