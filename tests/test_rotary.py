@@ -16,7 +16,7 @@ from unchanged import refused
 import test_contract
 from collab_heads import compress, fold_heads, get_adapter, prune_heads, swap_heads, swap_to_collaborative
 from collab_heads.adapters import llama, modernbert
-from collab_heads.errors import SwapError
+from collab_heads.errors import SwapError, UnsupportedModelError
 from collab_heads.layers import rotary_attention as rotary
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.rotary_attention import rotary_attention
@@ -184,8 +184,18 @@ def test_compression_by_key_heads(name):
 def test_heads_that_share_keys_stay_where_they_are():
     model = FAMILIES["qwen3"].build()
     first, second = sites(model)
-    with refused(model, SwapError, "share 2 key heads", "leave the site out"):
+    with refused(model, SwapError, "4 heads that share 2 key heads", "leave the site out"):
         swap_heads(model, [((first, 0), (second, 0))])
+    remove(model, UNEQUAL)  # nobody swapped anything
+    with refused(model, SwapError, "3 heads that share 2 key heads", "leave the site out"):
+        swap_heads(model, [((first, 0), (second, 0))])
+
+
+def test_queries_and_keys_alone_cannot_become_smaller():
+    """Said before anything is measured, and why."""
+    model = FAMILIES["qwen3"].build()
+    with refused(model, UnsupportedModelError, "rotary positions", "narrower values"):
+        compress(model, [batch()], parts="query_key")
 
 
 def test_the_state_holds_the_groups():
