@@ -16,7 +16,7 @@ from unchanged import refused
 import test_contract
 from collab_heads import compress, fold_heads, get_adapter, prune_heads, swap_heads, swap_to_collaborative
 from collab_heads.adapters import llama, modernbert
-from collab_heads.errors import SwapError, UnsupportedModelError
+from collab_heads.errors import ConfigError, SwapError, UnsupportedModelError
 from collab_heads.layers import rotary_attention as rotary
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.rotary_attention import rotary_attention
@@ -208,6 +208,17 @@ def test_the_state_holds_the_groups():
         assert module.num_key_value_groups == 1
     records = model.config.collab_heads["sites"].values()
     assert all(record["query_key"]["groups"] == [0, 1, 1] for record in records)
+
+
+def test_other_groups_than_those_of_the_model_are_refused():
+    """Tensors of the same shapes would load, and heads would use the keys of others."""
+    model = FAMILIES["qwen3"].build()
+    remove(model, UNEQUAL)
+    config = copy.deepcopy(model.config)
+    for record in config.collab_heads["sites"].values():
+        record["query_key"]["groups"] = [0, 0, 1]
+    with pytest.raises(ConfigError, match=r"'key heads': \(0, 0, 1\)\} do not fit .*'key heads': \(0, 1, 1\)"):
+        type(model)(config)
 
 
 def unrotated(monkeypatch):
