@@ -8,13 +8,16 @@ import pytest
 import torch
 from closing import output_projections
 from test_value_contract import assert_lossless
-from transformers import StaticCache
+from transformers import AttentionInterface, AttentionMaskInterface, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from unchanged import refused
 
 import test_contract
 from collab_heads import compress, fold_heads, get_adapter, prune_heads, swap_heads, swap_to_collaborative
 from collab_heads.adapters import llama, modernbert
-from collab_heads.errors import SwapError
+from collab_heads.errors import ConfigError, SwapError, UnsupportedModelError
+from collab_heads.layers import rotary_attention as rotary
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
@@ -84,6 +87,27 @@ def test_narrow_values_step_by_step(name, heads):
     with torch.no_grad():
         for cache in (None, StaticCache(config=model.config, max_cache_len=12)):
             close(stepwise(model, inputs, cache)[0], whole)
+
+
+def test_other_backends_have_one_width_at_any_length(monkeypatch):
+    """Flash attention takes no other; a step of decoding looks the same to it after few keys and after many."""
+    widths = []
+
+    def one_width(module, query, key, value, attention_mask, **more):
+        widths.append({tensor.shape[-1] for tensor in (query, key, value)})
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+
+    AttentionInterface.register("one_width", one_width)
+    AttentionMaskInterface.register("one_width", sdpa_mask)
+    monkeypatch.setattr(rotary, "LONG", 6)
+    family = FAMILIES["qwen3"]
+    model, inputs = family.build(), family.inputs()
+    swap_to_collaborative(model, dim_value=0.5)
+    whole = output(model, inputs)
+    set_backend(model, "one_width")
+    with torch.no_grad():
+        close(stepwise(model, inputs)[0], whole)
+    assert len(widths) > LAYERS and all(len(each) == 1 for each in widths)
 
 
 @of_every_family
@@ -160,8 +184,18 @@ def test_compression_by_key_heads(name):
 def test_heads_that_share_keys_stay_where_they_are():
     model = FAMILIES["qwen3"].build()
     first, second = sites(model)
-    with refused(model, SwapError, "share 2 key heads", "leave the site out"):
+    with refused(model, SwapError, "4 heads that share 2 key heads", "leave the site out"):
         swap_heads(model, [((first, 0), (second, 0))])
+    remove(model, UNEQUAL)  # nobody swapped anything
+    with refused(model, SwapError, "3 heads that share 2 key heads", "leave the site out"):
+        swap_heads(model, [((first, 0), (second, 0))])
+
+
+def test_queries_and_keys_alone_cannot_become_smaller():
+    """Said before anything is measured, and why."""
+    model = FAMILIES["qwen3"].build()
+    with refused(model, UnsupportedModelError, "rotary positions", "narrower values"):
+        compress(model, [batch()], parts="query_key")
 
 
 def test_the_state_holds_the_groups():
@@ -174,6 +208,17 @@ def test_the_state_holds_the_groups():
         assert module.num_key_value_groups == 1
     records = model.config.collab_heads["sites"].values()
     assert all(record["query_key"]["groups"] == [0, 1, 1] for record in records)
+
+
+def test_other_groups_than_those_of_the_model_are_refused():
+    """Tensors of the same shapes would load, and heads would use the keys of others."""
+    model = FAMILIES["qwen3"].build()
+    remove(model, UNEQUAL)
+    config = copy.deepcopy(model.config)
+    for record in config.collab_heads["sites"].values():
+        record["query_key"]["groups"] = [0, 0, 1]
+    with pytest.raises(ConfigError, match=r"'key heads': \(0, 0, 1\)\} do not fit .*'key heads': \(0, 1, 1\)"):
+        type(model)(config)
 
 
 def unrotated(monkeypatch):

@@ -57,7 +57,8 @@ def collaborative_config(
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     record = {}
-    adapter = get_adapter(model, adapter, "collaborative")
+    only_values = dim_value is not None and dim_shared_query_key is None
+    adapter = get_adapter(model, adapter, "values" if only_values else "collaborative")
     swapped, narrowed = choose_sites(model, adapter, sites, dim_shared_query_key, dim_value, mixing)
     values = {site.path: plan_values(site, asked).state for site, asked in narrowed}
     for site, asked, kind in swapped:

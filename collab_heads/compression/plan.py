@@ -63,7 +63,8 @@ def plan(
         seed: of the order of the inputs in the refinement.
 
     Raises:
-        UnsupportedModelError: if there is no adapter for the model, it is wrapped, or its output cannot be compared.
+        UnsupportedModelError: if there is no adapter for the model, it is wrapped, its output cannot be compared, or
+            `parts` names nothing that can become smaller in its family.
         ArgumentError: on an unknown role, path, measure, part or mixing, a number that cannot be, or a measure of which
             the sites have nothing.
         CalibrationError: if the batches are empty or too few, or the model cannot take them.
@@ -80,6 +81,8 @@ def plan(
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "values")
     get_adapter(model, adapter, "prune")
+    if set(parts) == {"query_key"}:  # elsewhere they stay where they cannot become narrower
+        get_adapter(model, adapter, "collaborative")
     options = FitOptions(refine_steps=refine_steps, seed=seed)
     listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))
     batches = [batch for _, batch in with_translations(model, list(listed))]

@@ -13,8 +13,8 @@ from collab_heads.heads.prune import check_prunable, release
 from collab_heads.heads.report import FoldReport
 from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
-from collab_heads.model.offloading import opening_attention
-from collab_heads.model.open_site import open_sites
+from collab_heads.model.offloading import input_device, opening_attention
+from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_wrapper
 from collab_heads.record import FIELD, CollabConfig
 from collab_heads.registry import get_adapter
@@ -72,7 +72,7 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
         narrow_as_stock(model, list(sites.values()), narrow)
     for path, heads in kept.items():
         site, whole = sites[path], stock.base_model.get_submodule(path)
-        like = getattr(site.output, "weight", next(site.output.parameters(), next(model.parameters())))
+        like = like_those_of(site)
         whole.to(like.dtype).to_empty(device=like.device).requires_grad_(like.requires_grad)
         restore_output(site.output, changed[path], adapter.output_projection(stock, site.site), like)
         adapter.restore(site.module, whole, heads)
@@ -98,6 +98,18 @@ def stock_twin(model: PreTrainedModel) -> PreTrainedModel:
             delattr(part, FIELD)
     with torch.device("meta"):
         return type(model)(config)
+
+
+def like_those_of(site: OpenSite) -> torch.Tensor:
+    """An empty tensor that is like the parameters of a site, or like the nearest ones where it has none left.
+
+    All others may be away; those of an offloaded site come in where the model takes its inputs.
+    """
+    parts, base = site.path.split("."), site.model.base_model
+    around = [base.get_submodule(".".join(parts[:count])) for count in range(len(parts), 0, -1)]
+    near = next(parameter for module in (site.output, *around, site.model) for parameter in module.parameters())
+    device = input_device(site.model) if near.is_meta else near.device
+    return torch.empty(0, dtype=near.dtype, device=device, requires_grad=near.requires_grad)
 
 
 @torch.no_grad()

@@ -88,7 +88,7 @@ def attend(
     if isinstance(query_key, NoHeads):
         shape = *hidden_states.shape[:-1], key.shape[-2]  # (B, T, S)
         weights = hidden_states.new_empty(shape[0], 0, *shape[1:]) if implementation == "eager" else None
-        return hidden_states.new_empty(*shape[:-1], 0), weights
+        return hidden_states[..., :0], weights  # of the graph: DDP wants a gradient of the norm before it
     query = query_key(hidden_states)
     value = split_heads(value, query_key.num_heads)  # (B, H, S, d_v)
     dim_value = value.shape[-1]

@@ -103,10 +103,9 @@ class ConstantOutput(nn.Module):
     out_features: int
 
     def forward(self, concatenated: Tensor) -> Tensor:
-        """[..., 0] -> [..., D]."""
-        if self.bias is None:
-            return concatenated.new_zeros(*concatenated.shape[:-1], self.out_features)
-        return self.bias.to(concatenated.dtype).expand(*concatenated.shape[:-1], -1)
+        """[..., 0] -> [..., D], as a Linear without columns: what comes before has a gradient, of zero."""
+        weight = concatenated.new_empty(self.out_features, 0)
+        return F.linear(concatenated, weight, None if self.bias is None else self.bias.to(concatenated.dtype))
 
     def extra_repr(self) -> str:
         """All heads are gone."""

@@ -21,6 +21,7 @@ from collab_heads.layers.removed import NoHeads
 Norms = tuple[nn.Module, nn.Module]
 # Keys from which a step of decoding is faster without padding narrower values, a copy of all that is cached: 0.87 of
 # stock for 1.24 at 1,000 keys and a batch of 16, no difference at 100 (Qwen3, values half as wide, one CPU thread).
+# Of the fused backends sdpa alone takes two widths.
 LONG = 256
 
 
@@ -75,7 +76,7 @@ def rotary_attention(
     dim_value = values.shape[-1]
     if query_key.group_size is None:
         key, values = query_key.for_each_head(key), query_key.for_each_head(values)
-    is_long_step = query.shape[-2] == 1 and key.shape[-2] >= LONG
+    is_long_step = implementation == "sdpa" and query.shape[-2] == 1 and key.shape[-2] >= LONG
     if query.shape[-1] != dim_value and implementation != "eager" and not is_long_step:
         query, key, values = pad_to_one_width(query, key, values, has_one_key=False)
     backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
@@ -101,4 +102,4 @@ def without_heads(
         key, values = past_key_values.update(key, values, module.layer_idx)
     batch, length = hidden_states.shape[:2]
     weights = hidden_states.new_empty(batch, 0, length, key.shape[-2]) if implementation == "eager" else None
-    return values.new_empty(batch, length, 0), weights
+    return hidden_states[..., :0], weights  # of the graph: DDP wants a gradient of the norm before it

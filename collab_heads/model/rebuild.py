@@ -14,6 +14,7 @@ from collab_heads.layers.values import keep_value_rows
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.record import FIELD, CollabConfig
 from collab_heads.registry import adapter_for_config
+from collab_heads.sites import kept_groups
 from collab_heads.state import QueryKeyState, SiteState
 
 
@@ -128,6 +129,12 @@ def check_record_fits(site: OpenSite, state: SiteState) -> None:
         recorded |= {"scale": state.query_key.scale}
         actual |= {"head width": query.out_features // heads, "query bias": query.bias is not None}
         actual |= {"scale": site.adapter.scale(site.module)}
+        groups = site.site.groups
+        if groups is not None and state.kept is not None:
+            groups = kept_groups(groups, state.kept)[1]
+        if state.query_key.groups != groups:
+            recorded |= {"key heads": state.query_key.groups}
+            actual |= {"key heads": groups}
     if state.values is not None:
         recorded |= {"value head width": state.values.dim_head}
         actual |= {"value head width": site.value_width}

@@ -176,15 +176,15 @@ def index_of(record: CollabConfig, site: OpenSite, slot: Slot) -> int:
 
 def head_rows(site: OpenSite, index: int, optimizer: torch.optim.Optimizer | None) -> HeadTensors:
     """What belongs to a head and travels with it: name -> its rows, views [d, ...] or [1]."""
-    if site.is_swapped:
-        raise SwapError(
-            f"{site.path} is collaborative: its query/key projection is one for all heads; swap heads before "
-            "swap_to_collaborative, or leave the site out"
-        )
     if site.site.num_key_heads < site.num_heads:
         raise SwapError(
             f"{site.path} has {site.num_heads} heads that share {site.site.num_key_heads} key heads: none of them can "
             "move without the others; leave the site out"
+        )
+    if site.is_swapped:
+        raise SwapError(
+            f"{site.path} is collaborative: its query/key projection is one for all heads; swap heads before "
+            "swap_to_collaborative, or leave the site out"
         )
     gates = gates_of(site.output)
     if gates is not None and alphas_of(site.output) is not None:

@@ -22,6 +22,7 @@ from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.shared_query_key import MIXING_STD, block_mixing
 from families import (
     EXACT,
+    FAMILIES,
     FP32_NOISE,
     HEADS,
     KINDS,
@@ -80,6 +81,19 @@ def test_same_record_as_a_swap(name):
     model = TASKS[name].from_config(CONFIGS[name]())
     swap_to_collaborative(model, dim_shared_query_key=20)
     assert collaborative_config(CONFIGS[name](), dim_shared_query_key=20).collab_heads == model.config.collab_heads
+
+
+@pytest.mark.parametrize("family", ("qwen3", "modernbert"))
+def test_narrower_values_where_heads_cannot_share(family):
+    """Of nothing else is there a record, as after a swap; the model that it builds computes and trains."""
+    swapped = FAMILIES[family].build()
+    config = collaborative_config(swapped.config, dim_value=0.5)
+    swap_to_collaborative(swapped, dim_value=0.5)
+    assert config.collab_heads == swapped.config.collab_heads
+    model = type(swapped)(config)
+    assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in swapped.named_parameters()}
+    model(**FAMILIES[family].inputs()).logits.square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("start", ("concatenate", "ones", "normal"))

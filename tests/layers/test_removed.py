@@ -6,7 +6,7 @@ from torch import nn
 
 from collab_heads import get_adapter, prune_heads
 from collab_heads.layers.removed import NoHeads, NoValues, is_empty, keep_rows
-from families import FAMILIES, HEADS, sites
+from families import FAMILIES, HEADS, main_output, sites
 
 
 @pytest.mark.parametrize("trained", (True, False))
@@ -38,6 +38,22 @@ def test_empty_modules():
     prune_heads(model, {"enc-self": [list(range(HEADS)), [0]]})
     assert [is_empty(module) for module in sites(model).values()] == [True, False]
     assert not is_empty(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("name", ("t5", "vit", "gpt2-decoder", "esm", "whisper", "modernbert", "qwen3"))
+def test_a_norm_before_a_site_without_heads_has_a_gradient(name):
+    """DDP stops where a trained parameter has none."""
+    model = FAMILIES[name].build()
+
+    def without_gradient():
+        model.zero_grad()
+        main_output(model(**FAMILIES[name].inputs())).square().mean().backward()
+        return {name for name, parameter in model.named_parameters() if parameter.grad is None}
+
+    before = without_gradient()
+    site = get_adapter(model).sites(model)[1]
+    prune_heads(model, {site.path: list(range(HEADS))})
+    assert without_gradient() <= before
 
 
 NAMES = (
