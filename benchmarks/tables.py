@@ -186,6 +186,18 @@ plain(
     | LOST
     | {"F1": ("f1", ".2f"), "seconds": ("cpu_seconds", ".0f")},
 )
+
+
+def compression_speed(wanted: tuple[str, ...], settings: tuple[str, ...]) -> str:
+    """Shares of stock's time of some parts of models, by setting."""
+    rows = [row for row in stored("compression_speed")["rows"] if row["what"] in wanted and row["variant"] != "stock"]
+    return shown(rows, {"what": "", "threads": "", "variant": ""} | dict.fromkeys(settings, ".2f"))
+
+
+TABLES["compression_speed_encoder"] = lambda: compression_speed(
+    ("block", "encoder"), ("1 x 32", "1 x 128", "1 x 512", "32 x 32", "32 x 128", "32 x 512")
+)
+TABLES["compression_speed_decoder"] = lambda: compression_speed(("greedy", "beam"), ("1", "32"))
 plain(
     "lm",
     "lm",
