@@ -182,12 +182,12 @@ class AttentionAdapter:
         module.query_key = query_key
 
     def uninstall(self, module: nn.Module, query: nn.Linear, key: nn.Linear) -> None:
-        """Undo `install`, with other projections of the query and the key, in place; of their biases the key has none.
+        """Undo `install`, with other projections of the query and the key, in place.
 
         Args:
             module: a collaborative attention module.
             query: the projection that it gets, of any width.
-            key: likewise.
+            key: likewise; without a bias where the softmax cancels it.
         """
         module.__class__ = cast(type[nn.Module], self.stock_class(module))
         del module.query_key

@@ -71,7 +71,7 @@ def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenSite]) -> di
         widths = [projection.in_features for projection in site.projections]
         counts[site.path] += 2 * sum(width**2 for width in (widths[:1] if site.role != "dec-enc" else widths))
     for site in narrowed:
-        counts[site.path] += site.dim_value**2
+        counts[site.path] += (site.num_heads * site.value_width) ** 2  # of heads, which may share values
     return counts
 
 

@@ -74,3 +74,12 @@ def test_no_batches_are_an_error_before_anything_changes():
     with pytest.raises(CalibrationError, match="empty"):
         swap_to_collaborative(model, dim_shared_query_key=16, calibration=iter(()))
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(model).items())
+
+
+def test_heads_that_share_values_are_counted_one_by_one():
+    """Moments are of what heads put out, however few value heads they have."""
+    model = FAMILIES["qwen3"].build()
+    sites = open_sites(model, get_adapter(model))
+    calibrated = CalibratedSites(model, [], [], sites, batches_of(FAMILIES["qwen3"], 1))
+    for path, count in moment_counts([], sites).items():
+        assert count == calibrated.of(path).heads[path].outer.numel() == EXACT**2
