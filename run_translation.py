@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 from collab_heads.errors import CollabHeadsError
 from collab_heads.training.data.parallel import Corpus, from_files, from_hub
-from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
+from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, risk, rotating
 from collab_heads.training.flags.parsing import Parser
 from collab_heads.training.flags.translation_arguments import (
     add_scratch_arguments,
@@ -83,10 +83,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     analyzing.add_analysis_arguments(parser)
     arguments.add_training_arguments(parser)
     add_translation_training(parser)
+    risk.add_risk_arguments(parser)
     arguments.add_output_arguments(parser)
     args = parser.parse_args(argv)
     if not args.demo:
         check_translation(args)
+        risk.check_risk(args)
         arguments.check_shared(args)
         pruning.check_heads(args)
         alphas.check_alpha_flags(args)
