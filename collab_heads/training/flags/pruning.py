@@ -3,15 +3,15 @@
 import argparse
 from argparse import Namespace
 from collections.abc import Mapping
+from typing import Literal
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.heads.importance import Criterion
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, not_negative, path, per_role, positive
 
 # --head_selection that measures heads -> the criterion of `head_importance`
-CRITERIA_OF: dict[str, Criterion] = {"importance": "gradient", "reconstruction": "reconstruction"}
+CRITERIA_OF: dict[str, Literal["gradient", "reconstruction"]] = {"importance": "gradient", "reconstruction": "reconstruction"}
 SELECTIONS = ("learned", *CRITERIA_OF, "random")
 FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each asks for gates, in its own way
 
@@ -108,8 +108,10 @@ def check_heads(args: Namespace) -> None:
     if given and args.compress_budget is not None:
         raise ArgumentError(f"--compress_budget and {given[0]} exclude each other: it finds the heads that stay itself")
     for flag in ("dim_shared_query_key", "dim_value"):
-        if given and args.collaborative and args.swap == "after" and isinstance(getattr(args, flag), int):
+        asked = getattr(args, flag)
+        widths = [each for each in (asked.values() if isinstance(asked, Mapping) else [asked]) if isinstance(each, int)]
+        if given and args.collaborative and args.swap == "after" and widths:
             raise ArgumentError(
-                f"--{flag} {getattr(args, flag)} with --swap after is the width of heads that may be gone by then: "
+                f"--{flag} {widths[0]} with --swap after is the width of heads that may be gone by then: "
                 "give a share, such as 0.5, or swap before or between"
             )
