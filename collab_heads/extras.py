@@ -1,10 +1,10 @@
 """Packages that only some of the toolkit needs: looked for before the work, with a line that installs them."""
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from collab_heads.errors import CollabHeadsError
 

@@ -18,6 +18,7 @@ from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import DataError
 from collab_heads.training.data.parallel import Pairs
+from collab_heads.words import SITE_PARTS
 
 
 def run(args: Namespace) -> CompressReport | CompressionPlan:
@@ -30,7 +31,12 @@ def run(args: Namespace) -> CompressReport | CompressionPlan:
     texts = sampled(args, loaded, all_texts, args.samples)
     check_enough(args, texts)
     batches = batches_of(args, model, tokenizer, texts)
-    how = {"parts": args.parts, "mixing": args.mixing, "refine_steps": args.refine_steps, "seed": args.seed}
+    how = {
+        "parts": args.parts or SITE_PARTS,
+        "mixing": args.mixing,
+        "refine_steps": args.refine_steps,
+        "seed": args.seed,
+    }
     made = plan(model, batches, of=args.of, sites=args.sites, **how)
     print(made)
     if args.plan:

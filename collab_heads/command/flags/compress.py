@@ -65,7 +65,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add(
         "--parts",
         nargs="+",
-        default=list(SITE_PARTS),
         metavar="PART",
         help=f"what may become smaller, some of {', '.join(SITE_PARTS)} (default: all)",
     )
@@ -91,7 +90,7 @@ def check(args: Namespace) -> None:
         OutputError: if the folder is not free.
     """
     check_choice("--of", args.of, MEASURES)
-    for part in args.parts:
+    for part in args.parts or ():
         check_choice("--parts", part, SITE_PARTS)
     if args.budget is not None and args.quality is not None:
         raise ArgumentError("--budget and --quality exclude each other: give one")

@@ -106,7 +106,9 @@ def check_folder(folder: Path) -> None:
     if (folder / MODULES).is_file() and inner.is_dir():
         raise ArgumentError(f"{folder} is of sentence-transformers: the model in it is {inner}, give that")
     if (folder / "adapter_config.json").exists():
-        raise ArgumentError(f"{folder} holds an adapter of PEFT, no model: merge it into its model first, and save that")
+        raise ArgumentError(
+            f"{folder} holds an adapter of PEFT, no model: merge it into its model first, and save that"
+        )
     raise ArgumentError(f"{folder} holds no model: it has no config.json")
 
 

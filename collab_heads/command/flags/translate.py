@@ -49,4 +49,6 @@ def check(args: Namespace) -> None:
     """
     check_extra("train", "fine-tuning and translation")
     if not args.demo:
-        check_files(*(name for split in (args.train_file, args.validation_file, args.test_file) for name in split or ()))
+        check_files(
+            *(name for split in (args.train_file, args.validation_file, args.test_file) for name in split or ())
+        )

@@ -57,5 +57,5 @@ def as_argument(value: Any) -> str:
     if isinstance(value, list) or value is None:
         raise ValueError(f"{json.dumps(value)} is not one value")
     if isinstance(value, bool):
-        raise ValueError(f"{json.dumps(value)} is no value for it (a word, such as \"no\", is written in quotes)")
+        raise ValueError(f'{json.dumps(value)} is no value for it (a word, such as "no", is written in quotes)')
     return repr(value)

@@ -3,15 +3,20 @@
 import argparse
 from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from collab_heads.checks import check_choice
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.reading import parse_json
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, not_negative, path, per_role, positive
 
 # --head_selection that measures heads -> the criterion of `head_importance`
-CRITERIA_OF: dict[str, Literal["gradient", "reconstruction"]] = {"importance": "gradient", "reconstruction": "reconstruction"}
+CRITERIA_OF: dict[str, Literal["gradient", "reconstruction"]] = {
+    "importance": "gradient",
+    "reconstruction": "reconstruction",
+}
 SELECTIONS = ("learned", *CRITERIA_OF, "random")
 FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each asks for gates, in its own way
 
@@ -70,6 +75,18 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         help="training examples that rank the heads before training: the choice of --head_selection importance, and "
         "where learned gates begin; 0: gates begin equal",
     )
+
+
+def read_alive(path: str) -> dict:
+    """Read a configuration of heads.
+
+    Raises:
+        DataError: if the file cannot be read as JSON.
+    """
+    try:
+        return parse_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"--alive_heads {path}: {error}") from error
 
 
 def wants_gates(args: Namespace) -> bool:
