@@ -1,8 +1,8 @@
 """A first look at the command line, before torch and transformers are imported: they take seconds.
 
-`collab-heads compress --help` and a wrong flag need none of them. But Python runs a package before any module in it, the
-command's, too. So the package's `__init__` calls `first_look` before its own imports: where the process is the command,
-its flags are read and checked then, and it leaves if there is no more to do. Else all is imported as ever.
+`collab-heads compress --help` and a wrong flag need none of them. But Python runs a package before any module in it,
+the command's, too. So the package's `__init__` calls `first_look` before its own imports: where the process is the
+command, its flags are read and checked then, and it leaves if there is no more to do. Else all is imported as ever.
 """
 
 import sys

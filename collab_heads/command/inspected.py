@@ -54,9 +54,7 @@ class FamilyList:
 
     def __str__(self) -> str:
         rows = [(each.model_type, ", ".join(each.roles), ", ".join(each.capabilities)) for each in self.families]
-        return text_table(
-            ("model type", "roles", "can"), rows, f"{len(rows)} types; inspect TYPE says what cannot, too"
-        )
+        return text_table(("model type", "roles", "can"), rows, f"{len(rows)} types; what cannot: inspect TYPE")
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,8 @@ class SiteFacts:
         if self.open is not None:
             gates += f", {len(self.open)} open"
         changes = ", ".join(filter(None, (f"gates ({gates})" if gates else "", "alphas" if self.alphas else "")))
-        numbers = self.key_heads, self.query_key, self.value, f"{self.parameters:,}", self.cache or ""
-        return self.role, self.path, self.kind, heads, *map(str, numbers), changes
+        numbers = self.key_heads, self.query_key, self.value, f"{self.parameters:,}", self.cache or "-"
+        return self.role, self.path, self.kind, heads, *map(str, numbers), changes or "-"
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class ModelFacts:
         return {**dataclasses.asdict(self), "totals": self.totals}
 
     def __str__(self) -> str:
-        header = ("role", "site", "kind", "heads", "key heads", "query/key", "value", "parameters", "cache", "")
+        header = ("role", "site", "kind", "heads", "key heads", "query/key", "value", "parameters", "cache", "on heads")
         totals, share = self.totals, self.totals["parameters"] / self.parameters
         heads = f"{totals['heads']} heads" + (
             f" of {totals['heads_before']}" if totals["heads"] < totals["heads_before"] else ""

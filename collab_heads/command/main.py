@@ -18,7 +18,7 @@ from collab_heads.command.completion import SHELLS, completion
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.training.flags.parsing import Parser
 
-# Name -> what it does. Its flags are in command/flags/NAME.py (add_arguments, check), its work in command/NAME.py (run).
+# Name -> what it does. Flags are in command/flags/NAME.py (add_arguments, check), the work is in command/NAME.py (run).
 COMMANDS = {
     "inspect": "what is in a model: its attention, layer by layer, parameters, cache; what works with a family",
     "compress": "make attention smaller where it costs least: heads, queries and keys, values",
@@ -65,13 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         with redirect_stdout(sys.stderr):
             result = run(name, args)
         if int(os.environ.get("RANK", 0)) == 0:  # of several processes the first one speaks
-            print(json.dumps(as_document(result), indent=1))
+            print(json.dumps(as_document(result), indent=1), flush=True)
     except CollabHeadsError as problem:
         print(f"collab-heads: {problem}", file=sys.stderr)
         return WRONG_FLAGS if isinstance(problem, ArgumentError) else FAILED
     except KeyboardInterrupt:
         print("collab-heads: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
 
 
@@ -98,7 +100,7 @@ def read(argv: Sequence[str]) -> tuple[str, Namespace]:
     if name == "--version":
         answer(f"collab-heads {import_module('collab_heads').__version__}")
     if name == "--print_completion":
-        check_choice("--print_completion", *(rest[:1] or [""]), SHELLS)
+        check_choice("--print_completion", rest[0] if rest else "", SHELLS)
         answer(completion(rest[0], {each: flags_of(parser(each)) for each in COMMANDS}))
     check_choice("command", name, COMMANDS)
     args = parser(name).parse_args(rest)

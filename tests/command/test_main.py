@@ -198,7 +198,7 @@ def test_files_of_flags_that_are_refused(flags, error, said, tmp_path):
 
 
 def test_a_missing_flag_hides_no_wrong_one():
-    with pytest.raises(ArgumentError, match="unknown flag '--dota' .did you mean '--data'"):
+    with pytest.raises(ArgumentError, match=r"unknown flag '--dota' .did you mean '--data'"):
         commands.parse("compress", "bert", "--dota", "x")
 
 

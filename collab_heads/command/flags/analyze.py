@@ -4,8 +4,8 @@ r"""Show the heads of a model.
     collab-heads analyze Helsinki-NLP/opus-mt-de-en --data dev.de.gz dev.en.gz --output_dir report
 
 Text files have a sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its own
-translations. Labelled examples: `collab-heads glue --analyze`. Without matplotlib there are no pictures and no page, but
-tables and JSON.
+translations. Labelled examples: `collab-heads glue --analyze`. Without matplotlib there are no pictures and no page,
+only tables and JSON.
 """
 
 from argparse import ArgumentParser, Namespace

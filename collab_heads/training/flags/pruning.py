@@ -13,10 +13,8 @@ from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, not_negative, path, per_role, positive
 
 # --head_selection that measures heads -> the criterion of `head_importance`
-CRITERIA_OF: dict[str, Literal["gradient", "reconstruction"]] = {
-    "importance": "gradient",
-    "reconstruction": "reconstruction",
-}
+Criterion = Literal["gradient", "reconstruction"]
+CRITERIA_OF: dict[str, Criterion] = {"importance": "gradient", "reconstruction": "reconstruction"}
 SELECTIONS = ("learned", *CRITERIA_OF, "random")
 FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each asks for gates, in its own way
 
