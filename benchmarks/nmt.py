@@ -8,6 +8,7 @@ scratch  small Marians trained from the start: collaborative against narrow conc
 t5       the T5 of the shared folder: a swap and a pruning
 mixing   the same Marian trained on, with alphas, with growth loss, with heads that rotate
 born     small Marians trained from the start in these ways
+risk     the same Marian trained on, to lower the risk of its translations, and as long with cross-entropy
 
 Every run is one of run_translation.py and translates the test set at the end of its steps: nothing is selected on it.
 Runs found complete in DIR are not repeated, so parts and seeds can run side by side; --table only collects and draws.
@@ -40,7 +41,8 @@ from collab_heads.training.runs.run import Run
 
 DATA, TEST = "data/multi30k", "test_2016_flickr"
 FILES = {"--train_file": "train", "--validation_file": TEST}
-EVERY = "--val_max_target_length 80 --per_device_eval_batch_size 50 --label_smoothing 0.1"
+DECODE = "--val_max_target_length 80 --per_device_eval_batch_size 50"
+EVERY = f"{DECODE} --label_smoothing 0.1"
 TUNE = f"{EVERY} --max_tokens 1000 --learning_rate 1e-3 --warmup_ratio 0.05 --max_train_steps 400 --eval_steps 400"
 LONG = TUNE.replace("400", "1200") + " --selection_share 0.05"
 NARROW = f"{EVERY} --max_tokens 1000 --learning_rate 3e-4 --warmup_ratio 0.05 --max_train_steps 300 --eval_steps 300"
@@ -53,6 +55,11 @@ MIX = (
     f"{EVERY} --max_tokens 1000 --learning_rate 3e-4 --warmup_ratio 0.05 --max_train_samples 7000 "
     "--num_train_epochs 4 --eval_steps 100000"
 )
+RISK = (
+    f"{DECODE} --learning_rate 3e-5 --lr_scheduler_type constant_with_warmup --num_warmup_steps 10 --eval_steps 100000"
+)
+RISK_STEPS, CROSS_STEPS = 200, 1600  # of about the same time
+SAMPLED = "--objective minimum_risk --risk_samples 20 --max_tokens 250 --gradient_accumulation_steps 2"
 ENCODER = "--gated_sites enc-self --target_heads 5"
 ROLES = ("enc-self", "dec-self", "dec-enc")
 
@@ -118,6 +125,17 @@ PARTS = {
     ),
     "mixing": Part(MIX, mixed(layers=3, heads=8), MARIAN),
     "born": Part(SCRATCH, mixed(layers=2, heads=4)),
+    "risk": Part(
+        RISK,
+        {
+            "cross-entropy": f"--label_smoothing 0.1 --max_tokens 1000 --max_train_steps {CROSS_STEPS}",
+            "minimum risk": f"{SAMPLED} --max_train_steps {RISK_STEPS}",
+            "minimum risk, chrF": f"{SAMPLED} --max_train_steps {RISK_STEPS} --risk_metric chrf",
+            "both": f"{SAMPLED} --max_train_steps {RISK_STEPS} --risk_cross_entropy 0.1",
+        },
+        MARIAN,
+        before=True,
+    ),
 }
 evaluate, step = Run.evaluate, AlphaPenalty.step
 
@@ -232,6 +250,7 @@ def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = N
         some = results[min(results)]
         stages = some["stages"]
         row["before"] = next((stages[s]["bleu"] for s in ("swapped", "loaded") if s in stages), None)
+        row["seconds"] = statistics.mean(one["train"][-1]["seconds"] for one in results.values())
         row["chrf"] = statistics.mean(one["eval_chrf"] for one in results.values())
         row["parameters"], row["signature"] = some["parameters"], some["signatures"]["bleu"]
         if part in ("heads", "t5"):
@@ -272,6 +291,7 @@ def main() -> None:
     rows = rows_of(arguments.work, part, arguments.seeds, arguments.rows)
     columns = {part: "", "kept": "", "enc/dec/cross": "", "before": ".2f", "bleu": ".2f", "range": ""}
     columns |= {"difference": "+.2f", "95 %": "", "parameters": ",", "runs": ""}
+    columns |= {"chrf": ".2f", "seconds": ".0f"} if part == "risk" else {}
     print(table(rows, {name: spec for name, spec in columns.items() if any(row.get(name) for row in rows)}))
     if arguments.table and arguments.rows:
         write_again(f"nmt_{part}", rows, arguments.note, seeds=arguments.seeds)

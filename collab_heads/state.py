@@ -15,7 +15,7 @@ GATE_RANGE = (1e-6, 1e3)  # of temperatures, and of what a stretch adds to [0, 1
 QueryKeyKind = Literal["shared", "per_head", "rotary"]
 KINDS: tuple[QueryKeyKind, ...] = get_args(QueryKeyKind)
 DIVIDED: frozenset[QueryKeyKind] = frozenset({"per_head", "rotary"})  # kinds whose heads have R / H dimensions each
-MixingInit = Literal["concatenate", "ones", "normal"]
+MixingInit = Literal["concatenate", "ones", "normal", "xavier"]
 MIXING_INITS: tuple[MixingInit, ...] = get_args(MixingInit)
 GateKind = Literal["learned", "subset", "fixed"]
 GATE_KINDS: tuple[GateKind, ...] = get_args(GateKind)
@@ -32,7 +32,7 @@ class QueryKeyState:
         dim_head: d_k, the width of a query/key head of the original module; at R = H * d_k the swap is exact.
         scale: factor of the dot product, that of the original module.
         bias: whether the original query had a bias.
-        mixing_init: how training from scratch starts: "concatenate" (0/1 blocks), "ones" or "normal".
+        mixing_init: how training from scratch starts: "concatenate" (0/1 blocks), "ones", "normal" or "xavier".
         groups: the key/value head of every head, where heads share them; None where each has its own.
     """
 

@@ -36,7 +36,8 @@ def collaborative_config(
         dim_value: as in `swap_to_collaborative`.
         mixing: "shared" or "per_head".
         mixing_init: what a "shared" mixing matrix holds at first: "concatenate" (0/1 blocks: heads begin separate),
-            "ones" (heads begin alike) or "normal" (random, standard deviation 0.2).
+            "ones" (heads begin alike), "normal" (random, standard deviation 0.2) or "xavier" (random, within
+            ±√(6 / (heads + width)), Glorot and Bengio 2010).
         sites: roles or paths; None for all.
 
     Returns:

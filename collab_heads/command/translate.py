@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from collab_heads.command.flags import translate as flags
 from collab_heads.training.data.parallel import Corpus, from_files, from_hub
 from collab_heads.training.demo import translation_demo
-from collab_heads.training.flags import alphas, analyzing, arguments, pruning, rotating
+from collab_heads.training.flags import alphas, analyzing, arguments, pruning, risk, rotating
 from collab_heads.training.flags.parsing import Parser
 from collab_heads.training.flags.translation_arguments import check_translation
 from collab_heads.training.runs.run import Run
@@ -33,6 +33,7 @@ def check(args: Namespace) -> None:
     if args.demo:
         return
     check_translation(args)
+    risk.check_risk(args)
     arguments.check_shared(args)
     pruning.check_heads(args)
     alphas.check_alpha_flags(args)

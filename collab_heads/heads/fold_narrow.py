@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
-from collab_heads.layers.query_key_kinds import EXACT_KIND
 from collab_heads.model.open_site import OpenSite
 from collab_heads.state import SiteState
 
@@ -26,10 +25,13 @@ def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Ma
     """
     kinds = {path: state.query_key.kind for path, state in states.items() if state.query_key is not None}
     advice = "save the model as it is, and import collab_heads where it is loaded"
-    if adapter.head_width is None:
-        raise SwapError(f"{', '.join(kinds)}: collaborative attention has no stock form; {advice}")
-    if shared := [path for path, kind in kinds.items() if kind != EXACT_KIND]:
+    if shared := [path for path, kind in kinds.items() if kind != adapter.exact_kind]:
         raise SwapError(f"{', '.join(shared)}: heads that share their queries and keys have no stock form; {advice}")
+    if adapter.head_width is None:
+        raise SwapError(
+            f"{', '.join(kinds)}: heads of another width have no stock form, since no config of such a model says how "
+            f"wide they are; {advice}"
+        )
     if removed := [path for path, state in states.items() if state.kept is not None]:
         raise SwapError(f"{removed[0]} has fewer heads, and narrow ones elsewhere have no such form; {advice}")
     widths = {site.path: (site.query_key_width // site.num_heads, site.dim_value // site.num_heads) for site in sites}

@@ -112,6 +112,8 @@ class SharedQueryKey(QueryKey):
             self.mixing.fill_(1.0)
         elif self.state.mixing_init == "normal":
             self.mixing.normal_(0.0, MIXING_STD)
+        elif self.state.mixing_init == "xavier":
+            nn.init.xavier_uniform_(self.mixing)
         else:
             self.mixing.copy_(block_mixing(self.num_heads, self.state.dim))
         if self.content_bias is not None and weights.query_bias is not None:

@@ -96,13 +96,17 @@ def test_narrower_values_where_heads_cannot_share(family):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("start", ("concatenate", "ones", "normal"))
+@pytest.mark.parametrize("start", ("concatenate", "ones", "normal", "xavier"))
 @pytest.mark.parametrize("dim", (20, None))
 def test_mixing_starts(name, start, dim):
     model = build(AutoModel, collaborative_config(CONFIGS[name](), None, dim, mixing_init=start))
     found = torch.stack([query_key.mixing.detach() for query_key in query_keys(model)])
     assert found.shape[1:] == (HEADS, dim or EXACT)
-    if start == "normal":
+    if start == "xavier":
+        bound = (6 / sum(found.shape[1:])) ** 0.5
+        assert 0.8 * bound < found.abs().max() <= bound
+        assert found.mean().abs() < 4 * bound / (3 * found.numel()) ** 0.5
+    elif start == "normal":
         draws = 2 * HEADS * 20  # at least
         assert float(found.std()) == pytest.approx(MIXING_STD, rel=4 / (2 * draws) ** 0.5)
         assert found.mean().abs() < 4 * MIXING_STD / draws**0.5

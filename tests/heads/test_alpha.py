@@ -190,7 +190,7 @@ def test_alphas_of_a_collaborative_model_stay_in_its_record():
     assert states[LAYER_0].query_key == states[LAYER_1].query_key
     assert (states[LAYER_0].alphas, states[LAYER_1].alphas) == (True, False)
     assert [site.path for site, _ in mixed_sites(model, BertAdapter())] == [LAYER_0]
-    with refused(model, SwapError, "collaborative attention has no stock form"):
+    with refused(model, SwapError, "heads that share their queries and keys have no stock form"):
         fold_heads(model)
 
 

@@ -80,7 +80,8 @@ def test_collaborative_models(kind, state):
         change_queries(model, kind)
     else:
         model = changed(FAMILIES["bert"], kind, state)
-    with refused(model, SwapError, LAYER_1, "collaborative attention has no stock form"):
+    reason = {"shared": "share their queries and keys", "per_head": "heads of another width"}[kind]
+    with refused(model, SwapError, LAYER_1, reason + " have no stock form"):
         fold_heads(model)
 
 
@@ -88,7 +89,7 @@ def test_only_collaborative_sites_are_named():
     model = bert()
     swap_to_gated(model)
     swap_to_collaborative(model, sites=LAYER_0)
-    with refused(model, SwapError, f"{LAYER_0}: collaborative") as caught:
+    with refused(model, SwapError, f"{LAYER_0}: heads that share") as caught:
         fold_heads(model)
     assert LAYER_1 not in str(caught.value)
 

@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 
 from collab_heads.command.flags.shared import check_files
 from collab_heads.extras import check_extra
-from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
+from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, risk, rotating
 from collab_heads.training.flags.translation_arguments import (
     add_scratch_arguments,
     add_translation_data,
@@ -37,6 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     analyzing.add_analysis_arguments(parser)
     arguments.add_training_arguments(parser)
     add_translation_training(parser)
+    risk.add_risk_arguments(parser)
     arguments.add_output_arguments(parser)
 
 

@@ -77,6 +77,11 @@ class Objective:
             label_smoothing=self.smoothing,
         )
 
+    @staticmethod
+    def weight(batch: Mapping[str, Tensor]) -> int:
+        """How many target tokens the loss of a batch is over."""
+        return num_targets(batch)
+
     def drop(self, ids: Tensor) -> Tensor:
         """Replace tokens at random."""
         keep = torch.isin(ids, torch.tensor(self.special, device=ids.device))

@@ -32,7 +32,9 @@ def launched(args: Namespace) -> Iterator[Accelerator]:
     accelerator = make_accelerator(args)
     if accelerator.distributed_type not in SUPPORTED:
         raise ArgumentError(f"{accelerator.distributed_type} is not supported: use one process, DDP or FSDP 2")
-    check_sharding(accelerator, {f"--{name}": vars(args).get(name) for name in NEEDS_WHOLE_WEIGHTS})
+    refused = {f"--{name}": vars(args).get(name) for name in NEEDS_WHOLE_WEIGHTS}
+    refused["--objective minimum_risk"] = vars(args).get("objective") == "minimum_risk"  # runs the encoder by itself
+    check_sharding(accelerator, refused)
     if not accelerator.is_main_process:
         logging.set_verbosity_error()
         logging.disable_progress_bar()

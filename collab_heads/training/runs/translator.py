@@ -5,7 +5,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -17,11 +17,11 @@ from collab_heads.errors import ArgumentError
 from collab_heads.training.data.batches import longest_first, token_steps
 from collab_heads.training.data.classification import draw
 from collab_heads.training.data.collate import Collate
+from collab_heads.training.data.minimum_risk import MinimumRisk
 from collab_heads.training.data.parallel import Corpus
-from collab_heads.training.data.translation import Objective, corpus_scores, encode, num_targets, translate
+from collab_heads.training.data.translation import Objective, corpus_scores, encode, translate
 from collab_heads.training.flags.collaborative import wants_swap
 from collab_heads.training.flags.translation_arguments import from_scratch
-from collab_heads.training.loop.optimizer import Loss
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import last_checkpoints, load_weights
 from collab_heads.training.runs.best_weights import BestWeights, check_enough_checkpoints
@@ -32,6 +32,8 @@ from collab_heads.training.runs.session import Session
 from collab_heads.training.runs.swap import Phase, phases
 from collab_heads.training.runs.translation_model import check_fits, freeze, freeze_unsaved, set_languages
 from collab_heads.training.storage.output import TRANSLATIONS
+
+PROBED = 8  # training sentences that minimum-risk training is tried on before it begins
 
 
 @dataclass
@@ -103,6 +105,8 @@ class Translator(Learner):
             last=LastEvaluation(signatures=session.progress.get("signatures", {})),
         )
         translator.check_kept_weights()
+        if isinstance(translator.loss, MinimumRisk) and session.checkpoint is None:
+            translator.loss.check(model, translator.samples(PROBED, labels=True)[0])
         return translator
 
     def check_kept_weights(self) -> None:
@@ -121,10 +125,20 @@ class Translator(Learner):
                 steps = self.steps(phase.number)
                 check_enough_checkpoints(args.average_checkpoints, args.checkpointing_steps, steps)
 
-    @property
-    def loss(self) -> Loss:
-        """Cross-entropy, with label smoothing and word dropout."""
+    @cached_property
+    def loss(self) -> Objective | MinimumRisk:
+        """Cross-entropy, with label smoothing and word dropout; or the risk of the model's own translations."""
         args, tokenizer = self.session.args, self.tokenizer
+        if args.objective == "minimum_risk":
+            return MinimumRisk(
+                self.session.accelerator,
+                tokenizer,
+                samples=args.risk_samples,
+                sharpness=args.risk_sharpness,
+                metric=args.risk_metric,
+                cross_entropy=args.risk_cross_entropy,
+                longest=args.max_target_length,
+            )
         special = tuple(tokenizer.all_special_ids)
         return Objective(args.label_smoothing, args.word_dropout, tokenizer.unk_token_id, special)
 
@@ -139,8 +153,8 @@ class Translator(Learner):
         return TrainingSteps(of_epoch, args.num_train_epochs, args.max_train_steps)
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
-        """The loss is a mean over target tokens."""
-        return num_targets(batch)
+        """The loss is a mean over target tokens, or over sentences."""
+        return self.loss.weight(batch)
 
     def samples(self, count: int, *, labels: bool) -> Sequence[Mapping[str, Tensor]]:
         """Batches of training pairs of like length, drawn by the seed."""

@@ -14,6 +14,7 @@ from collab_heads.folders import write_folder
 
 NO_MANIFEST = shutil.ignore_patterns("manifest.json", "translations")
 NOISY = "--dropout 0.2 --word_dropout 0.1 --label_smoothing 0.1".split()
+RISK = "--objective minimum_risk --risk_samples 4 --risk_cross_entropy 0.5".split()
 LEARNED = "--target_heads 5 --importance_samples 16 --selection_share 0.8".split()
 
 
@@ -32,6 +33,7 @@ RUNS = {
     "average": ("--average_checkpoints", 2),
     "epochs": ("--checkpointing_steps", "epoch", "--max_train_samples", 60, "--gradient_accumulation_steps", 2),
     "frozen": ("--trainable_parameters", "encoder.*q_proj", "decoder.*fc1", *SWAP),  # the swap renames q_proj
+    "risk": (*RISK, "--gradient_accumulation_steps", 2, "--max_train_samples", 60, *LEARNED[:2]),
     "frozen gates": ("--trainable_parameters", "encoder", "--gate_weight", 0.3),  # gates are never frozen
 }
 
@@ -155,6 +157,19 @@ def test_two_processes_resume_as_well(marian, bilingual, tmp_path):
     more = (*SWAP, "--word_dropout", 0.1, "--eval_steps", 2, "--checkpointing_steps", 2, "--load_best_model_at_end")
     finish(start([*PROCESSES, *flags(marian, bilingual, out, *more)]))
     expected, whole = weights(out), json.loads((out / "all_results.json").read_text())
+    finish(start([*PROCESSES, *flags(marian, bilingual, out, *more, "--resume_from_checkpoint", out / "step_0_2")]))
+    same(json.loads((out / "all_results.json").read_text()), whole)
+    assert differing(weights(out), expected) == []
+
+
+@pytest.mark.slow
+def test_two_processes_lower_the_risk_of_a_changed_model(marian, bilingual, tmp_path):
+    """Shared keys and heads that are chosen: two processes sample for themselves, end with one model, and go on."""
+    out = tmp_path / "two"
+    more = (*RISK, *SWAP, *LEARNED[:2], "--checkpointing_steps", 2, "--max_train_steps", 4)
+    finish(start([*PROCESSES, *flags(marian, bilingual, out, *more)]))
+    expected, whole = weights(out), json.loads((out / "all_results.json").read_text())
+    assert (whole["processes"], list(whole["stages"])) == (2, ["loaded", "swapped", "fine_tuned", "pruned"])
     finish(start([*PROCESSES, *flags(marian, bilingual, out, *more, "--resume_from_checkpoint", out / "step_0_2")]))
     same(json.loads((out / "all_results.json").read_text()), whole)
     assert differing(weights(out), expected) == []

@@ -1,0 +1,79 @@
+"""The notebooks with their outputs, so that they show on a repository's page.
+
+python benchmarks/notebooks.py [--names translate ...]
+
+Runs them from top to bottom with the small Marian of the shared folder and the pairs beside them, and writes them back
+with what they printed and drew. Progress bars and warnings are left out; pictures have at most 256 colours. The
+metadata say of which code and versions the outputs are: a test compares.
+"""
+
+import argparse
+import base64
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+
+import nbformat
+from nbclient import NotebookClient
+from PIL import Image
+
+from common import ROOT, shared, versions
+
+FOLDER = ROOT / "notebooks"
+MODEL = "models/marian-multi30k-de-en"
+KEPT = ("stream", "display_data", "execute_result")
+
+
+def digest(notebook: nbformat.NotebookNode) -> str:
+    """SHA-256 of the code of a notebook."""
+    code = "\0".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    return hashlib.sha256(code.encode("utf-8")).hexdigest()
+
+
+def executed(name: str) -> nbformat.NotebookNode:
+    """A notebook with the outputs that it has now."""
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
+    environment = {**os.environ, "COLLAB_HEADS_MODEL": str(shared(MODEL)), "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        for pairs in FOLDER.glob("pairs.*"):
+            shutil.copy(pairs, folder)
+        client = NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": folder}})
+        client.execute(env=environment)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.metadata = nbformat.NotebookNode()
+            cell.outputs = [light(output) for output in cell.outputs if is_kept(output)]
+    notebook.metadata["collab_heads"] = {"code": digest(notebook), "model": MODEL, "versions": versions()}
+    return notebook
+
+
+def is_kept(output: nbformat.NotebookNode) -> bool:
+    """Whether a reader wants to see an output: no progress bar, no warning."""
+    return output.output_type in KEPT and output.get("name") != "stderr"
+
+
+def light(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """An output with a lighter picture."""
+    if "image/png" in output.get("data", {}):
+        picture, stored = Image.open(io.BytesIO(base64.b64decode(output.data["image/png"]))), io.BytesIO()
+        picture.convert("RGB").quantize(256).save(stored, "PNG", optimize=True)
+        output.data["image/png"] = base64.b64encode(stored.getvalue()).decode("ascii")
+    return output
+
+
+def main() -> None:
+    """Run and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    parser.add_argument("--names", nargs="+", default=names, choices=names)
+    for name in parser.parse_args().names:
+        notebook = executed(name)
+        nbformat.validate(notebook)
+        nbformat.write(notebook, FOLDER / f"{name}.ipynb")
+        print(name, f"{(FOLDER / f'{name}.ipynb').stat().st_size / 1e3:.0f} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
