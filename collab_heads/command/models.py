@@ -1,6 +1,7 @@
 """The model of a command, and its tokenizer."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.extras import check_extra
 from collab_heads.registry import adapter_for_config, get_adapter
 from collab_heads.training.runs.loading import load_or_explain
 
@@ -35,16 +37,31 @@ def load(args: Namespace) -> Loaded:
     config = load_or_explain(AutoConfig, args.model, **remote)
     adapter_for_config(config)
     named = getattr(transformers, (config.architectures or ["AutoModel"])[0], AutoModel)
+    tokenizer = load_tokenizer(args.model, remote)
     model = load_or_explain(named, args.model, dtype=torch.float32, **({} if named is not AutoModel else remote))
     get_adapter(model)
     if len(getattr(args, "data", None) or ()) == 2 and not model.config.is_encoder_decoder:
         raise ArgumentError(f"--data has two files, and {type(model).__name__} takes one: it does not translate")
     device = getattr(args, "device", "cpu")
     try:
-        tokenizer = load_or_explain(AutoTokenizer, args.model, **remote)
         return Loaded(model.to(device), tokenizer, config.dtype or torch.float32)
     except RuntimeError as error:
         raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}") from error
+
+
+def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:
+    """Load a tokenizer.
+
+    Raises:
+        MissingPackageError: if it is one of SentencePiece, which is not installed.
+        ArgumentError: if there is none, or it cannot be loaded.
+    """
+    try:
+        return load_or_explain(AutoTokenizer, name, **remote)
+    except ArgumentError as error:
+        if "sentencepiece" in str(error).lower():
+            check_extra("train", "such tokenizers", ("sentencepiece",))
+        raise
 
 
 def check_class(model: PreTrainedModel) -> None:
