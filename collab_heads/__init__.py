@@ -3,6 +3,11 @@
 Importing the package lets `from_pretrained` load what it saved.
 """
 
+from collab_heads.first_look import first_look
+
+__version__ = "0.1.0"
+first_look()  # the command's help and wrong flags need nothing of what is imported below
+
 from collab_heads import adapters
 from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_out, mean_loss, without_heads
@@ -89,4 +94,3 @@ __all__ = [
     "token_contributions",
     "without_heads",
 ]
-__version__ = "0.1.0"

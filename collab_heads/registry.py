@@ -1,5 +1,7 @@
 """The lookup of an adapter by model type."""
 
+from collections.abc import Mapping
+
 import transformers
 from packaging import version
 from transformers import PretrainedConfig, PreTrainedModel
@@ -45,10 +47,25 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
                 f"{transformers.__version__}: older versions rename its new weights when they load them"
             )
         return adapter
+    check_custom_code(vars(config))
     raise UnsupportedModelError(
         f"model type {model_type!r} is not supported{did_you_mean(model_type, known)}. "
         f"Supported: {', '.join(known)}. Another family needs an adapter: see 'Add a family' in the README."
     )
+
+
+def check_custom_code(config: Mapping) -> None:
+    """Refuse a model whose code comes with it, from the entries of its config.
+
+    Raises:
+        UnsupportedModelError: if its type has no adapter, and its config names classes of its own.
+    """
+    if config.get("auto_map") and config.get("model_type") not in _ADAPTERS:
+        raise UnsupportedModelError(
+            f"model type {config.get('model_type')!r} is not supported: its attention is code that comes with the "
+            "model, no adapter knows it, with trust_remote_code or without. An adapter of your own can teach the "
+            "toolkit where it is: see 'Add a family' in the documentation"
+        )
 
 
 def is_lone_decoder(config: PretrainedConfig) -> bool:

@@ -12,7 +12,7 @@ import yaml
 from pages import DOCS, NETWORK, PAGES, ROOT, Page, run, tables_restored
 
 import collab_heads
-from collab_heads.command.main import COMMANDS
+from collab_heads.command.main import COMMANDS, read
 from collab_heads.extras import EXTRAS
 from test_imports import BASE, LAYERS, imports, packages
 
@@ -145,9 +145,12 @@ def test_flags_that_are_named_are_there(capsys):
     import run_glue
     import run_translation
 
-    for parses in (run_glue, run_translation, *map(importlib.import_module, COMMANDS.values())):
+    for parses in (run_glue, run_translation):
         with pytest.raises(SystemExit):
             parses.parse(["--help"])
+    for asked in (["--help"], *([name, "--help"] for name in COMMANDS)):
+        with pytest.raises(SystemExit):
+            read(asked)
     known = set(re.findall(r"--\w+", capsys.readouterr().out)) | OTHER_COMMANDS
     pages = [page for name, page in PAGES.items() if "results" not in name and name != "docs/coming-from.md"]
     named = {flag for page in pages for flag in re.findall(r"(?<![\w-])--[a-z]\w+", page.text)}

@@ -24,7 +24,9 @@ LAYERS = (
         "folders",
         "reading",
         "text",
+        "words",
         "extras",
+        "first_look",
     ),
     ("layers",),
     ("attention_adapter", "registry", "fused_adapter", "rotary_adapter"),
@@ -50,6 +52,7 @@ LAYERS = (
     ("training.loop",),
     ("training.runs",),
     ("training.demo",),
+    ("command.flags",),
     ("command", "__main__"),
 )
 # Between the adapters and the public names, no layer may import the families.

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -15,9 +14,9 @@ from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.checks import check_choice, check_count
 from collab_heads.errors import ArgumentError
+from collab_heads.words import REPORT_PARTS as PARTS
+from collab_heads.words import ReportPart as Part
 
-Part = Literal["statistics", "roles", "relevance", "gradient", "contributions", "ablation"]
-PARTS: tuple[Part, ...] = get_args(Part)
 NO_SOURCE = (
     "only encoder-decoders have a source and a target to tell apart, and decoders a prompt and its continuation, where "
     "labels are -100 for the prompt"

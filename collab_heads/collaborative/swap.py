@@ -11,7 +11,7 @@ from transformers.utils.logging import tqdm
 
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
-from collab_heads.collaborative.allocate import ALLOCATIONS, Allocation, balance_widths
+from collab_heads.collaborative.allocate import balance_widths
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
 from collab_heads.collaborative.plan import SitePlan, ValuePlan, choose_sites, plan_site, plan_values
@@ -29,6 +29,7 @@ from collab_heads.numerics import few_threads
 from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
 from collab_heads.state import QueryKeyKind
+from collab_heads.words import ALLOCATIONS, Allocation
 
 
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after

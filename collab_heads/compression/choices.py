@@ -4,7 +4,6 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
 from collab_heads.layers.layout import weight_of
@@ -13,9 +12,9 @@ from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.model.open_site import OpenSite
 from collab_heads.sites import count_key_heads, group_size
 from collab_heads.state import DIVIDED, QueryKeyKind, QueryKeyState
+from collab_heads.words import SITE_PARTS as PARTS
+from collab_heads.words import SitePart as Part
 
-Part = Literal["heads", "query_key", "values"]  # of a site, that can become smaller
-PARTS: tuple[Part, ...] = get_args(Part)
 LEVELS = 8  # widths per projection, and numbers of heads per site, that are considered: as many, or a few more
 
 

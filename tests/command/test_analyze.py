@@ -1,17 +1,22 @@
-"""python -m collab_heads analyze: what it takes, what it measures on, what it refuses before the model runs."""
+"""collab-heads analyze: what it takes, what it measures on, what it refuses before the model runs."""
 
 import json
 import runpy
 import subprocess
 import sys
 
+import commands
 import pytest
 from translation_script import write_lines
 
 from collab_heads.command import analyze
-from collab_heads.command.analyze import main, parse
 from collab_heads.command.models import load
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
+
+
+def run(argv):
+    return commands.run("analyze", *argv)
+
 
 PARTS = ("--parts", "statistics", "--examples", "0")
 
@@ -26,29 +31,29 @@ def no_pictures(monkeypatch):
 
 def test_an_encoder_reads_text(bert, tmp_path, capsys, no_pictures):
     lines = ["the dog runs", "", "a cat", "the old man sees it", " "]
-    report = main([str(bert), "--data", write_lines(tmp_path / "text.txt", lines), *PARTS, "--output_dir", "there"])
+    report = run([str(bert), "--data", write_lines(tmp_path / "text.txt", lines), *PARTS, "--output_dir", "there"])
     printed = capsys.readouterr().out
     assert "left out 2 of 5 lines, which are empty" in printed and str(report) in printed
     assert report.data["sentences"] == 3 and report.data["name"].endswith("text.txt") and report.roles is None
     assert [str(folder) for folder in no_pictures] == ["there"]
     tokens = report.statistics.tokens[report.sites[0].path]
-    tokenizer = load(parse([str(bert), "--data", "text.txt"])).tokenizer
+    tokenizer = load(commands.parse("analyze", bert, "--data", tmp_path / "text.txt")).tokenizer
     ids = [tokenizer(line)["input_ids"] for line in lines if line.strip()]
     assert tokens == sum(len(row) - 1 for row in ids)  # [SEP] does not count, [CLS] does
 
 
 def test_sentences_that_are_too_long_are_left_out_and_counted(bert, tmp_path, capsys):
     text = write_lines(tmp_path / "text.txt", ["a dog", "the old man sees it", "a cat"])
-    report = main([str(bert), "--data", text, *PARTS, "--max_length", "4"])
+    report = run([str(bert), "--data", text, *PARTS, "--max_length", "4"])
     assert report.data["sentences"] == 2
-    assert main([str(bert), "--data", text, *PARTS, "--samples", "1"]).data["sentences"] == 1
+    assert run([str(bert), "--data", text, *PARTS, "--samples", "1"]).data["sentences"] == 1
     assert "left out 1 of 3 sentences of more than 4 tokens" in capsys.readouterr().out
-    report = main(
+    report = run(
         [str(bert), "--data", write_lines(tmp_path / "long", ["a dog", "a " * 300]), *PARTS, "--max_length", "999"]
     )
     assert report.data["sentences"] == 1  # the model's own limit counts
     with pytest.raises(ArgumentError, match="--max_length 2: every sentence of"):
-        main([str(bert), "--data", text, *PARTS, "--max_length", "2"])
+        run([str(bert), "--data", text, *PARTS, "--max_length", "2"])
 
 
 def test_what_is_refused(bert, marian, pairs, tmp_path):
@@ -68,14 +73,16 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
         ([bert, "--data", short, "--treebank", tmp_path / "no.conllu"], DataError, "no.conllu"),
         ([bert, "--data", short, "--output_dir", short], OutputError, "is a file"),
         ([bert, "--data", short, "--output_dir", gpt], OutputError, "gpt is in use: choose another"),
-        ([tmp_path / "nothing", "--data", short], ArgumentError, "cannot load AutoConfig"),
+        ([tmp_path / "nothing", "--data", short], ArgumentError, "there is no folder .*nothing"),
+        ([short, "--data", short], ArgumentError, "there is no folder .*short"),
+        (["nothing", "--data", short], ArgumentError, "cannot load AutoConfig from 'nothing'"),
         ([bert, "--data", short, "--parts", "lrp"], ArgumentError, "unknown part 'lrp'"),
         ([bert, "--data", short, "--device", "nonsense"], ArgumentError, "--device nonsense"),
     ):
         with pytest.raises(error, match=said):
-            main([str(word) for word in argv])
+            run([str(word) for word in argv])
     with pytest.raises((UnsupportedModelError, ArgumentError), match=r"gpt_neo|cannot load"):
-        main([str(gpt), "--data", short])
+        run([str(gpt), "--data", short])
 
 
 WITHOUT_TRAIN = """
@@ -130,5 +137,5 @@ def test_as_a_command(bert, tmp_path):
     wrong = subprocess.run(
         [*command, "--output_dir", "new", "--parts", "lrp"], capture_output=True, text=True, check=False
     )
-    assert wrong.returncode == 1 and "Traceback" not in wrong.stderr
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
     assert wrong.stderr.endswith("contributions, ablation\n")

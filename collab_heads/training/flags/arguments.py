@@ -2,13 +2,10 @@
 
 import argparse
 
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.collaborative import check_collaborative
 from collab_heads.training.flags.distilling import check_distillation
-from collab_heads.training.flags.hub import check_hub
 from collab_heads.training.flags.parsing import (
     count,
     count_from_1,
@@ -167,8 +164,13 @@ def check_shared(args: argparse.Namespace) -> None:
             if getattr(args, flag):
                 raise ArgumentError(f"--{flag} needs --output_dir")
     if args.with_tracking and args.report_to != "all":
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
         check_choice("--report_to", args.report_to, [str(name) for name in LOGGER_TYPE_TO_CLASS])
-    check_hub(args)
+    if args.push_to_hub:
+        from collab_heads.training.flags.hub import check_hub
+
+        check_hub(args)
     if args.warmup_ratio is not None and (args.num_warmup_steps or args.warmup_ratio > 1):
         raise ArgumentError("--warmup_ratio is a share from 0 to 1, and stands in for --num_warmup_steps")
 

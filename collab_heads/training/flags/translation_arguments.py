@@ -4,7 +4,6 @@ import argparse
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.registry import blueprints
 from collab_heads.state import MIXING_INITS
 from collab_heads.training.flags import pruning
 from collab_heads.training.flags.parsing import count, count_from_1, not_negative, path, per_role
@@ -118,7 +117,7 @@ def add_scratch_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a model from scratch, instead of --model_name_or_path")
     add = group.add_argument
     add("--config_name", type=path, metavar="NAME", help="folder, or name on the Hub, of a configuration")
-    add("--model_type", metavar="TYPE", help=f"or a type, with the sizes below: {', '.join(blueprints())}")
+    add("--model_type", metavar="TYPE", help="or a type, such as marian, with the sizes below")
     whole = {
         "d_model": "width of the model",
         "num_layers": "layers of the encoder, and of the decoder",
@@ -212,6 +211,8 @@ def check_scratch(args: argparse.Namespace) -> None:
         raise ArgumentError(f"{', '.join(given)} describe a model from scratch: leave them or --model_name_or_path out")
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)
     if args.model_type is not None:
+        from collab_heads.registry import blueprints
+
         check_choice("--model_type", args.model_type, blueprints())
     sizes = [flag for flag in given if flag not in ("--config_name", "--model_type")]
     if sizes and args.model_type is None:

@@ -3,24 +3,22 @@
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from collab_heads.errors import ArgumentError, DataError
+from collab_heads.errors import ArgumentError
 from collab_heads.heads.choices import alive_choice
 from collab_heads.heads.gating import gate_report, gated_sites, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import PruneReport
 from collab_heads.heads.selection import check_target, roles_of_heads
-from collab_heads.reading import parse_json
 from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, select_sites
-from collab_heads.training.flags.pruning import CRITERIA_OF, learns_gates, wants_gates
+from collab_heads.training.flags.pruning import CRITERIA_OF, learns_gates, read_alive, wants_gates
 from collab_heads.training.storage.reservation import agreed, same_weights
 
 Samples = Callable[[int], Sequence[Mapping]]  # a number of examples -> labelled batches
@@ -49,18 +47,6 @@ def sites_to_gate(args: Namespace, model: PreTrainedModel) -> list[AttentionSite
     """The sites whose heads may be removed."""
     names = list(args.target_heads) if isinstance(args.target_heads, Mapping) else args.gated_sites
     return select_sites(get_adapter(model).sites_with_heads(model), names)
-
-
-def read_alive(path: str) -> dict:
-    """Read a configuration of heads.
-
-    Raises:
-        DataError: if the file cannot be read as JSON.
-    """
-    try:
-        return parse_json(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"--alive_heads {path}: {error}") from error
 
 
 def choose_heads(
