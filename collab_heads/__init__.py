@@ -3,6 +3,8 @@
 Importing the package lets `from_pretrained` load what it saved.
 """
 
+from typing import TYPE_CHECKING
+
 from collab_heads import adapters
 from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_out, mean_loss, without_heads
@@ -23,6 +25,7 @@ from collab_heads.compression.report import CompressedSite, CompressReport
 from collab_heads.distillation.distill import distill
 from collab_heads.distillation.report import DistillReport
 from collab_heads.errors import CollabHeadsError
+from collab_heads.extras import check_extra
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.alpha import alpha_report, swap_to_alpha
 from collab_heads.heads.fold import fold_heads
@@ -37,6 +40,9 @@ from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.exchange import swap_heads
 from collab_heads.rotation.manual import HeadRotation
 from collab_heads.sites import AttentionSite, AttentionWeights
+
+if TYPE_CHECKING:
+    from collab_heads.trainer.head_training import HeadTraining
 
 install_hooks()
 
@@ -58,6 +64,7 @@ __all__ = [
     "HeadReport",
     "HeadRotation",
     "HeadStatistics",
+    "HeadTraining",
     "PruneReport",
     "SiteReport",
     "SwapReport",
@@ -90,3 +97,12 @@ __all__ = [
     "without_heads",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name == "HeadTraining":  # when it is asked for: transformers' Trainer takes two seconds, and needs accelerate
+        check_extra("train", "trainings with a Trainer", ["accelerate"])
+        from collab_heads.trainer.head_training import HeadTraining
+
+        return HeadTraining
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,6 +25,7 @@ LAYERS = (
         "reading",
         "text",
         "extras",
+        "wrappers",
     ),
     ("layers",),
     ("attention_adapter", "registry", "fused_adapter", "rotary_adapter"),
@@ -43,6 +44,7 @@ LAYERS = (
     ("analysis",),
     ("compression",),
     ("rotation",),
+    ("trainer",),
     ("",),  # the public names
     ("training.storage",),
     ("training.flags",),
