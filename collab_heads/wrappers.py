@@ -31,16 +31,22 @@ def check_model(model: object) -> None:
     for base in type(model).__mro__:
         if instead := _CHANGE_INSTEAD.get(base.__name__):
             raise UnsupportedModelError(f"cannot change a {base.__name__} in place: {instead}")
-        if inside := _PASS_INSTEAD.get(base.__name__):
-            raise UnsupportedModelError(
-                f"expected the transformers model inside a {base.__name__}: pass {inside}, and go on with the "
-                f"{base.__name__}, which then has the changed model"
-            )
+    check_passed(model)
     if isinstance(model, PreTrainedModel):
         return
     where = path_inside(model) if isinstance(model, nn.Module) else None
     hint = "" if where is None else f"; there is one inside: pass model.get_submodule({where!r})"
     raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}{hint}")
+
+
+def check_passed(model: object) -> None:
+    """Raise UnsupportedModelError for what takes other inputs than the transformers model inside it."""
+    for base in type(model).__mro__:
+        if inside := _PASS_INSTEAD.get(base.__name__):
+            raise UnsupportedModelError(
+                f"expected the transformers model inside a {base.__name__}: pass {inside}, and go on with the "
+                f"{base.__name__}, which then has the changed model"
+            )
 
 
 def path_inside(model: nn.Module) -> str | None:
