@@ -11,6 +11,7 @@ from collab_heads.blueprints import Blueprint
 from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.record import CollabConfig, kept_heads
+from collab_heads.wrappers import check_model
 
 _ADAPTERS: dict[str, AttentionAdapter] = {}
 
@@ -97,7 +98,7 @@ def get_adapter(
         UnsupportedModelError: if there is no adapter for the model, it finds no attention, or lacks the capability.
     """
     if not isinstance(model, PreTrainedModel):
-        raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}")
+        check_model(model)
     if adapter is None:
         adapter = adapter_for_config(model.config)
     elif isinstance(adapter, type) and issubclass(adapter, AttentionAdapter):

@@ -23,6 +23,7 @@ SLOW = {
     "docs/guides/share-and-narrow.md",
     "docs/guides/see-what-heads-do.md",
     "docs/guides/compress.md",
+    "docs/guides/train-with-trainer.md",
 }
 IN_DOCS = [name for name in PAGES if name.startswith("docs/")]
 RESULTS = [name for name in PAGES if name.startswith("docs/results/")]
@@ -51,7 +52,7 @@ def test_examples_run(name, tmp_path, monkeypatch):
     with tables_restored():
         passed_over = run(page, network=bool(os.environ.get("COLLAB_HEADS_NETWORK")))
     if passed_over:
-        pytest.skip(f"ran, but for {', '.join(passed_over)}: needs the network (COLLAB_HEADS_NETWORK=1)")
+        pytest.skip(f"ran, but for {', '.join(passed_over)}")
 
 
 def test_there_are_examples():
@@ -69,6 +70,10 @@ def test_examples_share_what_they_define_and_name_their_lines(tmp_path, monkeypa
     with pytest.raises(NameError) as caught:
         run(page, network=False)
     assert caught.traceback[-1].lineno + 1 == 13
+    page = Page(
+        "y.md", "```python\n# needs not_there\nimport not_there\n```\n\n```python\n# needs pytest\na = 1\n```\n"
+    )
+    assert run(page, network=False) == ["y.md:2 needs not_there"]
 
 
 # word of an example -> the extra that brings what it needs

@@ -27,6 +27,7 @@ LAYERS = (
         "words",
         "extras",
         "first_look",
+        "wrappers",
     ),
     ("layers",),
     ("attention_adapter", "registry", "fused_adapter", "rotary_adapter"),
@@ -45,6 +46,7 @@ LAYERS = (
     ("analysis",),
     ("compression",),
     ("rotation",),
+    ("trainer",),
     ("",),  # the public names
     ("training.storage",),
     ("training.flags",),
