@@ -43,7 +43,7 @@ LAYERS = (
     ("analysis",),
     ("compression",),
     ("rotation",),
-    ("",),  # the public names
+    ("", "modeling_collab_heads"),  # the public names; what is stored beside a model imports them
     ("training.storage",),
     ("training.flags",),
     ("training.data",),
