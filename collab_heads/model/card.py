@@ -77,7 +77,13 @@ def completed(
     return owner
 
 
-def complete(config: PretrainedConfig, folder: Path, name: str = NAME) -> None:
+def complete(
+    config: PretrainedConfig,
+    folder: Path,
+    name: str = NAME,
+    report: object = None,
+    metrics: Mapping[str, float] | None = None,
+) -> None:
     """Write or complete the card in the folder of a changed model; of an unchanged one only take out what is ours."""
     file = folder / README
     content = file.read_bytes() if file.is_file() else None
@@ -90,7 +96,7 @@ def complete(config: PretrainedConfig, folder: Path, name: str = NAME) -> None:
         return
     if card is not None and is_generated(card):
         card = None
-    write_file(file, str(completed(config, card, name)).encode("utf-8"))
+    write_file(file, str(completed(config, card, name, report, metrics)).encode("utf-8"))
 
 
 def is_generated(card: ModelCard) -> bool:
