@@ -13,6 +13,7 @@ from collab_heads.distillation.report import DistillReport
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.extras import missing
 from collab_heads.files import write_json
+from collab_heads.model.card import complete
 
 SENTENCE_TRANSFORMERS = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json", "[0-9]*_*")
 
@@ -56,6 +57,7 @@ def write_model(
     """
     copy_modules(source, folder)
     model.save_pretrained(folder)
+    complete(model.config, folder, report=report)
     tokenizer.save_pretrained(folder)
     write_json(
         folder / "compression.json",

@@ -103,4 +103,7 @@ def is_generated(card: ModelCard) -> bool:
     """Whether a card is what transformers uploads where there is none, as it came."""
     if GENERATED not in card.text:
         return False
-    return ModelCard.from_template(card.data, model_description=GENERATED).text.strip() == card.text.strip()
+    return (
+        ModelCard.from_template(ModelCardData(**card.data.to_dict()), model_description=GENERATED).text.strip()
+        == card.text.strip()
+    )

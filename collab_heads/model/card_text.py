@@ -115,22 +115,26 @@ def base_of(config: PretrainedConfig) -> dict[str, str]:
     A repository of the Hub is known by its name where it is in the cache; a folder by what its own card says.
     """
     name = config.name_or_path
+    if not name:
+        return {}
+    if Path(name).is_dir():
+        return said_of(Path(name, "README.md"))
     try:
-        cached = try_to_load_from_cache(name, "config.json") if name and not Path(name).is_dir() else None
-        readme = try_to_load_from_cache(name, "README.md") if cached else Path(name, "README.md")
+        is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+        readme = try_to_load_from_cache(name, "README.md")
     except HFValidationError:  # a path that is not there any more
         return {}
-    said = card_data(readme) if name else {}
-    known = {field: said[field] for field in ("base_model", "license") if said.get(field)}
-    return {**known, "base_model": name} if isinstance(cached, str) else known
+    said = said_of(Path(readme)) if isinstance(readme, str) else {}
+    return {**said, "base_model": name} if is_cached else {}
 
 
-def card_data(readme: object) -> dict:
-    """The metadata of a card; empty if there is none, or none that can be read."""
+def said_of(readme: Path) -> dict[str, str]:
+    """The base and the license that a card names; empty if there is none, or none that can be read."""
     try:
-        return ModelCard(Path(readme).read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict()
+        said = ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict()
     except Exception:  # no such file, or of YAML, huggingface_hub, encodings
         return {}
+    return {field: said[field] for field in ("base_model", "license") if said.get(field)}
 
 
 def record_digest(config: PretrainedConfig) -> str:

@@ -70,8 +70,8 @@ def unmark(config: PretrainedConfig) -> None:
 
 def names_our_code(config: PretrainedConfig) -> bool:
     """Whether the code that a config names is ours; from the Hub it reads `owner/name--module.class`."""
-    code = getattr(config, CODE, None)
-    return bool(code) and any(f"{MODULE}." in str(reference) for reference in code.values())
+    code = getattr(config, CODE, None) or {}
+    return any(f"{MODULE}." in str(reference) for reference in code.values())
 
 
 def auto_map(config: PretrainedConfig) -> dict[str, str]:

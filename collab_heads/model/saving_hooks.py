@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, modeling_utils
 
@@ -46,7 +47,7 @@ def upload(stock: Callable, model: PreTrainedModel, working_dir, repo_id: str, *
 
 
 # (where, name of the function) -> (what it must take, the function that is called instead)
-HOOKS = {
+HOOKS: dict[tuple[Any, str], tuple[str, Callable]] = {
     (modeling_utils, "_get_resolved_checkpoint_files"): ("transformers_explicit_filename", find_weights),
     (PretrainedConfig, "to_json_file"): ("self", write_config),
     (PretrainedConfig, "save_pretrained"): ("save_directory", save_config),
