@@ -69,7 +69,7 @@ def test_what_the_owner_wrote_stays(tmp_path):
     said = card.data.to_dict()
     assert (said["license"], said["library_name"], said["widget"]) == (
         "mit",
-        "sentence-transformers",
+        "other",
         [{"text": "hello"}],
     )
     assert said["tags"] == ["mine", "collab-heads", "low-rank-attention"]

@@ -19,11 +19,9 @@ def final_metrics(results: Mapping[str, object]) -> dict[str, float]:
 
 def write_card(output: Output, model: PreTrainedModel, metrics: Mapping[str, float]) -> None:
     """Write the card of a changed model into the output folder; into one that is its owner's only what is ours."""
-    if not is_changed(model.config):
-        return
     if (output.path / README).exists() and not output.owns(README):
         complete(model.config, output.path, metrics=metrics)
-    else:
+    elif is_changed(model.config):
         output.write(README, str(model_card(model, metrics=metrics)).encode("utf-8"))
 
 
