@@ -47,7 +47,7 @@ LAYERS = (
     ("compression",),
     ("rotation",),
     ("trainer",),
-    ("",),  # the public names
+    ("", "modeling_collab_heads"),  # the public names; what is stored beside a model imports them
     ("training.storage",),
     ("training.flags",),
     ("training.data",),

@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from torch import nn
 
@@ -16,15 +16,24 @@ from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.extras import missing
 from collab_heads.files import write_json
 from collab_heads.folders import write_folder
+from collab_heads.model.card import complete
 
 SENTENCE_TRANSFORMERS = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json", "[0-9]*_*")
+
+
+class Report(Protocol):
+    """What a function says of what it did; `str` of one is a table."""
+
+    def to_dict(self) -> dict:
+        """All of it, ready for JSON."""
 
 
 def write_model(
     args: Namespace,
     loaded: Loaded,
     name: str,
-    record: Mapping,
+    report: Report,
+    record: Mapping | None = None,
     more: Callable[[Path], object] | None = None,
 ) -> None:
     """Write what `from_pretrained` loads, in the dtype that the model had, and beside it what was done.
@@ -33,7 +42,8 @@ def write_model(
         args: the flags; of a folder of sentence-transformers the other parts are copied.
         loaded: the model, changed, and its tokenizer.
         name: of the JSON file that says what was done.
-        record: what that says.
+        report: of what was done, for the model card.
+        record: what the JSON file says; None for what the report says.
         more: writes other files into the folder that it is given.
     """
     model = loaded.model
@@ -42,8 +52,9 @@ def write_model(
     def fill(folder: Path) -> None:
         copy_modules(Path(args.model), folder)
         model.save_pretrained(folder)
+        complete(model.config, folder, report=report)
         loaded.tokenizer.save_pretrained(folder)
-        write_json(folder / f"{name}.json", record)
+        write_json(folder / f"{name}.json", report.to_dict() if record is None else record)
         if more is not None:
             more(folder)
 

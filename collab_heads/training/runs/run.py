@@ -11,6 +11,7 @@ from collab_heads.training.flags.hub import push
 from collab_heads.training.loop.fine_tune import fine_tune
 from collab_heads.training.loop.training import Hooks
 from collab_heads.training.loop.weights import weight_bytes
+from collab_heads.training.runs.card import final_metrics, save_without_card, write_card
 from collab_heads.training.runs.distilling import check_original, learn_from, original_of
 from collab_heads.training.runs.head_steps import HeadSteps
 from collab_heads.training.runs.learner import Learner
@@ -220,8 +221,9 @@ class Run:
             self.record(split, 0, 0, metrics)
         results = self.results()
         if output:
+            write_card(output, self.learner.model, final_metrics(results))
             output.write_json(RESULTS, results)
-            push(self.args, self.learner.model, self.learner.tokenizer)
+            push(self.args, self.learner.model, self.learner.tokenizer, final_metrics(results))
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
         return results
@@ -230,7 +232,7 @@ class Run:
         """Put the model as it is now into the output folder, if there is one."""
         if output := self.session.writes_to:
             model = self.learner.model
-            output.write_model(lambda folder: self.learner.save_model(model, folder), weight_bytes(model))
+            output.write_model(partial(save_without_card, self.learner, model), weight_bytes(model))
 
     def results(self) -> dict:
         """What `all_results.json` holds: final metrics first."""
