@@ -13,7 +13,7 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.allocate import ALLOCATIONS, Allocation, balance_widths
 from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.kinds import check_kind
+from collab_heads.collaborative.kinds import FITS, check_kind, kind_for
 from collab_heads.collaborative.plan import SitePlan, ValuePlan, choose_sites, plan_site, plan_values
 from collab_heads.collaborative.replacement import Replacement, make_replacement
 from collab_heads.collaborative.report import SwapReport
@@ -101,11 +101,12 @@ def swap_to_collaborative(
         raise ArgumentError("allocation='balanced' measures output errors: pass calibration batches")
     check_wrapper(model)
     only_values = dim_value is not None and dim_shared_query_key is None
-    adapter = get_adapter(model, adapter, "values" if only_values else "collaborative")
-    plans, value_plans = plan_change(model, adapter, sites, dim_shared_query_key, dim_value, mixing)
+    adapter = get_adapter(model, adapter, "values" if only_values else FITS[mixing].capability)
+    kind = kind_for(adapter, mixing)
+    plans, value_plans = plan_change(model, adapter, sites, dim_shared_query_key, dim_value, kind)
     before, calibrated = model.num_parameters(), None
     if calibration is not None:
-        needs_calls = refine_steps > 0 or allocation == "balanced"
+        needs_calls = refine_steps > 0 or allocation == "balanced" or FITS[kind].needs_calls
         recorded = [plan.site for plan in plans if needs_calls and not plan.is_exact]
         narrowed = [plan.site for plan in value_plans]
         calibrated = CalibratedSites(model, [plan.site for plan in plans], recorded, narrowed, calibration)
