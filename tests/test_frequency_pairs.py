@@ -1,4 +1,4 @@
-"""What only narrower heads with rotary positions can get wrong: which pairs they keep, and where those are turned to."""
+"""What only narrower heads with rotary positions can get wrong: the pairs they keep, and where those are turned to."""
 
 import copy
 import itertools
@@ -25,16 +25,26 @@ from collab_heads.errors import SwapError
 from collab_heads.layers import rotary_query_key
 from collab_heads.layers.rotary_pairs import dims_of, turned
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
-from families import EXACT, FAMILIES, FP32_NOISE, HEAD_WIDTH, HEADS, LAYERS, aligned, batch, each, output, sites
+from families import EXACT, FAMILIES, FP32_NOISE, HEAD_WIDTH, HEADS, LAYERS, aligned, batch, output, sites
 from test_contract import real, stepwise
 
-NAMES = [name for name, family in FAMILIES.items() if family.narrows and not family.shares]
-OWN = ("llama", "modernbert", "esm-rotary")  # forwards of their own
-DECODERS = [name for name in NAMES if FAMILIES[name].generates]
+OWN = ("llama", "modernbert", "esm-rotary")  # with forwards of their own
+OTHERS = [name for name, each in FAMILIES.items() if each.narrows and not each.shares and name not in OWN]
 PAIRS = HEAD_WIDTH // 2
-of_every_family = pytest.mark.parametrize("name", each(NAMES))
-of_every_forward = pytest.mark.parametrize("name", OWN)
-of_every_decoder = pytest.mark.parametrize("name", ("llama", *each([n for n in DECODERS if n != "llama"])))
+
+
+def of(*names: str, slow: list[str] | None = None):
+    """Families, some of them in `make test-slow` only."""
+    cases = [
+        pytest.param(FAMILIES[name], id=name, marks=[pytest.mark.slow] * (name not in names))
+        for name in (*names, *(slow or []))
+    ]
+    return pytest.mark.parametrize("rotary", cases)
+
+
+of_every_family = of(*OWN, slow=OTHERS)
+of_every_forward = of(*OWN)
+of_every_decoder = of("llama", slow=[name for name in OTHERS if FAMILIES[name].generates])
 
 
 def narrow(model, width=EXACT // 2, **more):
@@ -63,30 +73,26 @@ def without_pairs(model, kept) -> None:
 
 @of_every_family
 @pytest.mark.parametrize("backend", ("eager", "sdpa"))
-def test_the_others_are_as_if_they_were_zero(name, backend):
+def test_the_others_are_as_if_they_were_zero(rotary, backend):
     """Each key head keeps pairs of its own; what is left computes what the stock model does with zeros elsewhere."""
-    family = FAMILIES[name]
-    model, zeros, inputs = family.build().double(), family.build().double(), family.inputs()
+    model, zeros, inputs = rotary.build().double(), rotary.build().double(), rotary.inputs()
     model.set_attn_implementation(backend)
     zeros.set_attn_implementation(backend)
     narrow(model)
     kept = [query_key.pairs for query_key in query_keys(model)]
-    assert all(
-        pairs.shape == (query_key.num_key_heads, PAIRS // 2) for pairs, query_key in zip(kept, query_keys(model))
-    )
+    assert all(each.pairs.shape == (each.num_key_heads, PAIRS // 2) for each in query_keys(model))
     assert len({tuple(row) for pairs in kept for row in pairs.tolist()}) > 1  # not the same everywhere
     without_pairs(zeros, kept)
-    assert not torch.allclose(output(zeros, inputs), output(family.build().double(), inputs), atol=0.1)
+    assert not torch.allclose(output(zeros, inputs), output(rotary.build().double(), inputs), atol=0.1)
     torch.testing.assert_close(
         real(output(model, inputs), inputs), real(output(zeros, inputs), inputs), rtol=0, atol=FP32_NOISE
     )
 
 
 @of_every_forward
-def test_all_pairs_are_the_stock_heads(name):
+def test_all_pairs_are_the_stock_heads(rotary):
     """Gathered and turned by our own code, as if some had gone."""
-    family = FAMILIES[name]
-    model, inputs = family.build().double(), family.inputs()
+    model, inputs = rotary.build().double(), rotary.inputs()
     before = output(model, inputs)
     narrow(model, EXACT)
     assert all(query_key.pairs is None for query_key in query_keys(model))
@@ -143,15 +149,15 @@ BREAKS = (break_rows, break_turning, break_direction, break_frequencies, break_g
 def test_a_wrong_pairing_is_caught(broken, monkeypatch):
     broken(monkeypatch)
     with pytest.raises(AssertionError):
-        test_the_others_are_as_if_they_were_zero("llama", "sdpa")
+        test_the_others_are_as_if_they_were_zero(FAMILIES["llama"], "sdpa")
 
 
 @of_every_decoder
 @pytest.mark.parametrize("more", ({}, {"dim_value": 0.5}), ids=("alone", "values"))
-def test_step_by_step(name, more):
+def test_step_by_step(rotary, more):
     """Token by token, through dynamic and static caches, with groups of one size and of several; the cache is less."""
     for heads in ([], [1], [0, 1]):
-        model, inputs = FAMILIES[name].build(), FAMILIES[name].inputs()
+        model, inputs = rotary.build(), rotary.inputs()
         report = narrow(model, **more)
         if heads:
             prune_heads(model, {"dec-self": [heads] * LAYERS})
@@ -165,10 +171,9 @@ def test_step_by_step(name, more):
 
 
 @of_every_forward
-def test_stored_and_loaded(name, tmp_path):
+def test_stored_and_loaded(rotary, tmp_path):
     """The pairs lie beside the weights; what is loaded, or folded to bfloat16 and loaded, keeps them."""
-    family = FAMILIES[name]
-    model, inputs = family.build(), family.inputs()
+    model, inputs = rotary.build(), rotary.inputs()
     narrow(model)
     model.save_pretrained(tmp_path)
     loaded = aligned(type(model).from_pretrained(tmp_path).eval())
@@ -181,20 +186,20 @@ def test_stored_and_loaded(name, tmp_path):
 
 
 @of_every_forward
-def test_removed_before_or_after(name):
+def test_removed_before_or_after(rotary):
     """Key heads take their pairs along; by the weights alone the order of the steps makes no difference."""
-    family, found = FAMILIES[name], []
-    (role,) = family.roles
-    gone = [0, 1] if name == "llama" else [0, 1, 3]  # key heads as a whole: heads that share one choose together
+    found = []
+    (role,) = rotary.roles
+    gone = [0, 1] if rotary.name == "llama" else [0, 1, 3]  # key heads as a whole: heads that share one choose together
     for first in (True, False):
-        model = family.build().double()
+        model = rotary.build().double()
         if not first:
             narrow(model)
         prune_heads(model, {role: [gone] * LAYERS})
         if first:
             narrow(model, 0.5)
         swap_to_gated(model)
-        found.append((json.dumps(model.config.collab_heads), output(model, family.inputs())))
+        found.append((json.dumps(model.config.collab_heads), output(model, rotary.inputs())))
     assert found[0][0] == found[1][0]
     torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=FP32_NOISE)
 
@@ -223,10 +228,9 @@ def test_full_width_folds_to_stock():
 
 
 @of_every_forward
-def test_pairs_that_carry_nothing_go_first(name):
+def test_pairs_that_carry_nothing_go_first(rotary):
     """Planted: each key head has its own two pairs that give anything; they are found, and nothing is lost."""
-    family = FAMILIES[name]
-    model, inputs = family.build().double(), family.inputs()
+    model, inputs = rotary.build().double(), rotary.inputs()
     generator = torch.Generator().manual_seed(0)
     planted = [
         torch.stack([torch.randperm(PAIRS, generator=generator)[:2].sort().values for _ in range(site.num_key_heads)])
@@ -237,7 +241,7 @@ def test_pairs_that_carry_nothing_go_first(name):
     before = output(model, inputs)
     for calibration in (None, [inputs]):
         found = copy.deepcopy(model)
-        report = narrow(found, calibration=calibration)
+        report = narrow(found, calibration=calibration, refine_steps=0)
         assert all(torch.equal(each.pairs, pairs) for each, pairs in zip(query_keys(found), planted, strict=True))
         assert max(site.relative_error for site in report.sites) < 1e-6
         torch.testing.assert_close(real(output(found, inputs), inputs), real(before, inputs), rtol=0, atol=FP32_NOISE)
@@ -273,30 +277,52 @@ def test_calibration_chooses_better_than_chance():
             assert costs[tuple(kept.tolist())] <= sorted(costs.values())[1]  # greedy: the best or next to it
 
 
+def gram(query, key, bias=None, used=None):
+    bias = torch.zeros(1, len(query), len(key)) if bias is None else bias[None]
+    used = torch.ones(1, len(query)) if used is None else used[None]
+    return frequency_pairs.gram(query[None], key[None], bias, used, 0.5)
+
+
+def some_heads():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(length, HEAD_WIDTH, generator=generator).double() for length in (5, 7)]
+
+
 def test_what_is_constant_over_keys_counts_for_nothing():
     """A pair whose keys are all alike gives every key the same score, which the softmax cancels."""
-    generator = torch.Generator().manual_seed(0)
-    query, key = (torch.randn(length, HEAD_WIDTH, generator=generator).double() for length in (5, 7))
+    query, key = some_heads()
     key[:, dims_of(torch.tensor([2]), HEAD_WIDTH)] = 1.0
-    found = frequency_pairs.gram(query, key, None, 0.5)
+    found = gram(query, key)
     assert found[2].abs().max() < 1e-12 < found[1, 1]
 
 
-def test_only_keys_that_are_attended_count():
-    """Masked ones are as if they were not there."""
-    generator = torch.Generator().manual_seed(0)
-    query, key = (torch.randn(length, HEAD_WIDTH, generator=generator).double() for length in (5, 7))
-    bias = torch.zeros(1, 7).double()
+def test_only_keys_that_are_attended_and_queries_that_are_used_count():
+    """The others are as if they were not there; in one piece or several."""
+    query, key = some_heads()
+    bias = torch.zeros(5, 7).double()
     bias[:, 4:] = -torch.inf
-    few, masked = frequency_pairs.gram(query, key[:4], None, 0.5), frequency_pairs.gram(query, key, bias, 0.5)
-    torch.testing.assert_close(masked, few)
-    assert not torch.allclose(masked, frequency_pairs.gram(query, key, None, 0.5))
+    torch.testing.assert_close(gram(query, key, bias), gram(query, key[:4]))
+    torch.testing.assert_close(gram(query, key, used=torch.tensor([1.0, 1, 1, 0, 0]).double()), gram(query[:3], key))
+    assert not torch.allclose(gram(query, key[:4]), gram(query, key))
+    assert not torch.allclose(gram(query[:3], key), gram(query, key))
 
 
-@pytest.mark.parametrize("name", ("llama", "modernbert"))
-def test_the_fit_makes_up_for_some(name):
+def test_the_gram_says_how_attention_diverges():
+    """To second order: half the sum of what goes is the divergence of what is left from what there was."""
+    query, key = (0.05 * each for each in some_heads())
+    left = [each.clone() for each in (query, key)]
+    for each in left:
+        each[:, dims_of(torch.tensor([0, 3]), HEAD_WIDTH)] = 0
+    before, after = ((0.5 * q @ k.mT).log_softmax(-1) for q, k in ((query, key), left))
+    divergence = (before.exp() * (before - after)).sum()
+    found = gram(query, key)[[0, 3]][:, [0, 3]].sum() / 2
+    torch.testing.assert_close(found, divergence, rtol=0.02, atol=0)  # third order: scores are 0.003
+
+
+@of("llama", "modernbert")
+def test_the_fit_makes_up_for_some(rotary):
     """The rows of the kept pairs move; the pairs stay, and gradients reach all."""
-    model, inputs = FAMILIES[name].build(), FAMILIES[name].inputs()
+    model, inputs = rotary.build(), rotary.inputs()
     report = narrow(model, calibration=[inputs], refine_steps=20)
     assert all(site.output_error < site.output_error_before for site in report.sites)
     assert "rotary" in str(report)
@@ -305,10 +331,10 @@ def test_the_fit_makes_up_for_some(name):
         assert all(parameter.grad.abs().sum() > 0 for parameter in query_key.parameters())
 
 
-@pytest.mark.parametrize("name", ("llama", "esm-rotary"))
-def test_compressed(name):
+@of("llama", "esm-rotary")
+def test_compressed(rotary):
     """Narrower queries and keys alone keep to a budget, and what is counted is what there is."""
-    model = FAMILIES[name].build()
+    model = rotary.build()
     generator = torch.Generator().manual_seed(0)
     batches = [{"input_ids": torch.randint(3, 61, (8, 9), generator=generator)} for _ in range(3)]
     attention = [p for module in sites(model).values() for p in module.parameters()]
@@ -317,7 +343,7 @@ def test_compressed(name):
     changed = sum(p.numel() for p in attention) - sum(p.numel() for p in left)
     assert 0 < changed == report.costs["parameters"].before - report.costs["parameters"].after
     assert all(site.kind == "rotary" for site in report.sites if site.query_key_after < site.query_key_before)
-    if name == "llama":
+    if rotary.name == "llama":
         cache = model(**batch(), use_cache=True).past_key_values
         counted = sum(layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in cache.layers)
         assert counted == report.costs["cache"].after

@@ -20,6 +20,7 @@ from collab_heads.numerics import float64
 from collab_heads.sites import AttentionWeights, count_key_heads
 
 QUERIES = 128  # per sequence that are looked at: an even sample of longer ones
+ELEMENTS = 2**24  # that what pairs give is computed for at a time
 
 
 @torch.no_grad()
@@ -36,13 +37,16 @@ def pair_grams(weights: AttentionWeights, calls: Sequence[Call]) -> Tensor:
     for call in calls:
         query = rotated(call.query_inputs, weights.query, weights.query_bias, call)
         key = rotated(call.key_inputs, weights.key, weights.key_bias, call)
-        bias = sum(each.to(query.dtype) for each in call.biases) if call.biases else None
-        for row in range(len(query)):
-            places = places_of(None if call.used is None else call.used[row], query.shape[2]).to(query.device)
-            for head, key_head in enumerate(groups):
-                seen = None if bias is None else bias[min(row, len(bias) - 1), min(head, bias.shape[1] - 1)]
-                seen = seen[places] if seen is not None and len(seen) > 1 else seen
-                grams[key_head] += gram(query[row, head, places], key[row, key_head], seen, weights.scale)
+        places = slice(None, None, -(-query.shape[2] // QUERIES))
+        bias = query.new_zeros(1, 1, 1, 1)
+        for each in call.biases:
+            bias = bias + each.to(query.dtype)
+        bias = bias.expand(*query.shape[:3], key.shape[2])[:, :, places]
+        used = query.new_ones(query.shape[0], query.shape[2]) if call.used is None else call.used.to(query)
+        for head, key_head in enumerate(groups):
+            grams[key_head] += gram(
+                query[:, head, places], key[:, key_head], bias[:, head], used[:, places], weights.scale
+            )
     return grams
 
 
@@ -85,20 +89,28 @@ def rotated(inputs: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> 
     return turned(heads, cos, sin)
 
 
-def places_of(used: Tensor | None, length: int) -> Tensor:
-    """Which queries of a sequence are looked at."""
-    places = torch.arange(length) if used is None else used.nonzero()[:, 0].cpu()
-    return places[:: -(-len(places) // QUERIES) or 1]
+def gram(query: Tensor, key: Tensor, bias: Tensor, used: Tensor, scale: float) -> Tensor:
+    """Of one head: [P, P].
 
-
-def gram(query: Tensor, key: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Of one head and sequence: queries [T, d], keys [S, d], bias [1 or T, S] -> [P, P]."""
+    Args:
+        query: [B, T, d], at their positions.
+        key: [B, S, d].
+        bias: [B, T, S], what is added to scores.
+        used: [B, T], 1 for queries that count, 0 for padding.
+        scale: of scores.
+    """
     pairs = query.shape[-1] // 2
-    each = torch.einsum("tcp,scp->tsp", query.unflatten(-1, (2, pairs)), key.unflatten(-1, (2, pairs))) * scale
-    scores = each.sum(-1) if bias is None else each.sum(-1) + bias
-    attention = scores.softmax(-1).unsqueeze(-1)  # (T, S, 1)
-    centred = ((each - (attention * each).sum(1, keepdim=True)) * attention.sqrt()).flatten(0, 1)
-    return float64(centred.mT @ centred)
+    query, key = query.unflatten(-1, (2, pairs)), key.unflatten(-1, (2, pairs))
+    rows = max(1, ELEMENTS // (query.shape[1] * key.shape[1] * pairs))
+    found = float64(query.new_zeros(pairs, pairs))
+    for parts in zip(*(each.split(rows) for each in (query, key, bias, used)), strict=True):
+        queries, keys, added, counts = parts
+        each = torch.einsum("btcp,bscp->btsp", queries, keys) * scale
+        attention = (each.sum(-1) + added).softmax(-1).unsqueeze(-1)  # (B, T, S, 1)
+        centred = each - (attention * each).sum(2, keepdim=True)
+        centred = (centred * (attention * counts[..., None, None]).sqrt()).flatten(0, 2)
+        found += centred.mT @ centred
+    return found
 
 
 def grams_by_weights(weights: AttentionWeights) -> Tensor:

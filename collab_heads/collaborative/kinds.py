@@ -181,9 +181,8 @@ class RotaryFit(SiteFit[RotaryQueryKey]):
         left = in_pairs(left.unflatten(0, (len(query), -1)))
         right = in_pairs(right.unflatten(0, (len(key), -1)))[groups]
         if pairs is not None:
-            query, key = (
-                rows_of(each, p).unflatten(0, (len(each), -1)) for each, p in ((query, pairs[groups]), (key, pairs))
-            )
+            query = rows_of(query, pairs[groups]).unflatten(0, (len(query), -1))
+            key = rows_of(key, pairs).unflatten(0, (len(key), -1))
         return agreement(left, right, in_pairs(query), in_pairs(key)[groups]), agreement(left, right, left, right)
 
     def copy_rest(self, query_key: RotaryQueryKey, decomposition: Decomposition) -> None:
