@@ -69,7 +69,10 @@ def swap_to_collaborative(
             decomposition then preserves the scores on such inputs, which is far better than preserving the weights;
             likewise narrower values preserve the site's output.
         mixing: the kind of query/key projection. "shared" is the paper's layer: every head mixes all R dimensions.
-            "per_head" gives every head R / H dimensions (rounded up to a multiple of 4): larger, and faster.
+            "per_head" gives every head R / H dimensions (rounded up to a multiple of 4): larger, and faster. Where
+            positions are rotations (Llama, ModernBERT, ...) these are the frequency pairs that carry the score of each
+            key head, and nothing else is possible; where queries and keys are normed per head too (Qwen3, Gemma 3),
+            not even that.
         allocation: "uniform" gives every site the width that was asked for. "balanced" takes these widths as a budget
             of parameters and spreads it so that the worst site's output error is small; sites asked to keep their full
             width keep it. It needs calibration.
