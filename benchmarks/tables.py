@@ -372,6 +372,7 @@ def kills() -> str:
 
 CAPABILITIES = {
     "collaborative": "collaborative",
+    "per_head": "narrower queries and keys",
     "values": "narrower values",
     "gated": "gated",
     "alpha": "mixed",

@@ -85,7 +85,7 @@ def site_curve(plan: SitePlan, calibration: SiteCalibration) -> Curve:
     """Measure how the output error of a site falls with its width."""
     weights, kind = plan.weights, FITS[plan.kind]
     fit, every = kind(weights, calibration), math.ceil(len(calibration.calls) / MEASURED_CALLS)
-    gap = OutputGap(weights, plan.site.output_weight(), calibration.calls[::every])
+    gap = OutputGap(weights, plan.site.output_weight(), calibration.calls[::every], plan.site.adapter.exact_kind)
 
     def output_error(width: int) -> float:
         decomposition = fit.decompose(width, MEASURED_OPTIONS)
