@@ -22,9 +22,10 @@ from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.measurements import IMPORTANCE
 from collab_heads.analysis.roles.head_roles import excluded_queries, rare_observer, syntax_observer
-from collab_heads.analysis.roles.labels import RoleThresholds, roles_from_measures
+from collab_heads.analysis.roles.labels import roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.syntax import Syntax
+from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.attention_adapter import AttentionAdapter
@@ -76,7 +77,7 @@ def analyze_heads(
         treebank: a CoNLL-U file, its sentences, or a `Treebank`, for syntactic heads of encoders.
         exclude: ids of tokens that do not count as queries; None for the ends of sentences.
         token_counts: [V], how often every token is in your corpus, for rare tokens; None counts those of `batches`.
-        thresholds: how large shares must be for a head to have a role; None for the paper's.
+        thresholds: how large shares must be for a head to have a role, and of how much; None for the paper's shares.
         evaluate: model -> the task's metric, for the ablation; None for the mean loss on `batches`.
         metric: the name of what `evaluate` measures.
         higher_is_better: whether a higher metric is a better one.
@@ -208,6 +209,7 @@ class Analysis:
                 syntax=syntax,
                 thresholds=options.thresholds,
             )
+            self.notes += self.results["roles"].warnings
 
     def pass_over(self, part: str, batches: Iterable[Mapping], observers: Sequence[Observer], what: str) -> None:
         """One timed forward pass over some data."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate
 from collab_heads.analysis.measures.gate_history import GateHistory
-from collab_heads.analysis.roles.labels import RoleThresholds
+from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.checks import check_choice, check_count
