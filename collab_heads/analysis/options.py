@@ -41,7 +41,7 @@ class AnalysisOptions:
     evaluate: Evaluate | None = None
     metric: str = "loss"
     higher_is_better: bool = False
-    num_examples: int = 1
+    num_examples: int = 3
     contribution_sentences: int = 64
     gate_history: GateHistory | None = None
     data: str = "given batches"
