@@ -52,9 +52,10 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._session = None
+        self.send("Browser.close")  # all of its processes: what is killed leaves some that still write to its profile
         os.close(self._write), os.close(self._read)
-        self.process.kill()
-        self.process.wait()
+        self.process.wait(timeout=20)
 
     def send(self, method: str, **parameters: Any) -> dict:
         """Call a method of the protocol; returns its result."""
@@ -99,10 +100,9 @@ class Browser:
 
     def wait(self, script: str) -> None:
         """Wait until an expression is true, ten seconds at most."""
+        look = f"({script}) ? done() : Date.now() - begin > 10000 ? failed(new Error('in vain')) : setTimeout(look, 10)"
         expression = (
-            "new Promise((done, failed) => { const begin = Date.now(); const look = () => "
-            f"({script}) ? done() : Date.now() - begin > 10000 ? failed(new Error('waited in vain')) : setTimeout(look, 10); "
-            "look(); })"
+            f"new Promise((done, failed) => {{ const begin = Date.now(); const look = () => {look}; look(); }})"
         )
         self.value(expression)
 

@@ -82,7 +82,7 @@ def attention_map(
     )
     every = panel_grid(figure, [1] * len(numbers), [1] * len(numbers), per_row)
     for i, (axes, grid, number) in enumerate(zip(every, grids, numbers, strict=True)):
-        mesh = draw_cells(axes, grid, cmap, norm)
+        mesh = draw_cells(axes, grid, cmap, norm, len(grids))
         axes.set_title(f"head {number}", fontsize=8)
         bare(axes)
         axes.set(xticks=[], yticks=[])

@@ -8,8 +8,8 @@ from collab_heads.analysis.report.measurements import HeadMeasurements
 from collab_heads.analysis.report.page_data import Head, heads_of, layer_name
 from collab_heads.analysis.report.savings import ALIKE, Plan, cheapest, kept_heads, most_alike, predicted
 
-PLAN = "python -m collab_heads compress MODEL --data TEXT --plan"
-COMPRESS = "python -m collab_heads compress MODEL --data TEXT --budget 0.5 --output_dir smaller"
+PLAN = ("python -m collab_heads compress MODEL \\", "    --data TEXT --plan")
+COMPRESS = ("python -m collab_heads compress MODEL \\", "    --data TEXT --budget 0.5 --output_dir smaller")
 WITHOUT_COSTS = "What a head costs was not measured: ask for relevance, for the ablation, or give batches with labels."
 WITHOUT_PLAN = (
     "Fewer heads, narrower queries and keys, narrower values: what a budget of parameters, cache or time costs, a plan "
@@ -71,7 +71,7 @@ def price_html(report: HeadMeasurements, plan: Plan | None) -> str:
         parts.append(paragraph(f"Predicted by the plan: the error of the model's output, by budget of {of}."))
         parts.append(table_html(["budget", "predicted error"], rows, "Price of budgets"))
     parts += [] if plan is not None else [paragraph(WITHOUT_PLAN)]
-    return "".join(parts) + code([COMPRESS] if plan is not None else [PLAN, COMPRESS])
+    return "".join(parts) + code(COMPRESS if plan is not None else [*PLAN, *COMPRESS])
 
 
 def link(report: HeadMeasurements, head: Head, text: str) -> str:

@@ -25,5 +25,5 @@ function openHead(place, event) {
   const byKeyboard = event && event.detail === 0;
   if (byKeyboard) panel.querySelector("h3").focus();
   const { top, bottom } = panel.getBoundingClientRect();
-  if (top > window.innerHeight - 100 || bottom < 100) panel.scrollIntoView({ block: "start" });
+  if (top > window.innerHeight / 2 || bottom < 100) panel.scrollIntoView({ block: "start" });
 }
