@@ -86,7 +86,9 @@ def importance_distributions(
     for axes in grid[-1]:
         axes.set_xlabel("heads, most important first")
     colours = matplotlib.cm.ScalarMappable(norm, cmap)
-    bar = figure.colorbar(colours, ax=grid.ravel().tolist(), label=f"layer of the head ({label})", aspect=25, pad=0.02)
+    bar = figure.colorbar(
+        colours, ax=grid.ravel().tolist(), label=f"layer of the head ({label})", aspect=25 * len(roles), pad=0.02
+    )
     every = sorted(set(layers))
     bar.set_ticks(every if len(every) <= 12 else every[:: len(every) // 8])
     bar.minorticks_off()

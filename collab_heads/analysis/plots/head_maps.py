@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-FEW_CELLS = 600  # of a figure: with more, SVG holds them as pictures, since every cell takes 200 bytes
+FEW_CELLS = 600  # of a figure: with more, a cell is a point of a picture in SVG, and not a path of 200 bytes
 FEW = 12  # columns: with more, cells are too small for text
 NONE = "none"
 FRAME: dict[str, Any] = {"fill": False, "edgecolor": "#303030", "linewidth": 1.2}  # of heads that share a key head
@@ -171,9 +171,11 @@ def head_panels(panels: Sequence[Panel], title: str | None, texts: Sequence[str]
 
 def draw_cells(axes: Axes, grid: np.ndarray, cmap, norm, maps: int):
     """Colour the cells of one of some maps, the first row on top; cells without a value stay empty."""
+    values = np.ma.masked_invalid(grid)
+    if maps * grid.size > FEW_CELLS:
+        return axes.imshow(values, cmap=cmap, norm=norm, interpolation="none", aspect="auto")
     edges = [np.arange(size + 1) - 0.5 for size in grid.shape]
-    lines = {"edgecolors": "white", "linewidth": 0.5} if maps * grid.size <= FEW_CELLS else {"rasterized": True}
-    mesh = axes.pcolormesh(edges[1], edges[0], np.ma.masked_invalid(grid), cmap=cmap, norm=norm, **lines)
+    mesh = axes.pcolormesh(edges[1], edges[0], values, cmap=cmap, norm=norm, edgecolors="white", linewidth=0.5)
     axes.set_ylim(len(grid) - 0.5, -0.5)
     return mesh
 

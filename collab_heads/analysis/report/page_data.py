@@ -17,6 +17,7 @@ from collab_heads.analysis.roles.labels import role_kind
 from collab_heads.model.masks import sides
 from collab_heads.sites import ROLES, AttentionSite
 
+SPACES = str.maketrans("\u2581\u0120", "  ")  # of sentencepiece, and of byte-level vocabularies
 DIGITS = 4  # of a number: more cannot be seen
 NEAREST = 5  # heads of the same layer that are named
 
@@ -61,7 +62,7 @@ def page_data(report: HeadMeasurements) -> dict[str, Any]:
         "groups": sorted({group_name(site) for site in report.sites}, key=group_order),
         "sites": [site_data(report, site) for site in report.sites],
         "heads": [head_data(report, head, measures) for head in heads_of(report)],
-        "sentences": [sentence_data(example, report.sites, token_text) for example in report.examples],
+        "sentences": [sentence_data(example, report.sites, shown) for example in report.examples],
     }
 
 
@@ -127,6 +128,11 @@ def nearest(report: HeadMeasurements, head: Head) -> Iterator[tuple[int, float]]
         others = [other for other in of_head.argsort(descending=True, stable=True).tolist() if other != head.index]
         for other in others[:NEAREST]:
             yield report.heads[head.site.path][other], rounded(of_head[other])
+
+
+def shown(token: str) -> str:
+    """A token as people can see it: what stands for a space in a vocabulary is an open box, as a space is."""
+    return token_text(token.translate(SPACES))
 
 
 def rounded(value: Tensor | float) -> float:

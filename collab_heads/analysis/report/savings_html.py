@@ -9,7 +9,7 @@ from collab_heads.analysis.report.page_data import Head, heads_of, layer_name
 from collab_heads.analysis.report.savings import ALIKE, Plan, cheapest, kept_heads, most_alike, predicted
 
 PLAN = ("python -m collab_heads compress MODEL \\", "    --data TEXT --plan")
-COMPRESS = ("python -m collab_heads compress MODEL \\", "    --data TEXT --budget 0.5 --output_dir smaller")
+COMPRESS = ("python -m collab_heads compress MODEL \\", "    --data TEXT --budget 0.5 \\", "    --output_dir smaller")
 WITHOUT_COSTS = "What a head costs was not measured: ask for relevance, for the ablation, or give batches with labels."
 WITHOUT_PLAN = (
     "Fewer heads, narrower queries and keys, narrower values: what a budget of parameters, cache or time costs, a plan "
@@ -63,7 +63,9 @@ def price_html(report: HeadMeasurements, plan: Plan | None) -> str:
         name, points = known
         total, metric = len(heads_of(report)), report.ablation.metric
         rows = [[str(kept), f"{kept / total:.0%}", f"{value:.4g}"] for kept, value in points]
-        parts.append(paragraph(f"Measured, without training: only the best heads by {name.replace('_', ' ')} kept."))
+        parts.append(
+            paragraph(f"Measured, without training: with only the most important heads, by {name.replace('_', ' ')}.")
+        )
         parts.append(table_html(["heads kept", "share", metric], rows, "Price of fewer heads"))
     if plan is not None:
         of, curve = predicted(plan)

@@ -10,6 +10,7 @@ import torch
 from collab_heads.analysis import plots
 from collab_heads.analysis.measures.comparison import balance
 from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
 from collab_heads.extras import MissingPackageError
 from collab_heads.sites import AttentionSite
@@ -200,6 +201,17 @@ def test_a_layer_that_lost_heads_is_no_less_balanced():
     assert titles.endswith(f"balance {balance(shares[site.path] for site in sites):.2f}") and "0.75" in titles
     alone = plots.importance_distributions({"gated": {"c": shares["c"]}}, sites, "relevance")
     assert "one head a layer" in alone.axes[0].get_title()
+
+
+@pytest.mark.slow
+def test_files_of_maps_with_many_cells_are_light():
+    """Twelve heads that look everywhere alike, in a long sentence: noise, the heaviest there is."""
+    weights, tokens = torch.rand(12, 40, 40).softmax(-1), [f"token{n}" for n in range(40)]
+    figure = plots.attention_map(weights, tokens, tokens)
+    assert len(png_bytes(figure)) < 300_000 and len(drawn := svg_bytes(figure)) < 300_000
+    assert drawn.count(b"<image") == 12
+    few = svg_bytes(plots.attention_map(weights[:2, :3, :3], tokens[:3], tokens[:3]))
+    assert few.count(b"<image") <= 1  # the colour bar
 
 
 def test_attention_of_a_sentence_with_its_tokens():

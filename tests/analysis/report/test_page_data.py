@@ -10,7 +10,9 @@ import torch
 from collab_heads import analyze_heads
 from collab_heads.analysis.measures.attention_examples import AttentionExample
 from collab_heads.analysis.report.attention_bytes import LONGEST, STEPS, sentence_data
-from collab_heads.analysis.report.page_data import as_json, heads_of, page_data
+from collab_heads.analysis.report.full_page import full_page
+from collab_heads.analysis.report.head_report import HeadReport
+from collab_heads.analysis.report.page_data import as_json, heads_of, page_data, shown
 from collab_heads.sites import AttentionSite
 from families import FAMILIES, cast
 
@@ -87,6 +89,26 @@ def test_long_sentences_are_cut_and_odd_tokens_can_be_seen():
     (weights,) = weights_of(sentence, [{"heads": 2, "sides": ["encoder", "encoder"]}])
     torch.testing.assert_close(weights, whole[:, :LONGEST, :LONGEST], rtol=0, atol=HALF_A_STEP)
     assert "</" not in as_json(sentence) and json.loads(as_json(sentence)) == sentence
+
+
+def test_what_stands_for_a_space_is_one():
+    assert [shown(token) for token in ("\u2581dog", "\u0120dog", "##s", "a b")] == ["␣dog", "␣dog", "##s", "a␣b"]
+
+
+def test_a_page_of_many_heads_is_light():
+    """12 x 12 heads, eight sentences of noise, which cannot be compressed: below 3 MB."""
+    sites = tuple(AttentionSite(f"layer.{n}", "enc-self", n, 12) for n in range(12))
+    tokens = tuple(f"token{n}" for n in range(LONGEST))
+    examples = tuple(
+        AttentionExample({"encoder": tokens}, {site.path: torch.rand(12, LONGEST, LONGEST) for site in sites})
+        for _ in range(8)
+    )
+    scores = {site.path: torch.rand(12) for site in sites}
+    heads, totals = {site.path: tuple(range(12)) for site in sites}, {site.path: 12 for site in sites}
+    data = {"name": "noise", "sentences": 8, "query_tokens": {"enc-self": 320}}
+    report = HeadReport("M", "m", sites, heads, totals, data, gradient=scores, gates=scores, examples=examples)
+    text = full_page(report, {})
+    assert 2_000_000 < len(text.encode()) < 3_000_000
 
 
 def test_heads_that_share_keys_and_a_report_without_roles():

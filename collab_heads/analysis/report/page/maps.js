@@ -1,9 +1,10 @@
 // Maps, layer by head: one of what heads do and one of every measure. All show the same heads in the same places.
 
-/** One map in all its groups; `paint` colours a cell, `say` puts it into words. */
+/** One map in all its groups; `paint` colours a cell (nothing: not measured there), `say` puts it into words. */
 function mapFigure({ title, legend, key, paint, say }) {
   const about = element("details", {}, element("summary", {}, "what is this?"), element("p", {}, legend));
-  const grids = DATA.groups.map((group) => gridOf(group, title, paint, say));
+  const isMeasured = (group) => HEADS.some((head) => siteOf(head).group === group && paint(head));
+  const grids = DATA.groups.filter(isMeasured).map((group) => gridOf(group, title, paint, say));
   return element("figure", { class: "map" }, element("figcaption", {}, element("strong", {}, title), key, about), grids);
 }
 
@@ -30,7 +31,7 @@ function cellOf(head, paint, say) {
   const place = HEADS.indexOf(head);
   const label = `${nameOf(head)}: ${say(head)}`;
   const cell = element("button", { role: "gridcell", tabindex: -1, "data-head": place, "aria-label": label });
-  const { colour, letter } = paint(head);
+  const { colour, letter } = paint(head) || { colour: null, letter: "" };
   if (colour) Object.assign(cell.style, { background: colour, color: ink(colour) });
   cell.textContent = letter;
   if (siteOf(head).sharesKeys) {
@@ -62,8 +63,7 @@ function measureMap(measure, place) {
   const bar = element("i", { class: "bar" });
   bar.style.background = `linear-gradient(to right, ${scale.colours.join(",")})`;
   const key = element("span", { class: "key" }, number(scale.low), bar, number(scale.high));
-  const missing = { colour: null, letter: "" };
-  const paint = (head) => (head.values[place] === null ? missing : { colour: scale.colour(head.values[place]), letter: "" });
+  const paint = (head) => (head.values[place] === null ? null : { colour: scale.colour(head.values[place]), letter: "" });
   const say = (head) => `${measure.name} ${number(head.values[place]) || "not measured"}`;
   return mapFigure({ title: measure.title, legend: measure.legend, key, paint, say });
 }
@@ -71,7 +71,7 @@ function measureMap(measure, place) {
 /** All maps. Hovering or focusing a cell tells its numbers and shows the head in every map; a click opens it. */
 function mapsOfHeads() {
   const maps = element("div", { id: "maps", role: "group", "aria-label": "maps: arrows move, Enter opens a head" });
-  maps.append(...(DATA.roles ? [roleMap()] : []), ...DATA.measures.map(measureMap));
+  maps.append(...(HEADS.some((head) => head.kinds.length) ? [roleMap()] : []), ...DATA.measures.map(measureMap));
   const tip = element("div", { id: "tip", role: "tooltip", hidden: true });
   const cells = HEADS.map((_, place) => [...maps.querySelectorAll(`[data-head="${place}"]`)]);
   let pointed = null;

@@ -25,10 +25,12 @@ function seenInWords(seen) {
   return `${percent(share)} of attention to ${name}`;
 }
 
+const SPACE = "\u2423"; // an open box, where a token begins a word
+
 /** Tokens as running text: word pieces are put together. */
 function textOf(tokens) {
-  const spaced = tokens.some((token) => /^[\u2581\u0120]/.test(token)); // these begin with what stands for a space
-  return spaced ? tokens.join("").replace(/[\u2581\u0120]/g, " ").trim() : tokens.join(" ").replaceAll(" ##", "");
+  const spaced = tokens.some((token) => token.startsWith(SPACE));
+  return spaced ? tokens.join("").replaceAll(SPACE, " ").trim() : tokens.join(" ").replaceAll(" ##", "");
 }
 
 /** What a sentence is called in the list: how many tokens it has, and its beginning. */
