@@ -39,8 +39,8 @@ from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import AlphaReport, FoldReport, GateReport, PruneReport
-from collab_heads.model.peft_targets import peft_targets
 from collab_heads.model.card import model_card
+from collab_heads.model.peft_targets import peft_targets
 from collab_heads.model.transformers_hooks import install_hooks
 from collab_heads.registry import get_adapter, register, supported_model_types
 from collab_heads.rotation.dynamic import DynamicRotation

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate
 from collab_heads.analysis.measures.gate_history import GateHistory
-from collab_heads.analysis.roles.labels import RoleThresholds
+from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.checks import check_choice, check_count
@@ -40,7 +40,7 @@ class AnalysisOptions:
     evaluate: Evaluate | None = None
     metric: str = "loss"
     higher_is_better: bool = False
-    num_examples: int = 1
+    num_examples: int = 3
     contribution_sentences: int = 64
     gate_history: GateHistory | None = None
     data: str = "given batches"

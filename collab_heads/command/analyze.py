@@ -20,7 +20,7 @@ def run(args: Namespace) -> HeadReport:
     """Analyze, print and write; returns the report. All input is read before the model runs."""
     draws = not missing("plots")
     if not draws:
-        print(f"matplotlib is not installed: no pictures, no page ({way_to_install('plots')})", file=sys.stderr)
+        print(f"matplotlib is not installed: no curves and distributions ({way_to_install('plots')})", file=sys.stderr)
     sentences = read_conllu(args.treebank) if args.treebank else None
     texts = {side: lines[: args.samples] for side, lines in read_data(args).items()}
     model, tokenizer, _ = load(args)
@@ -36,11 +36,11 @@ def run(args: Namespace) -> HeadReport:
     )
     print(report)
     folder = Path(args.output_dir)
-    print(f"report: {report.save(folder) if draws else save_numbers(report, folder)}")
+    print(f"report: {report.save(folder) if draws else save_undrawn(report, folder)}")
     return report
 
 
-def save_numbers(report: HeadReport, folder: Path) -> Path:
-    """Write `report.txt` and `report.json`: what there is without pictures."""
-    write_file(folder / "report.txt", f"{report}\n".encode())
-    return write_file(folder / "report.json", f"{report.to_json()}\n".encode())
+def save_undrawn(report: HeadReport, folder: Path) -> Path:
+    """Write `report.json` and `report.html`: what there is without matplotlib."""
+    write_file(folder / "report.json", f"{report.to_json()}\n".encode())
+    return report.save_html(folder / "report.html")

@@ -4,8 +4,8 @@ r"""Show the heads of a model.
     collab-heads analyze Helsinki-NLP/opus-mt-de-en --data dev.de.gz dev.en.gz --output_dir report
 
 Text files have a sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its own
-translations. Labelled examples: `collab-heads glue --analyze`. Without matplotlib there are no pictures and no page,
-only tables and JSON.
+translations. Labelled examples: `collab-heads glue --analyze`. Without matplotlib the page has
+no curves and distributions, and there are no pictures beside it.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -43,7 +43,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help=f"parts of the report, some of {', '.join(REPORT_PARTS)} (default: all but {REPORT_PARTS[-1]})",
     )
     add("--samples", type=count_from_1, metavar="N", help="use only the first N sentences (default: all)")
-    add("--examples", type=count, default=1, metavar="N", help="sentences whose attention maps are drawn")
+    add(
+        "--examples", type=count, default=3, metavar="N", help="sentences, of typical lengths, whose attention is shown"
+    )
     add_running_arguments(parser)
 
 
