@@ -48,8 +48,8 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         "--alive_heads",
         type=path,
         metavar="FILE",
-        help="instead, a JSON file that names the heads to keep: role -> for every layer a list of 0 and 1, or "
-        "module path -> such a list",
+        help="instead, or for other roles than those that learn gates, a JSON file that names the heads to keep: role -> "
+        "for every layer a list of 0 and 1, or module path -> such a list",
     )
     add(
         "--gated_sites",
@@ -105,11 +105,11 @@ def check_heads(args: Namespace) -> None:
     """
     check_choice("--head_selection", args.head_selection, SELECTIONS)
     given = [f"--{flag}" for flag in FLAGS if getattr(args, flag) is not None]
-    if len(given) > 1:
+    if len(given) > 1 and not (given[1:] == ["--alive_heads"] and learns_gates(args)):
         raise ArgumentError(f"{' and '.join(given)} exclude each other: one of them says which heads stay")
     if args.head_selection != "learned" and args.target_heads is None:
         raise ArgumentError(f"--head_selection {args.head_selection} needs --target_heads")
-    if args.gated_sites and (not given or args.alive_heads or isinstance(args.target_heads, Mapping)):
+    if args.gated_sites and (given in ([], ["--alive_heads"]) or isinstance(args.target_heads, Mapping)):
         raise ArgumentError(
             "--gated_sites goes with --gate_weight or a total for --target_heads; the others name their own"
         )
