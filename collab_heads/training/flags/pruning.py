@@ -48,8 +48,8 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         "--alive_heads",
         type=path,
         metavar="FILE",
-        help="instead, or for other roles than those that learn gates, a JSON file that names the heads to keep: role -> "
-        "for every layer a list of 0 and 1, or module path -> such a list",
+        help="instead, or for other roles than those that learn gates, a JSON file of heads to keep: role -> for "
+        " every layer a list of 0 and 1, or module path -> such a list",
     )
     add(
         "--gated_sites",
