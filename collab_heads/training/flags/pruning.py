@@ -49,7 +49,7 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         type=path,
         metavar="FILE",
         help="instead, or for other roles than those that learn gates, a JSON file of heads to keep: role -> for "
-        " every layer a list of 0 and 1, or module path -> such a list",
+        "every layer a list of 0 and 1, or module path -> such a list",
     )
     add(
         "--gated_sites",
