@@ -14,7 +14,13 @@ import tiny
 from collab_heads import swap_to_gated
 from collab_heads.command import main
 
-QUICK = {"--refine_steps": "2", "--samples": "16", "--examples": "0", "--max_source_length": "32", "--max_target_length": "32"}
+QUICK = {
+    "--refine_steps": "2",
+    "--samples": "16",
+    "--examples": "0",
+    "--max_source_length": "32",
+    "--max_target_length": "32",
+}
 
 
 def lines_of(text):

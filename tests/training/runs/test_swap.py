@@ -66,6 +66,7 @@ def test_phases_swap_once_and_train_around_it(swap, plan):
     (
         "--collaborative",
         "--collaborative --dim_shared_query_key 0.5 --sites enc-self",
+        "--collaborative --dim_shared_query_key enc-self=12 --dim_value enc-self=0.5",
         f"--collaborative --dim_shared_query_key {EXACT} --sites {LAYER_1}",
         "--score_terms content",
     ),
@@ -84,6 +85,9 @@ def test_what_can_be_swapped_is_taken_and_left_alone(flags):
         ("--dim_shared_query_key nan", ("nan", "share")),
         (f"--dim_value {EXACT + 1}", ("dim_value", str(EXACT + 1), LAYER_0, f"1 to {EXACT}")),
         ("--sites dec-enc", ("has no dec-enc attention",)),
+        ("--dim_value dec-enc=0.5", ("has no dec-enc attention",)),
+        (f"--dim_shared_query_key enc-self={EXACT + 1}", (str(EXACT + 1), LAYER_0, f"1 to {EXACT}")),
+        (f"--dim_value enc-self={EXACT + 1}", ("dim_value", str(EXACT + 1), LAYER_0)),
         ("--sites enc-sefl", ("did you mean 'enc-self'?",)),
         (f"--sites {LAYER_0} encoder.layer.7.attention.self", ("encoder.layer.7",)),
     ),
