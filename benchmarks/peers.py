@@ -218,7 +218,20 @@ def collected(rows: Sequence[Mapping]) -> list[dict]:
         if method != "original":
             line |= {"lost": before - line["score"], "losses": ", ".join(f"{before - score:.2f}" for score in scores)}
         found.append(line)
-    return found
+    return [*found, *over_tasks(found)]
+
+
+def over_tasks(lines: Sequence[Mapping]) -> list[dict]:
+    """The mean over the tasks, for methods that were tried on all of them."""
+    pairs = dict.fromkeys((line["budget"], line["method"]) for line in lines if line["method"] != "original")
+    means = []
+    for budget, method in sorted(pairs, key=lambda pair: -pair[0]):
+        those = [line for line in lines if (line["budget"], line["method"]) == (budget, method)]
+        if len(those) == len(METRICS):
+            names = ("score", "attention", "lost")
+            means.append({"task": "mean of four", "method": method, "budget": budget})
+            means[-1] |= {name: statistics.mean(line[name] for line in those) for name in names}
+    return means
 
 
 def mean_of(rows: Sequence[Mapping], name: str) -> float | None:
