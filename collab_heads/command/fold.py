@@ -14,5 +14,5 @@ def run(args: Namespace) -> FoldReport:
     check_class(loaded.model)
     report = fold_heads(loaded.model)
     print(report)
-    write_model(args, loaded, "fold", report.to_dict())
+    write_model(args, loaded, "fold", report)
     return report

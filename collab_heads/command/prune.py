@@ -33,7 +33,7 @@ def run(args: Namespace) -> PruneReport:
         swap_to_gated(model, alive_heads=alive)  # else the gates that training left say which heads stay
     report = prune_heads(model, calibration=None if args.no_repair else batches)
     print(report)
-    write_model(args, loaded, "prune", report.to_dict())
+    write_model(args, loaded, "prune", report)
     return report
 
 

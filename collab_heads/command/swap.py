@@ -29,5 +29,5 @@ def run(args: Namespace) -> SwapReport:
         seed=args.seed,
     )
     print(report)
-    write_model(args, loaded, "swap", report.to_dict())
+    write_model(args, loaded, "swap", report)
     return report

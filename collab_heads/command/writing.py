@@ -10,13 +10,17 @@ from typing import cast
 from torch import nn
 
 from collab_heads.analysis.plots.files import save_figure
+from collab_heads.collaborative.report import SwapReport
 from collab_heads.command.flags.shared import MODULES
 from collab_heads.command.models import Loaded
 from collab_heads.compression.compression_plan import CompressionPlan
+from collab_heads.compression.report import CompressReport
 from collab_heads.extras import missing
 from collab_heads.files import write_json
 from collab_heads.folders import write_folder
+from collab_heads.heads.report import FoldReport, PruneReport
 
+Report = CompressReport | SwapReport | PruneReport | FoldReport
 SENTENCE_TRANSFORMERS = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json", "[0-9]*_*")
 
 
@@ -24,7 +28,8 @@ def write_model(
     args: Namespace,
     loaded: Loaded,
     name: str,
-    record: Mapping,
+    report: Report,
+    record: Mapping | None = None,
     more: Callable[[Path], object] | None = None,
 ) -> None:
     """Write what `from_pretrained` loads, in the dtype that the model had, and beside it what was done.
@@ -33,7 +38,8 @@ def write_model(
         args: the flags; of a folder of sentence-transformers the other parts are copied.
         loaded: the model, changed, and its tokenizer.
         name: of the JSON file that says what was done.
-        record: what that says.
+        report: what was done.
+        record: what that file says, if it is more than the report.
         more: writes other files into the folder that it is given.
     """
     model = loaded.model
@@ -43,7 +49,7 @@ def write_model(
         copy_modules(Path(args.model), folder)
         model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
-        write_json(folder / f"{name}.json", record)
+        write_json(folder / f"{name}.json", report.to_dict() if record is None else record)
         if more is not None:
             more(folder)
 
