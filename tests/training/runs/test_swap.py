@@ -77,6 +77,16 @@ def test_what_can_be_swapped_is_taken_and_left_alone(flags):
     assert not any(map(is_swapped, sites(model).values()))
 
 
+def test_widths_per_role_leave_the_other_roles_alone():
+    """Also a site of another role that is collaborative already."""
+    model = FAMILIES["marian"].build()
+    asked = "--dim_shared_query_key enc-self=8,dec-enc=0.5 --dim_value dec-self=0.5"
+    swapping.swap(arguments("--collaborative --sites dec-self"), model, None)
+    check_flags_fit(arguments(f"--collaborative {asked}"), model)
+    with refused(model, SwapError, "is collaborative already", "decoder.layers.0.self_attn"):
+        check_flags_fit(arguments("--collaborative --dim_shared_query_key dec-self=8"), model)
+
+
 @pytest.mark.parametrize(
     "flags, fragments",
     (
