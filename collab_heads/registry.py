@@ -1,7 +1,5 @@
 """The lookup of an adapter by model type."""
 
-from collections.abc import Mapping
-
 import transformers
 from packaging import version
 from transformers import PretrainedConfig, PreTrainedModel
@@ -48,22 +46,26 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
                 f"{transformers.__version__}: older versions rename its new weights when they load them"
             )
         return adapter
-    check_custom_code(vars(config))
+    check_custom_code(model_type, getattr(config, "auto_map", None))
     raise UnsupportedModelError(
         f"model type {model_type!r} is not supported{did_you_mean(model_type, known)}. "
         f"Supported: {', '.join(known)}. Another family needs an adapter: see 'Add a family' in the README."
     )
 
 
-def check_custom_code(config: Mapping) -> None:
-    """Refuse a model whose code comes with it, from the entries of its config.
+def check_custom_code(model_type: str | None, auto_map: object) -> None:
+    """Refuse a model whose code comes with it.
+
+    Args:
+        model_type: as its config names it.
+        auto_map: the classes of its own that its config names, if any.
 
     Raises:
-        UnsupportedModelError: if its type has no adapter, and its config names classes of its own.
+        UnsupportedModelError: if there are such classes, and its type has no adapter.
     """
-    if config.get("auto_map") and config.get("model_type") not in _ADAPTERS:
+    if auto_map and model_type not in _ADAPTERS:
         raise UnsupportedModelError(
-            f"model type {config.get('model_type')!r} is not supported: its attention is code that comes with the "
+            f"model type {model_type!r} is not supported: its attention is code that comes with the "
             "model, no adapter knows it, with trust_remote_code or without. An adapter of your own can teach the "
             "toolkit where it is: see 'Add a family' in the documentation"
         )

@@ -5,27 +5,24 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from torch import nn
 
 from collab_heads.analysis.plots.files import save_figure
+from collab_heads.collaborative.report import SwapReport
 from collab_heads.command.flags.shared import MODULES
 from collab_heads.command.models import Loaded
 from collab_heads.compression.compression_plan import CompressionPlan
+from collab_heads.compression.report import CompressReport
 from collab_heads.extras import missing
 from collab_heads.files import write_json
 from collab_heads.folders import write_folder
+from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.model.card import complete
 
+Report = CompressReport | SwapReport | PruneReport | FoldReport
 SENTENCE_TRANSFORMERS = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json", "[0-9]*_*")
-
-
-class Report(Protocol):
-    """What a function says of what it did; `str` of one is a table."""
-
-    def to_dict(self) -> dict:
-        """All of it, ready for JSON."""
 
 
 def write_model(
@@ -42,8 +39,8 @@ def write_model(
         args: the flags; of a folder of sentence-transformers the other parts are copied.
         loaded: the model, changed, and its tokenizer.
         name: of the JSON file that says what was done.
-        report: of what was done, for the model card.
-        record: what the JSON file says; None for what the report says.
+        report: what was done.
+        record: what that file says, if it is more than the report.
         more: writes other files into the folder that it is given.
     """
     model = loaded.model

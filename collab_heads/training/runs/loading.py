@@ -34,7 +34,8 @@ def load_or_explain(auto: Any, source: str, **kwargs: Any) -> Any:
 def refuse_custom_code(source: str) -> None:
     """Raise UnsupportedModelError if a model that cannot be loaded has attention of its own; else do nothing."""
     with suppress(OSError, ValueError):
-        check_custom_code(PretrainedConfig.get_config_dict(source)[0])
+        config, _ = PretrainedConfig.get_config_dict(source)
+        check_custom_code(config.get("model_type"), config.get("auto_map"))
 
 
 def backend_options(args: Namespace) -> dict[str, str]:

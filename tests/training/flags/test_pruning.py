@@ -79,6 +79,10 @@ def test_wrong_values_are_refused(flags, message, parse):
             "--target_heads 3 --collaborative --swap after --dim_shared_query_key 16",
             "--dim_shared_query_key 16 with --swap after .* give a share",
         ),
+        (
+            "--target_heads 3 --collaborative --swap after --dim_value enc-self=0.5,dec-enc=16",
+            "--dim_value 16 with --swap after .* give a share",
+        ),
     ),
 )
 def test_flags_that_do_not_go_together_are_refused(flags, message, parse):
