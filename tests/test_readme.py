@@ -44,7 +44,7 @@ def test_it_shows_what_there_is():
         "![",
         "python run_glue.py",
         "python run_translation.py",
-        "python -m collab_heads analyze",
+        "collab-heads analyze",
         "<!-- table:",
     ):
         assert shown in README.text, shown
