@@ -13,7 +13,6 @@ from measuring import EOS, ended, model_in
 
 from collab_heads import prune_heads
 from collab_heads.analysis.measures.ablation import Ablation
-from collab_heads.analysis.report.page_data import heads_of
 from collab_heads.analysis.report.savings import cheapest, kept_heads, most_alike, predicted
 from collab_heads.analysis.report.savings_html import COMPRESS, PLAN, WITHOUT_COSTS, savings_html
 
@@ -46,11 +45,14 @@ def test_the_best_measure_there_is_names_the_cheapest(report, higher_is_better):
     assert WITHOUT_COSTS in unescape(savings_html(replace(report, relevance=None)))
 
 
-def test_no_layer_loses_all_its_heads(report):
+def test_no_layer_loses_all_its_heads(report, monkeypatch):
+    """Half of six heads, of which the two cheapest are all of a site."""
+    monkeypatch.setattr("collab_heads.analysis.report.savings.CHEAPEST", 0.5)
     first = report.sites[0]
     harms = {site.path: [0.0 if site == first else 1.0] * site.num_heads for site in report.sites}
     names = cheapest(replace(report, ablation=harmful(report, harms))).by_path()
-    assert len(names[first.path]) == min(first.num_heads - 1, -(-len(heads_of(report)) // 10))
+    assert {site.num_heads for site in report.sites} == {2} and len(names[first.path]) == 1
+    assert len(names) == 3 and sum(map(len, names.values())) == 3
 
 
 def test_the_lines_do_it(report):
