@@ -49,7 +49,9 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
         help=f"parts of the report, some of {', '.join(PARTS)} (default: all but {PARTS[-1]})",
     )
     add("--samples", type=count_from_1, metavar="N", help="use only the first N sentences (default: all)")
-    add("--examples", type=count, default=1, metavar="N", help="sentences whose attention maps are drawn")
+    add(
+        "--examples", type=count, default=3, metavar="N", help="sentences, of typical lengths, whose attention is shown"
+    )
     add_running_arguments(parser)
     return parser.parse_args(argv)
 
