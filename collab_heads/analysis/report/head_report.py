@@ -43,16 +43,17 @@ class HeadReport(HeadMeasurements):
         return write_file(path, self.to_html(plan).encode("utf-8"))
 
     def save(self, folder: str | Path, plan: Plan | None = None) -> Path:
-        """Write `report.html`, `report.json`, and every picture as PNG and SVG, into a folder; needs matplotlib.
+        """Write `report.html`, `report.json`, and every picture as PNG and SVG, into a folder.
 
-        Gates over training become an animation, `gate_history.gif`, too. Everything is made before anything is written.
+        Gates over training become an animation, `gate_history.gif`, too. Pictures need matplotlib; without it they are
+        left out, and the page says so. Everything is made before anything is written.
         """
-        folder = Path(folder)
-        drawn = {name: (png_bytes(figure), svg_bytes(figure)) for name, figure in self.plot().items()}
+        folder, figures = Path(folder), {} if missing("plots") else self.plot()
+        drawn = {name: (png_bytes(figure), svg_bytes(figure)) for name, figure in figures.items()}
         page = full_page(self, {name: png for name, (png, _) in drawn.items()}, plan)
         for name, drawings in drawn.items():
             save_drawings(folder / name, *drawings)
-        if self.gate_history is not None and self.gate_history.steps:
+        if figures and self.gate_history is not None and self.gate_history.steps:
             gate_animation(self.gate_history, folder / "gate_history.gif")
         write_file(folder / "report.json", (self.to_json() + "\n").encode())
         return write_file(folder / "report.html", page.encode("utf-8"))

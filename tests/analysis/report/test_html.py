@@ -104,11 +104,13 @@ def test_a_report_is_one_file_with_pictures_of_what_cannot_be_explored(report, h
     assert tables and all(each["tabindex"] == "0" and each["aria-label"] for each in tables)
 
 
-def test_without_matplotlib_the_page_says_what_is_missing(report, monkeypatch):
+def test_without_matplotlib_the_page_says_what_is_missing(report, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     text = report.to_html()
     assert full_page.WITHOUT_PICTURES in text and not pictures(Reader(text))
     assert '"sentences":[{' in text
+    report.save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.json"}
 
 
 def test_alternative_texts_are_text():

@@ -7,6 +7,7 @@ from chromium import MISSING, PROGRAM, Browser
 
 pytest.importorskip("matplotlib")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
+HALF_A_STEP = 0.5 / 255 + 1e-6  # a weight is a byte
 TABLE = "document.querySelector('#all table')"
 
 
@@ -123,6 +124,21 @@ def test_a_click_opens_a_head(page):
     page.click("#savings a[data-head]")
     opened = page.value("document.querySelector('#savings a[data-head]').dataset.head")
     assert page.value("document.querySelector('#maps .open').dataset.head") == opened
+
+
+def test_where_a_head_looks_is_its_attention(page, report):
+    """Of the last head of the last site, in the longest sentence: as the model computed it, to a byte."""
+    last = len(data(page)["heads"]) - 1
+    choose(page, "sentence", 2)
+    page.click(f"#maps button[data-head='{last}']")
+    weights, queries, keys = report.examples[2].of(report.sites[-1])
+    column = "[...document.querySelectorAll('#tokens .tokens:{}-child .token{}')]"
+    page.wait(f"{column.format('last', '')}.length === {len(keys)}")
+    page.wait(f"{column.format('first', '')}.length === {len(queries)}")
+    for query in (0, len(queries) - 1):
+        page.hover(f"#tokens .tokens:first-child .token:nth-child({query + 1})")
+        seen = page.value(f"{column.format('last', '')}.map(t => +t.style.getPropertyValue('--weight'))")
+        assert seen == pytest.approx(weights[-1, query].tolist(), abs=HALF_A_STEP)
 
 
 def test_the_keyboard_moves_opens_and_goes_back(page):

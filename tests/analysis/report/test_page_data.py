@@ -119,4 +119,7 @@ def test_heads_that_share_keys_and_a_report_without_roles():
     for site in report.sites:
         keys = [each["key"] for each, head in zip(data["heads"], heads_of(report), strict=True) if head.site == site]
         assert keys == list(site.groups) and site.shares_keys
+    for each in data["heads"]:
+        cosines = [cosine for _, cosine in each["nearest"]]
+        assert len(cosines) == 3 and cosines == sorted(cosines, reverse=True)
     assert all(each["sharesKeys"] for each in data["sites"])

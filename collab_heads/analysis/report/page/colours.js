@@ -26,6 +26,12 @@ function scaleOf(measure) {
   return { low, high, colours, colour: (value) => between(colours, high > low ? (value - low) / (high - low) : 0.5) };
 }
 
+/** One colour beside the other, as the background of a cell. */
+function stripes(colours) {
+  const edges = colours.map((colour, place) => `${colour} ${(100 * place) / colours.length}% ${(100 * (place + 1)) / colours.length}%`);
+  return `linear-gradient(to right, ${edges.join(", ")})`;
+}
+
 function ink(colour) {
   const [red, green, blue] = channels(colour).map((value) => {
     const share = value / 255;

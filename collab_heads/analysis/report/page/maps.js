@@ -31,8 +31,8 @@ function cellOf(head, paint, say) {
   const place = HEADS.indexOf(head);
   const label = `${nameOf(head)}: ${say(head)}`;
   const cell = element("button", { role: "gridcell", tabindex: -1, "data-head": place, "aria-label": label });
-  const { colour, letter } = paint(head) || { colour: null, letter: "" };
-  if (colour) Object.assign(cell.style, { background: colour, color: ink(colour) });
+  const { colours, letter } = paint(head) || { colours: [], letter: "" };
+  if (colours[0]) Object.assign(cell.style, { background: stripes(colours), color: ink(colours[0]) });
   cell.textContent = letter;
   if (siteOf(head).sharesKeys) {
     const next = headAt(head.site, head.number + 1);
@@ -52,7 +52,7 @@ function roleMap() {
     return element("span", {}, box, kind === DATA.none ? NO_ROLE : kind);
   }));
   const paint = (head) => ({
-    colour: DATA.kinds[kindsOf(head)[0]].colour,
+    colours: kindsOf(head).map((kind) => DATA.kinds[kind].colour),
     letter: kindsOf(head).map((kind) => DATA.kinds[kind].letter).join(""),
   });
   return mapFigure({ title: DATA.roles.title, legend: DATA.roles.legend, key, paint, say: rolesOf });
@@ -63,7 +63,7 @@ function measureMap(measure, place) {
   const bar = element("i", { class: "bar" });
   bar.style.background = `linear-gradient(to right, ${scale.colours.join(",")})`;
   const key = element("span", { class: "key" }, number(scale.low), bar, number(scale.high));
-  const paint = (head) => (head.values[place] === null ? null : { colour: scale.colour(head.values[place]), letter: "" });
+  const paint = (head) => (head.values[place] === null ? null : { colours: [scale.colour(head.values[place])], letter: "" });
   const say = (head) => `${measure.name} ${number(head.values[place]) || "not measured"}`;
   return mapFigure({ title: measure.title, legend: measure.legend, key, paint, say });
 }
