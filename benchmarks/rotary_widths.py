@@ -112,19 +112,14 @@ def load() -> LlamaForCausalLM:
 def wanted(draws: int) -> Iterator[dict]:
     """What is to be measured: the beginnings of rows."""
     yield {"method": "stock", "width": 1.0, "fit": None, "draws": None}
+    for share, parts in itertools.product(CACHES, PARTS):
+        method = f"compress {share} of cache: {', '.join(parts)}"
+        yield {"method": method, "width": None, "fit": STEPS, "draws": 1}
     for fit in (None, STEPS):
         for method in METHODS if fit is None else FITTED:
             is_certain = method == "weights" and fit is None
             for share in SHARES:
                 yield {"method": method, "width": share, "fit": fit, "draws": 1 if is_certain else draws}
-        if fit:
-            for share, parts in itertools.product(CACHES, PARTS):
-                yield {
-                    "method": f"compress {share} of cache: {', '.join(parts)}",
-                    "width": None,
-                    "fit": fit,
-                    "draws": 1,
-                }
 
 
 def measured(row: Mapping, text: Text, original: LlamaForCausalLM) -> dict:
