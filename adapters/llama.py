@@ -1,8 +1,8 @@
-"""Llama and its siblings (Mistral, Qwen2, Qwen3): decoders with rotary positions, whose heads may share keys.
+"""Llama and its siblings (Mistral, Qwen2): decoders with rotary positions, whose heads may share keys.
 
-Rotations come between projection and score, so heads cannot share one query/key projection here; nor can Qwen3's become
-narrower, since it norms the queries and keys of each head. Everything else works; where the stock forward cannot run
-what is left (narrower heads, key heads used by unequal numbers of heads), the class below does.
+Rotations come between projection and score, so heads cannot share one query/key projection here. Everything else works;
+where the stock forward cannot run what is left (narrower heads, key heads used by unequal numbers of heads), the class
+below does.
 """
 
 from typing import Any
@@ -11,13 +11,12 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
-from transformers.models.qwen3 import modeling_qwen3
 
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.removed import is_empty
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.registry import register
-from collab_heads.rotary_adapter import NormedRotaryAdapter, RotaryAdapter
+from collab_heads.rotary_adapter import RotaryAdapter
 from collab_heads.sites import group_size
 
 NORMS = ("q_norm", "k_norm")  # of each head of queries and keys, where the family has them
@@ -76,12 +75,6 @@ class RotaryQwen2Attention(RotaryAttention, modeling_qwen2.Qwen2Attention):
     """Of `Qwen2Attention`."""
 
     stock = modeling_qwen2
-
-
-class RotaryQwen3Attention(RotaryAttention, modeling_qwen3.Qwen3Attention):
-    """Of `Qwen3Attention`."""
-
-    stock = modeling_qwen3
 
 
 class LlamaLayout(RotaryAdapter):
@@ -145,13 +138,3 @@ class LlamaAdapter(LlamaLayout):
     }
     rms_norms = (modeling_llama.LlamaRMSNorm, modeling_mistral.MistralRMSNorm, modeling_qwen2.Qwen2RMSNorm)
     gated = dict.fromkeys((modeling_llama.LlamaMLP, modeling_mistral.MistralMLP, modeling_qwen2.Qwen2MLP), "act_fn")
-
-
-@register
-class Qwen3Adapter(NormedRotaryAdapter, LlamaLayout):
-    """Qwen3, whose queries and keys are normed per head."""
-
-    model_types = ("qwen3",)
-    replacements = {modeling_qwen3.Qwen3Attention: RotaryQwen3Attention}
-    rms_norms = (modeling_qwen3.Qwen3RMSNorm,)
-    gated = {modeling_qwen3.Qwen3MLP: "act_fn"}

@@ -4,7 +4,7 @@
 
 Of the size of the shared Qwen3, with its pieces and its training: 1,500 steps of 64 sentences, AdamW to 2e-3 with 150
 steps of warm-up and a cosine. One thread, seeds fixed: a machine of the same kind makes the same weights.
-The folder is /tmp/llama-multi30k-en, where `rotary_widths.py` looks for it.
+Without FOLDER it goes to WORK/llama-multi30k-en, where `rotary_widths.py` looks for it.
 """
 
 import argparse

@@ -1,19 +1,22 @@
 """Narrower heads beside rotary positions: which frequency pairs a key head keeps, and what that costs in perplexity.
 
     python benchmarks/lm_train.py          # once: makes the model, a small Llama trained on Multi30k's English side
-    python benchmarks/rotary_widths.py [--draws 3] [--sentences N]
+    python benchmarks/rotary_widths.py [--draws 3] [--table]
 
 Shares of the query/key width, with pairs chosen at random, by the weights, and by calibration sentences: by how what
-they give to scores varies over keys ("score"), by the same over the keys as they are attended ("attention", what
-the package does), and by that with the best factor for every kept pair, by least squares. Then with the fit of the kept
-rows to what each site put out. A draw is 256 sentences, or a random choice. Last `compress`, to shares of the cache,
-with the widths of queries and keys among what may change and without.
+they give to scores varies over keys ("scores"), and by the same over the keys as they are attended ("attention", what
+the package does), with and without the factors by which kept pairs stand in for the others. Then with the fit of the
+kept rows to what each site put out. A draw is 256 sentences, or a random choice. Last `compress`, to shares of the
+cache, with the widths of queries and keys among what may change and without.
+Every row is stored as it comes, in WORK/rotary_widths.jsonl, and not measured again.
 """
 
 import argparse
+import itertools
+import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -24,13 +27,16 @@ from transformers.utils import logging
 
 from collab_heads import compress, swap_to_collaborative
 from collab_heads.collaborative import frequency_pairs, kinds
-from common import table, write
+from common import WORK, table, write
 
-SHARES = (0.75, 0.5, 0.375, 0.25)  # of the query/key width, 32 a head; a third is not a multiple of 4
-CACHES = (0.75, 0.5, 0.33)
+SHARES = (0.75, 0.5, 0.33)  # of the query/key width, 32 a head; the last is rounded up to 12
+CACHES = (0.75, 0.5)
+PARTS = (("heads", "values"), ("heads", "query_key", "values"))
+STEPS = 120  # of the fit
+STORE = WORK / "rotary_widths.jsonl"
 COLUMNS = {
     "method": "",
-    "width": ".3f",
+    "width": ".2f",
     "fit": "",
     "val": ".2f",
     "least": ".2f",
@@ -69,37 +75,24 @@ def alike(query, key, bias, used, scale) -> torch.Tensor:
 
 
 frequency_pairs_gram = frequency_pairs.gram
-decompose = kinds.RotaryFit.decompose
-
-
-def with_factors(fit: kinds.RotaryFit, dim: int, options) -> kinds.Decomposition:
-    """The kept pairs times what makes them best stand in for all, by least squares."""
-    found = decompose(fit, dim, options)
-    if found.pairs is None:
-        return found
-    factors = []
-    for gram, kept in zip(fit.grams, found.pairs, strict=True):
-        ridge = 1e-6 * gram.diagonal().mean() * torch.eye(len(kept), dtype=gram.dtype)
-        factors.append(torch.linalg.solve(gram[kept][:, kept] + ridge, gram[kept].sum(1)))
-    of_heads = torch.stack(factors)[frequency_pairs.groups_of(fit.weights)].repeat(1, 2).flatten()
-    found.query.mul_(of_heads[:, None])
-    return found
-
-
+BY_WEIGHTS = (kinds, "pair_grams", lambda weights, calls: frequency_pairs.grams_by_weights(weights))
+ONES = (kinds, "factors_of", lambda grams, pairs: torch.ones(pairs.shape, dtype=grams.dtype))
 METHODS: dict[str, Callable[[int], list[tuple[Any, str, Callable]]]] = {
-    "random": lambda draw: [(kinds, "choose_pairs", at_random(draw))],
-    "weights": lambda draw: [(kinds, "pair_grams", lambda weights, calls: frequency_pairs.grams_by_weights(weights))],
-    "score": lambda draw: [(frequency_pairs, "gram", alike)],
     "attention": lambda draw: [],
-    "attention, factors": lambda draw: [(kinds.RotaryFit, "decompose", with_factors)],
+    "attention, without factors": lambda draw: [ONES],
+    "scores": lambda draw: [(frequency_pairs, "gram", alike)],
+    "weights": lambda draw: [BY_WEIGHTS],
+    "random": lambda draw: [BY_WEIGHTS, (kinds, "choose_pairs", at_random(draw))],
 }
+FITTED = ("attention", "weights", "random")
 
 
 def narrowed(text: Text, method: str, share: float, fit: int, draw: int) -> LlamaForCausalLM:
     """A model with narrower queries and keys."""
     model = load()
-    (changes,) = [METHODS[method](draw)]
-    with contexts(changes):
+    with ExitStack() as stack:
+        for change in METHODS[method](draw):
+            stack.enter_context(replaced(*change))
         swap_to_collaborative(
             model,
             dim_shared_query_key=share,
@@ -111,66 +104,71 @@ def narrowed(text: Text, method: str, share: float, fit: int, draw: int) -> Llam
     return model
 
 
-@contextmanager
-def contexts(changes: Sequence[tuple[Any, str, Callable]]) -> Iterator[None]:
-    """All of some replacements; there is one at most."""
-    if not changes:
-        yield
-        return
-    with replaced(*changes[0]):
-        yield
-
-
 def load() -> LlamaForCausalLM:
     """The trained model."""
     return LlamaForCausalLM.from_pretrained(LLAMA).eval()
 
 
-def rows(draws: int, sentences: int | None) -> Iterator[dict]:
-    """One row after the other."""
-    text, original = Text("qwen3", sentences), load()
-    test, whole = text.test("val"), attention_parameters(original)
-    stock = perplexity(original, test)
-    yield {"method": "stock", "width": 1.0, "val": stock, "attention": 1.0, "cache": cache_bytes(original) / 4}
-
-    def measured(models: Sequence[LlamaForCausalLM], **row) -> dict:
-        values = [perplexity(model, test) for model in models]
-        sizes = {"attention": attention_parameters(models[0]) / whole, "cache": cache_bytes(models[0]) / 4}
-        spread = {"least": min(values), "most": max(values)} if len(values) > 1 else {}
-        return row | {"val": statistics.mean(values), "draws": len(values)} | spread | sizes | {"each": values}
-
-    for fit in (0, 120):
-        for method in METHODS:
+def wanted(draws: int) -> Iterator[dict]:
+    """What is to be measured: the beginnings of rows."""
+    yield {"method": "stock", "width": 1.0, "fit": None, "draws": None}
+    for share, parts in itertools.product(CACHES, PARTS):
+        method = f"compress {share} of cache: {', '.join(parts)}"
+        yield {"method": method, "width": None, "fit": STEPS, "draws": 1}
+    for fit in (None, STEPS):
+        for method in METHODS if fit is None else FITTED:
+            is_certain = method == "weights" and fit is None
             for share in SHARES:
-                models = [narrowed(text, method, share, fit, draw) for draw in range(draws)]
-                row = measured(models, method=method, width=share, fit=fit or None)
-                if method == "attention" and fit:
-                    row["time"] = decoding(models[0], original)["time"]
-                yield row
-    for parts in (("heads", "values"), ("heads", "query_key", "values")):
-        for share in CACHES:
-            model = load()
-            compress(model, text.calibration(0), share, of="cache", parts=parts)
-            row = measured([model], method=f"compress {share} of cache: {', '.join(parts)}", fit=120)
-            yield row | {"time": decoding(model, original)["time"]}
+                yield {"method": method, "width": share, "fit": fit, "draws": 1 if is_certain else draws}
+
+
+def measured(row: Mapping, text: Text, original: LlamaForCausalLM) -> dict:
+    """A row with its numbers."""
+    method, models = row["method"], [original]
+    if method in METHODS:
+        models = [narrowed(text, method, row["width"], row["fit"] or 0, draw) for draw in range(row["draws"])]
+    elif method != "stock":
+        share, parts = method.removeprefix("compress ").split(" of cache: ")
+        models = [load()]
+        compress(models[0], text.calibration(0), float(share), of="cache", parts=parts.split(", "))
+    values = [perplexity(model, text.test("val")) for model in models]
+    stored = original.dtype.itemsize
+    sizes = {
+        "attention": attention_parameters(models[0]) / attention_parameters(original),
+        "cache": cache_bytes(models[0]) / stored,
+    }
+    spread = {"least": min(values), "most": max(values)} if len(values) > 1 else {}
+    timed = row["fit"] and method not in ("random", "weights")
+    time = decoding(models[0], original)["time"] if timed else None
+    return {**row, "val": statistics.mean(values), **spread, **sizes, "time": time, "each": values}
+
+
+def key(row: Mapping) -> tuple:
+    """What a row is of."""
+    return tuple(row[name] for name in ("method", "width", "fit", "draws"))
 
 
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=3, help="of calibration sentences and of random choices")
-    parser.add_argument("--sentences", type=int, help="of the test set, to try the program; nothing is stored then")
+    parser.add_argument("--table", action="store_true", help="only store what is there")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    found = []
-    for row in rows(arguments.draws, arguments.sentences):
-        found.append(row)
-        print(table([row], COLUMNS).splitlines()[-1], flush=True)
-    print(table(found, COLUMNS))
-    if arguments.sentences is None:
-        write("rotary_widths", found)
+    done = [json.loads(line) for line in STORE.read_text().splitlines()] if STORE.exists() else []
+    text, original, known = Text("qwen3"), load(), {key(row) for row in done}
+    for row in [] if arguments.table else wanted(arguments.draws):
+        if key(row) not in known:
+            done.append(measured(row, text, original))
+            with STORE.open("a") as file:
+                file.write(json.dumps(done[-1]) + "\n")
+            print(table(done[-1:], COLUMNS).splitlines()[-1], flush=True)
+    order = [key(row) for row in wanted(arguments.draws)]
+    done = sorted(done, key=lambda row: order.index(key(row)))
+    print(table(done, COLUMNS))
+    write("rotary_widths", done)
 
 
 if __name__ == "__main__":

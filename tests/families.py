@@ -904,10 +904,11 @@ def attention_maps(result, roles: Iterable[str]) -> dict[str, tuple[torch.Tensor
 def of_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """The model in a dtype, but for the frequencies of its positions, as `from_pretrained` leaves them."""
     frequencies = {name: tensor for name, tensor in model.named_buffers() if "inv_freq" in name}
+    stored = set(model.state_dict())  # ESM stores them
     model.to(dtype)
     for name, tensor in frequencies.items():
         path, _, buffer = name.rpartition(".")
-        model.get_submodule(path).register_buffer(buffer, tensor, persistent=False)
+        model.get_submodule(path).register_buffer(buffer, tensor, persistent=name in stored)
     return model
 
 

@@ -272,8 +272,8 @@ def test_calibration_chooses_better_than_chance():
         for gram, kept in zip(grams, chosen, strict=True):
             costs = {}
             for some in itertools.combinations(range(PAIRS), PAIRS // 2):
-                gone = [pair for pair in range(PAIRS) if pair not in some]
-                costs[some] = float(gram[gone][:, gone].sum())
+                left, total = gram[list(some)], gram.sum(1)[list(some)]
+                costs[some] = float(gram.sum() - total @ torch.linalg.solve(left[:, list(some)], total))
             assert costs[tuple(kept.tolist())] <= sorted(costs.values())[1]  # greedy: the best or next to it
 
 
@@ -317,6 +317,21 @@ def test_the_gram_says_how_attention_diverges():
     divergence = (before.exp() * (before - after)).sum()
     found = gram(query, key)[[0, 3]][:, [0, 3]].sum() / 2
     torch.testing.assert_close(found, divergence, rtol=0.02, atol=0)  # third order: scores are 0.003
+
+
+def test_factors_stand_in_for_what_went():
+    """Planted: a pair gives half of what another one does, so that one by itself gives all, times one and a half."""
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randn(100, PAIRS, generator=generator).double()
+    given[:, 1] = given[:, 2] / 2
+    grams = (given.mT @ given)[None]
+    pairs = frequency_pairs.choose_pairs(grams, PAIRS - 1)
+    assert pairs.tolist() in ([[0, 2, 3]], [[0, 1, 3]])  # either stands in for the other
+    factors = frequency_pairs.factors_of(grams, pairs)
+    assert factors[0, [0, 2]] == pytest.approx(1, abs=1e-4)  # the ridge's share: 1e-6 of the mean
+    assert float(factors[0, 1]) == pytest.approx(1.5 if pairs[0, 1] == 2 else 3, abs=1e-4)
+    assert frequency_pairs.share_lost(grams, pairs, factors) < 1e-3
+    assert frequency_pairs.share_lost(grams, pairs, torch.ones(1, PAIRS - 1).double()) > 0.1
 
 
 @of("llama", "modernbert")

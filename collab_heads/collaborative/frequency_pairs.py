@@ -3,8 +3,9 @@
 The score of a head is a sum over its pairs, before the softmax. In the second order of what is lost from the scores,
 the divergence of its attention is half the variance of that, over the keys that the head attends to, as it attends to
 them. So what counts is a Gram matrix of the pairs [P, P]: how what they give varies together over these keys, on
-average over queries. Heads that share a key head keep the same pairs, and their matrices add up. Pairs go one by one,
-each time the one whose loss, with all that went before, costs least.
+average over queries. Heads that share a key head keep the same pairs, and their matrices add up. Kept pairs are
+multiplied by factors, with which they stand in best for all (least squares; a factor and a rotation commute), and pairs
+go one by one, each time the one that costs least so (backward elimination).
 
 Shapes: B batch, T queries, S keys, H heads, H_k key heads, d width of a head, P = d/2 pairs.
 """
@@ -20,6 +21,8 @@ from collab_heads.numerics import float64
 from collab_heads.sites import AttentionWeights, count_key_heads
 
 QUERIES = 128  # per sequence that are looked at: an even sample of longer ones
+RIDGE = 1e-6  # of the mean diagonal of a Gram matrix: pairs may give the same, or nothing
+TINY = 1e-300  # where all give nothing
 ELEMENTS = 2**24  # that what pairs give is computed for at a time
 
 
@@ -130,16 +133,33 @@ def choose_pairs(grams: Tensor, count: int) -> Tensor:
 
 
 def choose(gram: Tensor, count: int) -> Tensor:
-    """Of one key head: pairs go one by one, each time the one whose loss adds least to what all that went cost."""
-    kept = torch.ones(len(gram), dtype=torch.bool, device=gram.device)
-    for _ in range(len(gram) - count):
-        cost = gram.diagonal() + 2 * gram[:, ~kept].sum(1)
-        kept[cost.masked_fill(~kept, torch.inf).argmin()] = False
-    return kept.nonzero()[:, 0]
+    """Of one key head: pairs go one by one, each time the one that the others can stand in for best."""
+    kept = torch.arange(len(gram), device=gram.device)
+    while len(kept) > count:
+        inverse = torch.linalg.inv(regularised(gram)[kept][:, kept])
+        costs = (inverse @ gram[kept].sum(1)).square() / inverse.diagonal()
+        kept = kept[torch.arange(len(kept), device=kept.device) != costs.argmin()]
+    return kept
 
 
-def share_lost(grams: Tensor, pairs: Tensor) -> float:
-    """The root of the share of the scores' variance that goes with all other pairs."""
-    gone = torch.ones(grams.shape[:2], dtype=grams.dtype, device=grams.device).scatter_(1, pairs, 0.0)
-    lost, whole = (gone[:, None] @ grams @ gone[..., None]).sum(), grams.sum()
+def factors_of(grams: Tensor, pairs: Tensor) -> Tensor:
+    """What to multiply kept pairs with so that they stand in best for all: [H_k, P, P], [H_k, n] -> [H_k, n]."""
+    return torch.stack(
+        [
+            torch.linalg.solve(regularised(gram)[kept][:, kept], regularised(gram)[kept].sum(1))
+            for gram, kept in zip(grams, pairs, strict=True)
+        ]
+    )
+
+
+def regularised(gram: Tensor) -> Tensor:
+    """A Gram matrix that can be inverted, of pairs that give nothing, too."""
+    added = RIDGE * gram.diagonal().mean() + TINY
+    return gram + added * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+
+
+def share_lost(grams: Tensor, pairs: Tensor, factors: Tensor) -> float:
+    """The root of the share of the scores' variance that is lost with all other pairs."""
+    missing = torch.ones(grams.shape[:2], dtype=grams.dtype, device=grams.device).scatter_add_(1, pairs, -factors)
+    lost, whole = (missing[:, None] @ grams @ missing[..., None]).sum(), grams.sum()
     return float((lost / whole).clamp(0, 1).sqrt()) if whole > 0 else 0.0

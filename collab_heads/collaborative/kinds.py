@@ -19,6 +19,7 @@ from collab_heads.collaborative.fit import FitOptions, SiteFit
 from collab_heads.collaborative.frequency_pairs import (
     agreement,
     choose_pairs,
+    factors_of,
     grams_by_weights,
     groups_of,
     in_pairs,
@@ -165,8 +166,10 @@ class RotaryFit(SiteFit[RotaryQueryKey]):
             return Decomposition(self.query.flatten(0, 1), self.key.flatten(0, 1), None, 0.0)
         pairs = choose_pairs(self.grams, dim // self.weights.num_heads // 2)
         groups = groups_of(self.weights)
+        factors = factors_of(self.grams, pairs)
         query, key = rows_of(self.query, pairs[groups]), rows_of(self.key, pairs)
-        return Decomposition(query, key, None, share_lost(self.grams, pairs), pairs=pairs)
+        query = query * factors[groups].repeat(1, 2).reshape(-1, 1)  # both rows of a pair
+        return Decomposition(query, key, None, share_lost(self.grams, pairs, factors), pairs=pairs)
 
     def square(self, query: Tensor, key: Tensor) -> Tensor:
         """For tokens at any distance from each other."""
@@ -186,10 +189,14 @@ class RotaryFit(SiteFit[RotaryQueryKey]):
         return agreement(left, right, in_pairs(query), in_pairs(key)[groups]), agreement(left, right, left, right)
 
     def copy_rest(self, query_key: RotaryQueryKey, decomposition: Decomposition) -> None:
-        """The pairs, and the biases of their rows."""
+        """The pairs, and the biases of their rows: that of the query is its last column."""
+        pairs, bias = decomposition.pairs, self.weights.key_bias
         if query_key.pairs is not None:
-            query_key.pairs.copy_(cast(Tensor, decomposition.pairs))
-        query_key.take(self.weights)
+            query_key.pairs.copy_(cast(Tensor, pairs))
+        if query_key.shared_query.bias is not None:
+            query_key.shared_query.bias.copy_(decomposition.query[:, -1])
+        if query_key.shared_key.bias is not None and bias is not None:
+            query_key.shared_key.bias.copy_(bias.flatten() if pairs is None else rows_of(bias, pairs))
 
 
 FITS: Mapping[QueryKeyKind, type[SiteFit[Any]]] = {"shared": SharedFit, "per_head": PerHeadFit, "rotary": RotaryFit}

@@ -127,11 +127,6 @@ class RotaryQueryKey(QueryKey):
         """The stock weights; of narrower heads those of the first pairs."""
         if self.pairs is not None:
             self.pairs.copy_(torch.arange(self.pairs.shape[1]))
-        self.take(weights)
-
-    @torch.no_grad()
-    def take(self, weights: AttentionWeights) -> None:
-        """The rows of stock weights that belong to the pairs."""
         query_pairs = None if self.pairs is None else self.pairs[list(self.groups)]
         for linear, weight, bias, pairs in (
             (self.shared_query, weights.query, weights.query_bias, query_pairs),

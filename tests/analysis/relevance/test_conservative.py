@@ -17,7 +17,8 @@ from transformers import (
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import get_adapter, prune_heads
-from collab_heads.adapters.llama import LlamaAdapter, Qwen3Adapter
+from collab_heads.adapters.llama import LlamaAdapter
+from collab_heads.adapters.qwen3 import Qwen3Adapter
 from collab_heads.adapters.t5 import T5Adapter
 from collab_heads.analysis.relevance import conservative as rules
 from collab_heads.analysis.relevance.backward import explaining
