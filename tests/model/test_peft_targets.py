@@ -112,14 +112,14 @@ def test_the_default_is_that_of_peft_where_nothing_is_changed():
 def test_what_cannot_be_is_refused():
     model = FAMILIES["bert"].build()
     for parts in (["queries"], "queries", 3):
-        with pytest.raises(ArgumentError, match="unknown part .*known: query, key, value, output"):
+        with pytest.raises(ArgumentError, match=r"unknown part .*known: query, key, value, output"):
             peft_targets(model, parts)
     with pytest.raises(ArgumentError, match="nothing to adapt"):
         peft_targets(model, [])
     for change in (swap_to_gated, mix):
         change(model)
         assert peft_targets(model)
-        with pytest.raises(SwapError, match="holds gates or alphas.*fold_heads first"):
+        with pytest.raises(SwapError, match=r"holds gates or alphas.*fold_heads first"):
             peft_targets(model, "output")
         fold_heads(model)
     prune_heads(model, {"enc-self": [[0, 1, 2, 3]] * 2})
