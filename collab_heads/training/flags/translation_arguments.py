@@ -56,6 +56,7 @@ def add_translation_data(parser: argparse.ArgumentParser) -> None:
     add(
         "--pad_to_max_length",
         action="store_true",
+        default=None,  # as checkpoints of before, which have no such flag, are read
         help="pad every pair to --max_source_length and --max_target_length (default: to the longest of its batch)",
     )
     add(
