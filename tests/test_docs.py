@@ -24,6 +24,7 @@ SLOW = {
     "docs/guides/see-what-heads-do.md",
     "docs/guides/compress.md",
     "docs/guides/train-with-trainer.md",
+    "docs/guides/peft-export.md",
 }
 IN_DOCS = [name for name in PAGES if name.startswith("docs/")]
 RESULTS = [name for name in PAGES if name.startswith("docs/results/")]

@@ -45,7 +45,7 @@ def peft_targets(
         SwapError: if an output projection holds gates or alphas, which LoRA would pass by.
         UnsupportedModelError: if there is no adapter for the model.
     """
-    named = [parts] if isinstance(parts, str) else list(parts) if is_list(parts) else [parts]
+    named: list[str] = list(parts) if is_list(parts) else [parts]  # type: ignore[list-item]
     for part in named:
         check_choice("part", part, PARTS)
     paths = {module: path for path, module in model.named_modules()}

@@ -19,7 +19,7 @@ KINDS = {
     "frozen alphas": (mixed, lambda: HeadTraining(growth={"enc-self": 0})),
     "disagreement": (lambda model: model, lambda: HeadTraining(disagreement=0.3)),
     "a plan": (lambda model: model, lambda: HeadTraining(rotation=HeadRotation(EXCHANGE))),
-    "a rule": (gated, lambda: exact(rotation=DynamicRotation("local", exclude=()))),
+    "a rule": (gated, lambda: exact(rotation=DynamicRotation("local", exclude=(), start=2))),
     "chance": (lambda model: model, lambda: HeadTraining(rotation=DynamicRotation("random", count=2))),
 }
 IN_THE_MIDDLE, AT_AN_EPOCH = 3, STEPS // 2
@@ -70,6 +70,16 @@ def test_a_trainer_that_has_trained_goes_on(tmp_path):
     ended = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert all(torch.equal(tensor, ended[name]) for name, tensor in trainer.model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_second_training_keeps_the_heads_that_the_first_has_chosen(tmp_path):
+    trainer = trainer_of(gated(classifier()), tmp_path, exact())
+    trainer.train()
+    chosen = gate_report(trainer.model).to_dict()
+    trainer.train()
+    assert gate_report(trainer.model).to_dict() == chosen
+    assert all(each["heads_open"] == 3 for each in trainer.state.log_history if "loss" in each)
 
 
 def test_another_training_is_not_gone_on_with(tmp_path):

@@ -183,6 +183,13 @@ def positive(text: str) -> float:
     return float(text)
 
 
+def decay(text: str) -> float:
+    """Parse the decay of a running mean: from 0 to below 1."""
+    if not_negative(text) >= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be below 1")
+    return float(text)
+
+
 def share_of_steps(text: str) -> float:
     """Parse a share of the steps, below 1."""
     if not_negative(text) >= 1:

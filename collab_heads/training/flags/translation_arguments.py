@@ -53,6 +53,18 @@ def add_translation_data(parser: argparse.ArgumentParser) -> None:
         help="cut inputs to this many tokens (word pieces)",
     )
     add("--max_target_length", type=count_from_1, default=128, metavar="N", help="cut references to this many tokens")
+    add(
+        "--pad_to_max_length",
+        action="store_true",
+        default=None,  # as checkpoints of before, which have no such flag, are read
+        help="pad every pair to --max_source_length and --max_target_length (default: to the longest of its batch)",
+    )
+    add(
+        "--preprocessing_num_workers",
+        type=count_from_1,
+        metavar="N",
+        help="processes that tokenize the pairs (default: this one)",
+    )
     add("--max_train_samples", type=count_from_1, metavar="N", help="use only the first N training pairs")
     add("--max_eval_samples", type=count_from_1, metavar="N", help="use only the first N validation pairs")
 
@@ -173,6 +185,8 @@ def check_translation(args: argparse.Namespace) -> None:
         raise ArgumentError("give --dataset_name, or --train_file and --validation_file")
     if args.do_predict and not (args.dataset_name or args.test_file):
         raise ArgumentError("--do_predict needs --test_file")
+    if args.pad_to_max_length and args.max_tokens:
+        raise ArgumentError("--pad_to_max_length and --max_tokens exclude each other: tokens are counted as padded")
     check_scratch(args)
     check_checkpoints(args)
     check_choice("--word_dropout_with", args.word_dropout_with, ("unknown", "random"))

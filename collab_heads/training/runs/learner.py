@@ -76,6 +76,11 @@ class Learner(ABC):
         """Write predictions of the test splits, if there are any: split -> metrics, where there are references."""
 
     @property
+    @abstractmethod
+    def primary(self) -> str:
+        """The metric, of those that `measure` gives, that ends a training early; more is better."""
+
+    @property
     def loss(self) -> Loss:
         """The training loss: the model's own."""
         return model_loss

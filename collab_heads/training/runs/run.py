@@ -20,6 +20,7 @@ from collab_heads.training.runs.provenance import provenance
 from collab_heads.training.runs.swap import Phase, summary, swap_everywhere
 from collab_heads.training.storage.checkpoint import PROGRESS, RESUME, prune_checkpoints
 from collab_heads.training.storage.output import RESULTS
+from collab_heads.training.storage.reservation import agreed
 
 
 class Run:
@@ -147,6 +148,7 @@ class Run:
             progress=self.record_of_run,
             steps=learner.steps(phase.number),
             loss=learner.loss,
+            stop=None if self.args.early_stopping_patience is None else lambda: self.stops_early(phase),
         )
         if phase.is_last_training:
             hooks = self.heads.add_to(hooks)
@@ -169,6 +171,15 @@ class Run:
                 "samples_per_second": trained.examples / trained.seconds if trained.seconds else None,
             }
         )
+
+    def stops_early(self, phase: Phase) -> bool:
+        """Whether the last evaluations of a training, as many as the flag says, were no better than one before them."""
+        name, patience = self.learner.primary, self.args.early_stopping_patience
+        values = [entry["metrics"][name] for entry in self.history if entry["stage"] == phase.stage]
+        stops = agreed(self.accelerator, lambda: bool(values) and len(values) - values.index(max(values)) > patience)
+        if stops:
+            self.accelerator.print(f"{phase.stage}: {name} was no better in {patience} evaluations: training ends")
+        return stops
 
     def conclude(self, phase: Phase) -> None:
         """Do what a phase ends with: take the best or the averaged weights, and remove heads that closed."""
