@@ -23,6 +23,7 @@ SLOW = {
     "docs/guides/share-and-narrow.md",
     "docs/guides/see-what-heads-do.md",
     "docs/guides/compress.md",
+    "docs/guides/publish.md",  # starts interpreters
 }
 IN_DOCS = [name for name in PAGES if name.startswith("docs/")]
 RESULTS = [name for name in PAGES if name.startswith("docs/results/")]
