@@ -7,7 +7,6 @@ import torch
 from huggingface_hub import ModelCard
 from planted import word_pieces
 from stranger import refusal
-from test_without_import import stranger  # noqa: F401  a fixture
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments, pipeline
 
 from collab_heads import fold_heads, prune_heads

@@ -5,7 +5,6 @@ import json
 from huggingface_hub import ModelCard
 from scripts import run
 from stranger import refusal
-from test_without_import import stranger  # noqa: F401  a fixture
 from transformers import BertForSequenceClassification
 
 from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
