@@ -65,6 +65,7 @@ def test_the_card_of_trainer_is_completed_at_the_next_save(trained, tmp_path):
     assert "Training procedure" in said.text and "## Attention changed" in said.text
 
 
+@pytest.mark.slow
 def test_sentence_transformers(model, tmp_path, request):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model.bert.save_pretrained(tmp_path / "plain")
