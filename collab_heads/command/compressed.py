@@ -57,7 +57,7 @@ def write_model(
     """
     copy_modules(source, folder)
     model.save_pretrained(folder)
-    complete(model.config, folder, report=report)
+    complete(model.config, folder, report="\n".join(str(each) for each in (report, distilled) if each is not None))
     tokenizer.save_pretrained(folder)
     write_json(
         folder / "compression.json",
