@@ -7,7 +7,6 @@ import torch
 from huggingface_hub import ModelCard
 from planted import word_pieces
 from stranger import refusal
-from test_without_import import stranger  # noqa: F401  a fixture
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments, pipeline
 
 from collab_heads import fold_heads, prune_heads
@@ -66,6 +65,7 @@ def test_the_card_of_trainer_is_completed_at_the_next_save(trained, tmp_path):
     assert "Training procedure" in said.text and "## Attention changed" in said.text
 
 
+@pytest.mark.slow
 def test_sentence_transformers(model, tmp_path, request):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model.bert.save_pretrained(tmp_path / "plain")

@@ -2,7 +2,6 @@
 
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.report.head_report import HeadReport
@@ -12,14 +11,12 @@ from collab_heads.command.batches import batches_of, fitting
 from collab_heads.command.models import load
 from collab_heads.command.texts import read_data
 from collab_heads.extras import missing, way_to_install
-from collab_heads.files import write_file
 from collab_heads.text import portable_name
 
 
 def run(args: Namespace) -> HeadReport:
     """Analyze, print and write; returns the report. All input is read before the model runs."""
-    draws = not missing("plots")
-    if not draws:
+    if missing("plots"):
         print(f"matplotlib is not installed: no curves and distributions ({way_to_install('plots')})", file=sys.stderr)
     sentences = read_conllu(args.treebank) if args.treebank else None
     texts = {side: lines[: args.samples] for side, lines in read_data(args).items()}
@@ -35,12 +32,5 @@ def run(args: Namespace) -> HeadReport:
         data=", ".join(map(portable_name, args.data)),
     )
     print(report)
-    folder = Path(args.output_dir)
-    print(f"report: {report.save(folder) if draws else save_undrawn(report, folder)}")
+    print(f"report: {report.save(args.output_dir)}")
     return report
-
-
-def save_undrawn(report: HeadReport, folder: Path) -> Path:
-    """Write `report.json` and `report.html`: what there is without matplotlib."""
-    write_file(folder / "report.json", f"{report.to_json()}\n".encode())
-    return report.save_html(folder / "report.html")

@@ -58,7 +58,8 @@ def run(args: Namespace) -> CompressReport | CompressionPlan:
         "plan": made.to_dict(),
     }
     measured = report.costs[report.of].share, report.measured_error
-    write_model(args, loaded, "compression", report, record, drawing(made, "compression", measured))
+    drawn = drawing(made, "compression", measured)
+    write_model(args, loaded, "compression", report, record, distilled=distilled, more=drawn)
     return report
 
 

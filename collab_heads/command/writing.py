@@ -15,6 +15,7 @@ from collab_heads.command.flags.shared import MODULES
 from collab_heads.command.models import Loaded
 from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.report import CompressReport
+from collab_heads.distillation.report import DistillReport
 from collab_heads.extras import missing
 from collab_heads.files import write_json
 from collab_heads.folders import write_folder
@@ -31,6 +32,8 @@ def write_model(
     name: str,
     report: Report,
     record: Mapping | None = None,
+    *,
+    distilled: DistillReport | None = None,
     more: Callable[[Path], object] | None = None,
 ) -> None:
     """Write what `from_pretrained` loads, in the dtype that the model had, and beside it what was done.
@@ -41,15 +44,17 @@ def write_model(
         name: of the JSON file that says what was done.
         report: what was done.
         record: what that file says, if it is more than the report.
+        distilled: what was learned after it, for the model card.
         more: writes other files into the folder that it is given.
     """
     model = loaded.model
+    said = "\n".join(str(each) for each in (report, distilled) if each is not None)
     cast(nn.Module, model).to(loaded.dtype)
 
     def fill(folder: Path) -> None:
         copy_modules(Path(args.model), folder)
         model.save_pretrained(folder)
-        complete(model.config, folder, report=report)
+        complete(model.config, folder, report=said)
         loaded.tokenizer.save_pretrained(folder)
         write_json(folder / f"{name}.json", report.to_dict() if record is None else record)
         if more is not None:

@@ -45,8 +45,9 @@ def marked(config: PretrainedConfig) -> PretrainedConfig:
     config = copy.deepcopy(config)
     unmark(config)
     mark(config)
-    if is_changed(config) and not getattr(config, CODE, None):  # code of others knows how to load its model
-        setattr(config, CODE, auto_map(config))
+    has_code = bool(getattr(config, CODE, None))  # of others
+    if is_changed(config) and not has_code and (models := auto_map(config)):
+        setattr(config, CODE, models)
     return config
 
 
@@ -59,9 +60,7 @@ def mark(config: PretrainedConfig) -> None:
 
 
 def unmark(config: PretrainedConfig) -> None:
-    """Take the marks from a config that was read, and from those in it."""
-    for _, stack in stacks_of(config):
-        unmark(stack)
+    """Take the marks from a config that was read; those in it belong to models of their own, which do so, too."""
     if is_mark(getattr(config, WEIGHTS, None)):
         delattr(config, WEIGHTS)
     if names_our_code(config):
@@ -83,13 +82,14 @@ def auto_map(config: PretrainedConfig) -> dict[str, str]:
 
 
 def choice(config: PretrainedConfig, table: Mapping) -> str | None:
-    """The name of the model that a table has for a config; None if there is none, or one for a part of it."""
+    """The model of transformers that a table has for a config; None if there is none, or one for a part of it."""
     if type(config) not in table:
         return None
     models = table[type(config)]
     choices = {model.__name__: model for model in (models if isinstance(models, Sequence) else (models,))}
     name = next((name for name in config.architectures or () if name in choices), next(iter(choices)))
-    return name if choices[name].config_class is type(config) else None
+    fits = choices[name].config_class is type(config) and choices[name].__module__.startswith("transformers.")
+    return name if fits else None
 
 
 def write_code(config: PretrainedConfig, folder: Path) -> None:

@@ -55,6 +55,7 @@ def test_the_smaller_model_is_written_with_its_record(bert, texts, tmp_path, cap
     assert stored == model.num_parameters()
     record = json.loads((out / "compression.json").read_text())
     assert record["model_parameters_after"] == stored and record["plan"]["of"] == "parameters"
+    assert str(report) in (out / "README.md").read_text()
     assert (out / "compression.png").stat().st_size > 1000 and (out / "compression.svg").exists()
     assert damage(out) is None and files(bert) == before and [each.name for each in out.parent.iterdir()] == ["small"]
     inputs = AutoTokenizer.from_pretrained(out)("w1 w2 w3", return_tensors="pt")
@@ -104,6 +105,8 @@ def test_a_smaller_model_learns_from_its_original(bert, texts, tmp_path):
     record = json.loads((tmp_path / "distilled" / "compression.json").read_text())["distilled"]
     assert record["steps"] > 0 and record["after"]["hidden"] < record["before"]["hidden"]
     assert json.loads((tmp_path / "plain" / "compression.json").read_text())["distilled"] is None
+    card = (tmp_path / "distilled" / "README.md").read_text()
+    assert str(same) in card and "hidden" in card.split(str(same))[1]
     stock, ids = BertModel.from_pretrained(bert).eval(), torch.tensor([[2, 10, 20, 30, 3]])
     with torch.no_grad():
         plain, distilled = (

@@ -5,13 +5,16 @@ import json
 
 import pytest
 import torch
+import transformers
 from planted import word_pieces
 from safetensors.torch import load_file
+from stranger import refusal
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertConfig,
     BertForSequenceClassification,
     BertModel,
     CLIPTextModel,
@@ -19,8 +22,8 @@ from transformers import (
     PretrainedConfig,
 )
 
-from collab_heads import fold_heads, swap_to_gated
-from collab_heads.model.marks import CODE, MODULE, SENTENCE, SOURCE, WEIGHTS, auto_map, is_mark, marked
+from collab_heads import collaborative_config, fold_heads, swap_to_gated
+from collab_heads.model.marks import CODE, MODULE, SENTENCE, SOURCE, WEIGHTS, auto_map, choice, is_mark, marked
 from families import FAMILIES, bert_config, output
 
 FILE = f"{MODULE}.py"
@@ -168,6 +171,29 @@ def test_code_from_the_hub_is_ours():
     assert marked(config).auto_map == auto_map(config)
 
 
+def test_a_model_that_transformers_lacks_has_no_code(tmp_path):
+    """What its owner registered, or a table has for a part of a config only, no stranger could load by it."""
+
+    class OwnConfig(BertConfig):
+        model_type = "own-bert-of-marks"
+
+    class OwnModel(BertModel):
+        config_class = OwnConfig
+
+    AutoModel.register(OwnConfig, OwnModel)
+    try:
+        assert auto_map(OwnConfig()) == {}
+        config = OwnConfig()
+        config.collab_heads = collaborative_config(bert_config(), None, 16).collab_heads
+        assert getattr(marked(config), CODE, None) is None and marked(config).transformers_weights == SENTENCE
+    finally:
+        AutoModel._model_mapping._extra_content.pop(OwnConfig)
+    other = {type(bert_config()): type("Other", (), {"config_class": OwnConfig, "__module__": "transformers.other"})}
+    assert (
+        choice(bert_config(), other) is None and choice(bert_config(), {type(bert_config()): BertModel}) == "BertModel"
+    )
+
+
 def test_a_file_of_the_owners_by_our_name_is_not_deleted(tmp_path):
     (tmp_path / FILE).write_text("mine = 1")
     FAMILIES["bert"].build().save_pretrained(tmp_path)
@@ -184,16 +210,23 @@ def test_weights_keep_their_names(gated, tmp_path):
     assert load_file(tmp_path / "model.safetensors").keys() == gated.state_dict().keys()
 
 
-def test_a_quantised_base(gated, tmp_path):
-    """The settings of a quantisation are stored as they are, beside the marks."""
-    settings = {"quant_method": "bitnet", "modules_to_not_convert": ["classifier"]}
+@pytest.mark.parametrize("method", ("bitnet", "unknown"))
+def test_a_quantised_base(method, gated, tmp_path, request):
+    """The settings of a quantisation are stored as they are; where they can be read, the mark beside them is met."""
+    settings = {"quant_method": method, "modules_to_not_convert": ["classifier"]}
     gated.config.quantization_config = settings
-    gated.config.save_pretrained(tmp_path)
+    gated.save_pretrained(tmp_path)
     assert stored(tmp_path)["quantization_config"] == settings and stored(tmp_path)[WEIGHTS] == SENTENCE
+    if method == "unknown":  # transformers warns of it and goes on
+        assert hasattr(BertForSequenceClassification.from_pretrained(tmp_path).config, "collab_heads")
+    request.getfixturevalue("stranger")
+    assert refusal(lambda: AutoModel.from_pretrained(tmp_path)).endswith(SENTENCE)
 
 
 def test_a_config_of_every_kind_can_be_marked(family):
     config = family.build().config
     assert marked(config).to_dict() == config.to_dict()
-    assert auto_map(config)["AutoModel"].startswith(f"{MODULE}.")
+    models = auto_map(config)
+    assert ("AutoModel" in models) == (type(config) in AutoModel._model_mapping)  # not of SigLIP's texts
+    assert all(hasattr(transformers, model.removeprefix(f"{MODULE}.")) for model in models.values())
     assert PretrainedConfig().to_dict() == marked(PretrainedConfig()).to_dict()

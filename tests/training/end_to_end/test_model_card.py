@@ -2,10 +2,10 @@
 
 import json
 
+import pytest
 from huggingface_hub import ModelCard
 from scripts import run
 from stranger import refusal
-from test_without_import import stranger  # noqa: F401  a fixture
 from transformers import BertForSequenceClassification
 
 from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
@@ -33,6 +33,7 @@ def test_a_run_leaves_a_card_beside_what_the_owner_wrote(bert, files, tmp_path, 
         assert refusal(lambda folder=folder: BertForSequenceClassification.from_pretrained(folder)).endswith(SENTENCE)
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_own_card_again(bert, files, tmp_path):
     out = tmp_path / "out"
     run(bert, files, out, *RUN)
