@@ -1,6 +1,9 @@
 import gc
 import inspect
 import logging
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: no test waits for a network
 
 import pytest
 import torch

@@ -72,8 +72,12 @@ def test_a_checkout_that_is_not_installed_is_named_by_its_folder(monkeypatch):
     assert extras.way_to_install("train") == f'pip install -e "{ROOT}[train]"'
 
 
+# what others read, who load a stored model on a machine of theirs
+FOR_OTHERS = {"modeling_collab_heads.py", "marks.py", "card_text.py"}
+
+
 def test_no_other_message_asks_for_the_package_by_its_name():
     """An index may not have it: only where it is installed does its name do."""
     for path in [*(ROOT / "collab_heads").rglob("*.py"), *ROOT.glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
-        if path != Path(extras.__file__):
+        if path != Path(extras.__file__) and path.name not in FOR_OTHERS:
             assert not re.search(r"pip install ['\"]?collab-heads", path.read_text()), path

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from collab_heads.files import write_file
 from collab_heads.model.card_text import attention, metadata, record_digest, results, title
 from collab_heads.model.marks import is_changed
+from collab_heads.wrappers import check_passed
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,11 @@ def model_card(
 
     Returns:
         The card: `card.save(folder / "README.md")` or `card.push_to_hub(name)`.
+
+    Raises:
+        UnsupportedModelError: if the model is inside of something else; the message says how to pass it.
     """
+    check_passed(model)
     return completed(model.config, card, name, report, metrics)
 
 

@@ -112,7 +112,9 @@ def with_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], 
     check_shared(optimizer, groups)
     optimizer.param_groups[:] = kept
     for group in groups:
-        optimizer.add_param_group({name: value for name, value in group.items() if name != "shared"})
+        plain = dict(group)
+        plain.pop("shared", None)  # of HeadAdamW
+        optimizer.add_param_group(plain)
     return optimizer
 
 
