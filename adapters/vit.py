@@ -8,6 +8,15 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import register
 
+SIZES = {
+    "d_model": ("hidden_size",),
+    "num_layers": ("num_hidden_layers",),
+    "num_heads": ("num_attention_heads",),
+    "dropout": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "image_size": ("image_size",),
+    "patch_size": ("patch_size",),
+}
+
 
 def attention(self, hidden_states, attention_mask=None, **kwargs):
     """`forward` of all classes, with the stock signature."""
@@ -49,6 +58,9 @@ class ViTAdapter(AttentionAdapter):
         modeling_deit.DeiTAttention: CollaborativeDeiTAttention,
         modeling_dinov2.Dinov2Attention: CollaborativeDinov2Attention,
         modeling_vit.ViTAttention: CollaborativeViTAttention,
+    }
+    image_sizes = {name: SIZES | {"d_ff": ("intermediate_size",)} for name in ("vit", "deit")} | {
+        "dinov2": SIZES | {"d_ff_ratio": ("mlp_ratio",)}
     }
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
     roles = ("enc-self",)

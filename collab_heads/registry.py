@@ -1,5 +1,7 @@
 """The lookup of an adapter by model type."""
 
+from collections.abc import Mapping
+
 import transformers
 from packaging import version
 from transformers import PretrainedConfig, PreTrainedModel
@@ -22,6 +24,11 @@ def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
 def blueprints() -> dict[str, Blueprint]:
     """The model types that can be made from sizes."""
     return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.blueprints.items()}
+
+
+def image_sizes() -> dict[str, Mapping[str, tuple[str, ...]]]:
+    """The model types of images that can be made from sizes: "d_model" and so on -> names in the config."""
+    return {name: sizes for adapter in _ADAPTERS.values() for name, sizes in adapter.image_sizes.items()}
 
 
 def supported_model_types() -> list[str]:

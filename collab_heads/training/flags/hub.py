@@ -7,7 +7,7 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.errors import ArgumentError, OutputError
 
@@ -45,8 +45,8 @@ def check_hub(args: Namespace) -> None:
         raise ArgumentError(f"--push_to_hub: the Hub knows no such token, or cannot be reached: {reason}") from error
 
 
-def push(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Upload model and tokenizer, if asked to.
+def push(args: Namespace, model: PreTrainedModel, preparer: PreTrainedTokenizerBase | BaseImageProcessor) -> None:
+    """Upload model and tokenizer, or image processor, if asked to.
 
     Raises:
         OutputError: if that fails; all is saved by now, and the message says how to upload it.
@@ -56,7 +56,7 @@ def push(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     name = repository(args)
     try:
         model.push_to_hub(name, token=args.hub_token)  # type: ignore[arg-type]  # its decorator hides `self`
-        tokenizer.push_to_hub(name, token=args.hub_token)
+        preparer.push_to_hub(name, token=args.hub_token)
     except Exception as error:  # whatever the network and the Hub raise
         raise OutputError(
             f"the run is complete and saved in {args.output_dir}; uploading it failed: {error}; once that is mended: "

@@ -221,7 +221,7 @@ class Run:
         results = self.results()
         if output:
             output.write_json(RESULTS, results)
-            push(self.args, self.learner.model, self.learner.tokenizer)
+            push(self.args, self.learner.model, self.learner.preparer)
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
         return results
