@@ -5,6 +5,7 @@ from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.vit import modeling_vit
 
 from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.blueprints import ImageBlueprint
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import register
 
@@ -16,6 +17,8 @@ SIZES = {
     "image_size": ("image_size",),
     "patch_size": ("patch_size",),
 }
+INNER = {"d_ff": ("intermediate_size",)}
+PROCESSOR = "ViTImageProcessorPil"  # DeiT's and DINOv2's own cut the edges of images off
 
 
 def attention(self, hidden_states, attention_mask=None, **kwargs):
@@ -59,8 +62,10 @@ class ViTAdapter(AttentionAdapter):
         modeling_dinov2.Dinov2Attention: CollaborativeDinov2Attention,
         modeling_vit.ViTAttention: CollaborativeViTAttention,
     }
-    image_sizes = {name: SIZES | {"d_ff": ("intermediate_size",)} for name in ("vit", "deit")} | {
-        "dinov2": SIZES | {"d_ff_ratio": ("mlp_ratio",)}
+    image_blueprints = {
+        "vit": ImageBlueprint(SIZES | INNER, PROCESSOR),
+        "deit": ImageBlueprint(SIZES | INNER, PROCESSOR),
+        "dinov2": ImageBlueprint(SIZES | {"d_ff_ratio": ("mlp_ratio",)}, PROCESSOR),
     }
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
     roles = ("enc-self",)

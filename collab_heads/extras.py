@@ -13,6 +13,7 @@ EXTRAS = {
         "accelerate": "accelerate",
         "datasets": "datasets",
         "evaluate": "evaluate",
+        "pillow": "PIL",
         "sacrebleu": "sacrebleu",
         "scikit-learn": "sklearn",
         "scipy": "scipy",

@@ -1,13 +1,11 @@
 """The lookup of an adapter by model type."""
 
-from collections.abc import Mapping
-
 import transformers
 from packaging import version
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.attention_adapter import AttentionAdapter, Capability
-from collab_heads.blueprints import Blueprint
+from collab_heads.blueprints import Blueprint, ImageBlueprint
 from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.record import CollabConfig, kept_heads
@@ -26,9 +24,9 @@ def blueprints() -> dict[str, Blueprint]:
     return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.blueprints.items()}
 
 
-def image_sizes() -> dict[str, Mapping[str, tuple[str, ...]]]:
-    """The model types of images that can be made from sizes: "d_model" and so on -> names in the config."""
-    return {name: sizes for adapter in _ADAPTERS.values() for name, sizes in adapter.image_sizes.items()}
+def image_blueprints() -> dict[str, ImageBlueprint]:
+    """The model types that read images and can be made from sizes."""
+    return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.image_blueprints.items()}
 
 
 def supported_model_types() -> list[str]:

@@ -107,7 +107,7 @@ def decode(path: Path, content: bytes) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(content))
+            image: Image.Image = Image.open(io.BytesIO(content))
             image.load()
     except UnidentifiedImageError as error:
         raise DataError(f"{path} is no image, or of a type that cannot be read ({len(content):,} bytes)") from error

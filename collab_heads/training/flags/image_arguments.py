@@ -4,7 +4,7 @@ import argparse
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.registry import image_sizes
+from collab_heads.registry import image_blueprints
 from collab_heads.state import MIXING_INITS
 from collab_heads.training.flags.parsing import count_from_1, not_negative, path
 from collab_heads.training.flags.scratch import check_born, check_sizes_fit
@@ -93,5 +93,5 @@ def check_images(args: argparse.Namespace) -> None:
     check_sizes_fit(args, DEFAULT_SIZES)
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)
     if args.model_type is not None:
-        check_choice("--model_type", args.model_type, image_sizes())
+        check_choice("--model_type", args.model_type, image_blueprints())
     check_born(args)

@@ -3,18 +3,19 @@
 from argparse import Namespace
 
 import torch
+import transformers
 from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
     BaseImageProcessor,
     PretrainedConfig,
     PreTrainedModel,
-    ViTImageProcessorPil,
 )
 
+from collab_heads.checks import check_choice
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.errors import ArgumentError
-from collab_heads.registry import image_sizes
+from collab_heads.registry import image_blueprints
 from collab_heads.training.data.classification import Labels, configure
 from collab_heads.training.data.glue_tasks import Task
 from collab_heads.training.flags.image_arguments import DEFAULT_SIZES
@@ -36,6 +37,7 @@ def untrained(args: Namespace, task: Task) -> tuple[PreTrainedModel, BaseImagePr
         CollabHeadsError: on sizes that do not fit each other.
     """
     config = load_or_explain(AutoConfig, args.config_name) if args.config_name else new_config(args)
+    check_choice(f"model type (of {args.config_name})", config.model_type, image_blueprints())
     config.architectures = []  # a named config may be of a trained model, whose classes are not these
     labels = configure(task, config)
     if args.collaborative:
@@ -51,11 +53,12 @@ def untrained(args: Namespace, task: Task) -> tuple[PreTrainedModel, BaseImagePr
         model = AutoModelForImageClassification.from_config(config, dtype=torch.float32, **backend_options(args))
     except (ValueError, ImportError) as error:  # such as a width that is not a multiple of the heads
         raise ArgumentError(f"no {config.model_type} of these sizes that classifies images: {error}") from error
-    size = config.image_size
-    height, width = (size, size) if isinstance(size, int) else size
+    sides = config.image_size
+    height, width = (sides, sides) if isinstance(sides, int) else sides
     middle = [0.5] * config.num_channels
-    processor = ViTImageProcessorPil(size={"height": height, "width": width}, image_mean=middle, image_std=middle)
-    return model, processor, labels
+    make_processor = getattr(transformers, image_blueprints()[config.model_type].processor)
+    size = {"height": height, "width": width}
+    return model, make_processor(size=size, image_mean=middle, image_std=middle), labels
 
 
 def new_config(args: Namespace) -> PretrainedConfig:
@@ -65,7 +68,7 @@ def new_config(args: Namespace) -> PretrainedConfig:
     for name, part in (("d_model", "num_heads"), ("image_size", "patch_size")):
         if wanted[name] % wanted[part]:
             raise ArgumentError(f"--{name} {wanted[name]} is not a multiple of --{part} {wanted[part]}")
-    names = image_sizes()[args.model_type]
+    names = image_blueprints()[args.model_type].sizes
     if "d_ff_ratio" in names:
         if inner % width:
             raise ArgumentError(f"--d_ff {inner} is not a multiple of --d_model {width}, as {args.model_type} needs it")
