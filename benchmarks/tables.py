@@ -358,6 +358,52 @@ def chemistry() -> str:
     return shown(rows, columns)
 
 
+def digits(what: str) -> dict[tuple[str, int], dict]:
+    """Rows of the small DeiT on digits: mixing, width -> row."""
+    return {(row["mixing"], row["R"]): row for row in stored("digits")["rows"] if row["what"] == what}
+
+
+def with_range(row: Mapping) -> str:
+    """The mean over seeds, with the lowest and the highest."""
+    return f"{row['accuracy']:.2f} ({row['range']})"
+
+
+@made
+def digits_born() -> str:
+    """From scratch: all heads share queries and keys, or each has narrow ones of its own; and full width."""
+    (full,), found = digits("full").values(), digits("born")
+    rows = [{"R": f"{full['R']}, stock", "per_head": with_range(full), "parameters": f"{full['parameters']:,}"}]
+    for width in sorted({width for _, width in found}, reverse=True):
+        shared, narrow = found["shared", width], found["per_head", width]
+        gaps = [one - other for one, other in zip(shared["accuracies"], narrow["accuracies"], strict=True)]
+        rows.append(
+            {
+                "R": str(width),
+                "shared": with_range(shared),
+                "per_head": with_range(narrow),
+                "seed by seed": ", ".join(f"{gap:+.2f}" for gap in gaps),
+                "parameters": f"{shared['parameters']:,} / {narrow['parameters']:,}",
+            }
+        )
+    return table(rows, dict.fromkeys(("R", "shared", "per_head", "seed by seed", "parameters"), ""))
+
+
+@made
+def digits_swapped() -> str:
+    """Trained ones, swapped and measured as they are then: from the weights alone, and calibrated."""
+    plain, fitted = digits("swapped"), digits("calibrated")
+    rows = [
+        {"R": str(width)}
+        | {
+            f"{mixing}, {how}": with_range(found[mixing, width])
+            for mixing in ("shared", "per_head")
+            for how, found in (("weights alone", plain), ("calibrated", fitted))
+        }
+        for width in sorted({width for _, width in plain}, reverse=True)
+    ]
+    return table(rows, dict.fromkeys(rows[0], ""))
+
+
 @made
 def kills() -> str:
     """Where runs were killed, by the kind of operation."""

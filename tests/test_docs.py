@@ -143,9 +143,11 @@ OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_versio
 def test_flags_that_are_named_are_there(capsys):
     pytest.importorskip("accelerate")
     import run_glue
+    import run_image_classification
     import run_translation
 
-    for parses in (run_glue, run_translation, *map(importlib.import_module, COMMANDS.values())):
+    scripts = run_glue, run_image_classification, run_translation
+    for parses in (*scripts, *map(importlib.import_module, COMMANDS.values())):
         with pytest.raises(SystemExit):
             parses.parse(["--help"])
     known = set(re.findall(r"--\w+", capsys.readouterr().out)) | OTHER_COMMANDS
