@@ -17,6 +17,7 @@ from collab_heads.model.backends import evaluating
 from collab_heads.training.data.batches import longest_first
 from collab_heads.training.data.collate import IGNORED, generate, tokenize
 from collab_heads.training.data.parallel import Corpus
+from collab_heads.training.data.word_dropout import WordDropout
 
 
 def encode(
@@ -54,21 +55,17 @@ class Objective:
 
     Attributes:
         smoothing: share of the probability that is spread over all tokens (label smoothing).
-        dropped: probability of a source or target token to be replaced by the unknown one (word dropout).
-        unknown: id of the unknown token.
-        special: ids that are never replaced.
+        dropout: replaces words of the inputs; None for none.
     """
 
-    smoothing: float
-    dropped: float
-    unknown: int | None
-    special: tuple[int, ...]
+    smoothing: float = 0.0
+    dropout: WordDropout | None = None
 
     def __call__(self, model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """The mean over the target tokens of a batch."""
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        if self.dropped:
-            inputs |= {name: self.drop(inputs[name]) for name in ("input_ids", "decoder_input_ids")}
+        if self.dropout is not None:
+            inputs = self.dropout(inputs)
         logits = model(**inputs, use_cache=False).logits
         return F.cross_entropy(
             logits.flatten(0, 1).float(),
@@ -81,12 +78,6 @@ class Objective:
     def weight(batch: Mapping[str, Tensor]) -> int:
         """How many target tokens the loss of a batch is over."""
         return num_targets(batch)
-
-    def drop(self, ids: Tensor) -> Tensor:
-        """Replace tokens at random."""
-        keep = torch.isin(ids, torch.tensor(self.special, device=ids.device))
-        keep |= torch.rand(ids.shape, device=ids.device) >= self.dropped
-        return ids if self.unknown is None else torch.where(keep, ids, self.unknown)
 
 
 def num_targets(batch: Mapping[str, Tensor]) -> int:

@@ -142,8 +142,10 @@ def share_of_steps(text: str) -> float:
 share_of_steps.__name__ = "share"  # argparse quotes it
 
 
-def per_role(number: Callable[[str], int | float]) -> Callable[[str], int | float | dict[str, int | float]]:
-    """A parser of "18" and of "enc-self=4,dec-self=4", whose numbers `number` parses."""
+def per_role(
+    number: Callable[[str], int | float], roles: Sequence[str] = ROLES, kind: str = "role"
+) -> Callable[[str], int | float | dict[str, int | float]]:
+    """A parser of "18" and of "enc-self=4,dec-self=4", whose numbers `number` parses; of other names, too."""
 
     def parse(text: str) -> int | float | dict[str, int | float]:
         if "=" not in text:
@@ -151,10 +153,10 @@ def per_role(number: Callable[[str], int | float]) -> Callable[[str], int | floa
         numbers: dict[str, int | float] = {}
         for part in text.split(","):
             role, _, value = part.partition("=")
-            if role.strip() not in ROLES or role.strip() in numbers:
-                raise argparse.ArgumentTypeError(f"{part!r} is not one role=number of {', '.join(ROLES)}")
+            if role.strip() not in roles or role.strip() in numbers:
+                raise argparse.ArgumentTypeError(f"{part!r} is not one {kind}=number of {', '.join(roles)}")
             numbers[role.strip()] = number(value)
         return numbers
 
-    parse.__name__ = "number, or role=number,"  # argparse quotes it
+    parse.__name__ = f"number, or {kind}=number,"  # argparse quotes it
     return parse

@@ -7,9 +7,10 @@ from collab_heads.errors import ArgumentError
 from collab_heads.registry import blueprints
 from collab_heads.state import MIXING_INITS
 from collab_heads.training.flags import pruning
-from collab_heads.training.flags.parsing import count, count_from_1, not_negative, path
+from collab_heads.training.flags.parsing import count, count_from_1, not_negative, path, per_role
 from collab_heads.training.flags.scratch import check_born, check_sizes_fit
 
+SIDES = ("source", "target")
 # of a model from scratch
 DEFAULT_SIZES = {"d_model": 256, "num_layers": 3, "num_heads": 8, "d_ff": 1024, "dropout": 0.1}
 
@@ -77,11 +78,12 @@ def add_translation_training(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--word_dropout",
-        type=not_negative,
+        type=per_role(not_negative, SIDES, "side"),
         default=0.0,
         metavar="X",
-        help="probability that a token is replaced by the unknown one in training",
+        help="probability that a token is replaced in training; one number, or one per side: source=0.1,target=0.2",
     )
+    add("--word_dropout_with", default="unknown", metavar="WHAT", help="by what: the unknown token, or a random one")
     add(
         "--trainable_parameters",
         nargs="+",
@@ -147,6 +149,13 @@ def add_scratch_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def dropout_of_sides(args: argparse.Namespace) -> tuple[float, float]:
+    """The probabilities of `--word_dropout`, for source and target."""
+    asked = args.word_dropout
+    source, target = (asked.get(side, 0.0) if isinstance(asked, dict) else asked for side in SIDES)
+    return source, target
+
+
 def check_translation(args: argparse.Namespace) -> None:
     """Check what a single flag cannot know.
 
@@ -163,9 +172,12 @@ def check_translation(args: argparse.Namespace) -> None:
         raise ArgumentError("--do_predict needs --test_file")
     check_scratch(args)
     check_checkpoints(args)
-    for name in ("label_smoothing", "word_dropout"):
-        if getattr(args, name) >= 1:
-            raise ArgumentError(f"--{name} {getattr(args, name)} must be below 1")
+    check_choice("--word_dropout_with", args.word_dropout_with, ("unknown", "random"))
+    if args.word_dropout_with != "unknown" and not any(dropout_of_sides(args)):
+        raise ArgumentError(f"--word_dropout_with {args.word_dropout_with} has no effect without --word_dropout")
+    for name, values in {"label_smoothing": [args.label_smoothing], "word_dropout": dropout_of_sides(args)}.items():
+        if wrong := [value for value in values if value >= 1]:
+            raise ArgumentError(f"--{name} {wrong[0]} must be below 1")
 
 
 def check_checkpoints(args: argparse.Namespace) -> None:

@@ -96,5 +96,8 @@ def check_fits(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
             raise ArgumentError(
                 f"--{flag} {getattr(args, flag)}: the model has {positions} positions; ask for so many at most"
             )
-    if args.word_dropout and tokenizer.unk_token_id is None:
-        raise ArgumentError(f"--word_dropout {args.word_dropout}: the tokenizer has no token for unknown words")
+    if args.word_dropout and args.word_dropout_with == "unknown" and tokenizer.unk_token_id is None:
+        raise ArgumentError(
+            f"--word_dropout {args.word_dropout}: the tokenizer has no token for unknown words: "
+            "--word_dropout_with random"
+        )

@@ -20,8 +20,10 @@ from collab_heads.training.data.collate import Collate
 from collab_heads.training.data.minimum_risk import MinimumRisk
 from collab_heads.training.data.parallel import Corpus
 from collab_heads.training.data.translation import Objective, corpus_scores, encode, translate
+from collab_heads.training.data.word_dropout import WordDropout
 from collab_heads.training.flags.collaborative import wants_swap
 from collab_heads.training.flags.scratch import from_scratch
+from collab_heads.training.flags.translation_arguments import dropout_of_sides
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import last_checkpoints, load_weights
 from collab_heads.training.runs.best_weights import BestWeights, check_enough_checkpoints
@@ -140,8 +142,13 @@ class Translator(Learner):
                 cross_entropy=args.risk_cross_entropy,
                 longest=args.max_target_length,
             )
+        source, target = dropout_of_sides(args)
+        if not (source or target):
+            return Objective(args.label_smoothing)
         special = tuple(tokenizer.all_special_ids)
-        return Objective(args.label_smoothing, args.word_dropout, tokenizer.unk_token_id, special)
+        pieces = {"unknown": [tokenizer.unk_token_id], "random": sorted({*range(len(tokenizer))} - {*special})}
+        dropout = WordDropout(source, target, tuple(pieces[args.word_dropout_with]), special)
+        return Objective(args.label_smoothing, dropout)
 
     def steps(self, phase: int) -> TrainingSteps:
         """The optimizer steps of a phase; with `--max_tokens`, batches hold so many tokens."""

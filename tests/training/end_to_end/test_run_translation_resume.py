@@ -13,7 +13,7 @@ from collab_heads.errors import CollabHeadsError
 from collab_heads.folders import write_folder
 
 NO_MANIFEST = shutil.ignore_patterns("manifest.json", "translations")
-NOISY = "--dropout 0.2 --word_dropout 0.1 --label_smoothing 0.1".split()
+NOISY = "--dropout 0.2 --word_dropout source=0.1,target=0.2 --word_dropout_with random --label_smoothing 0.1".split()
 RISK = "--objective minimum_risk --risk_samples 4 --risk_cross_entropy 0.5".split()
 LEARNED = "--target_heads 5 --importance_samples 16 --selection_share 0.8".split()
 

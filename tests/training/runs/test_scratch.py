@@ -63,7 +63,7 @@ def test_what_is_made_is_saved_and_learns(model_type, tmp_path):
     batch = Collate(model, tokenizer.pad_token_id)([examples[i] for i in range(8)])
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     for _ in range(40):
-        losses.append(Objective(0.0, 0.0, None, ())(model, batch))
+        losses.append(Objective()(model, batch))
         losses[-1].backward()
         optimizer.step()
         optimizer.zero_grad()

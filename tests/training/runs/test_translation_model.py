@@ -50,7 +50,7 @@ def test_language_codes(kind, model_and_tokenizer, tmp_path):
     assert batch["decoder_input_ids"][:, 0].tolist() == [start] * 3
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(60):
-        loss = Objective(0.0, 0.0, None, ())(model, batch)
+        loss = Objective()(model, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -156,6 +156,7 @@ def test_a_pattern_that_cannot_be_meant_is_refused(pattern, message):
 
 def limits(**more) -> Namespace:
     found = {"max_source_length": 64, "max_target_length": 64, "val_max_target_length": None, "word_dropout": 0.0}
+    found["word_dropout_with"] = "unknown"
     return Namespace(**{**found, **more})
 
 
@@ -177,3 +178,4 @@ def test_word_dropout_needs_an_unknown_piece(tmp_path):
     with pytest.raises(ArgumentError, match="no token for unknown words"):
         check_fits(limits(word_dropout=0.1), tiny.model("t5"), tokenizer)
     check_fits(limits(), tiny.model("t5"), tokenizer)
+    check_fits(limits(word_dropout=0.1, word_dropout_with="random"), tiny.model("t5"), tokenizer)
