@@ -6,7 +6,8 @@ python benchmarks/digits.py
 model is a DeiT for 16 x 16 pixels: 4 layers, width 64, 4 heads, patches of 4 x 4. Every training is the same number of
 steps, and what is measured is its end: nothing is chosen by it. Three seeds, of the first weights and of the order.
 
-From scratch, queries and keys of a layer are R wide in all: `shared` by all heads, or R/4 for each (`per_head`).
+From scratch, queries and keys of a layer are R wide in all: `shared` by all heads, or R/4 for each (`per_head`), which
+has a multiple of 4: 16 in all at least.
 Swapped: the same, of the trained models of full width, from the weights alone, and calibrated on 256 training images.
 All runs are those of examples/run_image_classification.py; what is complete under the same flags is not repeated.
 """
@@ -15,7 +16,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,9 @@ TRAIN = (
     "--weight_decay 0.05 --warmup_ratio 0.1 --eval_steps 1000000 --cpu"
 ).split()
 MEASURE = "--num_train_epochs 0 --per_device_eval_batch_size 100 --cpu".split()
-KINDS = ("shared", "per_head")
-BORN, SWAPPED = (16, 8, 4), (48, 32, 16, 8)  # widths of queries and keys, of 64
+# kind -> widths of queries and keys, of 64; a head of its own has a multiple of 4
+BORN = {"shared": (32, 16, 8, 4), "per_head": (32, 16)}
+SWAPPED = {"shared": (32, 16, 8, 4, 2), "per_head": (32, 16)}
 COLUMNS = {"what": "", "mixing": "", "R": "", "accuracy": ".2f", "range": "", "parameters": ","}
 
 
@@ -107,11 +109,15 @@ def measure(folder: Path) -> list[dict]:
     digits = write_digits(folder / "images")
     full = [run(folder / f"full-{seed}", [*SIZES, *digits, *TRAIN, "--seed", str(seed)]) for seed in SEEDS]
     rows = [row("full", full)]
-    rows += [row("born", born(folder, digits, kind, width), kind, width) for width in BORN for kind in KINDS]
+    rows += [row("born", born(folder, digits, *each), *each) for each in pairs(BORN)]
     for samples, what in ((0, "swapped"), (256, "calibrated")):
-        for width in SWAPPED:
-            rows += [row(what, swapped(folder, digits, kind, width, samples), kind, width) for kind in KINDS]
+        rows += [row(what, swapped(folder, digits, *each, samples), *each) for each in pairs(SWAPPED)]
     return rows
+
+
+def pairs(widths: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
+    """Every kind with each of its widths."""
+    return [(kind, width) for kind, of_kind in widths.items() for width in of_kind]
 
 
 def main() -> None:

@@ -372,34 +372,36 @@ def with_range(row: Mapping) -> str:
 def digits_born() -> str:
     """From scratch: all heads share queries and keys, or each has narrow ones of its own; and full width."""
     (full,), found = digits("full").values(), digits("born")
-    rows = [{"R": f"{full['R']}, stock", "per_head": with_range(full), "parameters": f"{full['parameters']:,}"}]
+    rows = [
+        {"R": f"{full['R']}, stock", "stock or per_head": with_range(full), "parameters": f"{full['parameters']:,}"}
+    ]
     for width in sorted({width for _, width in found}, reverse=True):
-        shared, narrow = found["shared", width], found["per_head", width]
-        gaps = [one - other for one, other in zip(shared["accuracies"], narrow["accuracies"], strict=True)]
-        rows.append(
-            {
-                "R": str(width),
-                "shared": with_range(shared),
-                "per_head": with_range(narrow),
-                "seed by seed": ", ".join(f"{gap:+.2f}" for gap in gaps),
-                "parameters": f"{shared['parameters']:,} / {narrow['parameters']:,}",
-            }
-        )
-    return table(rows, dict.fromkeys(("R", "shared", "per_head", "seed by seed", "parameters"), ""))
+        shared, narrow = found["shared", width], found.get(("per_head", width))
+        row = {"R": str(width), "shared": with_range(shared), "parameters": f"{shared['parameters']:,}"}
+        if narrow is not None:
+            gaps = [one - other for one, other in zip(shared["accuracies"], narrow["accuracies"], strict=True)]
+            row["shared over per_head, by seed"] = ", ".join(f"{gap:+.2f}" for gap in gaps)
+            row["stock or per_head"] = with_range(narrow)
+            row["parameters"] += f" / {narrow['parameters']:,}"
+        rows.append(row)
+    columns = ("R", "shared", "stock or per_head", "shared over per_head, by seed", "parameters")
+    return table(rows, dict.fromkeys(columns, ""))
 
 
 @made
 def digits_swapped() -> str:
     """Trained ones, swapped and measured as they are then: from the weights alone, and calibrated."""
-    plain, fitted = digits("swapped"), digits("calibrated")
+    cases = {"weights alone": digits("swapped"), "calibrated": digits("calibrated")}
+    widths = sorted({width for _, width in cases["calibrated"]}, reverse=True)
     rows = [
         {"R": str(width)}
         | {
             f"{mixing}, {how}": with_range(found[mixing, width])
             for mixing in ("shared", "per_head")
-            for how, found in (("weights alone", plain), ("calibrated", fitted))
+            for how, found in cases.items()
+            if (mixing, width) in found
         }
-        for width in sorted({width for _, width in plain}, reverse=True)
+        for width in widths
     ]
     return table(rows, dict.fromkeys(rows[0], ""))
 
