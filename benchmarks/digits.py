@@ -4,7 +4,8 @@ python benchmarks/digits.py
 
 1,797 images of 8 x 8 pixels, which come with scikit-learn, in a fixed split: 1,197 to train on, 600 to measure on. The
 model is a DeiT for 16 x 16 pixels: 4 layers, width 64, 4 heads, patches of 4 x 4. Every training is the same number of
-steps, and what is measured is its end: nothing is chosen by it. Three seeds, of the first weights and of the order.
+steps (some again twice as many), and what is measured is its end: nothing is chosen by it. Three seeds, of the first
+weights and of the order.
 
 From scratch, queries and keys of a layer are R wide in all: `shared` by all heads, or R/4 for each (`per_head`), which
 has a multiple of 4: 16 in all at least.
@@ -35,9 +36,11 @@ TRAIN = (
     "--num_train_epochs 24 --per_device_train_batch_size 64 --per_device_eval_batch_size 100 --learning_rate 1e-3 "
     "--weight_decay 0.05 --warmup_ratio 0.1 --eval_steps 1000000 --cpu"
 ).split()
+LONG = ["--num_train_epochs", "48"]
 MEASURE = "--num_train_epochs 0 --per_device_eval_batch_size 100 --cpu".split()
 # kind -> widths of queries and keys, of 64; a head of its own has a multiple of 4
 BORN = {"shared": (32, 16, 8, 4), "per_head": (32, 16)}
+LONGER = {"shared": (16,), "per_head": (16,)}  # trained twice as long
 SWAPPED = {"shared": (32, 16, 8, 4, 2), "per_head": (32, 16)}
 COLUMNS = {"what": "", "mixing": "", "R": "", "accuracy": ".2f", "range": "", "parameters": ","}
 
@@ -82,19 +85,19 @@ def row(what: str, runs: Sequence[dict], mixing: str | None = None, width: int =
     }
 
 
-def born(folder: Path, digits: list[str], kind: str, width: int) -> list[dict]:
-    """Models that are collaborative from the start."""
-    change = ["--collaborative", "--mixing", kind, "--dim_shared_query_key", str(width)]
-    return [
-        run(folder / f"born-{kind}-{width}-{seed}", [*SIZES, *digits, *TRAIN, *change, "--seed", str(seed)])
-        for seed in SEEDS
-    ]
+def trained(folder: Path, digits: list[str], name: str, more: Sequence[str]) -> list[dict]:
+    """Models from scratch, with what else the flags say."""
+    return [run(folder / f"{name}-{seed}", [*SIZES, *digits, *TRAIN, *more, "--seed", str(seed)]) for seed in SEEDS]
+
+
+def asked(kind: str, width: int) -> list[str]:
+    """The flags of a kind and its width."""
+    return ["--collaborative", "--mixing", kind, "--dim_shared_query_key", str(width)]
 
 
 def swapped(folder: Path, digits: list[str], kind: str, width: int, samples: int) -> list[dict]:
     """The trained models, changed and measured as they are then."""
-    change = ["--collaborative", "--mixing", kind, "--dim_shared_query_key", str(width)]
-    change += ["--calibration_samples", str(samples)]
+    change = [*asked(kind, width), "--calibration_samples", str(samples)]
     return [
         run(
             folder / f"swapped-{kind}-{width}-{samples}-{seed}",
@@ -107,9 +110,12 @@ def swapped(folder: Path, digits: list[str], kind: str, width: int, samples: int
 def measure(folder: Path) -> list[dict]:
     """Every row."""
     digits = write_digits(folder / "images")
-    full = [run(folder / f"full-{seed}", [*SIZES, *digits, *TRAIN, "--seed", str(seed)]) for seed in SEEDS]
-    rows = [row("full", full)]
-    rows += [row("born", born(folder, digits, *each), *each) for each in pairs(BORN)]
+    rows = []
+    for (born, full), widths, more in ((("born", "full"), BORN, []), (("longer", "full-longer"), LONGER, LONG)):
+        rows.append(row(full, trained(folder, digits, full, more)))
+        for kind, width in pairs(widths):
+            runs = trained(folder, digits, f"{born}-{kind}-{width}", [*more, *asked(kind, width)])
+            rows.append(row(born, runs, kind, width))
     for samples, what in ((0, "swapped"), (256, "calibrated")):
         rows += [row(what, swapped(folder, digits, *each, samples), *each) for each in pairs(SWAPPED)]
     return rows
