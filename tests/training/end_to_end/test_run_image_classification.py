@@ -8,7 +8,7 @@ import pytest
 import torch
 from image_script import LEARNS, SCRATCH, SIZES, SWAP, flags, run, write_images
 from PIL import Image
-from scripts import checkpoints, finish, fork, from_checkpoints, kill_at, start
+from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at, run_on_two, start
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 from translation_script import as_json, differing, weights
 
@@ -182,6 +182,25 @@ def test_a_killed_run_ends_as_an_unbroken_one(files, tmp_path):
     resumed = run(SCRATCH, files, out, *more, "--resume_from_checkpoint")
     assert as_json(resumed, "history") == as_json(unbroken, "history")
     assert differing(out, tmp_path / "unbroken") == []
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one(files, folder, tmp_path):
+    """Without dropout and mirrors, whose random numbers differ: half the batch on each of two processes."""
+    more = ("--test_dir", folder / "test", *SCRATCH, "--max_train_steps", 4)
+    one = run([], files, tmp_path / "one", *more)
+    run_on_two(
+        run_image_classification.main, flags([], files, tmp_path / "two", *more, "--per_device_train_batch_size", 4)
+    )
+    two = json.loads((tmp_path / "two" / "all_results.json").read_text())
+    assert (one["processes"], two["processes"]) == (1, 2)
+    assert two["stages"] == one["stages"]
+    found, expected = weights(tmp_path / "two"), weights(tmp_path / "one")
+    for name in expected:
+        if "k_proj.bias" not in name:  # its gradient is 0 but for rounding, of which Adam makes steps
+            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=ADAM32)
+    predictions = [(tmp_path / name / "predictions" / "test.tsv").read_text() for name in ("one", "two")]
+    assert predictions[0] == predictions[1]
 
 
 @pytest.mark.slow
