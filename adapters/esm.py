@@ -1,10 +1,12 @@
 """ESM: BERT's layout for proteins, with queries that are scaled before attention. ESM-2 has rotary positions."""
 
-from transformers.models.esm.modeling_esm import EsmSelfAttention, eager_attention_forward
+from transformers.models.esm.modeling_esm import EsmSelfAttention, apply_rotary_pos_emb, eager_attention_forward
 
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.registry import register
+from collab_heads.rotary_adapter import RotaryAdapter
 
 ROTARY = "rotary"  # what configs call it
 
@@ -25,6 +27,33 @@ class CollaborativeEsmSelfAttention(EsmSelfAttention):
         key, value = cached_key_value(self, self.value, hidden_states, None, is_cross=False)
         eager, dropout = eager_attention_forward, self.dropout
         return attend(self, hidden_states, key, value, attention_mask, eager=eager, dropout=dropout, **kwargs)
+
+
+class RotaryEsmSelfAttention(EsmSelfAttention):
+    """`EsmSelfAttention` with narrower heads, turned to their positions."""
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        position_embeddings=None,
+        **kwargs,
+    ):
+        """As the stock class where positions are rotations and there is no source."""
+        return rotary_attention(
+            self,
+            self.value,
+            hidden_states,
+            attention_mask,
+            None,
+            positions=position_embeddings,
+            rotate=apply_rotary_pos_emb,
+            eager=eager_attention_forward,
+            dropout=self.dropout,
+            **kwargs,
+        )
 
 
 class EsmLayout(AttentionAdapter):
@@ -52,16 +81,10 @@ class EsmLayout(AttentionAdapter):
         return model.base_model.get_submodule(site.path.removesuffix("self") + "output.dense")
 
 
-class RotaryEsmAdapter(EsmLayout):
+class RotaryEsmAdapter(RotaryAdapter, EsmLayout):
     """ESM with rotary positions (ESM-2)."""
 
-    capabilities = frozenset({"gated", "alpha", "prune"})
-    why_not = {
-        "collaborative": "rotary positions sit between its projections and the score, so heads cannot share them; "
-        "gates, alphas and the removal of heads work (swap_to_gated, swap_to_alpha, prune_heads)",
-        "values": "beside rotary positions its values cannot be narrowed; gates, alphas and the removal of heads work "
-        "(swap_to_gated, swap_to_alpha, prune_heads)",
-    }
+    replacements = {EsmSelfAttention: RotaryEsmSelfAttention}
 
 
 @register

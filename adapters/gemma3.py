@@ -2,8 +2,9 @@
 
 from transformers.models.gemma3 import modeling_gemma3
 
-from collab_heads.adapters.llama import LlamaAdapter, RotaryAttention  # type: ignore[import-untyped]
+from collab_heads.adapters.llama import LlamaLayout, RotaryAttention  # type: ignore[import-untyped]
 from collab_heads.registry import register
+from collab_heads.rotary_adapter import NormedRotaryAdapter
 
 
 class RotaryGemma3Attention(RotaryAttention, modeling_gemma3.Gemma3Attention):
@@ -13,7 +14,7 @@ class RotaryGemma3Attention(RotaryAttention, modeling_gemma3.Gemma3Attention):
 
 
 @register
-class Gemma3Adapter(LlamaAdapter):
+class Gemma3Adapter(NormedRotaryAdapter, LlamaLayout):
     """The text model of Gemma 3, as a decoder, or as an encoder of embeddings."""
 
     model_types = ("gemma3_text",)

@@ -1,18 +1,16 @@
-"""Llama and its siblings (Mistral, Qwen2, Qwen3): decoders with rotary positions, whose heads may share keys.
+"""Llama and its siblings (Mistral, Qwen2): decoders with rotary positions, whose heads may share keys.
 
 Rotations come between projection and score, so heads cannot share one query/key projection here. Everything else works;
-where the stock forward cannot run what is left (narrower values, key heads used by unequal numbers of heads), the class
+where the stock forward cannot run what is left (narrower heads, key heads used by unequal numbers of heads), the class
 below does.
 """
 
-from functools import partial
 from typing import Any
 
 from torch import nn
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
-from transformers.models.qwen3 import modeling_qwen3
 
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.removed import is_empty
@@ -25,7 +23,7 @@ NORMS = ("q_norm", "k_norm")  # of each head of queries and keys, where the fami
 
 
 class RotaryAttention:
-    """Attention with narrower values or any key heads; `stock` is the module of transformers with the stock class."""
+    """Attention with narrower heads or any key heads; `stock` is the module of transformers with the stock class."""
 
     stock: Any
     q_norm: Any
@@ -36,14 +34,14 @@ class RotaryAttention:
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
         """With the stock signature."""
-        cos, sin = position_embeddings
         output, weights = rotary_attention(
             self,
             self.v_proj,
             hidden_states,
             attention_mask,
             past_key_values,
-            rotate=partial(self.stock.apply_rotary_pos_emb, cos=cos, sin=sin),
+            positions=position_embeddings,
+            rotate=self.stock.apply_rotary_pos_emb,
             norms=(self.q_norm, self.k_norm) if hasattr(self, "q_norm") else None,
             eager=self.stock.eager_attention_forward,
             dropout=self.attention_dropout,
@@ -79,35 +77,11 @@ class RotaryQwen2Attention(RotaryAttention, modeling_qwen2.Qwen2Attention):
     stock = modeling_qwen2
 
 
-class RotaryQwen3Attention(RotaryAttention, modeling_qwen3.Qwen3Attention):
-    """Of `Qwen3Attention`."""
+class LlamaLayout(RotaryAdapter):
+    """Where attention is in Llama and its siblings, and how it is laid out."""
 
-    stock = modeling_qwen3
-
-
-@register
-class LlamaAdapter(RotaryAdapter):
-    """Llama, Mistral, Qwen2 and Qwen3."""
-
-    model_types = ("llama", "mistral", "qwen2", "qwen3")
     paths = {r"layers\.(\d+)\.self_attn": "dec-self"}
-    replacements = {
-        modeling_llama.LlamaAttention: RotaryLlamaAttention,
-        modeling_mistral.MistralAttention: RotaryMistralAttention,
-        modeling_qwen2.Qwen2Attention: RotaryQwen2Attention,
-        modeling_qwen3.Qwen3Attention: RotaryQwen3Attention,
-    }
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
-    rms_norms = (
-        modeling_llama.LlamaRMSNorm,
-        modeling_mistral.MistralRMSNorm,
-        modeling_qwen2.Qwen2RMSNorm,
-        modeling_qwen3.Qwen3RMSNorm,
-    )
-    gated = dict.fromkeys(
-        (modeling_llama.LlamaMLP, modeling_mistral.MistralMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP),
-        "act_fn",
-    )
     roles = ("dec-self",)
 
     def num_heads(self, module):
@@ -150,3 +124,17 @@ class LlamaAdapter(RotaryAdapter):
     def runs_groups(self, groups):
         """Equal numbers of heads for each key head."""
         return group_size(groups) is not None
+
+
+@register
+class LlamaAdapter(LlamaLayout):
+    """Llama, Mistral and Qwen2."""
+
+    model_types = ("llama", "mistral", "qwen2")
+    replacements = {
+        modeling_llama.LlamaAttention: RotaryLlamaAttention,
+        modeling_mistral.MistralAttention: RotaryMistralAttention,
+        modeling_qwen2.Qwen2Attention: RotaryQwen2Attention,
+    }
+    rms_norms = (modeling_llama.LlamaRMSNorm, modeling_mistral.MistralRMSNorm, modeling_qwen2.Qwen2RMSNorm)
+    gated = dict.fromkeys((modeling_llama.LlamaMLP, modeling_mistral.MistralMLP, modeling_qwen2.Qwen2MLP), "act_fn")

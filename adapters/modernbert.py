@@ -1,7 +1,5 @@
 """ModernBERT: an encoder with rotary positions whose query, key and value come from one Linear."""
 
-from functools import partial
-
 from torch import nn
 from transformers.models.modernbert import modeling_modernbert
 
@@ -20,14 +18,14 @@ class RotaryModernBertAttention(modeling_modernbert.ModernBertAttention):
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
         """With the stock signature."""
-        cos, sin = position_embeddings
         heads, weights = rotary_attention(
             self,
             self.value,
             hidden_states,
             attention_mask,
             None,
-            rotate=partial(modeling_modernbert.apply_rotary_pos_emb, cos=cos, sin=sin),
+            positions=position_embeddings,
+            rotate=modeling_modernbert.apply_rotary_pos_emb,
             eager=modeling_modernbert.eager_attention_forward,
             dropout=self.attention_dropout,
             sliding_window=self.sliding_window,

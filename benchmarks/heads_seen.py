@@ -26,7 +26,7 @@ from translation import read
 
 from collab_heads import analyze_heads, get_adapter, head_importance, leave_one_out
 from collab_heads.analysis import plots
-from collab_heads.analysis.measures.comparison import evenness
+from collab_heads.analysis.measures.comparison import balance
 from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.training.data.embeddings import embed
 from common import PICTURES, ROOT, WORK, interleaved, minilm, shared, table, write
@@ -78,7 +78,7 @@ def head_rows(report) -> list[dict]:
         for kind in ("positional", "rare tokens"):
             row[kind] = sum(any(label.startswith(kind) for label in each) for each in labels)
         row["syntactic"] = sum(any("->" in label for label in each) for each in labels)
-        row["relevance_balance"] = sum(evenness(scores["relevance"][s.path]) for s in sites) / len(sites)
+        row["relevance_balance"] = balance(scores["relevance"][site.path] for site in sites)
         best = [
             (float(v), s.layer, report.heads[s.path][i])
             for s in sites
@@ -192,8 +192,7 @@ def balance_part(work: Path) -> None:
         for measure in ("relevance", "gradient", "confidence"):
             row: dict = {"model": name, "measure": measure, "heads": sum(site.num_heads for site in report.sites)}
             for role in dict.fromkeys(site.role for site in report.sites):
-                own = [evenness(scores[measure][s.path]) for s in report.sites if s.role == role and s.num_heads > 1]
-                row[role] = sum(own) / len(own) if own else None
+                row[role] = balance(scores[measure][site.path] for site in report.sites if site.role == role)
             rows.append(row)
         spread[name], sites[name] = scores["relevance"], report.sites
     print(

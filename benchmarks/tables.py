@@ -205,6 +205,12 @@ plain(
     | {"test_2016_flickr": ".2f", "time": ".2f"},
 )
 plain(
+    "rotary_widths",
+    "rotary_widths",
+    {"chosen by": ("method", ""), "query/key width": ("width", ".2f"), "fit": "", "attention": ".2f", "cache": ",.0f"}
+    | {"val": ".2f", "least": ".2f", "most": ".2f", "draws": "", "time": ".2f"},
+)
+plain(
     "scale_pieces",
     "scale",
     {"work": "", "width": "", "layers": "", "model, MB": ("model_mb", ".0f"), "peak, of the model": ("peak", ".2f")}
@@ -420,6 +426,7 @@ def kills() -> str:
 
 CAPABILITIES = {
     "collaborative": "collaborative",
+    "per_head": "narrower queries and keys",
     "values": "narrower values",
     "gated": "gated",
     "alpha": "mixed",

@@ -3,6 +3,13 @@
 Importing the package lets `from_pretrained` load what it saved.
 """
 
+from collab_heads.first_look import first_look
+
+__version__ = "0.1.0"
+first_look()  # the command's help and wrong flags need nothing of what is imported below
+
+from typing import TYPE_CHECKING
+
 from collab_heads import adapters
 from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_out, mean_loss, without_heads
@@ -23,6 +30,7 @@ from collab_heads.compression.report import CompressedSite, CompressReport
 from collab_heads.distillation.distill import distill
 from collab_heads.distillation.report import DistillReport
 from collab_heads.errors import CollabHeadsError
+from collab_heads.extras import check_extra
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.alpha import alpha_report, swap_to_alpha
 from collab_heads.heads.fold import fold_heads
@@ -31,12 +39,17 @@ from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import AlphaReport, FoldReport, GateReport, PruneReport
+from collab_heads.model.card import model_card
+from collab_heads.model.peft_targets import peft_targets
 from collab_heads.model.transformers_hooks import install_hooks
 from collab_heads.registry import get_adapter, register, supported_model_types
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.exchange import swap_heads
 from collab_heads.rotation.manual import HeadRotation
 from collab_heads.sites import AttentionSite, AttentionWeights
+
+if TYPE_CHECKING:
+    from collab_heads.trainer.head_training import HeadTraining
 
 install_hooks()
 
@@ -58,6 +71,7 @@ __all__ = [
     "HeadReport",
     "HeadRotation",
     "HeadStatistics",
+    "HeadTraining",
     "PruneReport",
     "SiteReport",
     "SwapReport",
@@ -77,7 +91,9 @@ __all__ = [
     "head_statistics",
     "leave_one_out",
     "mean_loss",
+    "model_card",
     "most_important",
+    "peft_targets",
     "plan",
     "prune_heads",
     "register",
@@ -89,4 +105,12 @@ __all__ = [
     "token_contributions",
     "without_heads",
 ]
-__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name == "HeadTraining":  # when it is asked for: transformers' Trainer takes two seconds, and needs accelerate
+        check_extra("train", "trainings with a Trainer", ["accelerate"])
+        from collab_heads.trainer.head_training import HeadTraining
+
+        return HeadTraining
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

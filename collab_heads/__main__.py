@@ -1,4 +1,4 @@
-"""`python -m collab_heads analyze MODEL --data FILE`: a report on the heads of a model."""
+"""`python -m collab_heads COMMAND ...`, which is `collab-heads COMMAND ...`."""
 
 import sys
 

@@ -16,7 +16,7 @@ from collab_heads.layers.removed import NoHeads, NoValues, is_empty, keep_rows
 from collab_heads.sites import ROLES, AttentionSite, AttentionWeights, Role, count_key_heads, kept_groups, per_head
 from collab_heads.state import QueryKeyKind
 
-Capability = Literal["collaborative", "gated", "alpha", "prune", "values"]
+Capability = Literal["collaborative", "per_head", "gated", "alpha", "prune", "values"]
 CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 
 
@@ -42,6 +42,8 @@ class AttentionAdapter:
         weights_argument: the argument of its forward that must be True for that, where one must.
         uses_interface: whether stock attention goes through transformers' attention interface; else say in
             `score_biases` what it adds to its scores.
+        positions: the argument of its forward that holds cosines and sines, where positions are rotations of queries
+            and keys; else None.
         rms_norms: the norms that only scale, without a mean and a bias.
         gated: class of a gated feed-forward -> name of the activation whose output multiplies its other branch.
         roles: the roles that models of the family can have.
@@ -68,6 +70,7 @@ class AttentionAdapter:
     weights_at: ClassVar[int] = -1
     weights_argument: ClassVar[str | None] = None
     uses_interface: ClassVar[bool] = True
+    positions: ClassVar[str | None] = None
     rms_norms: ClassVar[tuple[type[nn.Module], ...]] = ()
     gated: ClassVar[Mapping[type[nn.Module], str]] = {}
     roles: ClassVar[tuple[Role, ...]] = ROLES

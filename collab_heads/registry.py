@@ -9,6 +9,7 @@ from collab_heads.blueprints import Blueprint, ImageBlueprint
 from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.record import CollabConfig, kept_heads
+from collab_heads.wrappers import check_model
 
 _ADAPTERS: dict[str, AttentionAdapter] = {}
 
@@ -50,10 +51,29 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
                 f"{transformers.__version__}: older versions rename its new weights when they load them"
             )
         return adapter
+    check_custom_code(model_type, getattr(config, "auto_map", None))
     raise UnsupportedModelError(
         f"model type {model_type!r} is not supported{did_you_mean(model_type, known)}. "
         f"Supported: {', '.join(known)}. Another family needs an adapter: see 'Add a family' in the README."
     )
+
+
+def check_custom_code(model_type: str | None, auto_map: object) -> None:
+    """Refuse a model whose code comes with it.
+
+    Args:
+        model_type: as its config names it.
+        auto_map: the classes of its own that its config names, if any.
+
+    Raises:
+        UnsupportedModelError: if there are such classes, and its type has no adapter.
+    """
+    if auto_map and model_type not in _ADAPTERS:
+        raise UnsupportedModelError(
+            f"model type {model_type!r} is not supported: its attention is code that comes with the "
+            "model, no adapter knows it, with trust_remote_code or without. An adapter of your own can teach the "
+            "toolkit where it is: see 'Add a family' in the documentation"
+        )
 
 
 def is_lone_decoder(config: PretrainedConfig) -> bool:
@@ -85,7 +105,7 @@ def get_adapter(
         UnsupportedModelError: if there is no adapter for the model, it finds no attention, or lacks the capability.
     """
     if not isinstance(model, PreTrainedModel):
-        raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}")
+        check_model(model)
     if adapter is None:
         adapter = adapter_for_config(model.config)
     elif isinstance(adapter, type) and issubclass(adapter, AttentionAdapter):

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args, overload
+from typing import Any, overload
 
 from torch import Tensor
 
 from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, ShapeError
-
-# The names of the field's papers (Voita et al. 2019, arXiv:1905.09418).
-Role = Literal["enc-self", "dec-self", "dec-enc"]
-ROLES: tuple[Role, ...] = get_args(Role)
+from collab_heads.words import ROLES as ROLES
+from collab_heads.words import Role as Role
 
 
 @dataclass(frozen=True)

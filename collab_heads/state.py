@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from collab_heads.checks import is_count, is_index, is_number
 from collab_heads.errors import ConfigError
-from collab_heads.sites import ROLES, Role
+from collab_heads.words import ROLES, Role
 
 MAX_SCALE = 1e6  # scores are scaled by 1 or less; anything near this is a damaged file
 GATE_RANGE = (1e-6, 1e3)  # of temperatures, and of what a stretch adds to [0, 1]; beyond it float32 loses the gates

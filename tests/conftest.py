@@ -1,10 +1,13 @@
 import gc
+import inspect
 import logging
 
 import pytest
 import torch
 import transformers
+from transformers import PreTrainedModel
 
+from collab_heads.model.saving_hooks import HOOKS
 from families import FAMILIES, KINDS, cannot_share, each, is_left_to_slow
 
 
@@ -31,6 +34,13 @@ def quiet():
     transformers.utils.logging.disable_progress_bar()
     gc.collect()
     gc.freeze()  # what the imports made stays: Accelerate collects garbage after every training, 0.6 s with all of it
+
+
+@pytest.fixture
+def stranger(monkeypatch):
+    """From here on transformers is as it was before the package was imported."""
+    for where, name in [(PreTrainedModel, "post_init"), (PreTrainedModel, "_initialize_weights"), *HOOKS]:
+        monkeypatch.setattr(where, name, inspect.unwrap(getattr(where, name)))
 
 
 @pytest.fixture(params=each(FAMILIES))

@@ -160,6 +160,7 @@ class Family:
     exact64: float = EXACT64  # tolerance in float64
     eager64: float = EXACT64  # the same of the eager backend
     shares: bool = True  # whether heads can share a query/key projection
+    narrows: bool = True  # whether each head's queries and keys can be narrower
     like: str | None = None  # the family whose attention has the same forward, where it is not this one's own
     beside: str | None = None  # the family that runs by default, where forwards differ by a norm, a window or a mask
 
@@ -611,11 +612,24 @@ def rotary(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel
         exact64=FP32_NOISE,  # their norms are in float32
         eager64=FP32_NOISE,
         shares=False,
+        narrows=config not in (Qwen3Config, Gemma3TextConfig),  # whose queries and keys are normed
     )
 
 
 def esm(name: str, task: type[PreTrainedModel]) -> Family:
     return Family(name, lambda: make(task, esm_config()), {"enc-self": LAYERS}, EsmModel)
+
+
+def rotary_esm(name: str) -> Family:
+    return Family(
+        name,
+        lambda: make(EsmForSequenceClassification, esm_config("rotary")),
+        {"enc-self": LAYERS},
+        EsmModel,
+        exact64=FP32_NOISE,  # its rotations are in float32
+        eager64=FP32_NOISE,
+        shares=False,
+    )
 
 
 def causal_esm(name: str) -> Family:
@@ -780,6 +794,7 @@ FAMILIES = {
         # ViT's forward, but the only images with a mask
         vit("deit", DeiTConfig, DeiTForImageClassification, DeiTModel, biased=False, masked=True),
         modernbert("modernbert"),
+        rotary_esm("esm-rotary"),
         rotary("qwen3", Qwen3Config, Qwen3ForCausalLM, Qwen3Model),  # norms of queries and keys
         *beside(
             "qwen3",
@@ -824,10 +839,12 @@ def each(cases: Iterable) -> list:
 
 
 def cannot_share(values: Iterable) -> bool:
-    """Whether parameters of a test name a family whose heads cannot share queries and keys, and a kind that does."""
-    kinds = {kind for kind in (*KINDS, *WITH_VALUES) if not kind.startswith("stock")}
+    """Whether parameters of a test name a family and a kind of query/key projection that its sites cannot have."""
     named = [value for value in values if isinstance(value, str)]
-    return any(value in FAMILIES and not FAMILIES[value].shares for value in named) and any(v in kinds for v in named)
+    families = [FAMILIES[value] for value in named if value in FAMILIES]
+    kinds = {value.removesuffix("+values") for value in named} & set(KINDS)
+    can = {"shared": all(f.shares for f in families), "per_head": all(f.narrows for f in families)}
+    return not all(can[kind] for kind in kinds)
 
 
 def is_left_to_slow(values: Iterable, *, core: bool) -> bool:
@@ -844,9 +861,10 @@ def is_sibling(value: object) -> bool:
 def swap(model: PreTrainedModel, kind: str, dim=None, **more):
     """The swap that the contract is about; of a kind with values these are as wide as before where `dim` is None.
 
-    Where heads cannot share queries and keys, values stand in for them.
+    Where heads cannot share queries and keys, or those cannot be narrower, values stand in for them.
     """
-    if "collaborative" not in collab_heads.get_adapter(model).capabilities:
+    can = collab_heads.get_adapter(model).capabilities
+    if "collaborative" not in can and not ("per_head" in can and kind.removesuffix("+values") == "per_head"):
         kind = "stock+values"
     if kind in WITH_VALUES:
         kind = kind.removesuffix("+values")
@@ -886,10 +904,11 @@ def attention_maps(result, roles: Iterable[str]) -> dict[str, tuple[torch.Tensor
 def of_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """The model in a dtype, but for the frequencies of its positions, as `from_pretrained` leaves them."""
     frequencies = {name: tensor for name, tensor in model.named_buffers() if "inv_freq" in name}
+    stored = set(model.state_dict())  # ESM stores them
     model.to(dtype)
     for name, tensor in frequencies.items():
         path, _, buffer = name.rpartition(".")
-        model.get_submodule(path).register_buffer(buffer, tensor, persistent=False)
+        model.get_submodule(path).register_buffer(buffer, tensor, persistent=name in stored)
     return model
 
 

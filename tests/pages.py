@@ -8,12 +8,14 @@ from pathlib import Path
 
 from collab_heads import registry, state
 from collab_heads.collaborative.kinds import FITS
+from collab_heads.extras import is_installed
 from collab_heads.layers.query_key_kinds import QUERY_KEY_KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 # What an example needs beside the install line of its page stands in its first line, for readers and for the tests.
 NETWORK = "# needs the network\n"
+PACKAGE = re.compile(r"# needs (\w+)\n")
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,15 @@ class Page:
 
 
 def run(page: Page, *, network: bool) -> list[str]:
-    """Run the examples of a page, one after the other in one namespace; returns those passed over."""
+    """Run the examples of a page, one after the other in one namespace; returns what was passed over, and why."""
     namespace: dict[str, object] = {"__name__": "page"}
     passed_over = []
     for line, code in page.examples:
         if code.startswith(NETWORK) and not network:
-            passed_over.append(f"{page.name}:{line}")
+            passed_over.append(f"{page.name}:{line} needs the network (COLLAB_HEADS_NETWORK=1)")
+            continue
+        if (needed := PACKAGE.match(code)) and not is_installed(needed[1]):
+            passed_over.append(f"{page.name}:{line} needs {needed[1]}")
             continue
         exec(compile("\n" * (line - 1) + code, page.name, "exec"), namespace)  # a traceback names the line of the page
     return passed_over

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from collab_heads.analysis.measures.passes import Attention, Batch
+from collab_heads.analysis.roles.thresholds import RoleThresholds, SampleSizes
 from collab_heads.sites import AttentionSite
 from families import FAMILIES, VOCABULARY
 
@@ -13,6 +14,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PIECES = ("old", "dog", "##s", "chase", "young", "cat", ".", "she", "does", "##n", "'", "t", "often", "sing")
 PIECES = (*SPECIAL, *PIECES, "were", "seen", "can", "##not", "cannot", "du")
 CLS, SEP = 2, 3
+SMALL = RoleThresholds(samples=SampleSizes(1, 1, 1, chance=10.0))  # however little was seen
 COUNTS = torch.arange(VOCABULARY, 0, -1) // 2  # pairs of tokens are equally rare, the last ones rarest
 
 

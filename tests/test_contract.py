@@ -349,16 +349,16 @@ def test_cache_elements(generator_family, kind, dim):
     model, inputs = generator_family.build(), to_decode(generator_family)
     report = swap(model, kind, dim)
     _, cache = stepwise(model, inputs)
-    extra = HEADS if generator_family.biased else 0
+    extra, cached = (HEADS if generator_family.biased else 0), every_site(model)[0].site.num_key_heads
     # shared: R + H columns, rounded up; per_head: R / H rounded up to a multiple of 4, per head
-    key = -(-(dim + extra) // ALIGNMENT) * ALIGNMENT if kind == "shared" else HEADS * (-(-dim // HEADS // 4) * 4)
+    key = -(-(dim + extra) // ALIGNMENT) * ALIGNMENT if kind == "shared" else cached * (-(-dim // HEADS // 4) * 4)
     promised = {site.path: site.cache_after for site in report.sites}
     for role, part in caches_of(cache).items():
         paths = [site.path for site in report.sites if site.role == role]
         for path, layer in zip(paths, part.layers, strict=True):
             batch, length = layer.keys.shape[0], layer.keys.shape[-2]
             elements = (layer.keys.numel() + layer.values.numel()) / (batch * length)
-            assert elements == promised[path] == key + HEADS * HEAD_WIDTH
+            assert elements == promised[path] == key + cached * HEAD_WIDTH
 
 
 @pytest.mark.core

@@ -12,7 +12,7 @@ import yaml
 from pages import DOCS, NETWORK, PAGES, ROOT, Page, run, tables_restored
 
 import collab_heads
-from collab_heads.command.main import COMMANDS
+from collab_heads.command.main import COMMANDS, read
 from collab_heads.extras import EXTRAS
 from test_imports import BASE, LAYERS, imports, packages
 
@@ -23,6 +23,9 @@ SLOW = {
     "docs/guides/share-and-narrow.md",
     "docs/guides/see-what-heads-do.md",
     "docs/guides/compress.md",
+    "docs/guides/train-with-trainer.md",
+    "docs/guides/peft-export.md",
+    "docs/guides/publish.md",  # starts interpreters
 }
 IN_DOCS = [name for name in PAGES if name.startswith("docs/")]
 RESULTS = [name for name in PAGES if name.startswith("docs/results/")]
@@ -51,7 +54,7 @@ def test_examples_run(name, tmp_path, monkeypatch):
     with tables_restored():
         passed_over = run(page, network=bool(os.environ.get("COLLAB_HEADS_NETWORK")))
     if passed_over:
-        pytest.skip(f"ran, but for {', '.join(passed_over)}: needs the network (COLLAB_HEADS_NETWORK=1)")
+        pytest.skip(f"ran, but for {', '.join(passed_over)}")
 
 
 def test_there_are_examples():
@@ -69,6 +72,10 @@ def test_examples_share_what_they_define_and_name_their_lines(tmp_path, monkeypa
     with pytest.raises(NameError) as caught:
         run(page, network=False)
     assert caught.traceback[-1].lineno + 1 == 13
+    page = Page(
+        "y.md", "```python\n# needs not_there\nimport not_there\n```\n\n```python\n# needs pytest\na = 1\n```\n"
+    )
+    assert run(page, network=False) == ["y.md:2 needs not_there"]
 
 
 # word of an example -> the extra that brings what it needs
@@ -146,10 +153,12 @@ def test_flags_that_are_named_are_there(capsys):
     import run_image_classification
     import run_translation
 
-    scripts = run_glue, run_image_classification, run_translation
-    for parses in (*scripts, *map(importlib.import_module, COMMANDS.values())):
+    for parses in (run_glue, run_image_classification, run_translation):
         with pytest.raises(SystemExit):
             parses.parse(["--help"])
+    for asked in (["--help"], *([name, "--help"] for name in COMMANDS)):
+        with pytest.raises(SystemExit):
+            read(asked)
     known = set(re.findall(r"--\w+", capsys.readouterr().out)) | OTHER_COMMANDS
     pages = [page for name, page in PAGES.items() if "results" not in name and name != "docs/coming-from.md"]
     named = {flag for page in pages for flag in re.findall(r"(?<![\w-])--[a-z]\w+", page.text)}

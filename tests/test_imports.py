@@ -24,7 +24,10 @@ LAYERS = (
         "folders",
         "reading",
         "text",
+        "words",
         "extras",
+        "first_look",
+        "wrappers",
     ),
     ("layers",),
     ("attention_adapter", "registry", "fused_adapter", "rotary_adapter"),
@@ -43,13 +46,15 @@ LAYERS = (
     ("analysis",),
     ("compression",),
     ("rotation",),
-    ("",),  # the public names
+    ("trainer",),
+    ("", "modeling_collab_heads"),  # the public names; what is stored beside a model imports them
     ("training.storage",),
     ("training.flags",),
     ("training.data",),
     ("training.loop",),
     ("training.runs",),
     ("training.demo",),
+    ("command.flags",),
     ("command", "__main__"),
 )
 # Between the adapters and the public names, no layer may import the families.

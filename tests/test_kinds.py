@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from collab_heads import attention_adapter, sites, state
-from collab_heads.collaborative import allocate, score_terms, solvers
+from collab_heads import attention_adapter, sites, state, words
+from collab_heads.collaborative import score_terms, solvers
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.layers.query_key_kinds import QUERY_KEY_KINDS
 from collab_heads.registry import get_adapter
@@ -72,7 +72,7 @@ def test_every_table_has_every_kind():
         (state.GateKind, state.GATE_KINDS),
         (sites.Role, sites.ROLES),
         (solvers.Method, solvers.METHODS),
-        (allocate.Allocation, allocate.ALLOCATIONS),
+        (words.Allocation, words.ALLOCATIONS),
         (score_terms.Term, score_terms.TERMS),
         (attention_adapter.Capability, attention_adapter.CAPABILITIES),
     ),

@@ -9,8 +9,9 @@ README = PAGES["README.md"]
 
 def support_table() -> str:
     """One row per adapter: what the toolkit can do with it, and the roles it finds."""
-    lines = ["| adapter | model types | roles | collaborative | narrower values | gated | mixed | removal |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines = ["| adapter | model types | roles | collaborative | narrower queries and keys | narrower values |"]
+    lines[0] += " gated | mixed | removal |"
+    lines.append("|---|---|---|---|---|---|---|---|---|")
     adapters = {model_type: registry._ADAPTERS[model_type] for model_type in supported_model_types()}
     served = {}
     for adapter in adapters.values():
@@ -19,7 +20,7 @@ def support_table() -> str:
             served |= {variant(): f" with `{entry}={value!r}`" for value, variant in variants.items()}
     for adapter, which in served.items():
         types = ", ".join(f"`{t}`" for t in adapter.model_types) + which
-        kinds = ("collaborative", "values", "gated", "alpha", "prune")
+        kinds = ("collaborative", "per_head", "values", "gated", "alpha", "prune")
         can = " | ".join("yes" if kind in adapter.capabilities else "no" for kind in kinds)
         lines.append(f"| `{type(adapter).__name__}` | {types} | {', '.join(adapter.roles)} | {can} |")
     return "\n".join(lines)
@@ -43,7 +44,7 @@ def test_it_shows_what_there_is():
         "![",
         "python run_glue.py",
         "python run_translation.py",
-        "python -m collab_heads analyze",
+        "collab-heads analyze",
         "<!-- table:",
     ):
         assert shown in README.text, shown

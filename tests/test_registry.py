@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AlbertModel, GPTNeoConfig, SplinterConfig, SplinterModel
+from transformers import AlbertModel, BertConfig, GPTNeoConfig, SplinterConfig, SplinterModel
 from transformers.models.splinter.modeling_splinter import SplinterSelfAttention, eager_attention_forward
 from unchanged import refused
 
@@ -127,6 +127,14 @@ def test_attention_that_cannot_be_recorded(allocation):
         swap_to_collaborative(model, SilentAdapter, 16, calibration=[batch()], allocation=allocation, refine_steps=3)
     report = swap_to_collaborative(model, SilentAdapter, 16, calibration=[batch()], refine_steps=0)
     assert report.calibrated
+
+
+def test_attention_that_comes_with_the_model_is_refused_in_a_sentence_of_its_own():
+    """By its config; of a family that is known the code of its own may be anything, such as a tokenizer's."""
+    config = SplinterConfig(auto_map={"AutoModel": "own.OwnModel"})
+    with pytest.raises(UnsupportedModelError, match=r"'splinter' .* is code that comes with the model, no adapter"):
+        adapter_for_config(config)
+    assert adapter_for_config(BertConfig(auto_map={"AutoModel": "own.OwnModel"})).model_types[0] == "bert"
 
 
 @pytest.mark.parametrize("adapter", (SplinterAdapter, SplinterAdapter()), ids=("class", "instance"))

@@ -1,7 +1,6 @@
 """What only families with rotary positions and shared key heads can get wrong, for every one of them."""
 
 import copy
-import functools
 import itertools
 
 import pytest
@@ -194,8 +193,11 @@ def test_heads_that_share_keys_stay_where_they_are():
 def test_queries_and_keys_alone_cannot_become_smaller():
     """Said before anything is measured, and why."""
     model = FAMILIES["qwen3"].build()
-    with refused(model, UnsupportedModelError, "rotary positions", "narrower values"):
-        compress(model, [batch()], parts="query_key")
+    for mixing, why in (("shared", "rotary positions"), ("per_head", "normed per head")):
+        with refused(model, UnsupportedModelError, why, "narrower values"):
+            compress(model, [batch()], parts="query_key", mixing=mixing)
+        with refused(model, UnsupportedModelError, why, "narrower values"):
+            swap_to_collaborative(model, dim_shared_query_key=0.5, mixing=mixing)
 
 
 def test_the_state_holds_the_groups():
@@ -222,16 +224,14 @@ def test_other_groups_than_those_of_the_model_are_refused():
 
 
 def unrotated(monkeypatch):
-    replace_core(monkeypatch, lambda options: options | {"rotate": lambda query, key: (query, key)})
+    replace_core(monkeypatch, lambda options: options | {"rotate": lambda query, key, cos, sin: (query, key)})
 
 
 def rotated_alike(monkeypatch):
     """Every token as if it stood where the last one stands."""
 
     def last(options):
-        rotate = options["rotate"]
-        places = {name: rotate.keywords[name][:, -1:] for name in ("cos", "sin")}
-        return options | {"rotate": functools.partial(rotate.func, **places)}
+        return options | {"positions": tuple(angles[:, -1:] for angles in options["positions"])}
 
     replace_core(monkeypatch, last)
 

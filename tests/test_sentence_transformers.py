@@ -1,11 +1,16 @@
 """MPNet as most of its users have it: inside a sentence-transformers model that pools over the tokens of a sentence."""
 
+import inspect
+import json
+from contextlib import AbstractContextManager
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import collab_heads
+from collab_heads.errors import UnsupportedModelError
 from families import FAMILIES, VOCABULARY
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -57,3 +62,62 @@ def test_a_compressed_one_is_saved_and_loads_again(folder, tmp_path):
     again = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
     assert again[0].auto_model.config.collab_heads == small.config.collab_heads
     torch.testing.assert_close(embeddings(again), after, rtol=0, atol=LOSSLESS)
+
+
+BATCH = {"input_ids": torch.tensor([[5, 6]])}
+GIVEN = {"batches": [BATCH], "scores": {"encoder.layer.0.attention.attn": torch.ones(4)}}
+
+
+def functions_of_a_model():
+    for name in collab_heads.__all__:
+        function = getattr(collab_heads, name)
+        if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), None) == "model":
+            yield pytest.param(function, id=name)
+
+
+@pytest.mark.parametrize("function", functions_of_a_model())
+def test_every_function_says_what_to_pass(function, folder):
+    """The one expression that works; also where other arguments make no sense."""
+    _, *others = inspect.signature(function).parameters.values()
+    needed = {each.name: GIVEN.get(each.name, []) for each in others if each.default is each.empty}
+    with pytest.raises(
+        UnsupportedModelError, match=r"inside a SentenceTransformer: pass model\[0\]\.auto_model, and go on"
+    ):
+        result = function(embedder(folder), **needed)
+        if isinstance(result, AbstractContextManager):
+            with result:
+                pass
+
+
+def test_other_wrappers_say_where_the_model_is(folder):
+    model = embedder(folder)
+    with pytest.raises(UnsupportedModelError, match=r"got Transformer; there is one inside: pass model.get_submodule"):
+        collab_heads.swap_to_collaborative(model[0])
+    cross = sentence_transformers.CrossEncoder(str(folder), device="cpu", num_labels=1)
+    with pytest.raises(UnsupportedModelError, match=r"inside a CrossEncoder: pass model\.model, and go on"):
+        collab_heads.compress(cross, [], 0.5)
+    before = cross.predict([("w5 w9", "w7")])
+    collab_heads.swap_to_collaborative(cross.model)
+    assert cross.predict([("w5 w9", "w7")]) == pytest.approx(before, abs=LOSSLESS)
+
+
+def test_files_modules_and_card_are_as_without_a_change(folder, tmp_path):
+    """What is beside the transformer is not ours; and a card that was edited stays."""
+    plain, changed = embedder(folder), embedder(folder)
+    collab_heads.prune_heads(changed[0].auto_model, {"enc-self": [[0], [1]]})
+    changed.model_card_data.add_tags("chemistry")
+    for name, model in (("plain", plain), ("changed", changed)):
+        model.save_pretrained(str(tmp_path / name), model_name=name)
+    listed = [
+        sorted(str(path.relative_to(tmp_path / name)) for path in (tmp_path / name).rglob("*"))
+        for name in ("plain", "changed")
+    ]
+    assert listed[0] == listed[1]
+    modules = [json.loads((tmp_path / name / "modules.json").read_text()) for name in ("plain", "changed")]
+    assert modules[0] == modules[1]
+    card = (tmp_path / "changed" / "README.md").read_text()
+    assert "- sentence-transformers" in card and "- chemistry" in card
+    again = sentence_transformers.SentenceTransformer(str(tmp_path / "changed"), device="cpu")
+    torch.testing.assert_close(embeddings(again), embeddings(changed), rtol=0, atol=LOSSLESS)
+    again.save_pretrained(str(tmp_path / "again"))
+    assert "- chemistry" in (tmp_path / "again" / "README.md").read_text()

@@ -395,7 +395,7 @@ def test_entries_that_a_site_does_not_have_are_left_out():
 @pytest.mark.parametrize("alphas", (False, True), ids=("plain", "mixed"))
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_round_trip_of_heads(name, alphas, state):
-    model = changed(FAMILIES[name], "per_head" if FAMILIES[name].shares else None, state, alphas=alphas)
+    model = changed(FAMILIES[name], "per_head" if FAMILIES[name].narrows else None, state, alphas=alphas)
     record = CollabConfig.of(model.config)
     stored = json.loads(json.dumps(model.config.collab_heads))
     assert stored == record.to_dict() == model.config.collab_heads

@@ -14,15 +14,9 @@ from unchanged import refused
 import collab_heads
 from collab_heads.adapters.esm import EsmAdapter, RotaryEsmAdapter
 from collab_heads.errors import UnsupportedModelError
-from families import EXACT64, FAMILIES, LAYERS, Family, aligned, batch, esm_config, make, output
+from families import EXACT64, FAMILIES, aligned, batch, esm_config, make, output
 
-ROTARY = Family(
-    "esm-rotary",
-    lambda: make(EsmForSequenceClassification, esm_config("rotary")),
-    {"enc-self": LAYERS},
-    EsmModel,
-)
-WHY = "rotary positions", "prune_heads", "gated"
+ROTARY = FAMILIES["esm-rotary"]
 
 
 def test_the_config_decides():
@@ -34,12 +28,10 @@ def test_the_config_decides():
 @pytest.mark.parametrize("adapter", (None, EsmAdapter))
 def test_what_heads_would_share_is_refused(adapter):
     model = ROTARY.build()
-    for width in ({}, {"dim_shared_query_key": 16}, {"dim_value": 16}):
-        with refused(model, UnsupportedModelError, *WHY):
+    for width in ({}, {"dim_shared_query_key": 16}):
+        with refused(model, UnsupportedModelError, "rotary positions", "per_head", "compress()"):
             collab_heads.swap_to_collaborative(model, adapter, **width)
-    with refused(model, UnsupportedModelError, *WHY):
-        collab_heads.compress(model, [batch()], 0.5, adapter=adapter)
-    with refused(model, UnsupportedModelError, *WHY):
+    with refused(model, UnsupportedModelError, "rotary positions", "per_head"):
         collab_heads.collaborative_config(model.config, adapter)
 
 

@@ -15,6 +15,7 @@ from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.measures.passes import Observer, observe
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.analysis.measures.statistics import Statistics
+from collab_heads.analysis.measures.typical import typical_sentences
 from collab_heads.analysis.options import AnalysisOptions, Part, check_parts
 from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.analysis.relevance.head_relevance import head_relevance
@@ -22,9 +23,10 @@ from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.measurements import IMPORTANCE
 from collab_heads.analysis.roles.head_roles import excluded_queries, rare_observer, syntax_observer
-from collab_heads.analysis.roles.labels import RoleThresholds, roles_from_measures
+from collab_heads.analysis.roles.labels import roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.syntax import Syntax
+from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.attention_adapter import AttentionAdapter
@@ -53,7 +55,7 @@ def analyze_heads(
     evaluate: Evaluate | None = None,
     metric: str = "loss",
     higher_is_better: bool = False,
-    num_examples: int = 1,
+    num_examples: int = 3,
     contribution_sentences: int = 64,
     gate_history: GateHistory | None = None,
     data: str = "given batches",
@@ -76,11 +78,11 @@ def analyze_heads(
         treebank: a CoNLL-U file, its sentences, or a `Treebank`, for syntactic heads of encoders.
         exclude: ids of tokens that do not count as queries; None for the ends of sentences.
         token_counts: [V], how often every token is in your corpus, for rare tokens; None counts those of `batches`.
-        thresholds: how large shares must be for a head to have a role; None for the paper's.
+        thresholds: how large shares must be for a head to have a role, and of how much; None for the paper's shares.
         evaluate: model -> the task's metric, for the ablation; None for the mean loss on `batches`.
         metric: the name of what `evaluate` measures.
         higher_is_better: whether a higher metric is a better one.
-        num_examples: sentences whose attention maps are kept, the first ones of the data.
+        num_examples: sentences whose attention is kept, of typical lengths: the quartiles for three.
         contribution_sentences: how many sentences contributions of source and target (or prompt and continuation, of a
             decoder whose labels are -100 for the prompt) are measured on, the first ones.
         gate_history: the gates during training, to be shown in the report, too.
@@ -180,7 +182,8 @@ class Analysis:
         if other := ", ".join(sorted(backends - {"eager"})):
             self.notes.append(f"attention weights were read with the eager backend; the model itself uses {other}")
         first_token = getattr(model.config, "decoder_start_token_id", None)
-        statistics, examples = Statistics(), AttentionExamples(options.num_examples, options.tokenizer, first_token)
+        chosen = typical_sentences(model, self.batches, options.num_examples)
+        statistics, examples = Statistics(), AttentionExamples(chosen, options.tokenizer, first_token)
         observers: list[Observer] = [statistics, examples]
         positional = rare = None
         if "roles" in self.parts:
@@ -208,6 +211,7 @@ class Analysis:
                 syntax=syntax,
                 thresholds=options.thresholds,
             )
+            self.notes += self.results["roles"].warnings
 
     def pass_over(self, part: str, batches: Iterable[Mapping], observers: Sequence[Observer], what: str) -> None:
         """One timed forward pass over some data."""

@@ -3,21 +3,20 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate
 from collab_heads.analysis.measures.gate_history import GateHistory
-from collab_heads.analysis.roles.labels import RoleThresholds
+from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.checks import check_choice, check_count
 from collab_heads.errors import ArgumentError
+from collab_heads.words import REPORT_PARTS as PARTS
+from collab_heads.words import ReportPart as Part
 
-Part = Literal["statistics", "roles", "relevance", "gradient", "contributions", "ablation"]
-PARTS: tuple[Part, ...] = get_args(Part)
 NO_SOURCE = (
     "only encoder-decoders have a source and a target to tell apart, and decoders a prompt and its continuation, where "
     "labels are -100 for the prompt"
@@ -41,7 +40,7 @@ class AnalysisOptions:
     evaluate: Evaluate | None = None
     metric: str = "loss"
     higher_is_better: bool = False
-    num_examples: int = 1
+    num_examples: int = 3
     contribution_sentences: int = 64
     gate_history: GateHistory | None = None
     data: str = "given batches"

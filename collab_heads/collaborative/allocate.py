@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 from transformers.utils.logging import tqdm
 
@@ -17,9 +16,6 @@ from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.plan import SitePlan
 from collab_heads.collaborative.refine import OutputGap
-
-Allocation = Literal["uniform", "balanced"]
-ALLOCATIONS: tuple[Allocation, ...] = get_args(Allocation)
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)  # of the exact width: where the error is measured
 BISECTIONS = 40
@@ -89,7 +85,7 @@ def site_curve(plan: SitePlan, calibration: SiteCalibration) -> Curve:
     """Measure how the output error of a site falls with its width."""
     weights, kind = plan.weights, FITS[plan.kind]
     fit, every = kind(weights, calibration), math.ceil(len(calibration.calls) / MEASURED_CALLS)
-    gap = OutputGap(weights, plan.site.output_weight(), calibration.calls[::every])
+    gap = OutputGap(weights, plan.site.output_weight(), calibration.calls[::every], plan.site.adapter.exact_kind)
 
     def output_error(width: int) -> float:
         decomposition = fit.decompose(width, MEASURED_OPTIONS)

@@ -33,6 +33,7 @@ class Decomposition:
         mixing: [H, R], or None where every row belongs to one head.
         relative_error: ||T - T'|| / ||T|| over all heads, in the norm that was minimised.
         sweeps: ALS sweeps done.
+        pairs: [H_k, n], the frequency pairs that key heads keep, where positions are rotations; else None.
     """
 
     query: Tensor
@@ -40,6 +41,7 @@ class Decomposition:
     mixing: Tensor | None
     relative_error: float
     sweeps: int = 0
+    pairs: Tensor | None = None
 
 
 def input_root(moments: Tensor, ridge: float, floor: float | Tensor = 0.0) -> Tensor:

@@ -8,6 +8,7 @@ from typing import ClassVar, Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
+from collab_heads.attention_adapter import Capability
 from collab_heads.checks import check_count, check_seed
 from collab_heads.collaborative.calibrate import SiteCalibration
 from collab_heads.collaborative.decompose import Decomposition, apply_root, input_root
@@ -61,6 +62,8 @@ class SiteFit(ABC, Generic[Projection]):
         width_rule: which widths it rounds up to, for the report; empty if it takes any.
         cache_rule: why and when it caches more than the original, for the report; empty if never.
         is_offered: whether users may ask for it; else families have it that cannot have another.
+        capability: what a family must be able to do to get one that is narrower.
+        needs_calls: whether a decomposition that is not exact makes use of recorded calls.
         decomposes_bias: whether the query bias is decomposed along, as a last column of the query.
         weights: of the stock site.
         query: [H, d_k, D_q], or [H, d_k, D_q + 1] with the bias.
@@ -72,6 +75,8 @@ class SiteFit(ABC, Generic[Projection]):
     width_rule: ClassVar[str] = ""
     cache_rule: ClassVar[str] = ""
     is_offered: ClassVar[bool] = True
+    capability: ClassVar[Capability] = "collaborative"
+    needs_calls: ClassVar[bool] = False
     decomposes_bias: ClassVar[bool] = False
 
     @torch.no_grad()
@@ -110,6 +115,10 @@ class SiteFit(ABC, Generic[Projection]):
     def decompose(self, dim: int, options: FitOptions) -> Decomposition:
         """Decompose the weights to a width R that the kind can have."""
 
+    def square(self, query: Tensor, key: Tensor) -> Tensor:
+        """||T||^2 of the weighted slices of the stock site, as `overlap_and_square` takes them."""
+        return squared_norm(query, key)
+
     @abstractmethod
     def overlap_and_square(
         self, query_key: Projection, left: Tensor, right: Tensor, query: Tensor, key: Tensor
@@ -130,7 +139,7 @@ class SiteFit(ABC, Generic[Projection]):
     def score_error(self, dtype: torch.dtype) -> Callable[[Projection], Tensor]:
         """Return a function that gives the squared relative score error of a projection, differentiable."""
         query, key = apply_root(self.query, self.query_root), apply_root(self.key, self.key_root)
-        total = squared_norm(query, key)
+        total = self.square(query, key)
         query, key, total = query.to(dtype), key.to(dtype), total.to(dtype)
         query_root, key_root = (None if r is None else r.to(dtype) for r in (self.query_root, self.key_root))
 

@@ -6,22 +6,36 @@ kind it has before it; `tests/test_kinds.py` sees to that.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
+from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
+from collab_heads.collaborative.calibrate import SiteCalibration
 from collab_heads.collaborative.decompose import Decomposition, decompose_per_head, decompose_shared
 from collab_heads.collaborative.fit import FitOptions, SiteFit
+from collab_heads.collaborative.frequency_pairs import (
+    agreement,
+    choose_pairs,
+    factors_of,
+    grams_by_weights,
+    groups_of,
+    in_pairs,
+    pair_grams,
+    share_lost,
+)
 from collab_heads.collaborative.solvers import squared_norm
 from collab_heads.collaborative.widths import HEAD_MULTIPLE, rounded_up
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.per_head_query_key import PerHeadQueryKey
+from collab_heads.layers.rotary_pairs import rows_of
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
 from collab_heads.layers.shared_query_key import ALIGNMENT, SharedQueryKey, content_bias
 from collab_heads.numerics import float64
 from collab_heads.sites import AttentionWeights
-from collab_heads.state import QueryKeyKind
+from collab_heads.state import DIVIDED, QueryKeyKind
 
 
 class SharedFit(SiteFit[SharedQueryKey]):
@@ -80,6 +94,7 @@ class PerHeadFit(SiteFit[PerHeadQueryKey]):
         "mixing_init": "which does not mix",
     }
     width_rule = "per-head widths are multiples of 4"
+    capability = "per_head"
     decomposes_bias = True
 
     @classmethod
@@ -112,33 +127,84 @@ class PerHeadFit(SiteFit[PerHeadQueryKey]):
 
 
 class RotaryFit(SiteFit[RotaryQueryKey]):
-    """The width of the original alone: nothing is decomposed, since positions come after the projections."""
+    """Widths that leave every head whole frequency pairs, those that carry its score; nothing is mixed."""
 
+    meaningless: ClassVar[Mapping[str, str]] = PerHeadFit.meaningless
+    width_rule = "heads with rotary positions keep an even number of frequency pairs, so widths are multiples of 4"
     is_offered = False
+    capability = "per_head"
+    needs_calls = True
+    decomposes_bias = True
+
+    def __init__(self, weights: AttentionWeights, calibration: SiteCalibration | None = None):
+        super().__init__(weights, calibration)
+        self.calls = () if calibration is None else calibration.calls
 
     @classmethod
     def possible_width(cls, asked: int, weights: AttentionWeights) -> int:
-        """That of the original."""
-        return weights.dim_query_key
+        """R / H rounded up to a multiple of 4, at most the original head width."""
+        return rounded_up(asked, weights.num_heads, weights.dim_head)
+
+    @classmethod
+    def width_unit(cls, dim: int, weights: AttentionWeights) -> int:
+        """4 for every head."""
+        return weights.num_heads * HEAD_MULTIPLE
+
+    @classmethod
+    def parameters_per_width(cls, weights: AttentionWeights) -> int:
+        """A query row, and where heads share keys, a part of a key row."""
+        return weights.query.shape[-1] + weights.key.shape[-1] * len(weights.key) // weights.num_heads
+
+    @cached_property
+    def grams(self) -> Tensor:
+        """What the pairs of every key head give to its scores: [H_k, P, P]."""
+        return pair_grams(self.weights, self.calls) if self.calls else grams_by_weights(self.weights)
 
     def decompose(self, dim: int, options: FitOptions) -> Decomposition:
-        """The weights as they are."""
-        return Decomposition(self.query.flatten(0, 1), self.key.flatten(0, 1), None, 0.0, 0)
+        """The rows of the pairs that every key head keeps; all of them at full width."""
+        if dim == self.weights.dim_query_key:
+            return Decomposition(self.query.flatten(0, 1), self.key.flatten(0, 1), None, 0.0)
+        pairs = choose_pairs(self.grams, dim // self.weights.num_heads // 2)
+        groups = groups_of(self.weights)
+        factors = factors_of(self.grams, pairs)
+        query, key = rows_of(self.query, pairs[groups]), rows_of(self.key, pairs)
+        query = query * factors[groups].repeat(1, 2).reshape(-1, 1)  # both rows of a pair
+        return Decomposition(query, key, None, share_lost(self.grams, pairs, factors), pairs=pairs)
+
+    def square(self, query: Tensor, key: Tensor) -> Tensor:
+        """For tokens at any distance from each other."""
+        query, key = in_pairs(query), in_pairs(key)[groups_of(self.weights)]
+        return agreement(query, key, query, key)
 
     def overlap_and_square(
         self, query_key: RotaryQueryKey, left: Tensor, right: Tensor, query: Tensor, key: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """T'[h] = left[h]^T right[g], with g the key head of h; of scores without positions."""
-        groups = list(query_key.groups)
-        left, right = left.unflatten(0, (len(query), -1)), right.unflatten(0, (len(key), -1))[groups]
-        return ((left @ query.mT) * (right @ key[groups].mT)).sum(), squared_norm(left, right)
+        """Those of the pairs that are kept, for tokens at any distance from each other."""
+        groups, pairs = groups_of(self.weights), query_key.pairs
+        left = in_pairs(left.unflatten(0, (len(query), -1)))
+        right = in_pairs(right.unflatten(0, (len(key), -1)))[groups]
+        if pairs is not None:
+            query = rows_of(query, pairs[groups]).unflatten(0, (len(query), -1))
+            key = rows_of(key, pairs).unflatten(0, (len(key), -1))
+        return agreement(left, right, in_pairs(query), in_pairs(key)[groups]), agreement(left, right, left, right)
 
     def copy_rest(self, query_key: RotaryQueryKey, decomposition: Decomposition) -> None:
-        """The biases."""
-        query_key.initialize_from(self.weights)
+        """The pairs, and the biases of their rows: that of the query is its last column."""
+        pairs, bias = decomposition.pairs, self.weights.key_bias
+        if query_key.pairs is not None:
+            query_key.pairs.copy_(cast(Tensor, pairs))
+        if query_key.shared_query.bias is not None:
+            query_key.shared_query.bias.copy_(decomposition.query[:, -1])
+        if query_key.shared_key.bias is not None and bias is not None:
+            query_key.shared_key.bias.copy_(bias.flatten() if pairs is None else rows_of(bias, pairs))
 
 
 FITS: Mapping[QueryKeyKind, type[SiteFit[Any]]] = {"shared": SharedFit, "per_head": PerHeadFit, "rotary": RotaryFit}
+
+
+def kind_for(adapter: AttentionAdapter, asked: QueryKeyKind) -> QueryKeyKind:
+    """The kind that the sites of a family get where one is asked for: separate heads are of the family's own."""
+    return adapter.exact_kind if asked in DIVIDED else asked
 
 
 def check_kind(kind: QueryKeyKind, **options: tuple[object, object]) -> None:

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from collab_heads.layers.query_key import QueryKey, split_heads
-from collab_heads.layers.query_key_kinds import exact_query_key
+from collab_heads.layers.query_key_kinds import EXACT_KIND, exact_query_key
 from collab_heads.model.attention_calls import Call
 from collab_heads.sites import AttentionWeights
+from collab_heads.state import QueryKeyKind
 
 RELATIVE_RATE = 0.02  # Adam's step per parameter, relative to the root mean square of its tensor
 PENALTY = 1.0  # weight of the squared relative score error
@@ -44,6 +45,7 @@ class Sample:
         bias: added to the scores, broadcasts to [B, H, T, S]; None for nothing.
         value: [B, H, S, d_v].
         used: [B, T] bool, or None for all.
+        positions: cosines and sines, where positions are rotations; or None.
         heads: [tokens, H * d_v]: what the heads of the stock site give for the tokens that count.
     """
 
@@ -52,6 +54,7 @@ class Sample:
     bias: Tensor | None
     value: Tensor
     used: Tensor | None
+    positions: tuple[Tensor, Tensor] | None
     heads: Tensor
 
 
@@ -64,15 +67,18 @@ class OutputGap:
         weights: of the stock site.
         output: [D, H * d_v], W_O with gates and alphas.
         calls: recorded of the stock site.
+        kind: of the projection that holds its stock weights.
     """
 
     @torch.no_grad()
-    def __init__(self, weights: AttentionWeights, output: Tensor, calls: Sequence[Call]):
+    def __init__(
+        self, weights: AttentionWeights, output: Tensor, calls: Sequence[Call], kind: QueryKeyKind = EXACT_KIND
+    ):
         dtype = torch.float32 if output.dtype.itemsize < 4 else output.dtype
         self.dtype, self.scale = dtype, weights.scale
         output = output.to(dtype)
         self.gram = output.mT @ output  # (H * d_v, H * d_v)
-        stock, value = exact_query_key(weights).to(dtype=dtype), weights.value.flatten(0, 1).to(dtype)
+        stock, value = exact_query_key(weights, kind).to(dtype=dtype), weights.value.flatten(0, 1).to(dtype)
         self.samples = []
         for call in calls:
             biases = [bias.to(dtype) for bias in call.biases]
@@ -83,8 +89,9 @@ class OutputGap:
                 queries,
                 keys,
                 sum(biases[1:], biases[0]) if biases else None,
-                split_heads(keys @ value.mT, weights.num_heads),  # its bias adds the same whatever the scores are
+                for_each_head(keys @ value.mT, weights),  # its bias adds the same whatever the scores are
                 call.used,
+                None if call.positions is None else (call.positions[0].to(dtype), call.positions[1].to(dtype)),
                 heads=value.new_zeros(()),
             )
             self.samples.append(dataclasses.replace(sample, heads=self.heads(stock, sample)))
@@ -92,7 +99,8 @@ class OutputGap:
 
     def heads(self, query_key: QueryKey, sample: Sample) -> Tensor:
         """What the heads give with a projection: [tokens, H * d_v]."""
-        scores = self.scale * query_key.scores(sample.query_inputs, sample.key_inputs)  # (B, H, T, S)
+        inputs = sample.query_inputs, sample.key_inputs
+        scores = self.scale * query_key.scores(*inputs, sample.positions)  # (B, H, T, S)
         if sample.bias is not None:
             scores = scores + sample.bias
         heads = (scores.softmax(-1) @ sample.value).transpose(1, 2).flatten(-2)  # (B, T, H * d_v)
@@ -112,6 +120,12 @@ class OutputGap:
         """Relative error of the site's output over all calls."""
         squares = [float(self.squared_gap(query_key, index)) for index in range(len(self.samples))]
         return (sum(squares) / len(squares)) ** 0.5 if self.size else 0.0
+
+
+def for_each_head(values: Tensor, weights: AttentionWeights) -> Tensor:
+    """The values of every head of a site, which some may share: [B, S, H_k * d_v] -> [B, H, S, d_v]."""
+    split = split_heads(values, len(weights.value))
+    return split if weights.groups is None else split[:, list(weights.groups)]
 
 
 class Quadratic(torch.autograd.Function):

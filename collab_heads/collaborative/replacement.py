@@ -116,7 +116,7 @@ def fit_site(
     decomposition = fit.decompose(plan.dim, options)
     query_key, refinement = fit.projection(plan.state(), decomposition), Refinement(None, None)
     if calibration is not None and calibration.calls and options.refine_steps:
-        gap = OutputGap(weights, site.output_weight(), calibration.calls)
+        gap = OutputGap(weights, site.output_weight(), calibration.calls, site.adapter.exact_kind)
         refinement = refine(query_key, gap, fit.score_error(gap.dtype), options.refine_steps, options.seed)
     query_key.to(weights.query.device, weights.query.dtype)
     query_key.requires_grad_(any(projection.weight.requires_grad for projection in site.projections))

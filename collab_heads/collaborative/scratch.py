@@ -8,7 +8,7 @@ from transformers import AutoModel, PretrainedConfig
 
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
-from collab_heads.collaborative.kinds import check_kind
+from collab_heads.collaborative.kinds import FITS, check_kind, kind_for
 from collab_heads.collaborative.plan import choose_sites, plan_site, plan_values
 from collab_heads.collaborative.widths import Width
 from collab_heads.errors import ArgumentError, SwapError
@@ -59,8 +59,9 @@ def collaborative_config(
         model = AutoModel.from_config(config)
     record = {}
     only_values = dim_value is not None and dim_shared_query_key is None
-    adapter = get_adapter(model, adapter, "values" if only_values else "collaborative")
-    swapped, narrowed = choose_sites(model, adapter, sites, dim_shared_query_key, dim_value, mixing)
+    adapter = get_adapter(model, adapter, "values" if only_values else FITS[mixing].capability)
+    kind = kind_for(adapter, mixing)
+    swapped, narrowed = choose_sites(model, adapter, sites, dim_shared_query_key, dim_value, kind)
     values = {site.path: plan_values(site, asked).state for site, asked in narrowed}
     for site, asked, kind in swapped:
         state = plan_site(site, asked, kind, mixing_init).state()

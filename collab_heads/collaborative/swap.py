@@ -11,9 +11,9 @@ from transformers.utils.logging import tqdm
 
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
-from collab_heads.collaborative.allocate import ALLOCATIONS, Allocation, balance_widths
+from collab_heads.collaborative.allocate import balance_widths
 from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.kinds import check_kind
+from collab_heads.collaborative.kinds import FITS, check_kind, kind_for
 from collab_heads.collaborative.plan import SitePlan, ValuePlan, choose_sites, plan_site, plan_values
 from collab_heads.collaborative.replacement import Replacement, make_replacement
 from collab_heads.collaborative.report import SwapReport
@@ -29,6 +29,7 @@ from collab_heads.numerics import few_threads
 from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
 from collab_heads.state import QueryKeyKind
+from collab_heads.words import ALLOCATIONS, Allocation
 
 
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
@@ -69,7 +70,10 @@ def swap_to_collaborative(
             decomposition then preserves the scores on such inputs, which is far better than preserving the weights;
             likewise narrower values preserve the site's output.
         mixing: the kind of query/key projection. "shared" is the paper's layer: every head mixes all R dimensions.
-            "per_head" gives every head R / H dimensions (rounded up to a multiple of 4): larger, and faster.
+            "per_head" gives every head R / H dimensions (rounded up to a multiple of 4): larger, and faster. Where
+            positions are rotations (Llama, ModernBERT, ...) these are the frequency pairs that carry the score of each
+            key head, and nothing else is possible; where queries and keys are normed per head too (Qwen3, Gemma 3),
+            not even that.
         allocation: "uniform" gives every site the width that was asked for. "balanced" takes these widths as a budget
             of parameters and spreads it so that the worst site's output error is small; sites asked to keep their full
             width keep it. It needs calibration.
@@ -101,11 +105,12 @@ def swap_to_collaborative(
         raise ArgumentError("allocation='balanced' measures output errors: pass calibration batches")
     check_wrapper(model)
     only_values = dim_value is not None and dim_shared_query_key is None
-    adapter = get_adapter(model, adapter, "values" if only_values else "collaborative")
-    plans, value_plans = plan_change(model, adapter, sites, dim_shared_query_key, dim_value, mixing)
+    adapter = get_adapter(model, adapter, "values" if only_values else FITS[mixing].capability)
+    kind = kind_for(adapter, mixing)
+    plans, value_plans = plan_change(model, adapter, sites, dim_shared_query_key, dim_value, kind)
     before, calibrated = model.num_parameters(), None
     if calibration is not None:
-        needs_calls = refine_steps > 0 or allocation == "balanced"
+        needs_calls = refine_steps > 0 or allocation == "balanced" or FITS[kind].needs_calls
         recorded = [plan.site for plan in plans if needs_calls and not plan.is_exact]
         narrowed = [plan.site for plan in value_plans]
         calibrated = CalibratedSites(model, [plan.site for plan in plans], recorded, narrowed, calibration)

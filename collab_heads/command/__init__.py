@@ -1,1 +1,1 @@
-"""The command line: `python -m collab_heads`."""
+"""The command line: `collab-heads`, `python -m collab_heads`."""

@@ -1,29 +1,143 @@
-"""Which command is asked for."""
+"""The command `collab-heads`: which command is asked for, its flags, how it ends.
 
+Everything that is imported here, and in `command/flags/`, is light: see `collab_heads.first_look`.
+"""
+
+import argparse
+import json
+import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
+from typing import Any
 
 from collab_heads.checks import check_choice
-from collab_heads.errors import CollabHeadsError
+from collab_heads.command.completion import SHELLS, completion
+from collab_heads.errors import ArgumentError, CollabHeadsError
+from collab_heads.training.flags.parsing import Parser
 
-COMMANDS = {  # name -> its module, imported when it is asked for
-    "analyze": "collab_heads.command.analyze",
-    "compress": "collab_heads.command.compress",
+# Name -> what it does. Flags are in command/flags/NAME.py (add_arguments, check), the work is in command/NAME.py (run).
+COMMANDS = {
+    "inspect": "what is in a model: its attention, layer by layer, parameters, cache; what works with a family",
+    "compress": "make attention smaller where it costs least: heads, queries and keys, values",
+    "swap": "narrower or shared queries and keys, narrower values, of widths that you give",
+    "prune": "remove heads",
+    "fold": "back to a stock model, which loads without this package, where that is possible",
+    "analyze": "show what the heads of a model do",
+    "glue": "fine-tune on GLUE or on tables of your own (run_glue.py)",
+    "translate": "train, compress and prune translation models (run_translation.py)",
 }
-USAGE = f"usage: python -m collab_heads COMMAND ...\n\ncommands: {', '.join(COMMANDS)}; COMMAND --help explains one"
+DONE, FAILED, WRONG_FLAGS, INTERRUPTED = 0, 1, 2, 130  # exit codes
+
+
+def usage() -> str:
+    """What `collab-heads --help` says."""
+    width = max(map(len, COMMANDS))
+    return "\n".join(
+        (
+            "usage: collab-heads COMMAND [FILE] ...",
+            "",
+            "Make the attention of pretrained Transformers smaller, faster and easier to understand.",
+            "",
+            "commands:",
+            *(f"  {name.ljust(width)}  {summary}" for name, summary in COMMANDS.items()),
+            "",
+            "  COMMAND --help               explain a command",
+            "  COMMAND FILE ...             take flags from a .json or .yaml file; flags after it override them",
+            "  COMMAND ... --json           print one JSON document, and messages on stderr",
+            "  --version",
+            f"  --print_completion SHELL     {', '.join(SHELLS)}: a script that completes commands and flags",
+            "",
+            "exit codes: 0 done, 1 it failed, 2 wrong flags, 130 interrupted",
+        )
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code, after saying on stderr what went wrong."""
-    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name in ("-h", "--help"):
-        print(USAGE)
-        return 0
     try:
-        check_choice("command", name, COMMANDS)
-        import_module(COMMANDS[name]).main(rest)
+        name, args = read(sys.argv[1:] if argv is None else argv)
+        if not args.json:
+            run(name, args)
+            return DONE
+        with redirect_stdout(sys.stderr):
+            result = run(name, args)
+        if int(os.environ.get("RANK", 0)) == 0:  # of several processes the first one speaks
+            print(json.dumps(as_document(result), indent=1), flush=True)
     except CollabHeadsError as problem:
-        print(f"collab_heads: {problem}", file=sys.stderr)
-        return 1
-    return 0
+        print(f"collab-heads: {problem}", file=sys.stderr)
+        return WRONG_FLAGS if isinstance(problem, ArgumentError) else FAILED
+    except KeyboardInterrupt:
+        print("collab-heads: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return DONE
+
+
+def look(argv: Sequence[str]) -> None:
+    """Read and check the flags, and leave if they are wrong or ask for help; nothing else is done."""
+    try:
+        read(argv)
+    except CollabHeadsError as problem:
+        print(f"collab-heads: {problem}", file=sys.stderr)
+        sys.exit(WRONG_FLAGS if isinstance(problem, ArgumentError) else FAILED)
+
+
+def read(argv: Sequence[str]) -> tuple[str, Namespace]:
+    """The command that is asked for, and its flags, checked as far as no model is needed.
+
+    Raises:
+        ArgumentError: on a wrong command or flag.
+        CollabHeadsError: if a file or a package is missing, or the output folder is not free.
+        SystemExit: if only help, the version or a script for a shell is asked for; it has been printed.
+    """
+    name, *rest = argv or ["--help"]
+    if name in ("-h", "--help"):
+        answer(usage())
+    if name == "--version":
+        answer(f"collab-heads {import_module('collab_heads').__version__}")
+    if name == "--print_completion":
+        check_choice("--print_completion", rest[0] if rest else "", SHELLS)
+        answer(completion(rest[0], {each: flags_of(parser(each)) for each in COMMANDS}))
+    check_choice("command", name, COMMANDS)
+    args = parser(name).parse_args(rest)
+    flags(name).check(args)
+    return name, args
+
+
+def answer(text: str) -> None:
+    """Print and leave."""
+    print(text)
+    sys.exit(DONE)
+
+
+def flags(name: str) -> Any:
+    """The module of a command's flags."""
+    return import_module(f"collab_heads.command.flags.{name}")
+
+
+def parser(name: str) -> Parser:
+    """The parser of a command."""
+    made = Parser(prog=f"collab-heads {name}", description=flags(name).__doc__)
+    flags(name).add_arguments(made)
+    made.add_argument("--json", action="store_true", help="print one JSON document, and messages on stderr")
+    return made
+
+
+def flags_of(of: argparse.ArgumentParser) -> list[str]:
+    """The flags that a parser knows."""
+    return [flag for action in of._actions for flag in action.option_strings if flag.startswith("--")]
+
+
+def run(name: str, args: Namespace) -> Any:
+    """Do the work of a command; returns its report."""
+    vars(args).pop("json")  # how it is printed is no part of the work
+    return import_module(f"collab_heads.command.{name}").run(args)
+
+
+def as_document(result: Any) -> Any:
+    """A report as JSON has it."""
+    return result.to_dict() if hasattr(result, "to_dict") else result

@@ -1,18 +1,17 @@
 """The model of a command, and its tokenizer."""
 
 from argparse import Namespace
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.errors import ArgumentError
-from collab_heads.registry import get_adapter
+from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.extras import check_extra
+from collab_heads.registry import adapter_for_config, get_adapter
 from collab_heads.training.runs.loading import load_or_explain
-
-MODULES = "modules.json"  # of sentence-transformers: the parts that a model goes through, and their folders
 
 
 class Loaded(NamedTuple):
@@ -34,23 +33,42 @@ def load(args: Namespace) -> Loaded:
         ArgumentError: if there is none, it cannot be loaded, or does not fit the other flags.
         UnsupportedModelError: if it has no adapter.
     """
-    check_folder(Path(args.model))
     remote = {"trust_remote_code": args.trust_remote_code}
     config = load_or_explain(AutoConfig, args.model, **remote)
+    adapter_for_config(config)
     named = getattr(transformers, (config.architectures or ["AutoModel"])[0], AutoModel)
+    tokenizer = load_tokenizer(args.model, remote)
     model = load_or_explain(named, args.model, dtype=torch.float32, **({} if named is not AutoModel else remote))
     get_adapter(model)
-    if len(args.data) == 2 and not model.config.is_encoder_decoder:
+    if len(getattr(args, "data", None) or ()) == 2 and not model.config.is_encoder_decoder:
         raise ArgumentError(f"--data has two files, and {type(model).__name__} takes one: it does not translate")
+    device = getattr(args, "device", "cpu")
     try:
-        tokenizer = load_or_explain(AutoTokenizer, args.model, **remote)
-        return Loaded(model.to(args.device), tokenizer, config.dtype or torch.float32)
+        return Loaded(model.to(device), tokenizer, config.dtype or torch.float32)
     except RuntimeError as error:
-        raise ArgumentError(f"--device {args.device}: {str(error).splitlines()[0]}") from error
+        raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}") from error
 
 
-def check_folder(folder: Path) -> None:
-    """Raise ArgumentError for a folder of sentence-transformers whose model lies in a folder of its own."""
-    inner = folder / "0_Transformer"
-    if (folder / MODULES).is_file() and not (folder / "config.json").exists() and inner.is_dir():
-        raise ArgumentError(f"{folder} is of sentence-transformers: the model in it is {inner}, give that")
+def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:
+    """Load a tokenizer.
+
+    Raises:
+        MissingPackageError: if it is one of SentencePiece, which is not installed.
+        ArgumentError: if there is none, or it cannot be loaded.
+    """
+    try:
+        return load_or_explain(AutoTokenizer, name, **remote)
+    except ArgumentError as error:
+        if "sentencepiece" in str(error).lower():
+            check_extra("train", "such tokenizers", ("sentencepiece",))
+        raise
+
+
+def check_class(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError if the model was loaded as another class than it is: its head would be lost."""
+    named = model.config.architectures
+    if named and type(model).__name__ not in named:
+        raise UnsupportedModelError(
+            f"the model is a {named[0]}, which transformers lacks, and would lose its head as a "
+            f"{type(model).__name__}: load it in Python, and change it there"
+        )

@@ -4,8 +4,8 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
+from collab_heads.collaborative.kinds import FITS, kind_for
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
 from collab_heads.layers.layout import weight_of
 from collab_heads.layers.query_key import QueryKey
@@ -13,9 +13,9 @@ from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.model.open_site import OpenSite
 from collab_heads.sites import count_key_heads, group_size
 from collab_heads.state import DIVIDED, QueryKeyKind, QueryKeyState
+from collab_heads.words import SITE_PARTS as PARTS
+from collab_heads.words import SitePart as Part
 
-Part = Literal["heads", "query_key", "values"]  # of a site, that can become smaller
-PARTS: tuple[Part, ...] = get_args(Part)
 LEVELS = 8  # widths per projection, and numbers of heads per site, that are considered: as many, or a few more
 
 
@@ -82,8 +82,8 @@ class SiteShape:
             biases, scale = (query.bias is not None, key.bias is not None), site.adapter.scale(site.module)
         dims = dim_query, value.in_features, weight_of(site.output).shape[0]
         more = value.bias is not None, output.bias is not None
-        exact, can_share = site.adapter.exact_kind, "collaborative" in site.adapter.capabilities
-        parts = tuple(part for part in parts if part != "query_key" or can_share)
+        exact, can_narrow = site.adapter.exact_kind, FITS[kind].capability in site.adapter.capabilities
+        parts = tuple(part for part in parts if part != "query_key" or can_narrow)
         return cls(
             heads,
             dim_head,
@@ -91,7 +91,7 @@ class SiteShape:
             dims,
             (*biases, *more),
             state,
-            kind if can_share else exact,
+            kind_for(site.adapter, kind) if can_narrow else exact,
             exact,
             scale,
             parts,

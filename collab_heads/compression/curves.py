@@ -133,7 +133,8 @@ def query_key_errors(site: OpenSite, shape: SiteShape, fitted: Calibrations, hel
         return {}
     calls = held.query_key[site.path].calls
     weights = site.read()
-    gap = OutputGap(weights, site.output_weight(), calls[:: math.ceil(len(calls) / MEASURED_CALLS)])
+    calls = calls[:: math.ceil(len(calls) / MEASURED_CALLS)]
+    gap = OutputGap(weights, site.output_weight(), calls, site.adapter.exact_kind)
     fit, errors = FITS[shape.kind](weights, fitted.query_key[site.path]), {}
     for width in shape.query_key_widths():
         plan = plan_site(site, shape.dim_query_key(Choice(shape.num_heads, width, shape.dim_value)), shape.kind)

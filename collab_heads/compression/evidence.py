@@ -8,6 +8,7 @@ from transformers.utils.logging import tqdm
 
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.collaborative.fit import FitOptions
+from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.compression.choices import Part, SiteShape
 from collab_heads.compression.curves import SiteCurves, site_curves
@@ -60,8 +61,8 @@ def gather(
 ) -> Evidence:
     """Measure a model, which is left as it was; the errors of `plan`."""
     sites = choose_sites(model, adapter, names)
-    may_share = "collaborative" in adapter.capabilities
-    stock = [site for site in sites if may_share and not site.is_swapped]
+    may_narrow = FITS[kind].capability in adapter.capabilities
+    stock = [site for site in sites if may_narrow and not site.is_swapped]
     batches, held = hold_out(batches)
     fitted = CalibratedSites(model, stock, stock, sites, batches)
     shown = CalibratedSites(model, stock, stock, sites, held)

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from collab_heads.compression.choices import Choice, SiteShape, size_of
 from collab_heads.sites import Role
+from collab_heads.words import MEASURES as MEASURES
+from collab_heads.words import Measure
 
-Measure = Literal["parameters", "operations", "cache", "time"]
-MEASURES: tuple[Measure, ...] = get_args(Measure)
 UNITS: Mapping[Measure, str] = {
     "parameters": "parameters of attention",
     "operations": "multiplications of attention per token",

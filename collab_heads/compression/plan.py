@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.kinds import check_kind
+from collab_heads.collaborative.kinds import FITS, check_kind
 from collab_heads.compression.choices import PARTS, Part
 from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.evidence import gather
@@ -82,7 +82,7 @@ def plan(
     adapter = get_adapter(model, adapter, "values")
     get_adapter(model, adapter, "prune")
     if set(parts) == {"query_key"}:  # elsewhere they stay where they cannot become narrower
-        get_adapter(model, adapter, "collaborative")
+        get_adapter(model, adapter, FITS[mixing].capability)
     options = FitOptions(refine_steps=refine_steps, seed=seed)
     listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))
     batches = [batch for _, batch in with_translations(model, list(listed))]

@@ -68,8 +68,16 @@ class QueryKey(nn.Module, ABC):
     def split(self, key: Tensor) -> Tensor:
         """[B, 1, S, W] -> [B, H, S, w], a view."""
 
-    def scores(self, query_states: Tensor, key_states: Tensor) -> Tensor:
-        """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S]."""
+    def scores(
+        self, query_states: Tensor, key_states: Tensor, positions: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S].
+
+        Args:
+            query_states: what queries are made of.
+            key_states: what keys are made of.
+            positions: where they are rotations, cosines and sines [B or 1, T, d_k] of the tokens; else None.
+        """
         return self.queries(query_states) @ self.split(self.keys(key_states).unsqueeze(1)).mT
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The core of attention with rotary positions: for sites whose values are narrower, or whose key heads went.
+"""The core of attention with rotary positions: for sites whose heads are narrower, or whose key heads went.
 
 Keys are cached rotated, one for each key/value head, as the stock classes cache them: every cache works.
 
@@ -17,6 +17,7 @@ from collab_heads.errors import SwapError
 from collab_heads.layers.attention import pad_to_one_width
 from collab_heads.layers.query_key import split_heads
 from collab_heads.layers.removed import NoHeads
+from collab_heads.layers.rotary_query_key import Positions, Rotate
 
 Norms = tuple[nn.Module, nn.Module]
 # Keys from which a step of decoding is faster without padding narrower values, a copy of all that is cached: 0.87 of
@@ -32,7 +33,8 @@ def rotary_attention(
     attention_mask: Any,
     past_key_values: Cache | None,
     *,
-    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    positions: Positions,
+    rotate: Rotate,
     norms: Norms | None = None,
     eager: Callable,
     dropout: float,
@@ -46,7 +48,8 @@ def rotary_attention(
         hidden_states: [B, T, D].
         attention_mask: in whatever form the backend takes.
         past_key_values: as the stock module takes it.
-        rotate: turns queries [B, H, T, d] and keys [B, H_k, T, d] to their positions.
+        positions: cosines and sines [B or 1, T, d].
+        rotate: turns queries [B, H, T, d] and keys [B, H_k, T, d] to them.
         norms: of queries and keys, over the width of a head; before the rotation.
         eager: the family's own eager attention function.
         dropout: probability, applied in training mode only.
@@ -69,7 +72,7 @@ def rotary_attention(
     key = query_key.split(query_key.keys(hidden_states).unsqueeze(1))
     if norms is not None:
         query, key = norms[0](query), norms[1](key)
-    query, key = rotate(query, key)
+    query, key = query_key.rotate(query, key, positions, rotate)
     values = split_heads(value(hidden_states), query_key.num_key_heads)
     if past_key_values is not None:
         key, values = past_key_values.update(key, values, module.layer_idx)

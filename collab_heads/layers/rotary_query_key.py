@@ -1,26 +1,34 @@
 """The kind "rotary": ordinary query/key heads whose positions are rotations between projection and score.
 
-Rotations differ from token to token, so heads cannot mix dimensions here; but query heads may share key heads.
+Rotations differ from token to token, so heads cannot mix dimensions here; but query heads may share key heads, and a
+narrower head keeps some of the frequency pairs that its key head had (`rotary_pairs`).
 
 Shapes: as in `query_key`; H_k key heads, d = R / H the width of a head.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from collab_heads.layers.query_key import QueryKey, split_heads
 from collab_heads.layers.removed import keep_rows
+from collab_heads.layers.rotary_pairs import of_pairs, rows_of, turned
 from collab_heads.sites import AttentionWeights, count_key_heads, group_size, kept_groups
 from collab_heads.state import QueryKeyState
+
+Positions = tuple[Tensor, Tensor]  # cosines and sines [B or 1, T, d_k], of the original width of a head
+Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # query, key, cosines, sines
 
 
 class RotaryQueryKey(QueryKey):
     """Query and key heads as they are before norms and rotations, which stay in the attention module.
 
     Parameters: `shared_query.weight` [R, D_q] and `shared_key.weight` [H_k * d, D_k], with biases [R] and [H_k * d]
-    where the originals had them; the rows of head 0 come first.
+    where the originals had them; the rows of head 0 come first. Heads that are narrower than the original ones have a
+    buffer `pairs` [H_k, d / 2], the numbers of the frequency pairs that each key head keeps, with all heads that use
+    it; it is stored with the weights.
 
     Attributes:
         groups: the key/value head of every head.
@@ -28,11 +36,17 @@ class RotaryQueryKey(QueryKey):
         num_key_heads: H_k.
     """
 
+    pairs: Tensor | None
+
     def __init__(self, state: QueryKeyState, num_heads: int, dim_query: int, dim_key: int):
         super().__init__(state, num_heads)
         self.note_groups()
         self.shared_query = nn.Linear(dim_query, state.dim, bias=state.bias)
         self.shared_key = nn.Linear(dim_key, self.cache_width, bias=state.bias)
+        pairs = None
+        if state.dim < num_heads * state.dim_head:
+            pairs = torch.arange(state.dim // num_heads // 2).repeat(self.num_key_heads, 1)
+        self.register_buffer("pairs", pairs)
 
     def note_groups(self) -> None:
         """Take over what the state says of groups."""
@@ -66,14 +80,34 @@ class RotaryQueryKey(QueryKey):
         """[B, 1, S, H_k * d] -> [B, H_k, S, d], a view; one for each key head."""
         return split_heads(key, self.num_key_heads)
 
+    def rotate(self, query: Tensor, key: Tensor, positions: Positions, rotate: Rotate) -> tuple[Tensor, Tensor]:
+        """Turn queries [B, H, T, d] and keys [B, H_k, T, d] to their positions.
+
+        Args:
+            query: of all heads.
+            key: of all key heads.
+            positions: of the tokens.
+            rotate: the family's own way to turn heads of the original width.
+        """
+        if self.pairs is None:
+            return rotate(query, key, *positions)
+        cos, sin = (of_pairs(angles, self.pairs) for angles in positions)
+        key = turned(key, cos, sin)
+        if self.group_size is None:
+            return turned(query, self.for_each_head(cos), self.for_each_head(sin)), key
+        groups = query.unflatten(1, (self.num_key_heads, self.group_size))
+        return turned(groups, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1, 2), key
+
     def for_each_head(self, tensor: Tensor) -> Tensor:
         """[B, H_k, ...] -> [B, H, ...]: that of the key/value head of every head."""
         return torch.stack([tensor[:, key_head] for key_head in self.groups], dim=1)
 
-    def scores(self, query_states: Tensor, key_states: Tensor) -> Tensor:
-        """Scores without positions, as all tokens at one place would have them, before scale and masks."""
-        key = self.for_each_head(self.split(self.keys(key_states).unsqueeze(1)))
-        return self.queries(query_states) @ key.mT
+    def scores(self, query_states: Tensor, key_states: Tensor, positions: Positions | None = None) -> Tensor:
+        """Scores before scale and masks; without positions as all tokens at one place would have them."""
+        query, key = self.queries(query_states), self.split(self.keys(key_states).unsqueeze(1))
+        if positions is not None:
+            query, key = self.rotate(query, key, positions, turned_both)
+        return query @ self.for_each_head(key).mT
 
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:
@@ -81,6 +115,8 @@ class RotaryQueryKey(QueryKey):
         key_heads, groups = kept_groups(self.groups, kept)
         keep_rows(self.shared_query, kept, self.num_heads)
         keep_rows(self.shared_key, key_heads, self.num_key_heads)
+        if self.pairs is not None:
+            self.pairs = self.pairs[key_heads]
         self.num_heads = len(kept)
         noted = None if self.state.groups is None else groups
         self.state = dataclasses.replace(self.state, dim=self.shared_query.out_features, groups=noted)
@@ -88,9 +124,20 @@ class RotaryQueryKey(QueryKey):
 
     @torch.no_grad()
     def initialize_from(self, weights: AttentionWeights) -> None:
-        """The stock weights."""
-        self.shared_query.weight.copy_(weights.query.flatten(0, 1))
-        self.shared_key.weight.copy_(weights.key.flatten(0, 1))
-        for linear, bias in ((self.shared_query, weights.query_bias), (self.shared_key, weights.key_bias)):
-            if linear.bias is not None and bias is not None:
-                linear.bias.copy_(bias.flatten())
+        """The stock weights; of narrower heads those of the first pairs."""
+        if self.pairs is not None:
+            self.pairs.copy_(torch.arange(self.pairs.shape[1]))
+        query_pairs = None if self.pairs is None else self.pairs[list(self.groups)]
+        for linear, weight, bias, pairs in (
+            (self.shared_query, weights.query, weights.query_bias, query_pairs),
+            (self.shared_key, weights.key, weights.key_bias, self.pairs),
+        ):
+            for part, whole in ((linear.weight, weight), (linear.bias, bias)):
+                if part is not None and whole is not None:
+                    part.copy_(whole.flatten(0, 1) if pairs is None else rows_of(whole, pairs))
+
+
+def turned_both(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys of the original width at their positions."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return turned(query, cos, sin), turned(key, cos, sin)

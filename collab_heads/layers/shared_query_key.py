@@ -78,7 +78,9 @@ class SharedQueryKey(QueryKey):
         """[B, 1, S, W] -> [B, H, S, W], a view."""
         return key.expand(-1, self.num_heads, -1, -1)
 
-    def scores(self, query_states: Tensor, key_states: Tensor) -> Tensor:
+    def scores(
+        self, query_states: Tensor, key_states: Tensor, positions: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
         """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S]."""
         query = self.queries(query_states)
         rows = query.flatten(1, 2) @ self.keys(key_states).mT  # all heads are rows of one product with the one key

@@ -38,12 +38,14 @@ class Call:
         key_inputs: [B, S, D_k]; in self-attention the same tensor.
         biases: what is added to the scores, masks included: tensors that broadcast to [B, H, T, S].
         used: [B, T] bool, the query tokens that are no padding; None for all.
+        positions: cosines and sines [B or 1, T, d_k] where positions are rotations; else None.
     """
 
     query_inputs: Tensor
     key_inputs: Tensor
     biases: tuple[Tensor, ...]
     used: Tensor | None
+    positions: tuple[Tensor, Tensor] | None = None
 
     def of_heads(self, kept: Sequence[int], num_heads: int) -> "Call":
         """The call as some of its heads see it: a position bias has a part for each."""
@@ -128,9 +130,12 @@ def recording_calls(
     try:
         with attention_backend(model, BACKEND, accepted=(BACKEND,)) if sites else nullcontext():
             for site in sites:
-                inputs: dict[str, Tensor] = {}
+                inputs: dict[str, Any] = {}
                 for side, projection in zip(("query", "key"), site.projections, strict=True):
                     handles.append(projection.register_forward_pre_hook(partial(keep_input, inputs, side)))
+                handles.append(
+                    site.module.register_forward_pre_hook(partial(keep_positions, inputs, site), with_kwargs=True)
+                )
                 record = partial(record_call, recorder, site, inputs, masks)
                 if site.adapter.uses_interface:
                     RECORDED[site.module] = record
@@ -145,13 +150,20 @@ def recording_calls(
             handle.remove()
 
 
-def keep_input(inputs: dict[str, Tensor], side: str, projection: nn.Module, args: tuple) -> None:
+def keep_input(inputs: dict[str, Any], side: str, projection: nn.Module, args: tuple) -> None:
     """A hook that keeps what a projection is called with."""
     inputs[side] = args[0]
 
 
+def keep_positions(inputs: dict[str, Any], site: OpenSite, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    """A hook that keeps the rotations that an attention module is called with, where its family has some."""
+    if site.adapter.positions is not None:
+        arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        inputs["positions"] = arguments.get(site.adapter.positions)
+
+
 def read_call(
-    site: OpenSite, inputs: dict[str, Tensor], record: Callable, module: nn.Module, args: tuple, kwargs: dict, _: object
+    site: OpenSite, inputs: dict[str, Any], record: Callable, module: nn.Module, args: tuple, kwargs: dict, _: object
 ) -> None:
     """A hook that records a call by its arguments, once its projections have been called."""
     arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
@@ -161,7 +173,7 @@ def read_call(
 def record_call(
     recorder: Recorder,
     site: OpenSite,
-    inputs: dict[str, Tensor],
+    inputs: dict[str, Any],
     masks: Mapping[str, Tensor | None],
     keys: int,
     biases: tuple[Tensor, ...],
@@ -177,7 +189,8 @@ def record_call(
             f"{site.path} attends to {keys} keys that its inputs do not make, as with a cache: give calibration "
             "batches without past_key_values"
         )
-    recorder.add(site.path, Call(query, key, biases, masks.get(sides(site.site)[0])))
+    used = masks.get(sides(site.site)[0])
+    recorder.add(site.path, Call(query, key, biases, used, inputs.pop("positions", None)))
 
 
 # Attention modules that are being recorded -> what is called with the number of keys and the biases of their scores.

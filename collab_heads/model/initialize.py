@@ -77,8 +77,13 @@ def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initiali
     initial.initialize_from(adapter.read(module))
     delattr(module, adapter.query)
     delattr(module, adapter.key)
-    for parameter, value in zip(query_key.parameters(), initial.parameters(), strict=True):
-        fill(parameter, value)
+    for tensor, value in zip(tensors_of(query_key), tensors_of(initial), strict=True):
+        fill(tensor, value)
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """All that is stored of a module."""
+    return [*module.parameters(), *module.buffers()]
 
 
 def initialize_without_heads(adapter: AttentionAdapter, module: nn.Module, stock_initialize: Initialize) -> None:

@@ -13,31 +13,16 @@ from collab_heads.layers.layout import PLAIN
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.sites import AttentionSite
-
-# Class name of a wrapper -> what to do instead. By name, so that no optional package is imported.
-_WRAPPERS = {
-    "DistributedDataParallel": "swap the inner model (model.module) before wrapping, on every rank with the same data",
-    "DataParallel": "swap the inner model (model.module) before wrapping",
-    "FullyShardedDataParallel": "swap before sharding",
-    "FSDPModule": "swap before sharding",
-    "DeepSpeedEngine": "swap before deepspeed.initialize",
-    "OptimizedModule": "swap before torch.compile (the original is model._orig_mod)",
-    "PeftModel": "swap the base model before adding adapters, or merge_and_unload() them first",
-    "SentenceTransformer": "swap the transformer inside: model[0].auto_model",
-}
+from collab_heads.wrappers import MERGE_FIRST, check_model
 
 
 def check_wrapper(model: object) -> None:
     """Raise UnsupportedModelError if `model` is a wrapper, or no transformers model at all."""
-    for base in type(model).__mro__:
-        if base.__name__ in _WRAPPERS:
-            raise UnsupportedModelError(f"cannot change a {base.__name__} in place: {_WRAPPERS[base.__name__]}")
-    if not isinstance(model, PreTrainedModel):
-        raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}")
+    check_model(model)
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise UnsupportedModelError("cannot change a compiled model in place: swap before model.compile()")
     if getattr(model, "peft_config", None):
-        raise UnsupportedModelError(f"cannot change a model with PEFT adapters in place: {_WRAPPERS['PeftModel']}")
+        raise UnsupportedModelError(f"cannot change a model with PEFT adapters in place: {MERGE_FIRST}")
 
 
 def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> None:

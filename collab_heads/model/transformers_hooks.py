@@ -1,7 +1,8 @@
-"""Changed models load like any other: the two methods of transformers that are wrapped for it.
+"""Changed models load like any other: what of transformers is wrapped for it.
 
 Importing the package wraps `PreTrainedModel.post_init` (a model whose config records changed sites is rebuilt before
 weights are loaded or initialised) and `PreTrainedModel._initialize_weights` (changed modules initialise themselves).
+What is wrapped around saving stands in `saving_hooks`.
 Models without the record pass through untouched.
 """
 
@@ -16,7 +17,9 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import UnsupportedVersionError
 from collab_heads.model.initialize import initialize_changed
+from collab_heads.model.marks import unmark
 from collab_heads.model.rebuild import rebuild
+from collab_heads.model.saving_hooks import install_saving_hooks, missing_functions
 
 # What is wrapped -> the arguments it is called with, by position; more of them may follow.
 WRAPPED = {"post_init": ("self",), "_initialize_weights": ("self", "module")}
@@ -24,18 +27,22 @@ MARK = "collab_heads"  # attribute of a method that is wrapped already
 
 
 def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
-    """Wrap `post_init` and `_initialize_weights` of the class that all models inherit from, once.
+    """Wrap `post_init` and `_initialize_weights` of the class that all models inherit from, and saving, once.
 
     Raises:
         UnsupportedVersionError: if this version of transformers has no such methods, or calls them otherwise.
     """
     check_wrapped(model_class)
+    if missing := missing_functions():
+        raise unsupported("; ".join(missing))
+    install_saving_hooks()
     if hasattr(model_class.post_init, MARK):
         return
     stock_post_init, stock_initialize = model_class.post_init, model_class._initialize_weights
 
     @functools.wraps(stock_post_init)
     def post_init(self):
+        unmark(self.config)
         rebuild(self)
         stock_post_init(self)
 

@@ -53,7 +53,7 @@ def test_every_part_is_what_its_function_measures(name):
     assert report.ablation is None and report.correlations() == {}
     assert any("heads were not left out" in note for note in report.notes)
     assert any("eager backend; the model itself uses sdpa" in note for note in report.notes)
-    assert report.data["sentences"] == 3 and len(report.examples) == 1
+    assert report.data["sentences"] == 3 and len(report.examples) == 3
     assert report.data["query_tokens"]["enc-self"] == report.statistics.tokens[report.sites[0].path]
 
 

@@ -1,17 +1,23 @@
-"""python -m collab_heads analyze: what it takes, what it measures on, what it refuses before the model runs."""
+"""collab-heads analyze: what it takes, what it measures on, what it refuses before the model runs."""
 
 import json
 import runpy
 import subprocess
 import sys
 
+import commands
 import pytest
 from translation_script import write_lines
 
+from collab_heads.analysis.report import head_report
 from collab_heads.command import analyze
-from collab_heads.command.analyze import main, parse
 from collab_heads.command.models import load
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
+
+
+def run(argv):
+    return commands.run("analyze", *argv)
+
 
 PARTS = ("--parts", "statistics", "--examples", "0")
 
@@ -26,29 +32,29 @@ def no_pictures(monkeypatch):
 
 def test_an_encoder_reads_text(bert, tmp_path, capsys, no_pictures):
     lines = ["the dog runs", "", "a cat", "the old man sees it", " "]
-    report = main([str(bert), "--data", write_lines(tmp_path / "text.txt", lines), *PARTS, "--output_dir", "there"])
+    report = run([str(bert), "--data", write_lines(tmp_path / "text.txt", lines), *PARTS, "--output_dir", "there"])
     printed = capsys.readouterr().out
     assert "left out 2 of 5 lines, which are empty" in printed and str(report) in printed
     assert report.data["sentences"] == 3 and report.data["name"].endswith("text.txt") and report.roles is None
     assert [str(folder) for folder in no_pictures] == ["there"]
     tokens = report.statistics.tokens[report.sites[0].path]
-    tokenizer = load(parse([str(bert), "--data", "text.txt"])).tokenizer
+    tokenizer = load(commands.parse("analyze", bert, "--data", tmp_path / "text.txt")).tokenizer
     ids = [tokenizer(line)["input_ids"] for line in lines if line.strip()]
     assert tokens == sum(len(row) - 1 for row in ids)  # [SEP] does not count, [CLS] does
 
 
 def test_sentences_that_are_too_long_are_left_out_and_counted(bert, tmp_path, capsys):
     text = write_lines(tmp_path / "text.txt", ["a dog", "the old man sees it", "a cat"])
-    report = main([str(bert), "--data", text, *PARTS, "--max_length", "4"])
+    report = run([str(bert), "--data", text, *PARTS, "--max_length", "4"])
     assert report.data["sentences"] == 2
-    assert main([str(bert), "--data", text, *PARTS, "--samples", "1"]).data["sentences"] == 1
+    assert run([str(bert), "--data", text, *PARTS, "--samples", "1"]).data["sentences"] == 1
     assert "left out 1 of 3 sentences of more than 4 tokens" in capsys.readouterr().out
-    report = main(
+    report = run(
         [str(bert), "--data", write_lines(tmp_path / "long", ["a dog", "a " * 300]), *PARTS, "--max_length", "999"]
     )
     assert report.data["sentences"] == 1  # the model's own limit counts
     with pytest.raises(ArgumentError, match="--max_length 2: every sentence of"):
-        main([str(bert), "--data", text, *PARTS, "--max_length", "2"])
+        run([str(bert), "--data", text, *PARTS, "--max_length", "2"])
 
 
 def test_what_is_refused(bert, marian, pairs, tmp_path):
@@ -68,14 +74,28 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
         ([bert, "--data", short, "--treebank", tmp_path / "no.conllu"], DataError, "no.conllu"),
         ([bert, "--data", short, "--output_dir", short], OutputError, "is a file"),
         ([bert, "--data", short, "--output_dir", gpt], OutputError, "gpt is in use: choose another"),
-        ([tmp_path / "nothing", "--data", short], ArgumentError, "cannot load AutoConfig"),
+        ([tmp_path / "nothing", "--data", short], ArgumentError, "there is no folder .*nothing"),
+        ([short, "--data", short], ArgumentError, "there is no folder .*short"),
+        (["nothing", "--data", short], ArgumentError, "cannot load AutoConfig from 'nothing'"),
         ([bert, "--data", short, "--parts", "lrp"], ArgumentError, "unknown part 'lrp'"),
         ([bert, "--data", short, "--device", "nonsense"], ArgumentError, "--device nonsense"),
     ):
         with pytest.raises(error, match=said):
-            main([str(word) for word in argv])
+            run([str(word) for word in argv])
     with pytest.raises((UnsupportedModelError, ArgumentError), match=r"gpt_neo|cannot load"):
-        main([str(gpt), "--data", short])
+        run([str(gpt), "--data", short])
+
+
+def test_without_matplotlib_there_are_the_page_and_numbers(bert, tmp_path, monkeypatch, capsys, no_pictures):
+    text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
+    for module in (analyze, head_report):
+        monkeypatch.setattr(module, "missing", lambda extra: ["matplotlib"])
+    report = run([bert, "--data", text, *PARTS, "--output_dir", tmp_path / "out"])
+    said = capsys.readouterr()
+    assert said.err.startswith("matplotlib is not installed: no curves and distributions (pip install ")
+    assert not no_pictures
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(report.to_json())
+    assert "what was measured" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8").lower()
 
 
 WITHOUT_TRAIN = """
@@ -103,14 +123,17 @@ def test_as_a_command_with_the_packages_of_its_own_extra_only(bert, marian, pair
     """Those of `train` are not there; SentencePiece is, which Marian's tokenizer needs."""
     text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
     code = WITHOUT_TRAIN.replace("sentencepiece ", "")
+    bare = WITHOUT_TRAIN.replace("accelerate ", "accelerate matplotlib PIL ")
     for without, argv in (
         (WITHOUT_TRAIN, ["--help"]),
+        (bare, [bert, "--data", text, "--output_dir", tmp_path / "bare"]),
         (WITHOUT_TRAIN, [bert, "--data", text, "--output_dir", tmp_path / "bert"]),
         (code, [marian, "--data", *pairs, "--output_dir", tmp_path / "marian"]),
     ):
         command = [sys.executable, "-c", without, *map(str, argv)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
+    assert {path.name for path in (tmp_path / "bare").iterdir()} == {"report.json", "report.html"}
     assert (tmp_path / "bert" / "report.html").is_file() and (tmp_path / "marian" / "report.html").is_file()
 
 
@@ -130,5 +153,5 @@ def test_as_a_command(bert, tmp_path):
     wrong = subprocess.run(
         [*command, "--output_dir", "new", "--parts", "lrp"], capture_output=True, text=True, check=False
     )
-    assert wrong.returncode == 1 and "Traceback" not in wrong.stderr
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
     assert wrong.stderr.endswith("contributions, ablation\n")

@@ -2,16 +2,16 @@
 
 import gzip
 
+import commands
 import torch
 
-from collab_heads.command.analyze import parse
 from collab_heads.command.batches import batches_of, fitting, translations
 from collab_heads.command.models import load
 from collab_heads.command.texts import read_data
 
 
 def loaded(*argv):
-    args = parse([str(word) for word in argv])
+    args = commands.parse("analyze", *argv, "--output_dir", "nowhere")
     return args, *load(args)[:2]
 
 

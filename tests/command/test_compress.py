@@ -1,9 +1,10 @@
-"""python -m collab_heads compress: what it writes, when it writes nothing, what it refuses before the model runs."""
+"""collab-heads compress: what it writes, when it writes nothing, what it refuses before the model runs."""
 
 import json
 import subprocess
 import sys
 
+import commands
 import pytest
 import torch
 import translation_script
@@ -12,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 import tiny
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
-from collab_heads.command import compress, compressed, main
+from collab_heads.command import main, samples, writing
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.folders import damage, digest
 
@@ -33,7 +34,7 @@ def texts(tmp_path_factory):
 
 
 def run(model, *argv):
-    return compress.main([str(word) for word in (model, *argv)])
+    return commands.run("compress", model, *argv)
 
 
 def files(folder):
@@ -54,6 +55,7 @@ def test_the_smaller_model_is_written_with_its_record(bert, texts, tmp_path, cap
     assert stored == model.num_parameters()
     record = json.loads((out / "compression.json").read_text())
     assert record["model_parameters_after"] == stored and record["plan"]["of"] == "parameters"
+    assert str(report) in (out / "README.md").read_text()
     assert (out / "compression.png").stat().st_size > 1000 and (out / "compression.svg").exists()
     assert damage(out) is None and files(bert) == before and [each.name for each in out.parent.iterdir()] == ["small"]
     inputs = AutoTokenizer.from_pretrained(out)("w1 w2 w3", return_tensors="pt")
@@ -103,6 +105,8 @@ def test_a_smaller_model_learns_from_its_original(bert, texts, tmp_path):
     record = json.loads((tmp_path / "distilled" / "compression.json").read_text())["distilled"]
     assert record["steps"] > 0 and record["after"]["hidden"] < record["before"]["hidden"]
     assert json.loads((tmp_path / "plain" / "compression.json").read_text())["distilled"] is None
+    card = (tmp_path / "distilled" / "README.md").read_text()
+    assert str(same) in card and "hidden" in card.split(str(same))[1]
     stock, ids = BertModel.from_pretrained(bert).eval(), torch.tensor([[2, 10, 20, 30, 3]])
     with torch.no_grad():
         plain, distilled = (
@@ -126,7 +130,7 @@ def test_a_plan_changes_and_writes_nothing_but_itself(bert, texts, tmp_path, mon
     run(bert, "--data", texts, "--plan", "--output_dir", "seen")
     assert sorted(files(tmp_path / "seen")) == ["manifest.json", "plan.json", "plan.png", "plan.svg"]
     assert json.loads((tmp_path / "seen" / "plan.json").read_text())["curve"][-1][0] == pytest.approx(1)
-    monkeypatch.setattr(compressed, "missing", lambda extra: ["matplotlib"])
+    monkeypatch.setattr(writing, "missing", lambda extra: ["matplotlib"])
     run(bert, "--data", texts, "--plan", "--output_dir", "without")
     assert sorted(files(tmp_path / "without")) == ["manifest.json", "plan.json"]
     assert files(bert) == before
@@ -138,7 +142,7 @@ def test_what_is_stopped_while_it_writes_leaves_nothing(bert, texts, tmp_path, m
         raise problem
 
     out = tmp_path / "small"
-    monkeypatch.setattr(compressed, "save_figure", stop)  # the model has been written by then
+    monkeypatch.setattr(writing, "save_figure", stop)  # the model has been written by then
     with pytest.raises((OutputError, KeyboardInterrupt)):
         run(bert, "--data", texts, "--output_dir", out, *QUICK)
     assert list(tmp_path.iterdir()) == []
@@ -146,11 +150,11 @@ def test_what_is_stopped_while_it_writes_leaves_nothing(bert, texts, tmp_path, m
 
 def test_sentences_are_drawn_by_the_seed(bert, texts, tmp_path):
     lines = {"source": [str(i) for i in range(100)], "target": [str(-i) for i in range(100)]}
-    one, same, other = (compress.drawn(lines, 10, seed) for seed in (0, 0, 1))
+    one, same, other = (samples.drawn(lines, 10, seed) for seed in (0, 0, 1))
     assert one == same != other and len(one["source"]) == 10
     assert one["target"] == [str(-int(line)) for line in one["source"]]
     assert list(map(int, one["source"])) == sorted(map(int, one["source"])) != list(range(10))
-    assert compress.drawn(lines, 200, 0) == lines
+    assert samples.drawn(lines, 200, 0) == lines
     with pytest.raises(DataError, match="7 sentences, and one of 8 is kept"):
         run(bert, "--data", texts, "--samples", 7, "--plan")
 
@@ -220,9 +224,9 @@ def test_models_that_are_not_supported_are_refused_in_one_line(bert, texts, tmp_
     (gpt / "config.json").write_text(json.dumps({"model_type": "gpt_neo", "hidden_size": 8, "num_heads": 2}))
     for folder in (gpt, tmp_path / "nothing"):
         argv = ["compress", str(folder), "--data", texts, "--output_dir", str(tmp_path / "out")]
-        assert main.main(argv) == 1
+        assert main.main(argv) == (1 if folder is gpt else 2)
         said = capsys.readouterr().err.splitlines()[-1]
-        assert said.startswith("collab_heads: ") and folder.name in said
+        assert said.startswith("collab-heads: ") and folder.name in said
     model = BertModel.from_pretrained(bert)
     model.save_pretrained(unknown)
     config = json.loads((unknown / "config.json").read_text())
@@ -255,5 +259,5 @@ def test_as_a_command_and_loaded_in_a_fresh_process(bert, texts, tmp_path):
     again = subprocess.run([*command, "--output_dir", str(out)], capture_output=True, text=True, check=False)
     assert (
         again.returncode == 1
-        and again.stderr == f"collab_heads: --output_dir {out} is in use: choose another, or move what is there\n"
+        and again.stderr == f"collab-heads: --output_dir {out} is in use: choose another, or move what is there\n"
     )

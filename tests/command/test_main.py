@@ -1,24 +1,228 @@
+"""collab-heads: which command, its flags from the line or a file, how it ends, what shells are told."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import commands
 import pytest
 
+from collab_heads.checks import check_choice
 from collab_heads.command import main
+from collab_heads.command.completion import SHELLS
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.first_look import is_command
+
+STARTED = """
+import sys
+sys.argv[:1] = ["/somewhere/collab-heads"]
+from collab_heads.command.main import main
+import collab_heads
+print(collab_heads.swap_to_collaborative.__name__, "torch" in sys.modules)
+"""
+LIGHT = """
+import json, sys
+for argv in json.loads(sys.argv[1]):
+    sys.argv = ["/somewhere/collab-heads", *argv]
+    try:
+        import collab_heads
+    except SystemExit as ended:
+        heavy = {"torch", "transformers", "accelerate", "numpy"} & sys.modules.keys()
+        print(json.dumps({"code": ended.code, "heavy": sorted(heavy)}))
+"""
+
+
+def left(capsys, *argv):
+    """Exit code and stdout of a command that only says something."""
+    with pytest.raises(SystemExit) as ended:
+        main.read(argv)
+    return ended.value.code, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv", ([], ["-h"], ["--help"]))
 def test_help_names_the_commands(argv, capsys):
-    assert main.main(argv) == 0
-    assert "commands: analyze, compress;" in capsys.readouterr().out
+    code, said = left(capsys, *argv)
+    assert code == 0 and all(f"\n  {name} " in said for name in main.COMMANDS)
+
+
+def test_the_version_is_said(capsys):
+    code, said = left(capsys, "--version")
+    assert code == 0 and said.startswith("collab-heads ") and said.strip()[-1].isdigit()
 
 
 def test_an_unknown_command_is_refused_with_the_nearest(capsys):
-    assert main.main(["analyse", "model"]) == 1
-    assert (
-        capsys.readouterr().err
-        == "collab_heads: unknown command 'analyse' (did you mean 'analyze'?); known: analyze, compress\n"
+    assert main.main(["analyse", "model"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "collab-heads: unknown command 'analyse' (did you mean 'analyze'?); known: inspect, compress"
     )
 
 
-def test_a_command_gets_the_rest_and_its_error_is_one_line(capsys, tmp_path):
-    argv = ["analyze", str(tmp_path), "--data", str(tmp_path / "none.txt"), "--output_dir", str(tmp_path / "out")]
-    assert main.main(argv) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("collab_heads: ") and "none.txt" in said and "Traceback" not in said
+def test_exit_codes(tmp_path, monkeypatch, capsys):
+    """Done, failed, wrong flags, interrupted; every problem is one line."""
+    monkeypatch.setattr(main, "run", lambda name, args: {"seen": args.model})
+    assert main.main(["inspect", "bert"]) == 0
+    assert main.main(["fold", "bert", "--output_dir", __file__]) == 1
+    assert main.main(["fold", "bert"]) == 2
+
+    def stop(name, args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "run", stop)
+    assert main.main(["inspect", "bert"]) == 130
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3 and all(line.startswith("collab-heads: ") for line in said)
+
+
+def test_json_is_alone_on_stdout(monkeypatch, capsys):
+    def work(name, args):
+        print("a table")
+        return {"seen": args.model}
+
+    monkeypatch.setattr(main, "run", work)
+    assert main.main(["inspect", "bert", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"seen": "bert"} and said.err == "a table\n"
+    monkeypatch.setenv("RANK", "1")
+    assert main.main(["inspect", "bert", "--json"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_help_and_wrong_flags_import_nothing_heavy(tmp_path):
+    asked = {
+        ("--help",): 0,
+        **{(name, "--help"): 0 for name in main.COMMANDS},
+        ("--version",): 0,
+        ("--print_completion", "bash"): 0,
+        ("compress", "x", "--bugdet", "1"): 2,
+        ("compress", "/nowhere", "--data", "x", "--plan"): 2,
+        ("analyze", "x", "--data", "nothing"): 1,
+        ("translate", "--train_file", "none", "--validation_file", "none"): 1,
+    }
+    command = [sys.executable, "-c", LIGHT, json.dumps(list(asked))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"code"')]
+    assert found == [{"code": code, "heavy": []} for code in asked.values()]
+
+
+@pytest.mark.slow
+def test_the_package_is_whole_once_the_flags_are_right(tmp_path):
+    """As a module and as the script: what the command imported is what `import collab_heads` gives."""
+    done = subprocess.run([sys.executable, "-c", STARTED, "inspect"], capture_output=True, text=True, check=True)
+    assert done.stdout == "swap_to_collaborative True\n"
+    asked = [sys.executable, "-m", "collab_heads", "inspect", "bert", "--json"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert json.loads(done.stdout)["adapter"] == "BertAdapter"
+
+
+@pytest.mark.parametrize(
+    ("argv", "original", "found"),
+    (
+        (["/bin/collab-heads", "inspect"], ["python", "/bin/collab-heads", "inspect"], True),
+        (["collab-heads.exe"], ["python"], True),
+        (["-m", "inspect"], ["python", "-X", "dev", "-m", "collab_heads", "inspect"], True),
+        (["-m"], ["python", "-m", "collab_heads.analysis"], False),
+        (["-m"], ["python", "-m", "pytest", "collab_heads"], False),
+        (["-m", "-m"], ["python", "-mpytest"], False),
+        (["train.py", "collab-heads"], ["python", "train.py", "collab-heads"], False),
+        (["-c", "collab_heads"], ["python", "-c", "import collab_heads", "collab_heads"], False),
+        ([], [], False),
+    ),
+)
+def test_only_the_command_looks_at_the_command_line(argv, original, found):
+    assert is_command(argv, original) is found
+
+
+def written(path, text):
+    path.write_text(text if isinstance(text, str) else json.dumps(text))
+    return path
+
+
+def test_a_file_of_flags(tmp_path):
+    flags = {
+        "model": "bert",
+        "data": ["a.txt"],
+        "budget": 0.4,
+        "plan": False,
+        "sites": None,
+        "parts": ["heads", "values"],
+    }
+    file = written(tmp_path / "flags.json", flags)
+
+    def parse(argv):
+        return main.parser("compress").parse_args(argv)
+
+    args = parse([str(file)])
+    assert (args.model, args.data, args.budget, args.plan) == ("bert", ["a.txt"], 0.4, False)
+    assert args.parts == ["heads", "values"] and args.sites is None and args.samples == 512
+    args = parse([str(file), "roberta", "--budget", "0.2", "--plan", "--data", "b.txt"])
+    assert (args.model, args.data, args.budget, args.plan) == ("roberta", ["b.txt"], 0.2, True)
+    assert args.parts == ["heads", "values"]
+    written(file, {"data": "a.txt"})
+    assert parse([str(file), "bert"]).data == ["a.txt"]
+    with pytest.raises(ArgumentError, match="required: MODEL"):
+        parse([str(file)])
+
+
+def test_a_file_of_flags_in_yaml_as_the_line_would_have_them(tmp_path):
+    pytest.importorskip("yaml")
+    text = "--model: bert\noutput_dir: out\ndim_shared_query_key: {enc-self: 32, dec-enc: 0.5}\ndecomposition_tol: 1e-5"
+    args = main.parser("swap").parse_args([str(written(tmp_path / "a.yaml", text))])
+    line = "bert --output_dir out --dim_shared_query_key enc-self=32,dec-enc=0.5 --decomposition_tol 1e-5"
+    assert args == main.parser("swap").parse_args(line.split())
+    assert args.dim_shared_query_key == {"enc-self": 32, "dec-enc": 0.5}
+    resume = main.parser("glue").parse_args([str(written(tmp_path / "b.yml", "resume_from_checkpoint: true"))])
+    assert resume.resume_from_checkpoint == "latest"
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "said"),
+    (
+        ({"bugdet": 1}, ArgumentError, r"unknown flag in .*x.json: 'bugdet' \(did you mean 'budget'\?\)"),
+        ({"fp16": True}, ArgumentError, "unknown flag '--fp16': here, use --mixed_precision fp16"),
+        ({"plan": "yes"}, ArgumentError, "x.json: plan: 'yes' is not true or false"),
+        ({"budget": "much"}, ArgumentError, "x.json: budget: could not convert"),
+        ({"budget": -1}, ArgumentError, "x.json: budget: -1 must be a finite number"),
+        ({"budget": [1]}, ArgumentError, r"x.json: budget: \[1\] is not one value"),
+        ({"of": True}, ArgumentError, "x.json: of: true is no value"),
+        ([1], DataError, "is one object, such as"),
+        ("{", DataError, "x.json: not a file of flags"),
+    ),
+)
+def test_files_of_flags_that_are_refused(flags, error, said, tmp_path):
+    with pytest.raises(error, match=said):
+        commands.parse("compress", written(tmp_path / "x.json", flags))
+    with pytest.raises(DataError, match="No such file"):
+        commands.parse("compress", tmp_path / "missing.yaml")
+
+
+def test_a_missing_flag_hides_no_wrong_one():
+    with pytest.raises(ArgumentError, match=r"unknown flag '--dota' .did you mean '--data'"):
+        commands.parse("compress", "bert", "--dota", "x")
+
+
+def completed(script, *words):
+    """What bash offers for the last of some words."""
+    line = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _collab_heads; echo ${{COMPREPLY[@]}}"
+    bash = [shutil.which("bash"), "-c", f"{script}\n{line}"]
+    return subprocess.run(bash, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_commands_and_flags(capsys):
+    _, script = left(capsys, "--print_completion", "bash")
+    assert completed(script, "collab-heads", "co") == ["compress"]
+    assert completed(script, "collab-heads", "compress", "--bud") == ["--budget"]
+    assert completed(script, "collab-heads", "inspect", "--bud") == []
+    assert completed(script, "collab-heads", "compress", "bert", "fi") == []  # which leaves it to the files
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_is_told_every_flag(shell, capsys):
+    _, script = left(capsys, "--print_completion", shell)
+    for name in main.COMMANDS:
+        for flag in main.flags_of(main.parser(name)):
+            assert flag.removeprefix("--") in script
+    with pytest.raises(ArgumentError, match="unknown --print_completion 'basch'"):
+        check_choice("--print_completion", "basch", SHELLS)

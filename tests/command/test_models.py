@@ -2,17 +2,17 @@
 
 import json
 
+import commands
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from collab_heads.command.analyze import parse
 from collab_heads.command.models import load
 from collab_heads.errors import ArgumentError
 
 
 def loaded(folder):
-    return load(parse([str(folder), "--data", "text.txt"]))
+    return load(commands.parse("analyze", folder, "--data", __file__, "--output_dir", "nowhere"))
 
 
 def test_a_model_has_the_class_that_its_config_names_and_its_dtype_is_known(bert, tmp_path):

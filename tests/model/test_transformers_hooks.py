@@ -279,6 +279,19 @@ def test_another_transformers_is_refused_before_anything_is_wrapped(methods, rea
     assert dict(vars(model_class)) == before
 
 
+@pytest.mark.parametrize("taken", ("to_json_file", "repo_id"))
+def test_a_transformers_that_saves_otherwise_is_refused(taken, monkeypatch):
+    if taken == "repo_id":  # an argument
+        monkeypatch.setattr(PreTrainedModel, "_upload_modified_files", lambda self, working_dir: None)
+    else:
+        monkeypatch.delattr(transformers.PretrainedConfig, taken)
+    model_class = stand_in()
+    before = dict(vars(model_class))
+    with pytest.raises(UnsupportedVersionError, match=r"has no \w+\(\.\.\., (self|repo_id)\)"):
+        install_hooks(model_class)
+    assert dict(vars(model_class)) == before
+
+
 def test_the_versions_that_do_are_those_of_the_package(monkeypatch):
     tomllib = pytest.importorskip("tomllib", reason="comes with Python 3.11")
     lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]

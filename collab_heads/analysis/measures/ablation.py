@@ -21,6 +21,7 @@ from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import get_adapter, head_numbers
 from collab_heads.sites import AttentionSite, select_sites
 from collab_heads.text import text_table
+from collab_heads.wrappers import check_passed
 
 Evaluate = Callable[[PreTrainedModel], float]
 IGNORED = -100  # labels that do not count
@@ -124,7 +125,9 @@ def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
         CalibrationError: if there are no batches, or the model cannot take one or gives no loss for it (its index is
             named).
         NonFiniteError: if the loss of one is NaN or inf.
+        UnsupportedModelError: if it takes no such batches, but a model inside it does.
     """
+    check_passed(model)
     total, count = 0.0, 0
     with evaluating(model):
         for index, batch in enumerate(each_batch(batches)):

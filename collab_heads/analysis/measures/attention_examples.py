@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
+from collab_heads.analysis.measures.typical import Place
 from collab_heads.model.masks import sides
 from collab_heads.sites import AttentionSite
 
@@ -31,32 +32,43 @@ class AttentionExample:
 
 
 class AttentionExamples(Observer):
-    """The attention maps of the first sentences of the data.
+    """The attention maps of some sentences of the data.
 
     Args:
-        number: how many sentences to keep, of the first batch.
+        chosen: where they are, see `typical_sentences`.
         tokenizer: turns ids into text; None shows ids.
         first_token: id of the token that a decoder reads first.
     """
 
     weights = True
 
-    def __init__(self, number: int, tokenizer: PreTrainedTokenizerBase | None = None, first_token: int | None = None):
-        self.number, self.tokenizer, self.first_token = number, tokenizer, first_token
-        self.kept: list[AttentionExample] = []
+    def __init__(
+        self,
+        chosen: Sequence[Place],
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        first_token: int | None = None,
+    ):
+        self.chosen, self.tokenizer, self.first_token = tuple(chosen), tokenizer, first_token
+        self.seen: dict[Place, AttentionExample] = {}
+
+    @property
+    def kept(self) -> list[AttentionExample]:
+        """The sentences, in the order in which they were chosen."""
+        return [self.seen[place] for place in self.chosen if place in self.seen]
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
         """Begin with none."""
-        self.kept = []
+        self.seen = {}
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
-        """Keep the weights of sentences of the first batch."""
-        if batch.index:
-            return
+        """Keep the weights of the sentences of the batch that were chosen."""
         weights = attention.weights
-        self.kept += [AttentionExample() for _ in range(min(self.number, len(weights)) - len(self.kept))]
         masks = batch.unpadded_queries(site), batch.keys(site)
-        for row, example in enumerate(self.kept):
+        for place in self.chosen:
+            index, row = place
+            if index != batch.index or row >= len(weights):
+                continue
+            example = self.seen.setdefault(place, AttentionExample())
             if site.path in example.weights:
                 continue  # a module that serves several layers
             unpadded = [where(mask, row, length) for mask, length in zip(masks, weights.shape[-2:], strict=True)]

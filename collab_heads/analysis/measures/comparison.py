@@ -1,6 +1,6 @@
 """Numbers that compare heads: how evenly importance is spread over them, how alike two measures rank them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -41,6 +41,25 @@ def evenness(values: Tensor | Sequence[float]) -> float:
         return 1.0
     weights = 2 * torch.arange(1, number + 1, dtype=torch.float64) - number - 1
     return 1 - float(weights @ ordered) / ((number - 1) * total)
+
+
+def balance(layers: Iterable[Tensor | Sequence[float]]) -> float | None:
+    """How evenly importance is spread within a layer: the mean of `evenness` over the layers with several heads.
+
+    Layers are never put together: relevance is a share of its layer, and a share of two heads is four times one of
+    eight. Where layers have lost heads, putting them together measures how many each has left.
+
+    Args:
+        layers: [H] of every layer, importance of its heads; 0 or more, in any unit.
+
+    Returns:
+        Between 0 and 1; None if no layer has several heads.
+
+    Raises:
+        ArgumentError, NonFiniteError: as `evenness`.
+    """
+    several = [evenness(values) for values in layers if len(values) > 1]
+    return sum(several) / len(several) if several else None
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:

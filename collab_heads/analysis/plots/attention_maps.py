@@ -18,6 +18,7 @@ from collab_heads.sites import AttentionSite
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MANY = 24  # tokens: more are written smaller
 LETTER = 0.065  # inches of a letter in the labels
 
 
@@ -68,7 +69,8 @@ def attention_map(
     grids = [each[:longest, :longest].numpy() for each in maps]
     queries, keys = query_tokens[:longest], key_tokens[:longest]
     cmap, norm = colour_scale(grids, lowest=0.0, highest=max(float(maps.max()), 1e-6))
-    cell = 0.17 if len(numbers) <= 2 else 0.125
+    cell = 0.17 if len(numbers) <= 2 else 0.125 if len(keys) <= MANY else 0.1
+    size = 7 if cell > 0.1 else 6
     panel = (max(1.1, len(keys) * cell), max(1.0, len(queries) * cell))
     left, below = (LETTER * max(len(token_text(token)) for token in tokens) + 0.1 for tokens in (queries, keys))
     per_row = max(1, min(len(numbers), int((MAX_WIDTH - left - 0.9) / (panel[0] + 0.15))))
@@ -82,16 +84,16 @@ def attention_map(
     )
     every = panel_grid(figure, [1] * len(numbers), [1] * len(numbers), per_row)
     for i, (axes, grid, number) in enumerate(zip(every, grids, numbers, strict=True)):
-        mesh = draw_cells(axes, grid, cmap, norm)
+        mesh = draw_cells(axes, grid, cmap, norm, len(grids))
         axes.set_title(f"head {number}", fontsize=8)
         bare(axes)
         axes.set(xticks=[], yticks=[])
         if i % per_row == 0:
-            label_tokens(axes, "y", queries, 7)
+            label_tokens(axes, "y", queries, size)
         if i + per_row >= len(numbers):
-            label_tokens(axes, "x", keys, 7)
+            label_tokens(axes, "x", keys, size)
         axes.tick_params(pad=1)
-    figure.colorbar(mesh, ax=every, label="attention weight", aspect=25, pad=0.02)
+    figure.colorbar(mesh, ax=every, label="attention weight", aspect=max(25, down * panel[1] * 6), pad=0.02)
     figure.supylabel("query token, attends", fontsize=8)
     figure.supxlabel("key token, is attended to", fontsize=8)
     return figure

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import io
 import math
+import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MAX_WIDTH = 11.0  # inches: the width of a page on a screen
 PNG_DPI = 150
 GREY = "#d9d9d9"
+MANY_WORDS = 300  # in a figure: as paths, their letters would be most of an SVG file
 STYLE = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib
     "font.size": 8,
@@ -27,7 +29,7 @@ STYLE = {
     "hatch.linewidth": 0.6,
     "hatch.color": "#808080",
     "text.parse_math": False,  # "$" in a token or in the name of a model is a dollar
-    "svg.fonttype": "path",  # looks the same where the font is not installed
+    "svg.fonttype": "path",  # looks the same where the font is not installed; but see MANY_WORDS
     "svg.hashsalt": "collab_heads",  # else ids are random
 }
 
@@ -42,8 +44,8 @@ def check_matplotlib() -> None:
 
 
 @contextmanager
-def our_style() -> Iterator[None]:
-    """Draw in our style; the user's settings are back afterwards.
+def our_style(more: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Draw in our style, and with more settings; the user's settings are back afterwards.
 
     Raises:
         MissingPackageError: if matplotlib is not installed.
@@ -51,7 +53,7 @@ def our_style() -> Iterator[None]:
     check_matplotlib()
     import matplotlib.style
 
-    with matplotlib.style.context(["default", STYLE]):
+    with matplotlib.style.context(["default", STYLE | dict(more or {})]):
         yield
 
 
@@ -109,19 +111,31 @@ def bare(axes: Axes) -> None:
 
 
 def png_bytes(figure: Figure, dpi: int = PNG_DPI) -> bytes:
-    """A figure as a PNG file; the same figure gives the same bytes."""
-    return file_bytes(figure, "png", dpi, {"Software": None})
+    """A figure as a PNG file of 256 colours, a third of one of all; the same figure gives the same bytes."""
+    from PIL import Image  # matplotlib needs it, too
+
+    with Image.open(io.BytesIO(file_bytes(figure, "png", dpi, {"Software": None}))) as whole:
+        few = whole.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        resolution = whole.info["dpi"]
+    buffer = io.BytesIO()
+    few.save(buffer, "png", optimize=True, dpi=resolution)
+    return buffer.getvalue()
 
 
 def svg_bytes(figure: Figure) -> bytes:
-    """A figure as an SVG file; the same figure gives the same bytes."""
-    return file_bytes(figure, "svg", PNG_DPI, {"Date": None, "Creator": None, "Format": None, "Type": None})
+    """A figure as an SVG file; the same figure gives the same bytes. Lengths are in points, to a hundredth."""
+    from matplotlib.text import Text
+
+    words = sum(bool(text.get_text()) for text in figure.findobj(Text))
+    form = {"svg.fonttype": "none" if words > MANY_WORDS else "path"}
+    drawn = file_bytes(figure, "svg", PNG_DPI, {"Date": None, "Creator": None, "Format": None, "Type": None}, form)
+    return re.sub(rb"(?<=\.\d\d)\d+|(?<=\n) +", b"", drawn)
 
 
-def file_bytes(figure: Figure, kind: str, dpi: int, metadata: dict) -> bytes:
+def file_bytes(figure: Figure, kind: str, dpi: int, metadata: dict, style: Mapping[str, str] | None = None) -> bytes:
     """A figure as a file. Its layout is kept for the next format, since making it takes longer than drawing."""
     buffer = io.BytesIO()
-    with our_style():
+    with our_style(style):
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
     figure.set_layout_engine("none")
     return buffer.getvalue()

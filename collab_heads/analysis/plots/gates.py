@@ -141,7 +141,9 @@ def draw_frames(
     canvas = FigureCanvasAgg(figure)
     figure.set_dpi(dpi)
     last = {path: each[-1] for path, each in history.probabilities.items()}
-    meshes = [draw_cells(axes, panel.grid(last), cmap, norm) for axes, panel in zip(every, panels, strict=True)]
+    meshes = [
+        draw_cells(axes, panel.grid(last), cmap, norm, len(panels)) for axes, panel in zip(every, panels, strict=True)
+    ]
     figure.colorbar(meshes[0], ax=every, label=label, aspect=25, pad=0.02)
     legend(figure, panels)
     width = len(str(history.steps[-1]))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+FEW_CELLS = 600  # of a figure: with more, a cell is a point of a picture in SVG, and not a path of 200 bytes
 FEW = 12  # columns: with more, cells are too small for text
 NONE = "none"
 FRAME: dict[str, Any] = {"fill": False, "edgecolor": "#303030", "linewidth": 1.2}  # of heads that share a key head
@@ -77,7 +78,7 @@ def head_map(
     form = short_numbers(grids)
     written = marks is not None or all(panel.columns <= FEW for panel in panels)
     for axes, panel, grid in zip(all_axes, panels, grids, strict=True):
-        mesh = draw_cells(axes, grid, cmap, norm)
+        mesh = draw_cells(axes, grid, cmap, norm, len(panels))
         for row, column, path, k in panel.cells() if written else ():
             text = (marks[path][k] if path in marks else "") if marks is not None else form.format(checked[path][k])
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color=ink(cmap(norm(grid[row, column]))))
@@ -168,11 +169,13 @@ def head_panels(panels: Sequence[Panel], title: str | None, texts: Sequence[str]
     return figure, every
 
 
-def draw_cells(axes: Axes, grid: np.ndarray, cmap, norm):
-    """Colour the cells, the first row on top; cells without a value stay empty."""
+def draw_cells(axes: Axes, grid: np.ndarray, cmap, norm, maps: int):
+    """Colour the cells of one of some maps, the first row on top; cells without a value stay empty."""
+    values = np.ma.masked_invalid(grid)
+    if maps * grid.size > FEW_CELLS:
+        return axes.imshow(values, cmap=cmap, norm=norm, interpolation="none", aspect="auto")
     edges = [np.arange(size + 1) - 0.5 for size in grid.shape]
-    lines = {"edgecolors": "white", "linewidth": 0.5} if grid.size <= 2000 else {"rasterized": True}
-    mesh = axes.pcolormesh(edges[1], edges[0], np.ma.masked_invalid(grid), cmap=cmap, norm=norm, **lines)
+    mesh = axes.pcolormesh(edges[1], edges[0], values, cmap=cmap, norm=norm, edgecolors="white", linewidth=0.5)
     axes.set_ylim(len(grid) - 0.5, -0.5)
     return mesh
 

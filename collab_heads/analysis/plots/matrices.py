@@ -77,7 +77,7 @@ def matrix_maps(
         if site is None:
             axes.remove()
             continue
-        mesh = draw_cells(axes, grids[shown.index(site)], cmap, norm)
+        mesh = draw_cells(axes, grids[shown.index(site)], cmap, norm, len(grids))
         numbers = numbers_of(site, heads)
         ticks = thinned(range(len(numbers)), 8)
         axes.set_xticks(ticks, [str(numbers[tick]) for tick in ticks], fontsize=6)

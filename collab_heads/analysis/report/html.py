@@ -1,25 +1,36 @@
-"""A report as one HTML file that needs nothing else: no network, no scripts."""
+"""A report as one HTML file that needs nothing else: no network, and no script but its own."""
 
 import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
+from importlib.resources import files
+from string import Template
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-# whatever a token or a model is called: the page loads nothing, and runs nothing
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid #8888; }
-nav ul { columns: 3 12rem; padding-left: 1.2rem; } a { color: inherit; }
-.scroll { overflow: auto; max-height: 32rem; margin: 1rem 0; }
-table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #8884; text-align: left; white-space: nowrap; }
-th { position: sticky; top: 0; background: Canvas; } td.number, th.number { text-align: right; }
-figure { margin: 1rem 0; } img { max-width: 100%; height: auto; background: white; border-radius: 4px; }
-@media print { .scroll { overflow: visible; max-height: none; } h2, figure, tr { break-inside: avoid; } }
-""".strip()
+FOLDER = files("collab_heads.analysis.report") / "page"
+# in the order in which they build on each other
+SCRIPTS = ("data", "elements", "colours", "state", "filters", "table", "maps", "links", "sentence", "head", "start")
+# whatever a token or a model is called: the page loads nothing, and runs nothing but the script of this hash
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{hash}'; base-uri 'none'; "
+    "form-action 'none'"
+)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture on the page.
+
+    Attributes:
+        png: the file. An SVG of a large map is many times larger, and its ids could be those of another.
+        alt: what is seen, for those who do not see it.
+    """
+
+    png: bytes
+    alt: str
 
 
 @dataclass(frozen=True)
@@ -27,45 +38,62 @@ class Section:
     """A part of the page.
 
     Attributes:
-        title: its heading; also the text of its link and of its pictures.
+        title: its heading, and the text of its link.
         legend: what is shown, in plain text.
         table: header and rows, of text.
-        pictures: PNG files. An SVG of a large map is many times larger, and its ids could be those of another.
+        pictures: below.
+        name: its id; None for one by its place.
+        html: what else it holds, as HTML, above the table.
     """
 
     title: str
     legend: str = ""
     table: Table | None = None
-    pictures: Sequence[bytes] = ()
+    pictures: Sequence[Drawing] = ()
+    name: str | None = None
+    html: str = ""
 
 
-def page(title: str, sections: Sequence[Section]) -> str:
+@cache
+def part(name: str) -> str:
+    """A file of the page."""
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+@cache
+def script() -> str:
+    """The page's script, all files in one function: none of its names reaches others."""
+    return "(() => {\n" + "\n".join(part(f"{name}.js") for name in SCRIPTS) + "})();\n"
+
+
+def page(
+    title: str, sections: Sequence[Section], data: str = "{}", lead: Sequence[str] = (), warnings: Sequence[str] = ()
+) -> str:
     """One HTML file.
 
     Args:
         title: of the page, plain text.
         sections: in order.
+        data: what the script reads, as JSON without "<".
+        lead: lines below the title, plain text.
+        warnings: the same.
     """
-    links = "".join(f'<li><a href="#s{i}">{escape(each.title)}</a></li>' for i, each in enumerate(sections))
-    body = "\n".join(section_html(f"s{i}", each) for i, each in enumerate(sections))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<style>
-{STYLE}
-</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
-<nav aria-label="contents"><ul>{links}</ul></nav>
-{body}
-</body>
-</html>
-"""
+    named = [(each.name or f"s{i}", each) for i, each in enumerate(sections)]
+    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    return Template(part("page.html")).substitute(
+        policy=POLICY.format(hash=digest),
+        title=escape(title),
+        lead="\n".join(
+            f'<p class="{kind}">{escape(line)}</p>'
+            for kind, lines in (("lead", lead), ("warning", warnings))
+            for line in lines
+        ),
+        style=part("page.css"),
+        links="".join(f'<li><a href="#{name}">{escape(each.title)}</a></li>' for name, each in named),
+        body="\n".join(section_html(name, each) for name, each in named),
+        data=data,
+        script=script(),
+    )
 
 
 def section_html(name: str, section: Section) -> str:
@@ -73,25 +101,28 @@ def section_html(name: str, section: Section) -> str:
     parts = [f'<section id="{name}">', f"<h2>{escape(section.title)}</h2>"]
     if section.legend:
         parts.append(f"<p>{escape(section.legend)}</p>")
+    parts.append(section.html)
     if section.table is not None:
-        parts.append(table_html(*section.table))
-    for number, picture in enumerate(section.pictures, 1):
-        image = base64.b64encode(picture).decode()
-        alt = escape(f"{section.title}, picture {number} of {len(section.pictures)}", quote=True)
+        parts.append(table_html(*section.table, label=section.title))
+    for picture in section.pictures:
+        image, alt = base64.b64encode(picture.png).decode(), escape(picture.alt, quote=True)
         parts.append(f'<figure><img alt="{alt}" src="data:image/png;base64,{image}"></figure>')
-    return "\n".join([*parts, "</section>"])
+    return "\n".join([*filter(None, parts), "</section>"])
 
 
-def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], label: str = "") -> str:
     """A table that scrolls where it is long; columns of numbers are aligned to the right."""
     numeric = [all(is_number(row[column]) for row in rows) for column in range(len(header))]
     kinds = [' class="number"' if each else "" for each in numeric]
-    head = "".join(f"<th{kind}>{escape(cell)}</th>" for kind, cell in zip(kinds, header, strict=True))
+    named = zip(kinds, header, strict=True)
+    head = "".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for kind, cell in named)
     lines = "".join(
         f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>\n"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{lines}</tbody></table></div>'
+    # a part that scrolls must be reached by keyboard, and then have a name
+    where = f'class="scroll" tabindex="0" role="region" aria-label="{escape(label, quote=True)}: table"'
+    return f"<div {where}><table><thead><tr>{head}</tr></thead>\n<tbody>\n{lines}</tbody></table></div>"
 
 
 def is_number(cell: str) -> bool:

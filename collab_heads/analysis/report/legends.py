@@ -1,5 +1,19 @@
 """What every measure of a report is, in a sentence or two."""
 
+# measure -> its section of the page, where that has another name
+SECTIONS = {
+    "leave_one_out": "ablation",
+    "absolute_relevance": "relevance",
+    "positional": "roles",
+    "rare_tokens": "roles",
+}
+# measure -> what its map is called, where its section has more than one
+MAPS = {
+    "absolute_relevance": "Absolute relevance",
+    "positional": "Share on the best offset",
+    "rare_tokens": "Share on the rarest token",
+}
+
 TITLES = {
     "heads": "All heads",
     "roles": "What heads do",
@@ -52,5 +66,10 @@ LEGENDS = {
     "alphas": "Mixed heads: row i makes the new head i. Shown is the difference from the identity, where "
     "each head is itself.",
     "gate": "The probability that a head's gate is open (Voita et al. 2019): below one half it is more likely closed.",
-    "examples": "Where the first sentences of the data look: rows attend, columns are attended to, one map per head.",
+    "examples": "Where sentences of typical lengths look: rows attend, columns are attended to, one map per head.",
 }
+
+
+def measure_title(name: str) -> str:
+    """What the map of a measure is called."""
+    return MAPS.get(name) or TITLES[SECTIONS.get(name, name)]

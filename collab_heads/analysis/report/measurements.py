@@ -107,7 +107,7 @@ class HeadMeasurements:
         rows = []
         for site in self.sites:
             for index, number in enumerate(self.heads[site.path]):
-                row = [site.role, str(site.layer), str(number)]
+                row = [group_name(site), str(site.layer), str(number)]
                 row += [str(index if site.groups is None else site.groups[index])] * shares_keys
                 row += [f"{float(s[site.path][index]):.3f}" if site.path in s else "" for s in scores.values()]
                 rows.append(row + ([", ".join(self.roles.labels[site.path][index])] if self.roles else []))
@@ -153,6 +153,11 @@ class HeadMeasurements:
     def to_json(self) -> str:
         """All numbers, as `to_dict` has them."""
         return json.dumps(self.to_dict(), allow_nan=False)
+
+
+def group_name(site: AttentionSite) -> str:
+    """What sites like this one are called: the role and, where a model has two stacks, which."""
+    return site.role if site.stack is None else f"{site.role} of {site.stack}"
 
 
 def as_lists(scores: Scores) -> dict[str, list[float]]:

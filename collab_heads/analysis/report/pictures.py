@@ -1,27 +1,23 @@
-"""The pictures and the page of a report."""
+"""The pictures of a report."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from collab_heads.analysis import plots
 from collab_heads.analysis.measures.ablation import Ablation
-from collab_heads.analysis.report.html import Section, page
-from collab_heads.analysis.report.legends import LEGENDS, TITLES
-from collab_heads.analysis.report.measurements import HeadMeasurements
+from collab_heads.analysis.measures.comparison import balance
+from collab_heads.analysis.report.legends import SECTIONS, measure_title
+from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
 from collab_heads.analysis.roles.labels import HeadRoles, role_kind
-from collab_heads.sites import ROLES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_AS_DISTRIBUTION = ("relevance", "gradient")  # whose distribution over heads is shown
-# measure -> its section of the page, where that has another name
-SECTIONS = {"leave_one_out": "ablation", "absolute_relevance": "relevance"}
 
 
 @dataclass(frozen=True)
@@ -32,11 +28,13 @@ class Picture:
         name: of its file.
         section: of the page.
         draw: makes it.
+        alt: what is seen, where the page shows it; empty where the page has the same as something to explore.
     """
 
     name: str
     section: str
     draw: "Callable[[], Figure]"
+    alt: str = ""
 
 
 def pictures_of(report: HeadMeasurements) -> list[Picture]:
@@ -46,18 +44,33 @@ def pictures_of(report: HeadMeasurements) -> list[Picture]:
         shares, counts = report.contributions.source, report.contributions.counts.tolist()
         label = f"share of the {report.contributions.names[0]}"
         draw_shares = partial(plots.source_share, shares, counts, label=label)
-        pictures.append(Picture("source_share", "contributions", draw_shares))
+        ends = f"{shares[0]:.2f} at the first token, {shares[-1]:.2f} at the last"
+        alt = f"{label[:1].upper()}{label[1:]} by position: {ends}"
+        pictures.append(Picture("source_share", "contributions", draw_shares, alt))
     if report.curves and report.ablation is not None:
-        pictures.append(Picture("quality", "ablation", partial(quality, report, report.ablation)))
+        draw_quality = partial(quality, report, report.ablation)
+        pictures.append(Picture("quality", "ablation", draw_quality, quality_in_words(report, report.ablation)))
     if report.gate_history is not None and report.gate_history.steps:
-        pictures.append(Picture("gate_history", "gate", lambda: plots.gate_strip(report.gate_history)))
-    for number, example in enumerate(report.examples):
+        alt = f"The probability of every gate to be open, over {len(report.gate_history.steps)} steps of training"
+        pictures.append(Picture("gate_history", "gate", lambda: plots.gate_strip(report.gate_history), alt))
+    return pictures + attention_of(report)
+
+
+def pictures_in(report: HeadMeasurements) -> list[Picture]:
+    """Those that the page shows: it has no other form of them."""
+    return [picture for picture in pictures_of(report) if picture.alt]
+
+
+def attention_of(report: HeadMeasurements) -> list[Picture]:
+    """Where all heads look in the sentence of middle length, a picture per site."""
+    pictures = []
+    for example in report.examples[(len(report.examples) - 1) // 2 :][:1]:
         for site in report.sites:
 
             def draw(example=example, site=site) -> "Figure":
                 return plots.attention_map(*example.of(site), heads=report.heads[site.path], site=site)
 
-            pictures.append(Picture(f"attention_{number}_{site.role}_{site.layer}", "examples", draw))
+            pictures.append(Picture(f"attention_{group_name(site).replace(' ', '-')}_{site.layer}", "examples", draw))
     return pictures
 
 
@@ -82,7 +95,8 @@ def head_maps_of(report: HeadMeasurements) -> list[Picture]:
             def spread(name=name, scores=scores) -> "Figure":
                 return plots.importance_distributions({report.model_type: scores}, report.sites, name)
 
-            pictures.append(Picture(f"{name}_distribution", name, spread))
+            alt = f"{measure_title(name)} of all heads, sorted, in units of the mean of their layer"
+            pictures.append(Picture(f"{name}_distribution", name, spread, f"{alt}: {balances(report, scores)}"))
     return pictures
 
 
@@ -114,7 +128,9 @@ def matrices_of(report: HeadMeasurements) -> list[Picture]:
             pictures.append(Picture(name, "similarity", draw))
     if statistics is not None and statistics.alphas:
         alphas, heads = statistics.alphas, report.heads
-        pictures.append(Picture("alphas", "alphas", lambda: plots.alpha_maps(report.sites, alphas, heads=heads)))
+        far = max(float((alpha - torch.eye(len(alpha)).double()).abs().max()) for alpha in alphas.values())
+        alt = f"The difference of every alpha from the identity: {far:.2f} at most"
+        pictures.append(Picture("alphas", "alphas", lambda: plots.alpha_maps(report.sites, alphas, heads=heads), alt))
     return pictures
 
 
@@ -125,54 +141,17 @@ def quality(report: HeadMeasurements, ablation: Ablation) -> "Figure":
     return plots.quality_curves(curves, original=ablation.original, metric=ablation.metric, total=total)
 
 
-def page_of(report: HeadMeasurements, drawn: Mapping[str, bytes]) -> str:
-    """The whole report as one HTML page, with its pictures as PNG, by name."""
-    figures: dict[str, list] = {}
-    for picture in pictures_of(report):
-        figures.setdefault(picture.section, []).append(drawn[picture.name])
-    tables = {"heads": report.rows(), "summary": summary(report)} | side_tables(report)
-    sections = [Section("What was measured", " ".join(f"{line}." for line in report.described()), tables["summary"])]
-    for name in TITLES:
-        if name in tables or name in figures:
-            sections.append(Section(TITLES[name], LEGENDS[name], tables.get(name), tuple(figures.get(name, ()))))
-    return page(f"Heads of {report.model}", sections)
+def quality_in_words(report: HeadMeasurements, ablation: Ablation) -> str:
+    """What the curves show."""
+    ends = [(name.replace("_", " "), min(points)) for name, points in report.curves.items()]
+    worst = ", ".join(f"{value:.4g} with {kept} heads by {name}" for name, (kept, value) in ends)
+    return f"The {ablation.metric} against heads kept, by measure: {ablation.original:.4g} with all heads, {worst}"
 
 
-def summary(report: HeadMeasurements) -> tuple[list[str], list[list[str]]]:
-    """A row per role: heads, and the mean of every measure."""
-    scores = report.scores()
-    rows = []
-    for role in ROLES:
-        sites = [site for site in report.sites if site.role == role]
-        if not sites:
-            continue
-        count = sum(site.num_heads for site in sites)
-        row = [role, str(len(sites)), str(count)]
-        rows.append(row + [mean_of([values[s.path] for s in sites if s.path in values]) for values in scores.values()])
-    return ["role", "layers", "heads", *(name.replace("_", " ") for name in scores)], rows
-
-
-def mean_of(values: Sequence[Tensor]) -> str:
-    """The mean over the heads of some sites, for a table; empty where there are none."""
-    return f"{float(torch.cat([*values]).double().mean()):.3f}" if values else ""
-
-
-def side_tables(report: HeadMeasurements) -> dict[str, tuple[list[str], list[list[str]]]]:
-    """Tables beside pictures: rank correlations, curves, baselines of dependencies."""
-    tables = {}
-    if report.roles is not None and report.roles.baselines:
-        best = []
-        for kind, baseline in report.roles.baselines.items():
-            scores = [
-                (float(value), site, report.heads[site.path][place])
-                for site in report.sites
-                for place, value in enumerate(report.roles.syntax.get(site.path, {}).get(kind, ()))
-            ]
-            value, site, head = max(scores, key=lambda each: each[0])
-            where = f"{site.role}, layer {site.layer}, head {head}"
-            best.append([" ".join(kind), f"{baseline.accuracy:.3f}", f"{value:.3f}", where])
-        tables["roles"] = (["dependency", "best fixed offset", "best head", "which"], best)
-    if report.ablation is not None:
-        rows = [[name.replace("_", " "), f"{value:+.2f}"] for name, value in report.correlations().items()]
-        tables["ablation"] = (["measure", f"rank correlation with the harm to {report.ablation.metric}"], rows)
-    return tables
+def balances(report: HeadMeasurements, scores: Scores) -> str:
+    """How evenly a measure is spread over the heads of a layer, by role."""
+    said = []
+    for role in dict.fromkeys(site.role for site in report.sites):
+        number = balance(scores[site.path] for site in report.sites if site.role == role)
+        said += [] if number is None else [f"balance {number:.2f} in {role}"]
+    return ", ".join(said) or "one head a layer"

@@ -8,10 +8,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.passes import Observer, excluded_tokens, observe
 from collab_heads.analysis.measures.queries import end_tokens
-from collab_heads.analysis.roles.labels import HeadRoles, RoleThresholds, roles_from_measures
+from collab_heads.analysis.roles.labels import HeadRoles, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.rare import RareTokens, count_tokens
 from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
+from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.attention_adapter import AttentionAdapter

@@ -6,45 +6,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from collab_heads.analysis.roles.labelling import FIRST, ROLE_KINDS, Labels, label_heads, role_kind
 from collab_heads.analysis.roles.positional import Positional, PositionalNumbers
 from collab_heads.analysis.roles.rare import RareNumbers, RareTokens
 from collab_heads.analysis.roles.syntax import Baseline, Syntax
-from collab_heads.errors import ArgumentError
+from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.sites import AttentionSite
 from collab_heads.text import text_table
-
-ROUNDING = 1e-9  # of a difference of two shares: 0.35 - 0.25 is 0.09999999999999998
-FIRST = "first token"
-ROLE_KINDS = ("positional", FIRST, "rare tokens", "syntactic")
-
-
-@dataclass(frozen=True)
-class RoleThresholds:
-    """How large a share must be for a head to have a role.
-
-    Attributes:
-        positional: share of the query tokens whose largest weight falls on one relative position.
-        first_token: share of those after the first token whose largest weight falls on it. Such a head looks nowhere in
-            particular, and is not positional.
-        rare_tokens: share of those whose largest weight falls on the rarest token of the sentence. The paper names no
-            threshold; the head that it shows has 0.66 (and 0.83 for one of the two rarest).
-        syntactic: how far the accuracy on a relation, in one direction, is above that of the best fixed offset.
-
-    Raises:
-        ArgumentError: if one is not in 0..1.
-
-    Source: "positional" and "syntactic": Voita et al. 2019, arXiv:1905.09418, section 5.
-    """
-
-    positional: float = 0.9
-    first_token: float = 0.5
-    rare_tokens: float = 0.5
-    syntactic: float = 0.1
-
-    def __post_init__(self):
-        for name, value in dataclasses.asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise ArgumentError(f"{name}={value!r}: a threshold is a share, between 0 and 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +34,13 @@ class HeadRoles:
         skipped: reason -> sentences of the treebank that were left out.
         sentences: those that were measured.
         limit: tokens of the longest sentence that the model takes; None if it has no limit.
+        warnings: labels that were not given, since too little was seen to tell.
     """
 
     sites: tuple[AttentionSite, ...]
     heads: Mapping[str, Sequence[int]]
     thresholds: RoleThresholds
-    labels: Mapping[str, tuple[tuple[str, ...], ...]]
+    labels: Labels
     positional: Mapping[str, PositionalNumbers] = field(default_factory=dict)
     rare: Mapping[str, RareNumbers] = field(default_factory=dict)
     syntax: Mapping[str, Mapping[tuple[str, str], Tensor]] = field(default_factory=dict)
@@ -79,6 +48,7 @@ class HeadRoles:
     skipped: Mapping[str, int] = field(default_factory=dict)
     sentences: int = 0
     limit: int | None = None
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict:
         """All numbers, ready for JSON. Relations are keyed "nsubj dependent->head"."""
@@ -97,6 +67,7 @@ class HeadRoles:
                 "two_rarest": n.two_rarest.tolist(),
                 "chance": list(n.chance),
                 "tokens": n.tokens,
+                "sentences": n.sentences,
             }
             for path, n in self.rare.items()
         }
@@ -115,6 +86,7 @@ class HeadRoles:
             "skipped": dict(self.skipped),
             "sentences": self.sentences,
             "limit": self.limit,
+            "warnings": list(self.warnings),
         }
 
     def __str__(self) -> str:
@@ -173,7 +145,7 @@ class HeadRoles:
                 if direction == next(iter(self.baselines))[1]
             ]
             lines.append(f"dependents by relation: {', '.join(queries) or 'none of those asked for'}")
-        return lines
+        return [*lines, *self.warnings]
 
 
 def roles_from_measures(
@@ -202,17 +174,7 @@ def roles_from_measures(
     thresholds = thresholds or RoleThresholds()
     offsets, rarity = positional.results() if positional else {}, rare.results() if rare else {}
     accuracies, baselines = syntax.results() if syntax else ({}, {})
-    labels = {
-        site.path: tuple(
-            (
-                *positional_labels(offsets.get(site.path), head, thresholds),
-                *rare_labels(rarity.get(site.path) if site.layer == 0 else None, head, thresholds),
-                *syntactic_labels(accuracies.get(site.path, {}), baselines, head, thresholds),
-            )
-            for head in range(site.num_heads)
-        )
-        for site in sites
-    }
+    labels, warnings = label_heads(sites, offsets, rarity, accuracies, baselines, thresholds)
     treebank = syntax.treebank if syntax else None
     return HeadRoles(
         tuple(sites),
@@ -226,40 +188,5 @@ def roles_from_measures(
         dict(treebank.skipped) if treebank else {},
         len(treebank.sentences) if treebank else 0,
         treebank.limit if treebank else None,
+        warnings,
     )
-
-
-def positional_labels(numbers: PositionalNumbers | None, head: int, thresholds: RoleThresholds) -> tuple[str, ...]:
-    """The label "positional -1", or "first token", or nothing."""
-    if numbers is None:
-        return ()
-    if numbers.first_token[head] >= thresholds.first_token:
-        return (FIRST,)
-    if numbers.share[head] < thresholds.positional:
-        return ()
-    offset = int(numbers.offset[head])
-    return (f"positional {offset:+d}" if offset else "positional 0",)
-
-
-def rare_labels(numbers: RareNumbers | None, head: int, thresholds: RoleThresholds) -> tuple[str, ...]:
-    """The label "rare tokens", or nothing."""
-    return () if numbers is None or numbers.rarest[head] < thresholds.rare_tokens else ("rare tokens",)
-
-
-def syntactic_labels(
-    accuracies: Mapping[tuple[str, str], Tensor],
-    baselines: Mapping[tuple[str, str], Baseline],
-    head: int,
-    thresholds: RoleThresholds,
-) -> tuple[str, ...]:
-    """Relations and directions, such as "nsubj dependent->head"."""
-    return tuple(
-        " ".join(kind)
-        for kind, each in accuracies.items()
-        if float(each[head]) - baselines[kind].accuracy >= thresholds.syntactic - ROUNDING
-    )
-
-
-def role_kind(label: str) -> str:
-    """Which of `ROLE_KINDS` a label is: "positional -1" is "positional"."""
-    return next((kind for kind in ROLE_KINDS if label.split(" ")[0] == kind.split(" ")[0]), "syntactic")

@@ -75,12 +75,14 @@ class RareNumbers:
         two_rarest: [H] float64, the same for one of the two rarest.
         chance: (rarest, two rarest), the shares of a head that looks anywhere in the sentence with equal probability.
         tokens: query tokens; of all its layers where a module serves several.
+        sentences: those with a query token.
     """
 
     rarest: Tensor
     two_rarest: Tensor
     chance: tuple[float, float]
     tokens: int
+    sentences: int
 
 
 class RareTokens(Observer):
@@ -112,7 +114,7 @@ class RareTokens(Observer):
         self.measured = {site.path: site for site in sites if site.role == self.role and reads_ids(site)}
         self.hits = {path: torch.zeros(2, site.num_heads, dtype=torch.int64) for path, site in self.measured.items()}
         self.chances = {path: torch.zeros(2, dtype=torch.float64) for path in self.measured}
-        self.tokens = dict.fromkeys(self.measured, 0)
+        self.tokens, self.sentences = dict.fromkeys(self.measured, 0), 0
         self._batch = None
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
@@ -121,6 +123,8 @@ class RareTokens(Observer):
             return
         if self._batch is None or self._batch[0] is not batch:
             self._batch = (batch, self.prepare(site, batch))
+            counted = batch.queries(site)
+            self.sentences += len(attention.weights) if counted is None else int(counted.any(1).sum())
         if self._batch[1] is None:
             return
         ranks, limits, chances = self._batch[1]
@@ -174,7 +178,7 @@ class RareTokens(Observer):
                 raise CalibrationError(f"{path} saw no query token that counts")
             rarest, two = self.hits[path].double() / tokens
             chance = (self.chances[path] / tokens).tolist()
-            numbers[path] = RareNumbers(rarest, two, (chance[0], chance[1]), tokens)
+            numbers[path] = RareNumbers(rarest, two, (chance[0], chance[1]), tokens, self.sentences)
         return numbers
 
 

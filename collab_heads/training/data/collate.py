@@ -44,25 +44,27 @@ class Collate:
         model: whose decoder inputs they are.
         pad: id of the padding token.
         multiple: lengths are rounded up to a multiple of it.
+        lengths: of inputs and of labels, at least; 0 for those of the longest of a batch.
     """
 
     model: PreTrainedModel
     pad: int
     multiple: int = 1
+    lengths: tuple[int, int] = (0, 0)
 
     def __call__(self, pairs: Sequence[Mapping]) -> dict[str, Tensor]:
         """The batch: input_ids and attention_mask [B, S]; with labels, also decoder_input_ids and labels [B, T]."""
-        ids = self.padded([pair["input_ids"] for pair in pairs], self.pad)
+        ids = self.padded([pair["input_ids"] for pair in pairs], self.pad, self.lengths[0])
         lengths = torch.tensor([len(pair["input_ids"]) for pair in pairs])
         batch = {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
         if "labels" in pairs[0]:
-            labels = self.padded([pair["labels"] for pair in pairs], IGNORED)
+            labels = self.padded([pair["labels"] for pair in pairs], IGNORED, self.lengths[1])
             batch |= {"decoder_input_ids": shifted(self.model, labels), "labels": labels}
         return batch
 
-    def padded(self, rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    def padded(self, rows: Sequence[Sequence[int]], value: int, least: int = 0) -> Tensor:
         """Rows of token ids as one tensor."""
-        width = math.ceil(max(map(len, rows)) / self.multiple) * self.multiple
+        width = math.ceil(max(least, *map(len, rows)) / self.multiple) * self.multiple
         return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
 

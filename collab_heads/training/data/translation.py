@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import sacrebleu
 import torch
@@ -15,13 +16,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.model.backends import evaluating
 from collab_heads.training.data.batches import longest_first
+from collab_heads.training.data.cached import digest_of_tokens, tokenized_in
 from collab_heads.training.data.collate import IGNORED, generate, tokenize
 from collab_heads.training.data.parallel import Corpus
 from collab_heads.training.data.word_dropout import WordDropout
 
 
 def encode(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, prefix: str, max_source: int, max_target: int
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    prefix: str,
+    max_source: int,
+    max_target: int,
+    *,
+    processes: int | None = None,
+    cache: str | None = None,
 ) -> dict[str, Dataset]:
     """Tokenize every split: `input_ids` and `labels`, truncated to their limits.
 
@@ -31,6 +40,11 @@ def encode(
         prefix: put before every source sentence (T5).
         max_source: the longest input, in tokens.
         max_target: the longest output, in tokens.
+        processes: that tokenize; None for this one.
+        cache: folder in which tokenized splits are kept, and from which they are read; None for none.
+
+    Raises:
+        OutputError: if the cache cannot be written.
     """
 
     def tokenized(pairs: Mapping[str, list[str]]) -> dict[str, list]:
@@ -39,13 +53,19 @@ def encode(
     encoded = {}
     for split, pairs in corpus.splits.items():
         raw = Dataset.from_dict(pairs)
-        encoded[split] = raw.map(
+        languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
+        settings = [prefix, max_source, max_target, *languages]
+        name = "" if cache is None else digest_of_tokens(pairs, tokenizer, settings)
+        make = partial(
+            raw.map,
             tokenized,
             batched=True,
             remove_columns=raw.column_names,
-            new_fingerprint=split,  # nothing is cached: the tokenizer need not be hashed
+            new_fingerprint=split,  # datasets caches nothing: the tokenizer need not be hashed
+            num_proc=processes,
             desc=f"tokenizing {split}",
         )
+        encoded[split] = tokenized_in(cache, name, make)
     return encoded
 
 

@@ -5,7 +5,6 @@ from argparse import Namespace
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.heads.penalty.alphas import BESIDE
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.collaborative import wants_swap
 from collab_heads.training.flags.parsing import not_negative, per_role, positive, share_of_steps
@@ -91,6 +90,8 @@ def check_alpha_flags(args: Namespace) -> None:
         if getattr(args, flag) is not None and args.alpha_growth_weight is None:
             raise ArgumentError(f"--{flag} needs --alpha_growth_weight")
     if args.alpha_growth_beside is not None:
+        from collab_heads.heads.penalty.alphas import BESIDE
+
         check_choice("--alpha_growth_beside", args.alpha_growth_beside, BESIDE)
     for flag in ("alpha_mixing", "disagreement_weight"):
         if getattr(args, flag) and not trains(args):

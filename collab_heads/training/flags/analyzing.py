@@ -3,13 +3,13 @@
 import argparse
 from argparse import Namespace
 
-from collab_heads.analysis.options import Part
-from collab_heads.analysis.plots import check_matplotlib
 from collab_heads.analysis.treebank.conllu import Sentence, read_conllu
 from collab_heads.errors import ArgumentError
+from collab_heads.extras import check_extra
 from collab_heads.training.flags.parsing import count_from_1, path
+from collab_heads.words import ReportPart
 
-ABLATION: tuple[Part, ...] = ("statistics", "roles", "relevance", "gradient", "ablation")
+ABLATION: tuple[ReportPart, ...] = ("statistics", "roles", "relevance", "gradient", "ablation")
 
 
 def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def check_analysis(args: Namespace) -> None:
     if args.analyze:
         if args.output_dir is None:
             raise ArgumentError("--analyze needs --output_dir")
-        check_matplotlib()
+        check_extra("plots", "pictures")
     treebank(args)
 
 

@@ -2,16 +2,14 @@
 
 import argparse
 
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.collaborative import check_collaborative
 from collab_heads.training.flags.distilling import check_distillation
-from collab_heads.training.flags.hub import check_hub
 from collab_heads.training.flags.parsing import (
     count,
     count_from_1,
+    decay,
     epochs,
     interval,
     not_negative,
@@ -27,7 +25,8 @@ PRECISIONS = ("no", "bf16", "fp16")
 # What may differ between a run and its continuation; everything else must be as it was.
 FREE_ON_RESUME = frozenset(
     "output_dir overwrite_output_dir resume_from_checkpoint checkpointing_steps save_total_limit logging_steps "
-    "with_tracking report_to push_to_hub hub_model_id hub_token dataloader_num_workers".split()
+    "with_tracking report_to push_to_hub hub_model_id hub_token dataloader_num_workers cache_dir "
+    "preprocessing_num_workers".split()
 )
 
 
@@ -45,6 +44,13 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, of_images: bool = Fa
         "--ignore_mismatched_sizes",
         action="store_true",
         help="replace a classification head of another number of classes by a new one, instead of refusing it",
+    )
+    add(
+        "--cache_dir",
+        type=path,
+        metavar="DIR",
+        help="folder in which downloads, and run_translation.py's tokenized pairs, are kept for the next run (default: "
+        "downloads where HF_HOME says, and pairs nowhere)",
     )
     add(
         "--attn_implementation",
@@ -70,6 +76,9 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="W",
         help="weight decay of AdamW; biases, norms, gates and alphas have none",
     )
+    add("--adam_beta1", type=decay, metavar="X", help="decay of AdamW's mean of gradients (default: 0.9)")
+    add("--adam_beta2", type=decay, metavar="X", help="decay of AdamW's mean of squared gradients (default: 0.999)")
+    add("--adam_epsilon", type=positive, metavar="X", help="what AdamW adds to its divisor (default: 1e-8)")
     add(
         "--max_grad_norm",
         type=not_negative,
@@ -80,6 +89,13 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_train_epochs", type=epochs, default=3, metavar="N", help="training epochs; 0: only evaluate the model")
     add("--max_train_steps", type=count, metavar="N", help="optimizer steps; replaces --num_train_epochs")
     add("--eval_steps", type=count_from_1, metavar="N", help="evaluate every N steps (default: after every epoch)")
+    add(
+        "--early_stopping_patience",
+        type=count_from_1,
+        metavar="N",
+        help="end a training after N evaluations in a row that were no better than the best before them, by the metric "
+        "of the task that GLUE quotes, or by BLEU (default: train to the end)",
+    )
     add(
         "--lr_scheduler_type",
         default="linear",
@@ -164,10 +180,31 @@ def check_shared(args: argparse.Namespace) -> None:
             if getattr(args, flag):
                 raise ArgumentError(f"--{flag} needs --output_dir")
     if args.with_tracking and args.report_to != "all":
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
         check_choice("--report_to", args.report_to, [str(name) for name in LOGGER_TYPE_TO_CLASS])
-    check_hub(args)
+    if args.push_to_hub:
+        from collab_heads.training.flags.hub import check_hub
+
+        check_hub(args)
+    check_early_stopping(args)
     if args.warmup_ratio is not None and (args.num_warmup_steps or args.warmup_ratio > 1):
         raise ArgumentError("--warmup_ratio is a share from 0 to 1, and stands in for --num_warmup_steps")
+
+
+def check_early_stopping(args: argparse.Namespace) -> None:
+    """Check that a training that may end early does not leave undone what a later step was to do."""
+    if args.early_stopping_patience is None:
+        return
+    if getattr(args, "target_heads", None) is not None and args.head_selection == "learned":
+        raise ArgumentError(
+            "--early_stopping_patience and heads that are learned in training exclude each other: it could end before "
+            "the number is reached; use --head_selection importance, or prune first and train again"
+        )
+    if getattr(args, "average_checkpoints", 0):
+        raise ArgumentError(
+            "--early_stopping_patience and --average_checkpoints exclude each other: use --load_best_model_at_end"
+        )
 
 
 def trains(args: argparse.Namespace) -> bool:

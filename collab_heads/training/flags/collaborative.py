@@ -1,19 +1,16 @@
 """The flags of the swap to collaborative attention."""
 
 import argparse
+from collections.abc import Callable
 
 from collab_heads.checks import check_choice
-from collab_heads.collaborative.kinds import FITS
-from collab_heads.collaborative.solvers import METHODS, check_method
-from collab_heads.collaborative.swap import ALLOCATIONS
-from collab_heads.compression.compression_plan import check_budget
-from collab_heads.compression.measures import MEASURES
 from collab_heads.errors import ArgumentError
-from collab_heads.state import QueryKeyKind
-from collab_heads.training.flags.parsing import count, positive, width
+from collab_heads.state import KINDS, QueryKeyKind
+from collab_heads.training.flags.parsing import count, per_role, positive, width
+from collab_heads.words import ALLOCATIONS, MEASURES
 
 SWAPS = ("before", "after", "between")
-OFFERED = tuple(name for name, fit in FITS.items() if fit.is_offered)  # kinds of query/key projection
+DEFAULT_KIND: QueryKeyKind = KINDS[0]
 COMPRESSED: QueryKeyKind = "per_head"  # the kind that compression gives
 OF_COMPRESSION = ("compress_of", "compress_mixing")
 
@@ -23,33 +20,7 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("collaborative attention")
     add = group.add_argument
     add("--collaborative", action="store_true", help="replace attention by collaborative attention")
-    add(
-        "--dim_shared_query_key",
-        type=width,
-        metavar="R",
-        help="width of the query and key of a layer, all heads together; 0.5 is half of what the model has "
-        "(default: all of it, which is exact)",
-    )
-    add(
-        "--dim_value",
-        type=width,
-        metavar="R",
-        help="width of the values of a layer, all heads together, in the same forms (default: as they are; alone it "
-        "leaves query and key as they are, too)",
-    )
-    add(
-        "--mixing",
-        default=OFFERED[0],
-        metavar="KIND",
-        help="shared: all heads use one projection of queries and keys; per_head: every head has its own, narrower one",
-    )
-    add(
-        "--allocation",
-        default="uniform",
-        metavar="HOW",
-        help="uniform: the same width in every layer; balanced: as many parameters in all, but more of them in the "
-        "layers where they count most",
-    )
+    add_width_arguments(add)
     add(
         "--compress_budget",
         type=positive,
@@ -77,21 +48,7 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="training examples on which the replacement is fitted to what the layers see; 0: from the weights alone",
     )
-    add(
-        "--refine_steps",
-        type=count,
-        default=120,
-        metavar="N",
-        help="gradient steps per layer that improve the fit; only with calibration",
-    )
-    add(
-        "--decomposition_tol",
-        type=positive,
-        default=1e-4,
-        metavar="TOL",
-        help="the decomposition stops when a sweep lowers the relative error by less",
-    )
-    add("--decomposition_method", default="als", metavar="NAME", help="als, or parafac of the package tensorly")
+    add_fit_arguments(add)
     add(
         "--sites",
         nargs="+",
@@ -107,6 +64,57 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_width_arguments(add: Callable[..., object]) -> None:
+    """How wide queries, keys and values are to be; `add` is that of a parser or a group."""
+    add(
+        "--dim_shared_query_key",
+        type=per_role(width),
+        metavar="R",
+        help="width of the query and key of a layer, all heads together; 0.5 is half of what the model has; "
+        "or per role, such as enc-self=64,dec-enc=0.5, which leaves other roles alone (default: all of it, which is "
+        "exact)",
+    )
+    add(
+        "--dim_value",
+        type=per_role(width),
+        metavar="R",
+        help="width of the values of a layer, all heads together, in the same forms (default: as they are; alone it "
+        "leaves query and key as they are, too)",
+    )
+    add(
+        "--mixing",
+        default=DEFAULT_KIND,
+        metavar="KIND",
+        help="shared: all heads use one projection of queries and keys; per_head: every head has its own, narrower one",
+    )
+    add(
+        "--allocation",
+        default="uniform",
+        metavar="HOW",
+        help="uniform: the same width in every layer; balanced: as many parameters in all, but more of them in the "
+        "layers where they count most",
+    )
+
+
+def add_fit_arguments(add: Callable[..., object]) -> None:
+    """How the replacement is fitted; `add` is that of a parser or a group."""
+    add(
+        "--refine_steps",
+        type=count,
+        default=120,
+        metavar="N",
+        help="gradient steps per layer that improve the fit; only with calibration",
+    )
+    add(
+        "--decomposition_tol",
+        type=positive,
+        default=1e-4,
+        metavar="TOL",
+        help="the decomposition stops when a sweep lowers the relative error by less",
+    )
+    add("--decomposition_method", default="als", metavar="NAME", help="als, or parafac of the package tensorly")
+
+
 def check_collaborative(args: argparse.Namespace) -> None:
     """Check the flags of the swap.
 
@@ -114,26 +122,41 @@ def check_collaborative(args: argparse.Namespace) -> None:
         ArgumentError: naming the flag and the way out.
     """
     check_choice("--swap", args.swap, SWAPS)
-    check_choice("--mixing", args.mixing, OFFERED)
     check_choice("--allocation", args.allocation, ALLOCATIONS)
     if args.allocation == "balanced" and not args.calibration_samples:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
-    check_choice("--decomposition_method", args.decomposition_method, METHODS)
-    check_method(args.decomposition_method)
+    check_fit(args)
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
     given = args.dim_shared_query_key, args.dim_value, args.mixing, args.allocation
-    if not args.collaborative and given != (None, None, OFFERED[0], "uniform"):
+    if not args.collaborative and given != (None, None, DEFAULT_KIND, "uniform"):
         raise ArgumentError(
             "--dim_shared_query_key, --dim_value, --mixing and --allocation have no effect without --collaborative"
         )
     if not wants_swap(args) and (args.sites, args.swap) != (None, "before"):
         raise ArgumentError("--sites and --swap have no effect without --collaborative or --compress_budget")
     check_compression(args)
+
+
+def check_fit(args: argparse.Namespace) -> None:
+    """Check the kind of the projections and how they are fitted; the errors of `check_collaborative`."""
+    from collab_heads.collaborative.kinds import FITS
+    from collab_heads.collaborative.solvers import METHODS, check_method
+
+    check_choice("--mixing", args.mixing, offered())
+    check_choice("--decomposition_method", args.decomposition_method, METHODS)
+    check_method(args.decomposition_method)
     why = FITS[args.mixing].meaningless.get("method")
     if why is not None and args.decomposition_method != "als":
         raise ArgumentError(f"--decomposition_method has no meaning for --mixing {args.mixing}, {why}")
     if args.decomposition_tol >= 1:
         raise ArgumentError(f"--decomposition_tol {args.decomposition_tol} must be below 1")
+
+
+def offered() -> list[str]:
+    """The kinds of query/key projection that one can ask for."""
+    from collab_heads.collaborative.kinds import FITS
+
+    return [name for name, fit in FITS.items() if fit.is_offered]
 
 
 def wants_swap(args: argparse.Namespace) -> bool:
@@ -147,6 +170,8 @@ def check_compression(args: argparse.Namespace) -> None:
         if given := [f"--{flag}" for flag in OF_COMPRESSION if getattr(args, flag) is not None]:
             raise ArgumentError(f"{' and '.join(given)} have no effect without --compress_budget")
         return
+    from collab_heads.compression.compression_plan import check_budget
+
     check_budget(args.compress_budget)
     if args.collaborative:
         raise ArgumentError(
@@ -157,4 +182,4 @@ def check_compression(args: argparse.Namespace) -> None:
     if args.compress_of is not None:
         check_choice("--compress_of", args.compress_of, MEASURES)
     if args.compress_mixing is not None:
-        check_choice("--compress_mixing", args.compress_mixing, OFFERED)
+        check_choice("--compress_mixing", args.compress_mixing, offered())

@@ -1,15 +1,18 @@
 """Uploading the final model to the Hub: checked before training, done after everything is saved."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
-from huggingface_hub import HfApi, get_token
+from huggingface_hub import HfApi, ModelCard, get_token
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.model.card import README, model_card
+from collab_heads.model.marks import is_changed
 
 
 def repository(args: Namespace) -> str:
@@ -45,8 +48,13 @@ def check_hub(args: Namespace) -> None:
         raise ArgumentError(f"--push_to_hub: the Hub knows no such token, or cannot be reached: {reason}") from error
 
 
-def push(args: Namespace, model: PreTrainedModel, preparer: PreTrainedTokenizerBase | BaseImageProcessor) -> None:
-    """Upload model and tokenizer, or image processor, if asked to.
+def push(
+    args: Namespace,
+    model: PreTrainedModel,
+    preparer: PreTrainedTokenizerBase | BaseImageProcessor,
+    metrics: Mapping[str, float],
+) -> None:
+    """Upload model, tokenizer or image processor, and what the card says of a changed model, if asked to.
 
     Raises:
         OutputError: if that fails; all is saved by now, and the message says how to upload it.
@@ -55,10 +63,18 @@ def push(args: Namespace, model: PreTrainedModel, preparer: PreTrainedTokenizerB
         return
     name = repository(args)
     try:
-        model.push_to_hub(name, token=args.hub_token)  # type: ignore[arg-type]  # its decorator hides `self`
+        pushed = model.push_to_hub(name, token=args.hub_token)  # type: ignore[arg-type]  # its decorator hides `self`
         preparer.push_to_hub(name, token=args.hub_token)
+        if is_changed(model.config):
+            push_card(model, metrics, pushed.repo_url.repo_id, args.hub_token)
     except Exception as error:  # whatever the network and the Hub raise
         raise OutputError(
             f"the run is complete and saved in {args.output_dir}; uploading it failed: {error}; once that is mended: "
             f"hf upload {name} {args.output_dir}"
         ) from error
+
+
+def push_card(model: PreTrainedModel, metrics: Mapping[str, float], name: str, token: str | None) -> None:
+    """Complete the card that a repository has, which the model was uploaded with, by what was measured."""
+    card = model_card(model, metrics=metrics, name=name, card=ModelCard.load(name, token=token))
+    HfApi(token=token).upload_file(path_or_fileobj=str(card).encode("utf-8"), path_in_repo=README, repo_id=name)

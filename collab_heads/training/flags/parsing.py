@@ -2,13 +2,15 @@
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.sites import ROLES
+from collab_heads.training.flags.flag_files import as_argument, is_flag_file, read_flags
 from collab_heads.training.flags.old_flags import check_old_flag
+from collab_heads.words import ROLES
 
 MAX_COUNT, MAX_SEED, MAX_EPOCHS = 2**31 - 1, 2**32 - 2**16, 10_000
 
@@ -34,14 +36,63 @@ class Parser(argparse.ArgumentParser):
 
     # argparse declares three overloads; this one signature takes all of their arguments
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse, with a suggestion."""
-        parsed, unknown = self.parse_known_args(args, namespace)
-        for flag in unknown:
-            if flag.startswith("-"):
-                check_old_flag(flag.split("=")[0])
-                check_choice("flag", flag.split("=")[0], self._option_string_actions)
-            raise ArgumentError(f"unexpected argument {flag!r}")
+        """As argparse, with a suggestion; a file of flags may come first, and flags after it override it."""
+        args = list(sys.argv[1:] if args is None else args)
+        if args and is_flag_file(args[0]):
+            self.take_defaults(args.pop(0))
+        try:
+            parsed, unknown = self.parse_known_args(args, namespace)
+        except ArgumentError:  # that a flag is missing may be due to one that is misspelt
+            self.check_known(each for each in args if each.startswith("--"))
+            raise
+        self.check_known(unknown)
         return parsed
+
+    def check_known(self, flags: Iterable[str]) -> None:
+        """Raise ArgumentError for the first flag that there is not, with the nearest, or what stands for it here."""
+        for flag in flags:
+            name = flag.split("=")[0]
+            if not flag.startswith("-"):
+                raise ArgumentError(f"unexpected argument {flag!r}")
+            if name not in self._option_string_actions:
+                check_old_flag(name)
+                check_choice("flag", name, self._option_string_actions)
+
+    def take_defaults(self, file: str) -> None:
+        """Read a file of flags: what it says counts as long as no flag says otherwise.
+
+        Raises:
+            ArgumentError: on a flag that there is not, with the nearest, or a value that it cannot have.
+            DataError: if the file cannot be read.
+        """
+        known = {action.dest: action for action in self._actions if action.dest != "help"}
+        for name, value in read_flags(file).items():
+            if name not in known:
+                check_old_flag(f"--{name}")
+            check_choice(f"flag in {file}:", name, known)
+            if value is None:
+                continue
+            try:
+                known[name].default = self.value_of(known[name], value)
+            except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
+                raise ArgumentError(f"{file}: {name}: {error or repr(value)}") from error
+            known[name].required = False
+            if not known[name].option_strings:
+                known[name].nargs = "?"
+
+    @staticmethod
+    def value_of(action: argparse.Action, value: Any) -> Any:
+        """A value of a file as the command line would give it."""
+        if action.nargs == 0:
+            if not isinstance(value, bool):
+                raise ValueError(f"{value!r} is not true or false")
+            return value
+        if action.nargs == "?" and value is True:
+            return action.const
+        parse = action.type if callable(action.type) else str
+        if action.nargs in ("+", "*"):
+            return [parse(as_argument(each)) for each in (value if isinstance(value, list) else [value])]
+        return parse(as_argument(value))
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage and leaving."""
@@ -129,6 +180,13 @@ def positive(text: str) -> float:
     """Parse a finite number above 0."""
     if not_negative(text) == 0:
         raise argparse.ArgumentTypeError("0 is too small")
+    return float(text)
+
+
+def decay(text: str) -> float:
+    """Parse the decay of a running mean: from 0 to below 1."""
+    if not_negative(text) >= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be below 1")
     return float(text)
 
 

@@ -3,14 +3,17 @@
 import argparse
 from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
 
 from collab_heads.checks import check_choice
-from collab_heads.errors import ArgumentError
-from collab_heads.heads.importance import Criterion
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.reading import parse_json
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, not_negative, path, per_role, positive
 
 # --head_selection that measures heads -> the criterion of `head_importance`
+Criterion = Literal["gradient", "reconstruction"]
 CRITERIA_OF: dict[str, Criterion] = {"importance": "gradient", "reconstruction": "reconstruction"}
 SELECTIONS = ("learned", *CRITERIA_OF, "random")
 FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each asks for gates, in its own way
@@ -45,8 +48,8 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         "--alive_heads",
         type=path,
         metavar="FILE",
-        help="instead, a JSON file that names the heads to keep: role -> for every layer a list of 0 and 1, or "
-        "module path -> such a list",
+        help="instead, or for other roles than those that learn gates, a JSON file of heads to keep: role -> for "
+        "every layer a list of 0 and 1, or module path -> such a list",
     )
     add(
         "--gated_sites",
@@ -72,6 +75,18 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def read_alive(path: str) -> dict:
+    """Read a configuration of heads.
+
+    Raises:
+        DataError: if the file cannot be read as JSON.
+    """
+    try:
+        return parse_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"--alive_heads {path}: {error}") from error
+
+
 def wants_gates(args: Namespace) -> bool:
     """Whether the run gates or removes heads."""
     return any(getattr(args, flag) is not None for flag in FLAGS)
@@ -90,11 +105,11 @@ def check_heads(args: Namespace) -> None:
     """
     check_choice("--head_selection", args.head_selection, SELECTIONS)
     given = [f"--{flag}" for flag in FLAGS if getattr(args, flag) is not None]
-    if len(given) > 1:
+    if len(given) > 1 and not (given[1:] == ["--alive_heads"] and learns_gates(args)):
         raise ArgumentError(f"{' and '.join(given)} exclude each other: one of them says which heads stay")
     if args.head_selection != "learned" and args.target_heads is None:
         raise ArgumentError(f"--head_selection {args.head_selection} needs --target_heads")
-    if args.gated_sites and (not given or args.alive_heads or isinstance(args.target_heads, Mapping)):
+    if args.gated_sites and (given in ([], ["--alive_heads"]) or isinstance(args.target_heads, Mapping)):
         raise ArgumentError(
             "--gated_sites goes with --gate_weight or a total for --target_heads; the others name their own"
         )
@@ -108,8 +123,10 @@ def check_heads(args: Namespace) -> None:
     if given and args.compress_budget is not None:
         raise ArgumentError(f"--compress_budget and {given[0]} exclude each other: it finds the heads that stay itself")
     for flag in ("dim_shared_query_key", "dim_value"):
-        if given and args.collaborative and args.swap == "after" and isinstance(getattr(args, flag), int):
+        asked = getattr(args, flag)
+        widths = [each for each in (asked.values() if isinstance(asked, Mapping) else [asked]) if isinstance(each, int)]
+        if given and args.collaborative and args.swap == "after" and widths:
             raise ArgumentError(
-                f"--{flag} {getattr(args, flag)} with --swap after is the width of heads that may be gone by then: "
+                f"--{flag} {widths[0]} with --swap after is the width of heads that may be gone by then: "
                 "give a share, such as 0.5, or swap before or between"
             )

@@ -5,8 +5,6 @@ from argparse import Namespace
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.rotation.policies import POLICIES
-from collab_heads.rotation.ranking import METRICS
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, path, per_role
 from collab_heads.training.flags.pruning import learns_gates
@@ -27,7 +25,7 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--rotate",
         metavar="POLICY",
-        help=f"instead, let a policy choose the pairs again and again: {', '.join(POLICIES)}",
+        help="instead, let a policy choose the pairs again and again: hard, soft, local or random",
     )
     add(
         "--rotation_metric",
@@ -65,6 +63,9 @@ def check_rotation(args: Namespace) -> None:
     if args.rotate and args.rotation_schedule:
         raise ArgumentError("--rotate and --rotation_schedule exclude each other: one of them says what swaps")
     if args.rotate:
+        from collab_heads.rotation.policies import POLICIES
+        from collab_heads.rotation.ranking import METRICS
+
         check_choice("--rotate", args.rotate, POLICIES)
         check_choice("--rotation_metric", args.rotation_metric or "confidence", METRICS)
     if wants_rotation(args) and not trains(args):

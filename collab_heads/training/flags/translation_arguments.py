@@ -4,7 +4,6 @@ import argparse
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.registry import blueprints
 from collab_heads.state import MIXING_INITS
 from collab_heads.training.flags import pruning
 from collab_heads.training.flags.parsing import count, count_from_1, not_negative, path, per_role
@@ -55,6 +54,18 @@ def add_translation_data(parser: argparse.ArgumentParser) -> None:
         help="cut inputs to this many tokens (word pieces)",
     )
     add("--max_target_length", type=count_from_1, default=128, metavar="N", help="cut references to this many tokens")
+    add(
+        "--pad_to_max_length",
+        action="store_true",
+        default=None,  # as checkpoints of before, which have no such flag, are read
+        help="pad every pair to --max_source_length and --max_target_length (default: to the longest of its batch)",
+    )
+    add(
+        "--preprocessing_num_workers",
+        type=count_from_1,
+        metavar="N",
+        help="processes that tokenize the pairs (default: this one)",
+    )
     add("--max_train_samples", type=count_from_1, metavar="N", help="use only the first N training pairs")
     add("--max_eval_samples", type=count_from_1, metavar="N", help="use only the first N validation pairs")
 
@@ -119,7 +130,7 @@ def add_scratch_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a model from scratch, instead of --model_name_or_path")
     add = group.add_argument
     add("--config_name", type=path, metavar="NAME", help="folder, or name on the Hub, of a configuration")
-    add("--model_type", metavar="TYPE", help=f"or a type, with the sizes below: {', '.join(blueprints())}")
+    add("--model_type", metavar="TYPE", help="or a type, such as marian, with the sizes below")
     whole = {
         "d_model": "width of the model",
         "num_layers": "layers of the encoder, and of the decoder",
@@ -170,6 +181,8 @@ def check_translation(args: argparse.Namespace) -> None:
         raise ArgumentError("give --dataset_name, or --train_file and --validation_file")
     if args.do_predict and not (args.dataset_name or args.test_file):
         raise ArgumentError("--do_predict needs --test_file")
+    if args.pad_to_max_length and args.max_tokens:
+        raise ArgumentError("--pad_to_max_length and --max_tokens exclude each other: tokens are counted as padded")
     check_scratch(args)
     check_checkpoints(args)
     check_choice("--word_dropout_with", args.word_dropout_with, ("unknown", "random"))
@@ -206,5 +219,7 @@ def check_scratch(args: argparse.Namespace) -> None:
     check_sizes_fit(args, DEFAULT_SIZES)
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)
     if args.model_type is not None:
+        from collab_heads.registry import blueprints
+
         check_choice("--model_type", args.model_type, blueprints())
     check_born(args)

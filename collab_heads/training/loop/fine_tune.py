@@ -45,7 +45,8 @@ def fine_tune(
         NonFiniteError: when the loss is NaN or inf.
     """
     training = Training(accelerator, model, args, hooks, phase, resume)
-    while training.done < training.total:
+    stopped = training.stops()  # a resumed one, at its last evaluation
+    while training.done < training.total and not stopped:
         epoch, first = hooks.steps.position(training.done)
         if hooks.before_epoch is not None and not first:
             hooks.before_epoch(model, epoch + 1, training.optimizer)
@@ -63,8 +64,10 @@ def fine_tune(
                 hooks.loss,
             )
             training.advance(loss, num_examples=sum(map(len, step)))
-            training.evaluate_and_save(epoch + 1, ends_epoch=step is steps[-1])
-        training.end_epoch(epoch + 1)
+            stopped = training.evaluate_and_save(epoch + 1, ends_epoch=step is steps[-1])
+            if stopped:
+                break
+        training.end_epoch(epoch + 1, whole=not stopped or step is steps[-1])
     return training.finish()
 
 

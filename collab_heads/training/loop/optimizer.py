@@ -1,8 +1,9 @@
 """One optimizer step: parameter groups, schedule, and the gradient of all micro-batches."""
 
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -13,6 +14,8 @@ from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.training.storage.sharding import average_whole
+
+BETAS = (0.9, 0.999)  # torch's, and the flags' defaults
 
 
 class HeadRates(TypedDict, total=False):
@@ -60,7 +63,13 @@ def parameter_groups(
 
 
 def optimizer_and_schedule(
-    groups: list[dict], learning_rate: float, schedule: str, warmup: int, total: int, scaled: bool = False
+    groups: list[dict],
+    learning_rate: float,
+    schedule: str,
+    warmup: int,
+    total: int,
+    scaled: bool = False,
+    adam: Mapping[str, Any] | None = None,
 ) -> tuple[HeadAdamW, LRScheduler]:
     """AdamW, fused where torch can (a fifth of a step's time on a CPU), and its learning rate schedule.
 
@@ -72,10 +81,18 @@ def optimizer_and_schedule(
         total: optimizer steps in all.
         scaled: whether gradients are scaled (fp16): then it is not fused, as a fused step does not tell when it was
             skipped.
+        adam: other arguments of AdamW: `betas`, `eps`.
     """
     fused = groups[0]["params"][0].device.type in ("cpu", "cuda") and not scaled
-    optimizer = HeadAdamW(groups, lr=learning_rate, fused=fused)
+    optimizer = HeadAdamW(groups, lr=learning_rate, fused=fused, **(adam or {}))
     return optimizer, get_scheduler(schedule, optimizer, num_warmup_steps=warmup, num_training_steps=total)
+
+
+def adam_options(args: Namespace) -> dict[str, Any]:
+    """What the flags say of AdamW beside its learning rate."""
+    given = zip((args.adam_beta1, args.adam_beta2), BETAS, strict=True)
+    betas = tuple(default if value is None else value for value, default in given)
+    return {"betas": betas} | ({} if args.adam_epsilon is None else {"eps": args.adam_epsilon})
 
 
 def model_loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -16,7 +16,14 @@ from transformers import PreTrainedModel
 from collab_heads.errors import NonFiniteError, OutputError
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.training.loop.monitor import DIVERGED, Clock, Losses
-from collab_heads.training.loop.optimizer import HeadRates, Loss, model_loss, optimizer_and_schedule, parameter_groups
+from collab_heads.training.loop.optimizer import (
+    HeadRates,
+    Loss,
+    adam_options,
+    model_loss,
+    optimizer_and_schedule,
+    parameter_groups,
+)
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import weight_bytes
 from collab_heads.training.storage.checkpoint import (
@@ -45,6 +52,7 @@ class Hooks:
         before_epoch: (model, epoch, optimizer) -> None, epochs from 1; called before an epoch's first step.
         after_step: (number of the optimizer step) -> None.
         loss: (model, batch) -> the mean loss of the batch; by default the model's own.
+        stop: () -> whether the training is to end before its last step; asked after evaluations, and on resuming.
     """
 
     collate: Callable[[list], Mapping[str, Tensor]]
@@ -58,6 +66,7 @@ class Hooks:
     before_epoch: Callable[[PreTrainedModel, int, torch.optim.Optimizer], None] | None = None
     after_step: Callable[[int], None] | None = None
     loss: Loss = model_loss
+    stop: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,13 @@ class Training:
         warmup = args.num_warmup_steps if args.warmup_ratio is None else math.ceil(args.warmup_ratio * self.total)
         scaled = accelerator.scaler is not None
         prepared = optimizer_and_schedule(
-            groups, args.learning_rate, args.lr_scheduler_type, warmup, self.total, scaled=scaled
+            groups,
+            args.learning_rate,
+            args.lr_scheduler_type,
+            warmup,
+            self.total,
+            scaled=scaled,
+            adam=adam_options(args),
         )
         self.kind = type(model)  # FSDP makes another of it
         keep_whole(accelerator, model)
@@ -166,24 +181,33 @@ class Training:
             numbers = {"loss": mean} | ({} if self.penalty is None else self.penalty.metrics())
             self.bar.set_postfix_str(", ".join(f"{name} {v:.4g}" for name, v in numbers.items() if "/" not in name))
 
-    def evaluate_and_save(self, epoch: int, *, ends_epoch: bool) -> None:
-        """Evaluate and save, each where it is due after the step just taken; the clock stands still meanwhile."""
+    def evaluate_and_save(self, epoch: int, *, ends_epoch: bool) -> bool:
+        """Evaluate and save, each where it is due after the step just taken; the clock stands still meanwhile.
+
+        Returns:
+            Whether the training is to end here.
+        """
         every, eval_every = self.args.checkpointing_steps, self.args.eval_steps
         saves = isinstance(every, int) and self.done % every == 0
         evaluates = self.done % eval_every == 0 or self.done == self.total if eval_every else ends_epoch
         if not (saves or evaluates):
-            return
+            return False
         self.clock.stop()
         if evaluates:
             self.hooks.evaluate(self.whole(keep_fp32_wrapper=True), epoch, self.done)
         if saves:  # after the evaluation: the checkpoint records it
             self.save(f"step_{self.phase}_{self.done}")
         self.clock.start()
+        return evaluates and self.stops()
 
-    def end_epoch(self, epoch: int) -> None:
-        """Save after an epoch, where that is asked for."""
+    def stops(self) -> bool:
+        """Whether what was measured so far ends the training."""
+        return self.done > 0 and self.hooks.stop is not None and self.hooks.stop()
+
+    def end_epoch(self, epoch: int, *, whole: bool = True) -> None:
+        """Save after an epoch, where that is asked for, unless it was ended before its last step."""
         self.clock.stop()
-        if self.args.checkpointing_steps == "epoch":
+        if self.args.checkpointing_steps == "epoch" and whole:
             self.save(f"epoch_{self.phase}_{epoch}")
 
     def save(self, name: str) -> None:
@@ -225,8 +249,8 @@ class Training:
             vars(self.model).pop(name, None)  # else the next phase would run without mixed precision
         self.model.eval()
         self.accelerator.free_memory()
-        loss = None if sum_of_losses is None or not self.total else sum_of_losses / self.total
-        return Trained(self.total, self.examples, self.clock.seconds, loss)
+        loss = None if sum_of_losses is None or not self.done else sum_of_losses / self.done
+        return Trained(self.done, self.examples, self.clock.seconds, loss)
 
     def whole(self, **options: bool) -> PreTrainedModel:
         """The model without what distributed training puts around it; a copy where its weights are divided."""

@@ -3,24 +3,22 @@
 import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from collab_heads.errors import ArgumentError, DataError
+from collab_heads.errors import ArgumentError
 from collab_heads.heads.choices import alive_choice
 from collab_heads.heads.gating import gate_report, gated_sites, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import PruneReport
 from collab_heads.heads.selection import check_target, roles_of_heads
-from collab_heads.reading import parse_json
 from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, select_sites
-from collab_heads.training.flags.pruning import CRITERIA_OF, learns_gates, wants_gates
+from collab_heads.training.flags.pruning import CRITERIA_OF, learns_gates, read_alive, wants_gates
 from collab_heads.training.storage.reservation import agreed, same_weights
 
 Samples = Callable[[int], Sequence[Mapping]]  # a number of examples -> labelled batches
@@ -37,30 +35,37 @@ def check_gateable(args: Namespace, model: PreTrainedModel) -> None:
     adapter = get_adapter(model)
     if gated_sites(model, adapter):
         raise ArgumentError(f"{args.model_name_or_path} has gates already: prune_heads or fold_heads them first")
-    if args.alive_heads:
-        alive_choice(adapter.sites_with_heads(model), read_alive(args.alive_heads))
-    elif args.target_heads is not None:
+    fixed = fixed_heads(args, model)
+    if args.target_heads is not None:
         check_target(args.target_heads, roles_of_heads(sites_to_gate(args, model)))
-    else:
+    elif fixed is None or learns_gates(args):
         sites_to_gate(args, model)
 
 
+def fixed_heads(args: Namespace, model: PreTrainedModel) -> dict[str, list[int]] | None:
+    """What `--alive_heads` names: path -> for every head 0 or 1; None without."""
+    if args.alive_heads is None:
+        return None
+    return alive_choice(get_adapter(model).sites_with_heads(model), read_alive(args.alive_heads))
+
+
 def sites_to_gate(args: Namespace, model: PreTrainedModel) -> list[AttentionSite]:
-    """The sites whose heads may be removed."""
-    names = list(args.target_heads) if isinstance(args.target_heads, Mapping) else args.gated_sites
-    return select_sites(get_adapter(model).sites_with_heads(model), names)
-
-
-def read_alive(path: str) -> dict:
-    """Read a configuration of heads.
+    """The sites whose heads are chosen: those that are named, else all for which no file says which heads stay.
 
     Raises:
-        DataError: if the file cannot be read as JSON.
+        ArgumentError: if a file says so of one that is named, or of all.
     """
-    try:
-        return parse_json(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"--alive_heads {path}: {error}") from error
+    names = list(args.target_heads) if isinstance(args.target_heads, Mapping) else args.gated_sites
+    fixed = fixed_heads(args, model) or {}
+    sites = select_sites(get_adapter(model).sites_with_heads(model), names)
+    free = [site for site in sites if site.path not in fixed]
+    if not free or (names and len(free) < len(sites)):
+        both = next(site.path for site in sites if site.path in fixed)
+        raise ArgumentError(
+            f"--alive_heads {args.alive_heads} says which heads of {both} stay, so there are no gates to learn: take "
+            "its role out of the file, or name other roles to learn on"
+        )
+    return free
 
 
 def choose_heads(
@@ -75,16 +80,18 @@ def choose_heads(
         samples: a number of examples -> labelled batches, for importance.
 
     Returns:
-        What was removed; None if the gates are still to be learned.
+        What was removed; None if all gates are still to be learned.
     """
-    if learns_gates(args):
-        swap_to_gated(model, sites=[site.path for site in sites_to_gate(args, model)])
-        return None
-    alive = agreed(accelerator, lambda: heads_to_keep(args, model, samples))
-    swap_to_gated(model, alive_heads=alive)
-    repairs = args.head_selection == "reconstruction"
-    report = prune_heads(model, calibration=samples(args.importance_samples) if repairs else None)
-    same_weights(accelerator, model)
+    learned = [site.path for site in sites_to_gate(args, model)] if learns_gates(args) else []
+    report = None
+    if args.alive_heads is not None or not learned:
+        alive = agreed(accelerator, lambda: heads_to_keep(args, model, samples))
+        swap_to_gated(model, alive_heads=alive)
+        repairs = args.head_selection == "reconstruction"
+        report = prune_heads(model, calibration=samples(args.importance_samples) if repairs else None)
+        same_weights(accelerator, model)
+    if learned:
+        swap_to_gated(model, sites=learned)
     return report
 
 

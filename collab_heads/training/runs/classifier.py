@@ -28,7 +28,7 @@ from collab_heads.training.data.classification import (
     predict,
 )
 from collab_heads.training.data.glue import Data
-from collab_heads.training.data.metrics import classification_metric, glue_metric, regression_metric
+from collab_heads.training.data.metrics import classification_metric, glue_metric, primary, regression_metric
 from collab_heads.training.data.submission import submission_name, submission_text
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.collaborative import wants_swap
@@ -107,6 +107,11 @@ class Classifier(Learner):
             labels=labels,
             metric=metrics[task.metric]() if task.metric in metrics else glue_metric(task.metric),
         )
+
+    @property
+    def primary(self) -> str:
+        """The metric that GLUE quotes alone."""
+        return primary(self.data.task.metric)
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
         """The loss is a mean over examples."""

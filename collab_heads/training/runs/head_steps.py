@@ -68,11 +68,12 @@ class HeadSteps:
             return False
         common = self.session.accelerator, self.args, self.learner.model, self.labelled_samples
         report = choose_heads.choose_heads(*common)
-        if report is None:
+        if learns_gates(self.args):
             self.importance = choose_heads.importance_before_training(*common)
+        if report is None:
             return False
         self.session.accelerator.print(report)
-        self.record["pruned"] = report.to_dict()
+        self.record["fixed" if learns_gates(self.args) else "pruned"] = report.to_dict()
         return True
 
     def labelled_samples(self, count: int) -> Sequence[Mapping]:

@@ -76,6 +76,11 @@ class Learner(ABC):
         """Write predictions of the test splits, if there are any: split -> metrics, where there are references."""
 
     @property
+    @abstractmethod
+    def primary(self) -> str:
+        """The metric, of those that `measure` gives, that ends a training early; more is better."""
+
+    @property
     def preparer(self) -> PreTrainedTokenizerBase | BaseImageProcessor:
         """What makes the inputs of the model, and is stored beside it: the tokenizer."""
         assert self.tokenizer is not None  # a learner without one says what it has instead

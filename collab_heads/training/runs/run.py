@@ -11,6 +11,7 @@ from collab_heads.training.flags.hub import push
 from collab_heads.training.loop.fine_tune import fine_tune
 from collab_heads.training.loop.training import Hooks
 from collab_heads.training.loop.weights import weight_bytes
+from collab_heads.training.runs.card import final_metrics, save_without_card, write_card
 from collab_heads.training.runs.distilling import check_original, learn_from, original_of
 from collab_heads.training.runs.head_steps import HeadSteps
 from collab_heads.training.runs.learner import Learner
@@ -19,6 +20,7 @@ from collab_heads.training.runs.provenance import provenance
 from collab_heads.training.runs.swap import Phase, summary, swap_everywhere
 from collab_heads.training.storage.checkpoint import PROGRESS, RESUME, prune_checkpoints
 from collab_heads.training.storage.output import RESULTS
+from collab_heads.training.storage.reservation import agreed
 
 
 class Run:
@@ -146,6 +148,7 @@ class Run:
             progress=self.record_of_run,
             steps=learner.steps(phase.number),
             loss=learner.loss,
+            stop=None if self.args.early_stopping_patience is None else lambda: self.stops_early(phase),
         )
         if phase.is_last_training:
             hooks = self.heads.add_to(hooks)
@@ -168,6 +171,15 @@ class Run:
                 "samples_per_second": trained.examples / trained.seconds if trained.seconds else None,
             }
         )
+
+    def stops_early(self, phase: Phase) -> bool:
+        """Whether the last evaluations of a training, as many as the flag says, were no better than one before them."""
+        name, patience = self.learner.primary, self.args.early_stopping_patience
+        values = [entry["metrics"][name] for entry in self.history if entry["stage"] == phase.stage]
+        stops = agreed(self.accelerator, lambda: bool(values) and len(values) - values.index(max(values)) > patience)
+        if stops:
+            self.accelerator.print(f"{phase.stage}: {name} was no better in {patience} evaluations: training ends")
+        return stops
 
     def conclude(self, phase: Phase) -> None:
         """Do what a phase ends with: take the best or the averaged weights, and remove heads that closed."""
@@ -220,8 +232,9 @@ class Run:
             self.record(split, 0, 0, metrics)
         results = self.results()
         if output:
+            write_card(output, self.learner.model, final_metrics(results))
             output.write_json(RESULTS, results)
-            push(self.args, self.learner.model, self.learner.preparer)
+            push(self.args, self.learner.model, self.learner.preparer, final_metrics(results))
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
         return results
@@ -230,7 +243,7 @@ class Run:
         """Put the model as it is now into the output folder, if there is one."""
         if output := self.session.writes_to:
             model = self.learner.model
-            output.write_model(lambda folder: self.learner.save_model(model, folder), weight_bytes(model))
+            output.write_model(partial(save_without_card, self.learner, model), weight_bytes(model))
 
     def results(self) -> dict:
         """What `all_results.json` holds: final metrics first."""

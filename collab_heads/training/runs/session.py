@@ -1,5 +1,6 @@
 """Where a run begins: Accelerate, the output folder, and the checkpoint that it resumes from, if any."""
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from accelerate.utils import DistributedType
 from transformers.utils import logging
 
 from collab_heads.errors import ArgumentError
+from collab_heads.training.data.cached import kept_in
 from collab_heads.training.data.glue import Data
 from collab_heads.training.data.parallel import Corpus
 from collab_heads.training.flags.arguments import fingerprint
@@ -38,10 +40,22 @@ def launched(args: Namespace) -> Iterator[Accelerator]:
     if not accelerator.is_main_process:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
+    say_one_process(accelerator)
     with ExitStack() as stack:
+        stack.enter_context(kept_in(args.cache_dir))
         if args.output_dir is not None:
             agreed(accelerator, lambda: stack.enter_context(reserved(Path(args.output_dir))))
         yield accelerator
+
+
+def say_one_process(accelerator: Accelerator) -> None:
+    """Say so where `accelerate launch` has started one process on a CPU, as it does whatever --num_processes is."""
+    launched_by_accelerate = "ACCELERATE_MIXED_PRECISION" in os.environ
+    if launched_by_accelerate and accelerator.num_processes == 1 and accelerator.device.type == "cpu":
+        print(
+            "one process, on a CPU: for several, accelerate launch --multi_gpu --num_processes N, and --cpu after the "
+            "script"
+        )
 
 
 def make_accelerator(args: Namespace) -> Accelerator:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
-from collab_heads.collaborative.widths import resolve_width
+from collab_heads.collaborative.widths import resolve_width, widths_asked
 from collab_heads.compression.report import CompressReport
 from collab_heads.errors import SwapError
 from collab_heads.model.open_site import open_sites
@@ -72,9 +72,12 @@ def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
     adapter = get_adapter(model)
     with_heads = adapter.sites_with_heads(model)  # as the swap, which leaves the others alone
     only_values = args.dim_value is not None and args.dim_shared_query_key is None
-    for site in open_sites(model, adapter, select_sites(with_heads, args.sites)):
-        resolve_width(args.dim_value, site.site, site.dim_value, "dim_value")
-        if only_values:
+    chosen = select_sites(with_heads, args.sites)
+    widths = widths_asked(with_heads, chosen, args.dim_shared_query_key)
+    values = widths_asked(with_heads, chosen, args.dim_value, "dim_value")
+    for site in open_sites(model, adapter, chosen):
+        resolve_width(values.get(site.path), site.site, site.dim_value, "dim_value")
+        if only_values or site.path not in widths:
             continue
         if site.is_swapped:
             raise SwapError(
@@ -82,7 +85,7 @@ def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
                 "fine-tune it as it is, or start from the original"
             )
         query, _ = site.projections
-        resolve_width(args.dim_shared_query_key, site.site, query.out_features)
+        resolve_width(widths[site.path], site.site, query.out_features)
 
 
 def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None) -> SwapReport:

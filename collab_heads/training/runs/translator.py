@@ -4,6 +4,7 @@ import math
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -63,6 +64,7 @@ class Translator(Learner):
     """
 
     project = "translation"
+    primary = "bleu"
 
     tokenizer: PreTrainedTokenizerBase
     collate: Collate
@@ -93,13 +95,28 @@ class Translator(Learner):
         if session.checkpoint is None:
             check_flags_fit(args, model, swaps=swaps)
         check_fits(args, model, tokenizer)
+        lengths = args.max_source_length, args.max_target_length
+        with session.accelerator.main_process_first() if args.cache_dir else nullcontext():  # others read what it keeps
+            encoded = encode(
+                data,
+                tokenizer,
+                args.source_prefix,
+                *lengths,
+                processes=args.preprocessing_num_workers,
+                cache=args.cache_dir,
+            )
         translator = cls(
             session=session,
             task=data.name,
             model=model,
             tokenizer=tokenizer,
-            encoded=encode(data, tokenizer, args.source_prefix, args.max_source_length, args.max_target_length),
-            collate=Collate(model, tokenizer.pad_token_id, 8 if session.accelerator.mixed_precision != "no" else 1),
+            encoded=encoded,
+            collate=Collate(
+                model,
+                tokenizer.pad_token_id,
+                8 if session.accelerator.mixed_precision != "no" else 1,
+                lengths if args.pad_to_max_length else (0, 0),
+            ),
             phases=phases(args.swap if swaps else None),
             is_trained=not from_scratch(args),
             data=data,

@@ -20,6 +20,7 @@ from collab_heads.errors import OutputError
 from collab_heads.files import PARTIAL, write_json, writing
 from collab_heads.folders import DELETED, MANIFEST, OLD, begin, commit, damage, digest, is_ours, retire, unharmed
 from collab_heads.folders import write_manifest as write_folder_manifest
+from collab_heads.training.storage.optimizer_file import OPTIMIZER
 from collab_heads.training.storage.progress import check_progress
 from collab_heads.training.storage.reservation import LOCK
 from collab_heads.training.storage.sharding import load_optimizer, save_optimizer, without_divided
@@ -92,7 +93,8 @@ def load_state(accelerator: Accelerator, folder: Path) -> None:
         load_optimizer(accelerator, folder)
     except Exception as error:
         for each in ("optimizer.bin", "scheduler.bin"):
-            read_state(folder / each)  # names the one that cannot be read
+            if (folder / each).exists():  # of a divided optimizer there is a file of ours
+                read_state(folder / each)  # names the one that cannot be read
         raise OutputError(f"{RESUME}: the state in {folder} does not fit this run: {error}") from error
     finally:
         hook.remove()
@@ -130,7 +132,8 @@ def load_progress(folder: Path) -> dict:
             f"{RESUME}: {folder} is not a finished checkpoint of this script (no valid {PROGRESS}: {error})"
         ) from error
     random_states = [f"random_states_{rank}.pkl" for rank in range(progress["processes"])]
-    expected = ["config.json", "optimizer.bin", "scheduler.bin", *random_states]
+    optimizer = OPTIMIZER if (folder / OPTIMIZER).exists() else "optimizer.bin"
+    expected = ["config.json", optimizer, "scheduler.bin", *random_states]
     expected += [MANIFEST] if progress.pop("format", 1) >= FORMAT else []
     if missing := [name for name in expected if not (folder / name).is_file()]:
         raise OutputError(f"{RESUME}: {folder} lacks {', '.join(missing)}: it is damaged")

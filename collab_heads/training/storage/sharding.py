@@ -25,9 +25,9 @@ from transformers import PreTrainedModel
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
+from collab_heads.training.storage.optimizer_file import OPTIMIZER, read_optimizer, write_optimizer
 
 WHOLE = (HeadGates, HeadAlphas)  # modules whose parameters are not divided
-OPTIMIZER = "optimizer.bin"  # as Accelerate names it
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
@@ -119,13 +119,13 @@ def save_optimizer(accelerator: Accelerator, folder: Path) -> None:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_optimizer_state_dict(*prepared(accelerator), options=options)
         if accelerator.is_main_process:
-            torch.save(state, folder / OPTIMIZER)
+            write_optimizer(folder / OPTIMIZER, state)
 
 
 def load_optimizer(accelerator: Accelerator, folder: Path) -> None:
     """Give every process its part of a stored state. All processes call it."""
     if is_sharded(accelerator):
-        state = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
+        state = read_optimizer(folder / OPTIMIZER)
         model, optimizer = prepared(accelerator)
         set_optimizer_state_dict(
             model, optimizer, optim_state_dict=state, options=StateDictOptions(full_state_dict=True)

@@ -6,7 +6,10 @@ from measuring import LENGTHS, STEPS, ended, maps_by_hand, model_in, sites_with_
 
 from collab_heads.analysis.measures.attention_examples import AttentionExamples
 from collab_heads.analysis.measures.passes import observe
+from collab_heads.analysis.measures.typical import typical_sentences
 from families import EXACT64, FP32_NOISE, cast
+
+FIRST = [(0, 0)]
 
 
 class Words:
@@ -16,8 +19,8 @@ class Words:
         return [f"w{each}" for each in ids]
 
 
-def examples_of(model, batches, *options):
-    examples = AttentionExamples(*options)
+def examples_of(model, batches, chosen, *options):
+    examples = AttentionExamples(chosen, *options)
     observe(model, [cast(each, model.dtype) for each in batches], [examples], exclude=[])
     return examples.kept
 
@@ -25,7 +28,7 @@ def examples_of(model, batches, *options):
 @pytest.mark.parametrize("name", ("bert", "marian", "t5", "albert", "bert-decoder"))
 def test_maps_are_those_of_the_model(name):
     model, (inputs, _) = model_in(name), ended(name)
-    found = examples_of(model, [inputs, inputs], 2)
+    found = examples_of(model, [inputs, inputs], [(1, 0), (0, 1)])
     assert len(found) == 2
     maps = maps_by_hand(model, inputs)
     for row, example in enumerate(found):
@@ -55,7 +58,7 @@ def test_maps_are_those_of_the_model(name):
 def test_tokens_are_those_that_the_stacks_read():
     model, (inputs, _) = model_in("marian"), ended("marian")
     start = model.config.decoder_start_token_id
-    (ids,), (words,) = examples_of(model, [inputs], 1, None, start), examples_of(model, [inputs], 1, Words(), start)
+    (ids,), (words,) = (examples_of(model, [inputs], FIRST, *more) for more in ((None, start), (Words(), start)))
     source = inputs["input_ids"][0, : LENGTHS[0]].tolist()
     assert ids.tokens["encoder"] == tuple(map(str, source)) and words.tokens["encoder"] == tuple(
         f"w{i}" for i in source
@@ -64,13 +67,28 @@ def test_tokens_are_those_that_the_stacks_read():
     labels = {k: v for k, v in inputs.items() if k != "decoder_input_ids"} | {
         "labels": inputs["decoder_input_ids"].roll(-1, 1)
     }
-    (shifted,) = examples_of(model, [labels], 1, None, start)  # of labels, the decoder reads the start token first
+    (shifted,) = examples_of(model, [labels], FIRST, None, start)  # of labels, the decoder reads the start token first
     assert shifted.tokens["decoder"][:2] == (str(start), str(int(labels["labels"][0, 0])))
     read = inputs["decoder_input_ids"][0, 1 : STEPS[0]].tolist()
     assert words.tokens["decoder"][1 : STEPS[0]] == tuple(f"w{i}" for i in read)
 
 
-def test_no_more_than_asked_for_and_than_there_are():
+def test_what_is_not_there_is_not_kept():
+    """A loader that shuffles may have a shorter batch there on the second reading."""
     model, (inputs, _) = model_in("bert"), ended("bert")
-    assert examples_of(model, [inputs], 0) == []
-    assert len(examples_of(model, [inputs, inputs], 9)) == 3
+    assert examples_of(model, [inputs], []) == [] and len(examples_of(model, [inputs], [(0, 9), (0, 2)])) == 1
+
+
+@pytest.mark.parametrize("name, lengths", (("bert", LENGTHS), ("marian", LENGTHS), ("gpt2", (9, 9, 9))))
+def test_sentences_of_typical_lengths(name, lengths):
+    """Lengths 9, 5, 7 and, in a second batch, 9, 5: the median is 7, the thirds are 5 and 9; of equals, the first."""
+    model, (inputs, _) = model_in(name), ended(name)
+    if name == "gpt2":
+        inputs.pop("attention_mask", None)
+        assert typical_sentences(model, [inputs], 2) == [(0, 0), (0, 1)]
+        return
+    batches = [inputs, {key: value[:2] for key, value in inputs.items()}]
+    assert typical_sentences(model, batches, 0) == [] and typical_sentences(model, batches, 1) == [(0, 2)]
+    assert typical_sentences(model, batches, 2) == [(1, 1), (0, 0)]
+    assert typical_sentences(model, batches, 9) == [(0, 1), (1, 1), (0, 2), (0, 0), (1, 0)]
+    assert typical_sentences(model, batches, 4) == [(0, 1), (1, 1), (0, 2), (0, 0)]

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from collab_heads.analysis import plots
+from collab_heads.analysis.measures.comparison import balance
 from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
 from collab_heads.extras import MissingPackageError
 from collab_heads.sites import AttentionSite
@@ -179,7 +181,37 @@ def test_distributions_of_two_models():
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert len(titles) == 4 and titles[1] == "mixed, enc-self\nbalance 1.00"
     bars = [patch.get_height() for patch in figure.axes[0].patches if hasattr(patch, "get_height")][:5]
-    assert bars == pytest.approx([value / 0.38 for value in (0.9, 0.4, 0.3, 0.2, 0.1)])
+    # two heads with the mean 0.5, three with the mean 0.3
+    assert bars == pytest.approx([0.9 / 0.5, 0.4 / 0.3, 1.0, 0.2 / 0.3, 0.1 / 0.5])
+
+
+def test_a_layer_that_lost_heads_is_no_less_balanced():
+    """Shares of a layer add up to 1 however many heads it has: no layers are put together, here as in tables."""
+    sites = [
+        AttentionSite("a", "enc-self", 0, 8),
+        AttentionSite("b", "enc-self", 1, 2),
+        AttentionSite("c", "enc-self", 2, 1),
+    ]
+    shares = {site.path: torch.full((site.num_heads,), 1 / site.num_heads) for site in sites}
+    figure = plots.importance_distributions({"gated": shares}, sites, "relevance")
+    assert figure.axes[0].get_title() == "gated, enc-self\nbalance 1.00"
+    assert [patch.get_height() for patch in figure.axes[0].patches][:11] == pytest.approx([1.0] * 11)
+    shares["b"] = torch.tensor([0.75, 0.25])  # evenness 0.5
+    titles = plots.importance_distributions({"gated": shares}, sites, "relevance").axes[0].get_title()
+    assert titles.endswith(f"balance {balance(shares[site.path] for site in sites):.2f}") and "0.75" in titles
+    alone = plots.importance_distributions({"gated": {"c": shares["c"]}}, sites, "relevance")
+    assert "one head a layer" in alone.axes[0].get_title()
+
+
+@pytest.mark.slow
+def test_files_of_maps_with_many_cells_are_light():
+    """Twelve heads that look everywhere alike, in a long sentence: noise, the heaviest there is."""
+    weights, tokens = torch.rand(12, 40, 40).softmax(-1), [f"token{n}" for n in range(40)]
+    figure = plots.attention_map(weights, tokens, tokens)
+    assert len(png_bytes(figure)) < 200_000 and len(drawn := svg_bytes(figure)) < 200_000
+    assert drawn.count(b"<image") == 13  # the colour bar, too
+    few = svg_bytes(plots.attention_map(weights[:2, :3, :3], tokens[:3], tokens[:3]))
+    assert few.count(b"<image") == 1
 
 
 def test_attention_of_a_sentence_with_its_tokens():

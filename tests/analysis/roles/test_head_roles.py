@@ -5,15 +5,16 @@ import json
 import pytest
 import torch
 from measuring import EOS, backends, ended, model_in, single, sites_with_heads
-from planted import CLS, COUNTS, PIECES, SEP, TREEBANK, batches_of, word_pieces
+from planted import CLS, COUNTS, PIECES, SEP, SMALL, TREEBANK, batches_of, word_pieces
 from test_real_models import SHARED
 from transformers import AutoModel, AutoTokenizer
 from unchanged import refused
 
 from collab_heads.analysis.measures.queries import end_tokens
 from collab_heads.analysis.roles.head_roles import head_roles
-from collab_heads.analysis.roles.labels import ROLE_KINDS, RoleThresholds, role_kind
+from collab_heads.analysis.roles.labels import ROLE_KINDS, role_kind
 from collab_heads.analysis.roles.rare import count_tokens
+from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.errors import ArgumentError, CalibrationError, DataError, UnsupportedModelError
@@ -113,7 +114,7 @@ def test_lone_decoders():
 
 def test_the_table_and_json(path):
     model, tokenizer = model_in("marian"), word_pieces(model_max_length=9)
-    easy = RoleThresholds(positional=0.3, first_token=0.8, rare_tokens=0.1, syntactic=0.0)
+    easy = RoleThresholds(positional=0.3, first_token=0.8, rare_tokens=0.1, syntactic=0.0, samples=SMALL.samples)
     roles = head_roles(model, treebank=path, tokenizer=tokenizer, thresholds=easy)
     record, said = json.loads(json.dumps(roles.to_dict())), str(roles)
     assert record["skipped"] == {"too long": 2, "not aligned": 0} and record["thresholds"]["positional"] == 0.3

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from planted import looking, show, site, text
+from planted import SMALL, looking, show, site, text
 
-from collab_heads.analysis.roles.labels import RoleThresholds, roles_from_measures
+from collab_heads.analysis.roles.labels import roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
+from collab_heads.analysis.roles.thresholds import LEAST_TOKENS, RoleThresholds
 from collab_heads.errors import CalibrationError, NonFiniteError
 
+KINDS = ("positional", "first token")
 IDS = [[2, 10, 11, 12, 3], [2, 10, 3, 0, 0]]
 
 
@@ -63,10 +65,11 @@ def test_labels_from_the_threshold_on():
     """Nine of ten tokens look one back: 0.9 is enough. A head that looks at itself is positional too."""
     looks = looking([[before(10), list(range(10)), [0] * 10]], 10)
     seen = show(Positional(), [site(heads=3)], [(text([list(range(2, 12))]), {"one": looks})])
-    roles = roles_from_measures([site(heads=3)], {"one": (0, 1, 5)}, positional=seen)
+    roles = roles_from_measures([site(heads=3)], {"one": (0, 1, 5)}, positional=seen, thresholds=SMALL)
     assert roles.labels == {"one": (("positional -1",), ("positional 0",), ("first token",))}
     ahead = show(Positional(), [site()], [(text([[2] * 10]), {"one": looking([[before(10, 1), before(10, 2)]], 10)})])
-    assert roles_from_measures([site()], {"one": (0, 1)}, positional=ahead).labels == {"one": (("positional +1",), ())}
+    roles = roles_from_measures([site()], {"one": (0, 1)}, positional=ahead, thresholds=SMALL)
+    assert roles.labels == {"one": (("positional +1",), ())}
 
 
 @pytest.mark.parametrize("left", (False, True))
@@ -83,11 +86,22 @@ def test_a_head_that_looks_at_the_first_token_is_not_positional(left):
         (0.5, (("first token",), ("first token",))),
         (0.6, (("first token",), ("positional -1",))),
     ):
-        thresholds = RoleThresholds(positional=0.3, first_token=least)
+        thresholds = RoleThresholds(positional=0.3, first_token=least, samples=SMALL.samples)
         roles = roles_from_measures([site()], {"one": (0, 1)}, positional=seen, thresholds=thresholds)
         assert roles.labels == {"one": labels}
     assert "first token (1.00)" in str(roles) and "1 positional, 1 first token" in str(roles)
     assert roles.to_dict()["positional"]["one"]["first_token"] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("missing", (0, 1))
+def test_a_small_sample_gets_a_warning_instead(missing):
+    tokens = LEAST_TOKENS - missing
+    looks = looking([[before(tokens), [0] * tokens]], tokens)
+    seen = show(Positional(), [site()], [(text([[2] * tokens]), {"one": looks})])
+    roles = roles_from_measures([site()], {"one": (0, 1)}, positional=seen)
+    assert roles.labels == {"one": ((), ()) if missing else (("positional -1",), ("first token",))}
+    said = [f"1 head would be called {kind!r}, but 99 query tokens are too few to tell: it takes 100" for kind in KINDS]
+    assert list(roles.warnings) == (said if missing else [])
 
 
 def test_lone_tokens_look_at_no_first_one():

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from planted import looking, show, site, text
+from planted import SMALL, looking, show, site, text
 
 from collab_heads.analysis.roles.labels import roles_from_measures
 from collab_heads.analysis.roles.rare import RareTokens, count_tokens
+from collab_heads.analysis.roles.thresholds import LEAST_SENTENCES
 from collab_heads.errors import ArgumentError, CalibrationError
 from families import FAMILIES, VOCABULARY
 
@@ -90,9 +91,33 @@ def test_labels_in_the_first_layer_only():
     sites = [site("a", heads=2), site("b", layer=1, heads=2)]
     weights = looking([[[2, 2, 1, 1], [2, 1, 1, 1]]], 4)
     observer = show(RareTokens(COUNTS, ENDS), sites, [(text([[2, 4, 7, 3]]), {"a": weights, "b": weights})])
-    roles = roles_from_measures(sites, {"a": (0, 1), "b": (0, 1)}, rare=observer)
+    roles = roles_from_measures(sites, {"a": (0, 1), "b": (0, 1)}, rare=observer, thresholds=SMALL)
     assert roles.labels == {"a": (("rare tokens",), ()), "b": ((), ())}  # 0.5 is enough
     assert roles.rare["b"].rarest.tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "sentences, common, why",
+    (
+        (LEAST_SENTENCES, 9, None),
+        (LEAST_SENTENCES - 1, 9, "29 sentences are too few to tell: it takes 30"),
+        (LEAST_SENTENCES, 1, "would reach 0.50, as so many tokens are equally rare"),
+    ),
+)
+def test_a_small_sample_gets_a_warning_instead(sentences, common, why):
+    """A head that always finds the rarest of two words; or both are, and any head would find one half of the time."""
+    counts = torch.tensor([0, 0, 1, 1, common, 1])
+    batch = (text([[2, 4, 5, 3]] * sentences), {"one": looking([[[2] * 4, [0] * 4]] * sentences, 4)})
+    seen = show(RareTokens(counts, ENDS), [site()], [batch])
+    roles = roles_from_measures([site()], {"one": (0, 1)}, rare=seen)
+    assert roles.rare["one"].sentences == sentences and roles.rare["one"].rarest.tolist() == [1.0, 0.0]
+    assert roles.labels == {"one": ((() if why else ("rare tokens",)), ())}
+    assert len(roles.warnings) == bool(why)
+    if why:
+        assert (
+            f"1 head would be called 'rare tokens', but {'a head that looks anywhere ' if common == 1 else ''}{why}"
+            in str(roles)
+        )
 
 
 def test_token_counts():

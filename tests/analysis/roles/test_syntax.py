@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from planted import TREEBANK, looking, rows, show, site, word_pieces
+from planted import SMALL, TREEBANK, looking, rows, show, site, word_pieces
 
 from collab_heads.analysis.measures.passes import Attention, Batch
 from collab_heads.analysis.roles.labels import roles_from_measures
@@ -131,10 +131,14 @@ def test_labels_from_the_threshold_on(tmp_path):
         return [{a: b if i < right else a} for i, (a, b) in enumerate(zip(subjects, verbs, strict=True))]
 
     observer = show(Syntax(treebank, ("nsubj",)), [site()], planted(treebank, head(7), head(6)))
-    roles = roles_from_measures([site()], {"one": (0, 1)}, syntax=observer)
+    roles = roles_from_measures([site()], {"one": (0, 1)}, syntax=observer, thresholds=SMALL)
     assert roles.baselines["nsubj", DEPENDENT] == Baseline(-1, 5 / 20, 20)
     assert roles.syntax["one"]["nsubj", DEPENDENT].tolist() == [7 / 20, 6 / 20]
     assert roles.labels == {"one": ((f"nsubj {DEPENDENT}",), ())}  # 0.35 - 0.25 is a rounding error less than 0.1
+    few = roles_from_measures([site()], {"one": (0, 1)}, syntax=observer)
+    assert few.labels == {"one": ((), ())}
+    said = "1 head would be called 'syntactic', but 20 words with the relation nsubj are too few to tell: it takes 100"
+    assert few.warnings == (said,) and few.to_dict()["warnings"] == [said]
 
 
 def test_the_encoder_only_and_a_module_of_several_layers(tmp_path):

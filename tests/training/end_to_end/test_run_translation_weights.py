@@ -44,6 +44,20 @@ def test_a_configuration_of_heads(marian, bilingual, tmp_path):
     assert list(results["stages"]) == ["loaded", "pruned", "fine_tuned"]
 
 
+def test_some_roles_are_fixed_and_others_learned(marian, bilingual, tmp_path):
+    alive, out = tmp_path / "alive.json", tmp_path / "out"
+    alive.write_text('{"enc-self": [[0, 1, 1, 0]]}')
+    more = ("--alive_heads", alive, "--target_heads", "dec-enc=3", *RANKED)
+    results = run(marian, bilingual, out, *more, "--checkpointing_steps", 3)
+    assert heads(out) == [("enc-self", 2), ("dec-self", 4), ("dec-enc", 3)]
+    assert [entry["stage"] for entry in results["history"]] == ["loaded", "pruned", "fine_tuned", "pruned"]
+    assert (results["heads"]["fixed"]["removed"], results["heads"]["pruned"]["removed"]) == (2, 1)
+    before = weights(out)
+    again = run(marian, bilingual, out, *more, "--checkpointing_steps", 3, "--resume_from_checkpoint", out / "step_0_3")
+    assert as_json(again, "heads", "history") == as_json(results, "heads", "history")
+    assert differing(weights(out), before) == []
+
+
 def test_a_weight_per_head(marian, bilingual, tmp_path):
     more = ("--max_train_steps", 20, "--gate_learning_rate", 0.3)
     results = run(marian, bilingual, tmp_path / "out", "--gate_weight", 0.05, *more)

@@ -59,8 +59,11 @@ def test_wrong_values_are_refused(flags, message, parse):
     "flags, message",
     (
         ("--target_heads 3 --gate_weight 0.1", "--gate_weight and --target_heads exclude each other"),
-        ("--target_heads 3 --alive_heads f", "--target_heads and --alive_heads exclude each other"),
-        ("--gate_weight 0 --alive_heads f", "--gate_weight and --alive_heads exclude each other"),
+        (
+            "--target_heads 3 --head_selection random --alive_heads f",
+            "--target_heads and --alive_heads exclude each other",
+        ),
+        ("--target_heads 3 --gate_weight 1 --alive_heads f", "exclude each other"),
         ("--head_selection importance", "--head_selection importance needs --target_heads"),
         ("--head_selection random --gate_weight 1", "--head_selection random needs --target_heads"),
         ("--head_selection random --alive_heads f", "--head_selection random needs --target_heads"),
@@ -75,6 +78,10 @@ def test_wrong_values_are_refused(flags, message, parse):
         (
             "--target_heads 3 --collaborative --swap after --dim_shared_query_key 16",
             "--dim_shared_query_key 16 with --swap after .* give a share",
+        ),
+        (
+            "--target_heads 3 --collaborative --swap after --dim_value enc-self=0.5,dec-enc=16",
+            "--dim_value 16 with --swap after .* give a share",
         ),
     ),
 )
@@ -98,6 +105,8 @@ def test_flags_that_do_not_go_together_are_refused(flags, message, parse):
         ("--gate_weight 0", True, True),
         ("--gate_weight 0.1 --gated_sites enc-self", True, True),
         ("--alive_heads f --num_train_epochs 0", True, False),
+        ("--alive_heads f --target_heads 3", True, True),
+        ("--alive_heads f --gate_weight 0.1 --gated_sites dec-enc", True, True),
         ("--target_heads 3 --collaborative --swap after --dim_shared_query_key 0.5", True, True),
         ("--collaborative --swap after --dim_shared_query_key 16", False, False),
     ),

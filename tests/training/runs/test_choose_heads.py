@@ -121,6 +121,31 @@ def test_a_file_is_followed(parse, tmp_path):
     assert [site.kept for site in report.sites] == [(0, 3)]
 
 
+@pytest.mark.parametrize("flags", ("--target_heads 3", "--gate_weight 0.1", "--target_heads dec-self=2"))
+def test_a_file_says_it_of_some_roles_and_gates_learn_on_the_others(flags, parse, tmp_path):
+    model = FAMILIES["marian"].build()
+    args = parse(f"{flags} --alive_heads {file(tmp_path, ALIVE)}")
+    choose_heads.check_gateable(args, model)
+    report = chosen(args, model)
+    assert [site.kept for site in report.sites] == [(0, 2, 3), ()]
+    gated = gate_report(model)
+    assert {site.role for site in gated.sites} == {"dec-self", "dec-enc"} - ({"dec-enc"} if "=" in flags else set())
+    assert gated.open == gated.heads
+
+
+@pytest.mark.parametrize(
+    "flags", ("--target_heads enc-self=3", "--gate_weight 1 --gated_sites enc-self dec-self", "--target_heads 3")
+)
+def test_no_site_has_both(flags, parse, tmp_path):
+    content = (
+        ALIVE if "enc-self" in flags else {role: [[1] * HEADS] * 2 for role in ("enc-self", "dec-self", "dec-enc")}
+    )
+    args = parse(f"{flags} --alive_heads {file(tmp_path, content)}")
+    check_refused(
+        FAMILIES["marian"].build(), args, ArgumentError, "encoder.layers.0.self_attn stay", "no gates to learn"
+    )
+
+
 def test_random_heads_follow_the_seed(parse):
     kept = []
     for seed in (1, 1, 2, 3):

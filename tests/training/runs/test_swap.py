@@ -66,6 +66,7 @@ def test_phases_swap_once_and_train_around_it(swap, plan):
     (
         "--collaborative",
         "--collaborative --dim_shared_query_key 0.5 --sites enc-self",
+        "--collaborative --dim_shared_query_key enc-self=12 --dim_value enc-self=0.5",
         f"--collaborative --dim_shared_query_key {EXACT} --sites {LAYER_1}",
         "--score_terms content",
     ),
@@ -76,6 +77,16 @@ def test_what_can_be_swapped_is_taken_and_left_alone(flags):
     assert not any(map(is_swapped, sites(model).values()))
 
 
+def test_widths_per_role_leave_the_other_roles_alone():
+    """Also a site of another role that is collaborative already."""
+    model = FAMILIES["marian"].build()
+    asked = "--dim_shared_query_key enc-self=8,dec-enc=0.5 --dim_value dec-self=0.5"
+    swapping.swap(arguments("--collaborative --sites dec-self"), model, None)
+    check_flags_fit(arguments(f"--collaborative {asked}"), model)
+    with refused(model, SwapError, "is collaborative already", "decoder.layers.0.self_attn"):
+        check_flags_fit(arguments("--collaborative --dim_shared_query_key dec-self=8"), model)
+
+
 @pytest.mark.parametrize(
     "flags, fragments",
     (
@@ -84,6 +95,9 @@ def test_what_can_be_swapped_is_taken_and_left_alone(flags):
         ("--dim_shared_query_key nan", ("nan", "share")),
         (f"--dim_value {EXACT + 1}", ("dim_value", str(EXACT + 1), LAYER_0, f"1 to {EXACT}")),
         ("--sites dec-enc", ("has no dec-enc attention",)),
+        ("--dim_value dec-enc=0.5", ("has no dec-enc attention",)),
+        (f"--dim_shared_query_key enc-self={EXACT + 1}", (str(EXACT + 1), LAYER_0, f"1 to {EXACT}")),
+        (f"--dim_value enc-self={EXACT + 1}", ("dim_value", str(EXACT + 1), LAYER_0)),
         ("--sites enc-sefl", ("did you mean 'enc-self'?",)),
         (f"--sites {LAYER_0} encoder.layer.7.attention.self", ("encoder.layer.7",)),
     ),

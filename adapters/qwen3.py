@@ -1,0 +1,23 @@
+"""Qwen3: Llama's layout with norms of the queries and keys of each head, which keep their width for that."""
+
+from transformers.models.qwen3 import modeling_qwen3
+
+from collab_heads.adapters.llama import LlamaLayout, RotaryAttention  # type: ignore[import-untyped]
+from collab_heads.registry import register
+from collab_heads.rotary_adapter import NormedRotaryAdapter
+
+
+class RotaryQwen3Attention(RotaryAttention, modeling_qwen3.Qwen3Attention):
+    """Of `Qwen3Attention`."""
+
+    stock = modeling_qwen3
+
+
+@register
+class Qwen3Adapter(NormedRotaryAdapter, LlamaLayout):
+    """Qwen3."""
+
+    model_types = ("qwen3",)
+    replacements = {modeling_qwen3.Qwen3Attention: RotaryQwen3Attention}
+    rms_norms = (modeling_qwen3.Qwen3RMSNorm,)
+    gated = {modeling_qwen3.Qwen3MLP: "act_fn"}

@@ -1,0 +1,41 @@
+// Colours that people with any kind of colour vision can tell apart, and ink that can be read on them.
+
+const SEQUENTIAL = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
+const DIVERGING = ["#2d004b", "#542788", "#8073ac", "#b2abd2", "#f7f7f7", "#fdb863", "#e08214", "#b35806", "#7f3b08"];
+const EQUAL_CONTRAST = 0.179; // the luminance at which black and white text can be read equally well (WCAG 2.2)
+
+function channels(colour) {
+  return [1, 3, 5].map((start) => parseInt(colour.slice(start, start + 2), 16));
+}
+
+/** The colour at a place from 0 to 1. */
+function between(colours, place) {
+  const at = Math.min(1, Math.max(0, place)) * (colours.length - 1);
+  const first = Math.min(Math.floor(at), colours.length - 2);
+  const [one, other] = [channels(colours[first]), channels(colours[first + 1])];
+  const mixed = one.map((value, i) => Math.round(value + (at - first) * (other[i] - value)));
+  return `#${mixed.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
+}
+
+/** The scale of a measure: its ends, its colours, and the place of a value. Both signs: zero is the middle. */
+function scaleOf(measure) {
+  let [low, high] = measure.ends;
+  const signed = low < 0 && high > 0;
+  if (signed) [low, high] = [-Math.max(-low, high), Math.max(-low, high)];
+  const colours = signed ? DIVERGING : SEQUENTIAL;
+  return { low, high, colours, colour: (value) => between(colours, high > low ? (value - low) / (high - low) : 0.5) };
+}
+
+/** One colour beside the other, as the background of a cell. */
+function stripes(colours) {
+  const edges = colours.map((colour, place) => `${colour} ${(100 * place) / colours.length}% ${(100 * (place + 1)) / colours.length}%`);
+  return `linear-gradient(to right, ${edges.join(", ")})`;
+}
+
+function ink(colour) {
+  const [red, green, blue] = channels(colour).map((value) => {
+    const share = value / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > EQUAL_CONTRAST ? "#000000" : "#ffffff";
+}

@@ -1,0 +1,33 @@
+// Elements of the page.
+
+/** An element: its attributes (functions listen), then children, text among them. */
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") made.addEventListener(name, value);
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.flat().filter((child) => child !== null));
+  return made;
+}
+
+/** A choice with a label above it: options are [value, text]. */
+function choice(label, options, changed) {
+  const select = element("select", { change: () => changed(select.value) });
+  select.append(...options.map(([value, text]) => element("option", { value }, text)));
+  return element("label", {}, label, select);
+}
+
+/** One tab stop for many elements: arrows move between them. `next` gives the one to go to, or nothing. */
+function withArrows(holder, selector, next) {
+  holder.addEventListener("keydown", (event) => {
+    const here = event.target.closest(selector);
+    if (!here || !/^(Arrow|Home$|End$)/.test(event.key)) return;
+    const there = next(here, event.key);
+    event.preventDefault();
+    if (!there) return;
+    here.tabIndex = -1;
+    there.tabIndex = 0;
+    there.focus();
+  });
+}

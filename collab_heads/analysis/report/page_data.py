@@ -1,0 +1,145 @@
+"""What the page's script reads: heads, numbers, labels, neighbours and sentences, as JSON."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from collab_heads.analysis.plots.head_maps import KINDS, NONE
+from collab_heads.analysis.plots.text import token_text
+from collab_heads.analysis.report.attention_bytes import sentence_data
+from collab_heads.analysis.report.legends import LEGENDS, SECTIONS, TITLES, measure_title
+from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
+from collab_heads.analysis.roles.labels import role_kind
+from collab_heads.model.masks import sides
+from collab_heads.sites import ROLES, AttentionSite
+
+SPACES = str.maketrans("\u2581\u0120", "  ")  # of sentencepiece, and of byte-level vocabularies
+DIGITS = 4  # of a number: more cannot be seen
+NEAREST = 5  # heads of the same layer that are named
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head of a report.
+
+    Attributes:
+        site: where it is.
+        number: by which it was known in the original model.
+        index: among the heads that the site has now.
+    """
+
+    site: AttentionSite
+    number: int
+    index: int
+
+
+def heads_of(report: HeadMeasurements) -> list[Head]:
+    """All heads, in the order of the table of the page."""
+    return [Head(site, number, index) for site in report.sites for index, number in enumerate(report.heads[site.path])]
+
+
+def layer_name(report: HeadMeasurements, site: AttentionSite) -> str:
+    """Which layer a site is, after its role where the model has several."""
+    several = len({group_name(each) for each in report.sites}) > 1
+    return f"{group_name(site)}, layer {site.layer}" if several else f"Layer {site.layer}"
+
+
+def page_data(report: HeadMeasurements) -> dict[str, Any]:
+    """Everything that the script shows."""
+    measures = measures_of(report)
+    return {
+        "measures": [described(name, scores) for name, scores in measures.items()],
+        "roles": None if report.roles is None else {"title": TITLES["roles"], "legend": LEGENDS["roles"]},
+        "kinds": {
+            name: {"colour": None if name == NONE else colour, "letter": letter}
+            for name, (colour, letter) in KINDS.items()
+        },
+        "none": NONE,
+        "groups": sorted({group_name(site) for site in report.sites}, key=group_order),
+        "sites": [site_data(report, site) for site in report.sites],
+        "heads": [head_data(report, head, measures) for head in heads_of(report)],
+        "sentences": [sentence_data(example, report.sites, shown) for example in report.examples],
+    }
+
+
+def group_order(name: str) -> tuple[int, str]:
+    """Groups in the order of the roles."""
+    return ROLES.index(next(role for role in ROLES if name.startswith(role))), name
+
+
+def measures_of(report: HeadMeasurements) -> dict[str, Scores]:
+    """Everything that is a number per head, how close heads come to a role among it."""
+    measures = dict(report.scores())
+    if report.roles is not None:
+        if report.roles.positional:
+            measures["positional"] = {path: numbers.share for path, numbers in report.roles.positional.items()}
+        if report.roles.rare:
+            measures["rare_tokens"] = {path: numbers.rarest for path, numbers in report.roles.rare.items()}
+    return measures
+
+
+def described(name: str, scores: Scores) -> dict[str, Any]:
+    """A measure: its names, what it means, the ends of its scale."""
+    values = torch.cat([each.double().flatten() for each in scores.values()])
+    legend = LEGENDS[SECTIONS.get(name, name)]
+    ends = [rounded(values.min()), rounded(values.max())]
+    return {"name": name.replace("_", " "), "title": measure_title(name), "legend": legend, "ends": ends}
+
+
+def site_data(report: HeadMeasurements, site: AttentionSite) -> dict[str, Any]:
+    """A site, as its row of a map needs it."""
+    return {
+        "path": site.path,
+        "group": group_name(site),
+        "layer": site.layer,
+        "heads": site.num_heads,
+        "total": report.totals[site.path],
+        "sides": list(sides(site)),
+        "sharesKeys": site.shares_keys,
+    }
+
+
+def head_data(report: HeadMeasurements, head: Head, measures: dict[str, Scores]) -> dict[str, Any]:
+    """A head: where it is, its numbers in the order of the measures, its labels, its nearest heads."""
+    path, index = head.site.path, head.index
+    labels = () if report.roles is None else report.roles.labels[path][index]
+    figures = [] if report.roles is None else [report.roles.figure(path, index, label) for label in labels]
+    return {
+        "site": report.sites.index(head.site),
+        "number": head.number,
+        "key": index if head.site.groups is None else head.site.groups[index],
+        "values": [rounded(each[path][index]) if path in each else None for each in measures.values()],
+        "labels": list(labels),
+        "figures": figures,
+        "kinds": list(dict.fromkeys(map(role_kind, labels))),
+        "nearest": list(nearest(report, head)),
+    }
+
+
+def nearest(report: HeadMeasurements, head: Head) -> Iterator[tuple[int, float]]:
+    """The heads of the same layer whose outputs are most alike: original number and cosine."""
+    cosines = {} if report.statistics is None else report.statistics.cosine
+    if head.site.path in cosines:
+        of_head: Tensor = cosines[head.site.path][head.index]
+        others = [other for other in of_head.argsort(descending=True, stable=True).tolist() if other != head.index]
+        for other in others[:NEAREST]:
+            yield report.heads[head.site.path][other], rounded(of_head[other])
+
+
+def shown(token: str) -> str:
+    """A token as people can see it: what stands for a space in a vocabulary is an open box, as a space is."""
+    return token_text(token.translate(SPACES))
+
+
+def rounded(value: Tensor | float) -> float:
+    """A number with as many digits as can be seen."""
+    return float(f"{float(value):.{DIGITS}g}")
+
+
+def as_json(data: dict[str, Any]) -> str:
+    """JSON that may stand in a script element: no token can end it."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

@@ -1,0 +1,103 @@
+"""The labels of heads, by what was measured; where too little was, a warning instead."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from collab_heads.analysis.roles.positional import PositionalNumbers
+from collab_heads.analysis.roles.rare import RareNumbers
+from collab_heads.analysis.roles.syntax import Baseline
+from collab_heads.analysis.roles.thresholds import RoleThresholds
+from collab_heads.sites import AttentionSite
+
+ROUNDING = 1e-9  # of a difference of two shares: 0.35 - 0.25 is 0.09999999999999998
+FIRST = "first token"
+ROLE_KINDS = ("positional", FIRST, "rare tokens", "syntactic")
+
+Labels = Mapping[str, tuple[tuple[str, ...], ...]]
+Kind = tuple[str, str]  # relation and direction
+# a label, and why too little was seen to give it; "" where there was enough
+Judged = tuple[str, str]
+
+
+def label_heads(
+    sites: Sequence[AttentionSite],
+    positional: Mapping[str, PositionalNumbers],
+    rare: Mapping[str, RareNumbers],
+    syntax: Mapping[str, Mapping[Kind, Tensor]],
+    baselines: Mapping[Kind, Baseline],
+    thresholds: RoleThresholds,
+) -> tuple[Labels, tuple[str, ...]]:
+    """Label every head.
+
+    Args:
+        sites: whose heads.
+        positional: path -> where its heads look.
+        rare: path -> how often they look at rare tokens; those of the first layer are labelled.
+        syntax: path -> (relation, direction) -> accuracies, [H].
+        baselines: what the best fixed offset reaches.
+        thresholds: from when on a head has a role.
+
+    Returns:
+        path -> per head its labels, and the warnings: which labels were not given, and why.
+    """
+    labels, withheld = {}, Counter[Judged]()
+    for site in sites:
+        judged = [
+            [
+                *judge_position(positional.get(site.path), head, thresholds),
+                *judge_rarity(rare.get(site.path) if site.layer == 0 else None, head, thresholds),
+                *judge_syntax(syntax.get(site.path, {}), baselines, head, thresholds),
+            ]
+            for head in range(site.num_heads)
+        ]
+        labels[site.path] = tuple(tuple(label for label, why in each if not why) for each in judged)
+        withheld.update((role_kind(label), why) for each in judged for label, why in each if why)
+    return labels, tuple(
+        f"{number} {'head' if number == 1 else 'heads'} would be called {label!r}, but {why}"
+        for (label, why), number in withheld.items()
+    )
+
+
+def judge_position(numbers: PositionalNumbers | None, head: int, thresholds: RoleThresholds) -> Iterator[Judged]:
+    """The label "positional -1", or "first token", or nothing."""
+    if numbers is None:
+        return
+    least = thresholds.samples.tokens
+    few = "" if numbers.tokens >= least else f"{numbers.tokens} query tokens are too few to tell: it takes {least}"
+    if numbers.first_token[head] >= thresholds.first_token:
+        yield FIRST, few
+    elif numbers.share[head] >= thresholds.positional:
+        offset = int(numbers.offset[head])
+        yield f"positional {offset:+d}" if offset else "positional 0", few
+
+
+def judge_rarity(numbers: RareNumbers | None, head: int, thresholds: RoleThresholds) -> Iterator[Judged]:
+    """The label "rare tokens", or nothing."""
+    if numbers is None or numbers.rarest[head] < thresholds.rare_tokens:
+        return
+    least, most = thresholds.samples.sentences, thresholds.samples.chance * thresholds.rare_tokens
+    few = ""
+    if numbers.sentences < least:
+        few = f"{numbers.sentences} sentences are too few to tell: it takes {least}"
+    elif numbers.chance[0] > most:
+        few = f"a head that looks anywhere would reach {numbers.chance[0]:.2f}, as so many tokens are equally rare"
+    yield "rare tokens", few
+
+
+def judge_syntax(
+    accuracies: Mapping[Kind, Tensor], baselines: Mapping[Kind, Baseline], head: int, thresholds: RoleThresholds
+) -> Iterator[Judged]:
+    """Relations and directions, such as "nsubj dependent->head"."""
+    least = thresholds.samples.dependencies
+    for kind, each in accuracies.items():
+        if float(each[head]) - baselines[kind].accuracy >= thresholds.syntactic - ROUNDING:
+            asked = baselines[kind].queries
+            few = f"{asked} words with the relation {kind[0]} are too few to tell: it takes {least}"
+            yield " ".join(kind), "" if asked >= least else few
+
+
+def role_kind(label: str) -> str:
+    """Which of `ROLE_KINDS` a label is: "positional -1" is "positional"."""
+    return next((kind for kind in ROLE_KINDS if label.split(" ")[0] == kind.split(" ")[0]), "syntactic")

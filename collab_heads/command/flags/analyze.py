@@ -1,0 +1,64 @@
+r"""Show the heads of a model.
+
+    collab-heads analyze sentence-transformers/all-MiniLM-L6-v2 --data text.txt --treebank dev.conllu
+    collab-heads analyze Helsinki-NLP/opus-mt-de-en --data dev.de.gz dev.en.gz --output_dir report
+
+Text files have a sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its own
+translations. Labelled examples: `collab-heads glue --analyze`. Without matplotlib the page has
+no curves and distributions, and there are no pictures beside it.
+"""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from collab_heads.checks import check_choice
+from collab_heads.command.flags.shared import (
+    add_data_arguments,
+    add_model_argument,
+    add_output_argument,
+    add_running_arguments,
+    check_files,
+    check_input,
+    check_output_dir,
+)
+from collab_heads.training.flags.parsing import count, count_from_1
+from collab_heads.words import REPORT_PARTS
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags."""
+    add_model_argument(parser)
+    add_data_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--treebank",
+        metavar="FILE",
+        help="CoNLL-U file in the input's language: the report also shows which heads follow its dependencies",
+    )
+    add_output_argument(parser, "the report", default="head_report")
+    add(
+        "--parts",
+        nargs="+",
+        metavar="PART",
+        help=f"parts of the report, some of {', '.join(REPORT_PARTS)} (default: all but {REPORT_PARTS[-1]})",
+    )
+    add("--samples", type=count_from_1, metavar="N", help="use only the first N sentences (default: all)")
+    add(
+        "--examples", type=count, default=3, metavar="N", help="sentences, of typical lengths, whose attention is shown"
+    )
+    add_running_arguments(parser)
+
+
+def check(args: Namespace) -> None:
+    """Check the files, and the output folder.
+
+    Raises:
+        ArgumentError: on a part that there is not, or a model that there is not.
+        DataError: if a file is missing.
+        OutputError: if the folder is not free.
+    """
+    for part in args.parts or ():
+        check_choice("part", part, REPORT_PARTS)
+    check_output_dir(Path(args.output_dir))
+    check_files(args.treebank)
+    check_input(args)

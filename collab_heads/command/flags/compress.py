@@ -1,0 +1,109 @@
+r"""Make the attention of a model smaller: from text alone, without labels.
+
+    collab-heads compress sentence-transformers/all-MiniLM-L6-v2 --data text.txt --plan
+    collab-heads compress Helsinki-NLP/opus-mt-de-en --data dev.de dev.en --budget 0.5 --output_dir small
+    collab-heads compress MODEL --data reviews.csv --column text --quality 0.1 --output_dir small
+
+`--plan` shows what every budget would cost in quality; `--distill_steps 300` brings back much of it. Text files have a
+sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its own translations. The
+smaller model loads with `from_pretrained` as any model does, where collab_heads has been imported.
+"""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from collab_heads.checks import check_choice
+from collab_heads.command.flags.shared import (
+    add_data_arguments,
+    add_model_argument,
+    add_output_argument,
+    add_running_arguments,
+    add_sample_arguments,
+    check_input,
+    check_output_dir,
+)
+from collab_heads.errors import ArgumentError
+from collab_heads.extras import check_extra
+from collab_heads.training.flags.parsing import count, positive
+from collab_heads.words import MEASURES, SITE_PARTS
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags."""
+    add_model_argument(parser)
+    add_data_arguments(parser)
+    add_output_argument(parser, "the smaller model")
+    add = parser.add_argument
+    add("--plan", action="store_true", help="only show what every budget would cost; the model stays as it is")
+    add(
+        "--budget",
+        type=positive,
+        metavar="SHARE",
+        help="what is to be left of attention, such as 0.5 (default, unless there is a --quality)",
+    )
+    add(
+        "--quality",
+        type=positive,
+        metavar="ERROR",
+        help="instead of a budget: by how much the output may change, such as 0.1; the model becomes as small as that "
+        "allows",
+    )
+    add("--of", default=MEASURES[0], metavar="WHAT", help=f"what the budget is of: {', '.join(MEASURES)}")
+    add(
+        "--mixing",
+        default="per_head",
+        metavar="KIND",
+        help="per_head: every head has its own, narrower query and key; shared: all heads use one, which is smallest, "
+        "and slow",
+    )
+    add(
+        "--sites",
+        nargs="+",
+        metavar="SITE",
+        help="the attention that may change, by role (enc-self, dec-self, dec-enc) or module path (default: all)",
+    )
+    add(
+        "--parts",
+        nargs="+",
+        metavar="PART",
+        help=f"what may become smaller, some of {', '.join(SITE_PARTS)} (default: all)",
+    )
+    add("--refine_steps", type=count, default=120, metavar="N", help="gradient steps per layer that improve the fit")
+    add(
+        "--distill_steps",
+        type=count,
+        default=0,
+        metavar="N",
+        help="training steps in which the smaller model learns to be like the original, on all of --data and without "
+        "labels; 300 bring back much of what was lost",
+    )
+    add_sample_arguments(parser)
+    add_running_arguments(parser)
+
+
+def check(args: Namespace) -> None:
+    """Check what a single flag cannot know, the files, and the output folder.
+
+    Raises:
+        ArgumentError: naming the flag and the way out.
+        DataError: if a file is missing.
+        OutputError: if the folder is not free.
+    """
+    check_choice("--of", args.of, MEASURES)
+    for part in args.parts or ():
+        check_choice("--parts", part, SITE_PARTS)
+    if args.budget is not None and args.quality is not None:
+        raise ArgumentError("--budget and --quality exclude each other: give one")
+    if args.budget is not None and args.budget > 1:
+        raise ArgumentError(f"budget {args.budget} must be a share of what attention has now: above 0, at most 1")
+    if args.plan and (args.budget, args.quality) != (None, None):
+        raise ArgumentError("--plan shows every budget: leave --budget and --quality out, or leave --plan out")
+    if args.plan and args.distill_steps:
+        raise ArgumentError("--plan makes no model that --distill_steps could train: leave one out")
+    if args.distill_steps:
+        check_extra("train", "distillations", ("accelerate",))
+    if not args.plan and args.output_dir is None:
+        raise ArgumentError("--output_dir is missing: a new folder for the smaller model (or only look, with --plan)")
+    if args.output_dir is not None:
+        check_output_dir(Path(args.output_dir))
+    check_input(args)

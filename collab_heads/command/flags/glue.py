@@ -1,0 +1,99 @@
+r"""Fine-tune a Transformer on a GLUE task, or on classification files of your own, with collaborative attention.
+
+    collab-heads glue --model_name_or_path bert-base-uncased --task_name mrpc --collaborative \
+        --dim_shared_query_key 256 --swap between --output_dir out
+    collab-heads glue --demo
+
+With several processes: `accelerate launch -m collab_heads glue ...`.
+"""
+
+from argparse import ArgumentParser, Namespace
+
+from collab_heads.checks import check_choice
+from collab_heads.command.flags.shared import check_files
+from collab_heads.errors import ArgumentError
+from collab_heads.extras import check_extra
+from collab_heads.training.data.glue_tasks import TASKS
+from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
+from collab_heads.training.flags.parsing import count_from_1, path
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument(
+        "--demo", action="store_true", help="try everything on a generated task with a small model; ignores other flags"
+    )
+    add_data_arguments(parser)
+    arguments.add_model_arguments(parser)
+    collaborative.add_collaborative_arguments(parser)
+    distilling.add_distill_arguments(parser)
+    pruning.add_head_arguments(parser)
+    alphas.add_alpha_arguments(parser)
+    rotating.add_rotation_arguments(parser)
+    analyzing.add_analysis_arguments(parser)
+    arguments.add_training_arguments(parser)
+    arguments.add_output_arguments(parser)
+
+
+def add_data_arguments(parser: ArgumentParser) -> None:
+    """Where the examples are from, and how they are cut."""
+    group = parser.add_argument_group("data")
+    add = group.add_argument
+    add("--task_name", metavar="TASK", help=f"GLUE task: {', '.join(TASKS)}")
+    add("--data_dir", type=path, metavar="DIR", help="folder with GLUE's TSV files (default: download from the Hub)")
+    add(
+        "--train_file",
+        type=path,
+        metavar="FILE",
+        help="your own training examples, instead of --task_name: a .csv, .tsv, .json or .jsonl file with a label and "
+        "one or two columns of text",
+    )
+    add("--validation_file", type=path, metavar="FILE", help="your own validation examples")
+    add("--test_file", type=path, metavar="FILE", help="your own test examples, for --do_predict; no labels needed")
+    add("--label_column", default="label", metavar="NAME", help="column of the label in your own files")
+    add(
+        "--skip_bad_rows",
+        action="store_true",
+        help="leave out TSV rows with a wrong number of fields, instead of refusing the file",
+    )
+    add("--max_length", type=count_from_1, default=128, metavar="N", help="cut texts to this many tokens")
+    add(
+        "--pad_to_max_length",
+        action="store_true",
+        help="pad every text to --max_length (default: to the longest of its batch)",
+    )
+    add("--max_train_samples", type=count_from_1, metavar="N", help="use only the first N training examples")
+    add("--max_eval_samples", type=count_from_1, metavar="N", help="use only the first N validation examples")
+    add("--do_predict", action="store_true", help="write predictions for the test examples to predictions/")
+
+
+def check(args: Namespace) -> None:
+    """Check that what training needs is installed, and the flags of the data.
+
+    Raises:
+        MissingPackageError: if a package is missing.
+        ArgumentError: naming the flag and the way out.
+        DataError: if a file is missing.
+    """
+    check_extra("train", "fine-tuning and translation")
+    if not args.demo:
+        check_data(args)
+        check_files(args.train_file, args.validation_file, args.test_file, args.data_dir)
+
+
+def check_data(args: Namespace) -> None:
+    """Check what a single flag of the data cannot know; the errors of `check`."""
+    files = [args.train_file, args.validation_file]
+    if args.task_name is not None:
+        args.task_name = args.task_name.lower()
+        check_choice("--task_name", args.task_name, TASKS)
+        if any(files) or args.test_file:
+            raise ArgumentError("--task_name and files of your own exclude each other")
+    elif not all(files):
+        raise ArgumentError("give --task_name, or --train_file and --validation_file")
+    elif args.data_dir:
+        raise ArgumentError("--data_dir needs --task_name")
+    if args.do_predict and args.task_name is None and not args.test_file:
+        raise ArgumentError("--do_predict needs --test_file")
+    if args.do_predict and args.output_dir is None:
+        raise ArgumentError("--do_predict needs --output_dir")

@@ -1,0 +1,134 @@
+"""The flags that the commands share: which model, on what, where; and the folder that they write."""
+
+import os
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from collab_heads.errors import ArgumentError, DataError, OutputError
+from collab_heads.training.flags.parsing import count_from_1, path, seed
+
+MODULES = "modules.json"  # of sentence-transformers: the parts that a model goes through, and their folders
+
+
+def add_model_argument(parser: ArgumentParser) -> None:
+    """The model."""
+    parser.add_argument("model", metavar="MODEL", help="folder, or name on the Hub, of the model")
+
+
+def add_data_arguments(parser: ArgumentParser, *, required: bool = True, why: str = "") -> None:
+    """The texts that the model is shown.
+
+    Args:
+        parser: takes the flags.
+        required: whether nothing can be done without.
+        why: what they are for, where they may be left out.
+    """
+    add = parser.add_argument
+    add(
+        "--data",
+        nargs="+",
+        required=required,
+        metavar="FILE",
+        help=f"{why}text file with a sentence a line, or a table (.csv, .tsv, .json, .jsonl); for a translation model "
+        "also the file of its translations",
+    )
+    add(
+        "--column",
+        nargs="+",
+        metavar="NAME",
+        help="column of a table that holds the text, or two: text and translation, or pairs that a classifier reads",
+    )
+    add("--skip_bad_rows", action="store_true", help="leave rows of a .tsv with too many or too few fields out")
+
+
+def add_sample_arguments(parser: ArgumentParser) -> None:
+    """How many of the texts a fit is made from."""
+    add = parser.add_argument
+    add("--samples", type=count_from_1, default=512, metavar="N", help="sentences to fit to, drawn by the seed")
+    add("--seed", type=seed, default=0, metavar="N", help="seed of everything that is random")
+
+
+def add_running_arguments(parser: ArgumentParser) -> None:
+    """How the model is run."""
+    add = parser.add_argument
+    add("--batch_size", type=count_from_1, default=32, metavar="N", help="sentences per batch")
+    add(
+        "--max_length",
+        type=count_from_1,
+        default=128,
+        metavar="N",
+        help="leave out sentences of more tokens (word pieces)",
+    )
+    add("--source_prefix", default="", metavar="TEXT", help="text before every input, as T5 wants it")
+    add("--device", default="cpu", metavar="DEVICE", help="where the model runs, such as cuda")
+    add_loading_arguments(parser)
+
+
+def add_loading_arguments(parser: ArgumentParser) -> None:
+    """How the model is loaded."""
+    parser.add_argument("--trust_remote_code", action="store_true", help="run Python code that comes with the model")
+
+
+def add_output_argument(parser: ArgumentParser, what: str = "the changed model", default: str | None = None) -> None:
+    """Where the command writes to."""
+    parser.add_argument(
+        "--output_dir", type=path, default=default, metavar="DIR", help=f"folder for {what}; must be new or empty"
+    )
+
+
+def check_input(args: Namespace) -> None:
+    """Check, before anything long is imported, that the files that the flags name are there.
+
+    Raises:
+        ArgumentError: if the model is a path to nothing, or a folder without a model.
+        DataError: if a text file is missing.
+    """
+    folder = Path(args.model)
+    if folder.is_dir():
+        check_folder(folder)
+    elif folder.is_absolute() or args.model.startswith((".", "~")) or len(folder.parts) > 2:
+        raise ArgumentError(f"there is no folder {args.model} (MODEL is a folder, or a name on the Hub)")
+    check_files(*(getattr(args, "data", None) or ()))
+
+
+def check_files(*names: str | None) -> None:
+    """Raise DataError for a file that is not there; None is no file."""
+    for name in names:
+        if name is not None and not Path(name).exists():
+            raise DataError(f"{name}: No such file or directory")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ArgumentError for a folder without a model, or one whose model lies in a folder of its own."""
+    if (folder / "config.json").exists():
+        return
+    inner = folder / "0_Transformer"
+    if (folder / MODULES).is_file() and inner.is_dir():
+        raise ArgumentError(f"{folder} is of sentence-transformers: the model in it is {inner}, give that")
+    if (folder / "adapter_config.json").exists():
+        raise ArgumentError(
+            f"{folder} holds an adapter of PEFT, no model: merge it into its model first, and save that"
+        )
+    raise ArgumentError(f"{folder} holds no model: it has no config.json")
+
+
+def check_output_dir(folder: Path) -> None:
+    """Check, before long work, that a folder is free and can be made.
+
+    Raises:
+        OutputError: if it is a file, holds anything, or lies where nothing may be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"--output_dir {folder} is a file")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise OutputError(f"--output_dir {folder} is in use: choose another, or move what is there")
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise OutputError(f"--output_dir {folder} cannot be made: {there} is no folder, or you may not write there")
+
+
+def check_new_model(args: Namespace) -> None:
+    """Check that a command that changes a model knows where to write it; the errors of `check_output_dir`."""
+    if args.output_dir is None:
+        raise ArgumentError("--output_dir is missing: a new folder for the changed model")
+    check_output_dir(Path(args.output_dir))

@@ -1,0 +1,55 @@
+r"""Train, compress and prune translation models: Marian, BART, mBART, M2M100, T5.
+
+    collab-heads translate --model_name_or_path Helsinki-NLP/opus-mt-de-en --train_file train.de train.en \
+        --validation_file dev.de dev.en --target_heads enc-self=12,dec-self=12,dec-enc=12 --output_dir out
+    collab-heads translate --demo
+
+With several processes: `accelerate launch -m collab_heads translate ...`.
+"""
+
+from argparse import ArgumentParser, Namespace
+
+from collab_heads.command.flags.shared import check_files
+from collab_heads.extras import check_extra
+from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, risk, rotating
+from collab_heads.training.flags.translation_arguments import (
+    add_scratch_arguments,
+    add_translation_data,
+    add_translation_training,
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help="try everything on a generated language with a small model; ignores other flags",
+    )
+    add_translation_data(parser)
+    arguments.add_model_arguments(parser)
+    add_scratch_arguments(parser)
+    collaborative.add_collaborative_arguments(parser)
+    distilling.add_distill_arguments(parser)
+    pruning.add_head_arguments(parser)
+    alphas.add_alpha_arguments(parser)
+    rotating.add_rotation_arguments(parser)
+    analyzing.add_analysis_arguments(parser)
+    arguments.add_training_arguments(parser)
+    add_translation_training(parser)
+    risk.add_risk_arguments(parser)
+    arguments.add_output_arguments(parser)
+
+
+def check(args: Namespace) -> None:
+    """Check that what training needs is installed, and the files.
+
+    Raises:
+        MissingPackageError: if a package is missing.
+        DataError: if a file is missing.
+    """
+    check_extra("train", "fine-tuning and translation")
+    if not args.demo:
+        check_files(
+            *(name for split in (args.train_file, args.validation_file, args.test_file) for name in split or ())
+        )

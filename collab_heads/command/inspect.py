@@ -1,0 +1,120 @@
+"""The work of `collab-heads inspect`: what is in a model, from its config; of its weights only gates are read."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+
+from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.command.inspected import FamilyFacts, FamilyList, ModelFacts, SiteFacts
+from collab_heads.heads.prune import size_of
+from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.output import gates_of
+from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.record import CollabConfig
+from collab_heads.registry import adapter_for_config, supported_model_types
+from collab_heads.training.runs.loading import load_or_explain
+
+
+def run(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
+    """Look, and print; returns what was found."""
+    found = look(args)
+    print(found)
+    return found
+
+
+def look(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
+    """What there is to say of a model, of the type of a model, or of all types."""
+    if args.model is None:
+        return FamilyList(tuple(map(facts_of_type, supported_model_types())))
+    if args.model in supported_model_types() and not Path(args.model).exists():
+        return facts_of_type(args.model)
+    config = load_or_explain(AutoConfig, args.model, trust_remote_code=args.trust_remote_code)
+    return facts_of_model(args.model, config)
+
+
+def facts_of_type(model_type: str) -> FamilyFacts:
+    """What works with a type of model."""
+    return family(adapter_for_config(AutoConfig.for_model(model_type)), model_type)
+
+
+def family(adapter: AttentionAdapter, model_type: str) -> FamilyFacts:
+    """What an adapter says of its models."""
+    return FamilyFacts(
+        model_type,
+        adapter=type(adapter).__name__,
+        roles=adapter.roles,
+        capabilities=tuple(sorted(adapter.capabilities)),
+        why_not={str(name): why for name, why in adapter.why_not.items()},
+    )
+
+
+def facts_of_model(name: str, config: PretrainedConfig) -> ModelFacts:
+    """What is in a model: built without memory for its weights, and changed as its config records."""
+    adapter = adapter_for_config(config)
+    model = empty_model(config)
+    adapter = adapter.variant(model.config)
+    gates = stored_gates(model, Path(name))
+    sites = [facts_of_site(site, gates) for site in open_sites(model, adapter, adapter.sites(model))]
+    return ModelFacts(
+        name, type(model).__name__, family(adapter, config.model_type), tuple(sites), parameters=model.num_parameters()
+    )
+
+
+def empty_model(config: PretrainedConfig) -> PreTrainedModel:
+    """The model that a config describes, of the class that it names, on the meta device."""
+    named = getattr(transformers, (config.architectures or ["AutoModel"])[0], AutoModel)
+    with torch.device("meta"):
+        return cast(PreTrainedModel, AutoModel.from_config(config) if named is AutoModel else named(config))
+
+
+def facts_of_site(site: OpenSite, gates: Mapping[str, Tensor]) -> SiteFacts:
+    """What there is to say of a module of attention."""
+    state = CollabConfig.of(site.model.config).site(site.site)
+    size, empty = size_of(site), not site.num_heads
+    return SiteFacts(
+        site.path,
+        site.role,
+        layer=site.site.layer,
+        kind="stock" if state.query_key is None else state.query_key.kind,
+        heads=site.num_heads,
+        heads_before=state.num_heads,
+        key_heads=site.site.num_key_heads,
+        kept=site.head_numbers,
+        query_key=0 if empty else site.query_key_width,
+        value=0 if empty else site.dim_value,
+        gates=None if state.gates is None else state.gates.kind,
+        open=open_heads(site, gates),
+        alphas=state.alphas,
+        parameters=size.parameters,
+        cache=size.cache if site.role.startswith("dec") else 0,
+    )
+
+
+def stored_gates(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+    """The tensors of all gates that a folder stores, by name; of a name on the Hub none."""
+    found: dict[str, Tensor] = {}
+    if any(isinstance(module, HeadGates) for module in model.modules()):
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:
+                found |= {name: tensors.get_tensor(name) for name in tensors.keys() if ".gates." in name}
+    return found
+
+
+def open_heads(site: OpenSite, stored: Mapping[str, Tensor]) -> tuple[int, ...] | None:
+    """The numbers of the heads whose gates are open; None without gates, or without their weights."""
+    gates = gates_of(site.output) if site.num_heads else None
+    if gates is None:
+        return None
+    path = next(path for path, module in site.model.named_modules() if module is gates)
+    mine = {name.removeprefix(f"{path}."): tensor for name, tensor in stored.items() if name.startswith(f"{path}.")}
+    if not mine:
+        return None
+    gates.to_empty(device="cpu").load_state_dict(mine)
+    return tuple(site.head_numbers[i] for i in gates.is_open().nonzero().flatten().tolist())

@@ -1,0 +1,58 @@
+"""The work of `collab-heads prune`."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from collab_heads.command.flags.prune import MEASURED
+from collab_heads.command.models import check_class, load
+from collab_heads.command.samples import calibration
+from collab_heads.command.writing import write_model
+from collab_heads.heads.gating import swap_to_gated
+from collab_heads.heads.importance import head_importance, most_important
+from collab_heads.heads.prune import prune_heads
+from collab_heads.heads.report import PruneReport
+from collab_heads.registry import get_adapter, is_lone_decoder
+from collab_heads.sites import select_sites
+from collab_heads.training.flags.pruning import CRITERIA_OF, read_alive
+
+
+def run(args: Namespace) -> PruneReport:
+    """Choose heads, remove the others, print and write; returns the report."""
+    alive = None if args.alive_heads is None else read_alive(args.alive_heads)
+    loaded = load(args)
+    model = loaded.model
+    check_class(model)
+    batches = calibration(args, loaded)
+    if args.target_heads is not None:
+        alive = most_important(model, scores(args, model, batches), args.target_heads)
+    if alive is not None:
+        swap_to_gated(model, alive_heads=alive)  # else the gates that training left say which heads stay
+    report = prune_heads(model, calibration=None if args.no_repair else batches)
+    print(report)
+    write_model(args, loaded, "prune", report)
+    return report
+
+
+def scores(args: Namespace, model: PreTrainedModel, batches: Sequence[Mapping] | None) -> dict[str, Tensor]:
+    """A score for every head of the sites that `--target_heads` and `--sites` name: path -> [H]."""
+    names = list(args.target_heads) if isinstance(args.target_heads, Mapping) else args.sites
+    sites = select_sites(get_adapter(model).sites_with_heads(model), names)
+    if args.head_selection in MEASURED and batches is not None:
+        criterion = CRITERIA_OF[args.head_selection]
+        labelled = [with_labels(model, batch) for batch in batches] if criterion == "gradient" else batches
+        measured = head_importance(model, labelled, criterion=criterion)
+    else:
+        generator = torch.Generator().manual_seed(args.seed)
+        measured = {site.path: torch.rand(site.num_heads, generator=generator) for site in sites}
+    return {site.path: measured[site.path] for site in sites}
+
+
+def with_labels(model: PreTrainedModel, batch: Mapping) -> Mapping:
+    """A batch with the labels of a language model, which are its tokens; that of any other model as it is."""
+    if not is_lone_decoder(model.config):
+        return batch
+    return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}

@@ -1,0 +1,33 @@
+"""The work of `collab-heads swap`."""
+
+from argparse import Namespace
+
+from collab_heads.collaborative.report import SwapReport
+from collab_heads.collaborative.swap import swap_to_collaborative
+from collab_heads.command.models import check_class, load
+from collab_heads.command.samples import calibration
+from collab_heads.command.writing import write_model
+from collab_heads.training.flags.collaborative import check_fit
+
+
+def run(args: Namespace) -> SwapReport:
+    """Swap, print and write; returns the report."""
+    check_fit(args)
+    loaded = load(args)
+    check_class(loaded.model)
+    report = swap_to_collaborative(
+        loaded.model,
+        dim_shared_query_key=args.dim_shared_query_key,
+        dim_value=args.dim_value,
+        mixing=args.mixing,
+        allocation=args.allocation,
+        sites=args.sites,
+        calibration=calibration(args, loaded),
+        tol=args.decomposition_tol,
+        method=args.decomposition_method,
+        refine_steps=args.refine_steps,
+        seed=args.seed,
+    )
+    print(report)
+    write_model(args, loaded, "swap", report)
+    return report

@@ -1,0 +1,33 @@
+"""A first look at the command line, before torch and transformers are imported: they take seconds.
+
+`collab-heads compress --help` and a wrong flag need none of them. But Python runs a package before any module in it,
+the command's, too. So the package's `__init__` calls `first_look` before its own imports: where the process is the
+command, its flags are read and checked then, and it leaves if there is no more to do. Else all is imported as ever.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import PurePath
+
+COMMAND, PACKAGE = "collab-heads", "collab_heads"
+
+
+def first_look() -> None:
+    """Read the command's flags, if this process is the command; leave if they are wrong, or ask for help."""
+    if is_command(sys.argv, sys.orig_argv):
+        import_module(f"{PACKAGE}.command.main").look(sys.argv[1:])
+
+
+def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
+    """Whether a process was started as `collab-heads ...` or `python -m collab_heads ...`.
+
+    Args:
+        argv: `sys.argv`; while Python looks for the module after `-m`, its first element is "-m".
+        original: `sys.orig_argv`, in which the name of that module still stands.
+    """
+    if not argv:
+        return False
+    if argv[0] == "-m":
+        return "-m" in original and original[original.index("-m") + 1 :][:1] == [PACKAGE]
+    return PurePath(argv[0]).stem == COMMAND

@@ -1,0 +1,101 @@
+"""The marks in the `config.json` of a changed model, so that it never loads silently wrong.
+
+`transformers_weights` is the field in which a config names the file of the weights. Of a changed model it holds a
+sentence instead of a name. Every `from_pretrained` of transformers 5 refuses it, before any weight is read, with a
+ValueError that ends in that sentence; where this package is imported it is passed over (`transformers_hooks`).
+Configs and tokenizers load everywhere, and the weights keep their usual names.
+
+`auto_map` names the code that `trust_remote_code=True` runs: a small file beside the config that imports this package.
+
+The marks are written with the file and dropped at loading: a config in use has none.
+"""
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from transformers import AutoModel, PretrainedConfig
+
+from collab_heads.files import write_file
+from collab_heads.record import FIELD, stacks_of
+
+WEIGHTS, CODE = "transformers_weights", "auto_map"  # fields of a config that transformers reads
+BEGINNING = "collab_heads changed the attention of this model"
+SENTENCE = (
+    f"{BEGINNING}: pip install collab-heads, then `import collab_heads` before it is loaded "
+    "(or AutoModel.from_pretrained with trust_remote_code=True)"
+)
+MODULE = "modeling_collab_heads"
+SOURCE = Path(__file__).parents[1] / f"{MODULE}.py"
+
+
+def is_mark(weights: object) -> bool:
+    """Whether what should name a file of weights is our sentence, of this version or another."""
+    return isinstance(weights, str) and weights.startswith(BEGINNING)
+
+
+def is_changed(config: PretrainedConfig) -> bool:
+    """Whether a config, or one in it, records changed sites."""
+    return hasattr(config, FIELD) or any(is_changed(stack) for _, stack in stacks_of(config))
+
+
+def marked(config: PretrainedConfig) -> PretrainedConfig:
+    """What is to be written for a config: a copy with the marks of a changed model, or without any."""
+    config = copy.deepcopy(config)
+    unmark(config)
+    mark(config)
+    has_code = bool(getattr(config, CODE, None))  # of others
+    if is_changed(config) and not has_code and (models := auto_map(config)):
+        setattr(config, CODE, models)
+    return config
+
+
+def mark(config: PretrainedConfig) -> None:
+    """Put the sentence into a changed config and into those in it, which load alone from the file of the whole."""
+    for _, stack in stacks_of(config):
+        mark(stack)
+    if is_changed(config):
+        setattr(config, WEIGHTS, SENTENCE)
+
+
+def unmark(config: PretrainedConfig) -> None:
+    """Take the marks from a config that was read; those in it belong to models of their own, which do so, too."""
+    if is_mark(getattr(config, WEIGHTS, None)):
+        delattr(config, WEIGHTS)
+    if names_our_code(config):
+        delattr(config, CODE)
+
+
+def names_our_code(config: PretrainedConfig) -> bool:
+    """Whether the code that a config names is ours; from the Hub it reads `owner/name--module.class`."""
+    code = getattr(config, CODE, None) or {}
+    return any(f"{MODULE}." in str(reference) for reference in code.values())
+
+
+def auto_map(config: PretrainedConfig) -> dict[str, str]:
+    """Class that chooses a model by its config -> the class of ours that stands for what it chooses."""
+    autos = {name: auto for name, auto in vars(sys.modules[AutoModel.__module__]).items() if name.startswith("Auto")}
+    tables = {name: getattr(auto, "_model_mapping", None) for name, auto in sorted(autos.items())}
+    chosen = {name: choice(config, table) for name, table in tables.items() if table is not None}
+    return {name: f"{MODULE}.{model}" for name, model in chosen.items() if model is not None}
+
+
+def choice(config: PretrainedConfig, table: Mapping) -> str | None:
+    """The model of transformers that a table has for a config; None if there is none, or one for a part of it."""
+    if type(config) not in table:
+        return None
+    models = table[type(config)]
+    choices = {model.__name__: model for model in (models if isinstance(models, Sequence) else (models,))}
+    name = next((name for name in config.architectures or () if name in choices), next(iter(choices)))
+    fits = choices[name].config_class is type(config) and choices[name].__module__.startswith("transformers.")
+    return name if fits else None
+
+
+def write_code(config: PretrainedConfig, folder: Path) -> None:
+    """Write the file that `auto_map` names beside a config, if it names ours; without one nothing is left of it."""
+    file = folder / SOURCE.name
+    if names_our_code(marked(config)):
+        write_file(file, SOURCE.read_bytes())
+    elif file.is_file() and file.read_bytes() == SOURCE.read_bytes():
+        file.unlink()

@@ -1,0 +1,81 @@
+"""The names that PEFT is to adapt in a model whose attention was changed."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.checks import check_choice, is_list
+from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.layers.fused import whole_of
+from collab_heads.layers.output import HeadOutputProjection
+from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.registry import get_adapter
+
+Part = Literal["query", "key", "value", "output"]
+PARTS: tuple[Part, ...] = ("query", "key", "value", "output")
+
+
+def peft_targets(
+    model: PreTrainedModel,
+    parts: str | Sequence[str] = ("query", "value"),
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+) -> list[str]:
+    """The `target_modules` of a LoRA of attention, for stock and changed models alike.
+
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=peft_targets(model)))
+
+    PEFT's own default targets are names of stock projections, where it knows the model type at all. Queries and keys
+    have other names where they are collaborative, so that a default passes them over in silence; it is an error where
+    every one of its names is gone, or where the model type is none that PEFT knows.
+
+    Args:
+        model: a transformers model, changed or not; it stays as it is.
+        parts: what of attention is adapted: "query", "key", "value" and "output", one or several. Where one projection
+            makes query, key and value (GPT-2), it is adapted for any of the three.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+
+    Returns:
+        Paths of modules, in model order, each once. Sites without heads have none.
+
+    Raises:
+        ArgumentError: on an unknown part, or if there is nothing to adapt.
+        SwapError: if an output projection holds gates or alphas, which LoRA would pass by.
+        UnsupportedModelError: if there is no adapter for the model.
+    """
+    named: list[str] = list(parts) if is_list(parts) else [parts]  # type: ignore[list-item]
+    for part in named:
+        check_choice("part", part, PARTS)
+    paths = {module: path for path, module in model.named_modules()}
+    modules = [
+        module
+        for site in open_sites(model, get_adapter(model, adapter))
+        for part in PARTS
+        if part in named
+        for module in [module_of(site, part)]
+        if module is not None
+    ]
+    if not modules:
+        raise ArgumentError(
+            f"there is nothing to adapt: no site of the model has a {' or '.join(named) or 'part'} left"
+        )
+    return list(dict.fromkeys(paths[module] for module in modules))
+
+
+def module_of(site: OpenSite, part: str) -> nn.Module:
+    """The Linear or Conv1D that is a part of a site, or makes it beside others."""
+    if part == "output":
+        if isinstance(site.output, HeadOutputProjection):
+            raise SwapError(
+                f"the output projection of {site.path} holds gates or alphas, which LoRA would pass by: prune_heads "
+                "or fold_heads first, or leave the part out"
+            )
+        return site.output
+    if part == "value":
+        return whole_of(site.value)
+    if site.query_key is not None:
+        return site.query_key.shared_query if part == "query" else site.query_key.shared_key
+    query, key = site.projections
+    return whole_of(query if part == "query" else key)

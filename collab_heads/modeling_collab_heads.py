@@ -1,0 +1,18 @@
+"""Loads a model whose attention collab_heads changed, for `AutoModel.from_pretrained(..., trust_remote_code=True)`.
+
+It needs `pip install collab-heads`, and does no more than import that package: the models are those of transformers.
+"""
+
+import transformers
+
+try:
+    import collab_heads  # noqa: F401  from now on transformers loads what it changed
+except ModuleNotFoundError as error:
+    raise ImportError("collab_heads changed the attention of this model: pip install collab-heads") from error
+
+
+def __getattr__(name: str) -> type:
+    """Stand for a class of transformers, which must not be registered as custom code: its models are saved as usual."""
+    model = getattr(transformers, name)
+    parts = {part: getattr(model, part) for part in ("from_pretrained", "_from_config", "config_class", "__module__")}
+    return type(name, (), {**parts, "register_for_auto_class": staticmethod(lambda auto_class=None: None)})

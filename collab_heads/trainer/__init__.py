@@ -1,0 +1,1 @@
+"""Heads that are learned, mixed and rotated by a transformers Trainer."""

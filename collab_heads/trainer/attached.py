@@ -1,0 +1,137 @@
+"""What a Trainer does differently with a `HeadTraining`: its loss, its optimizer, its clipping, its best model."""
+
+import functools
+import inspect
+from typing import Any, cast
+
+import torch
+from transformers import Trainer
+
+from collab_heads.errors import ArgumentError
+from collab_heads.heads.adamw import HeadAdamW
+from collab_heads.heads.penalty.head_penalty import HeadPenalty
+
+ADAMW = frozenset(inspect.signature(torch.optim.AdamW).parameters) - {"params"}
+
+
+class AttachedTrainer(Trainer):
+    """The methods of a Trainer that know of heads; `attached_class` puts them before those of a class."""
+
+    head_training: Any  # a `HeadTraining`, whose module imports this one
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The Trainer's loss and, in training, the share of the penalty that this batch has in the optimizer step."""
+        batch = dict(inputs)  # the Trainer takes labels out
+        result: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch=num_items_in_batch)
+        extra = self.head_training.extra(batch, num_items_in_batch) if model.training else None
+        if extra is None:
+            return result
+        if self.is_loss_of_step(num_items_in_batch):
+            extra = extra / self.current_gradient_accumulation_steps
+        loss, *outputs = result if return_outputs else (result,)
+        loss = loss + extra.to(loss.device)
+        return (loss, *outputs) if return_outputs else loss
+
+    def is_loss_of_step(self, items: torch.Tensor | int | None) -> bool:
+        """Whether the losses of an optimizer step's batches are summed, not averaged: as `training_step` decides."""
+        if getattr(self, "loss_is_scaled_for_ga", None) is not None:
+            return bool(self.loss_is_scaled_for_ga)
+        return self.compute_loss_func is not None or (self.model_accepts_loss_kwargs and items is not None)
+
+    def create_optimizer(self, *args, **kwargs):
+        """The Trainer's optimizer, with groups for gates and alphas; a second moment that gates share needs AdamW."""
+        given = self.optimizer is not None
+        penalty = self.head_training.begin(self.state)
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if penalty is None:
+            return optimizer
+        groups = penalty.groups(**self.head_training.rates)
+        if given:
+            check_given(optimizer, penalty)
+        else:
+            self.optimizer = with_groups(optimizer, groups, scaled=self.accelerator.scaler is not None)
+        return self.optimizer
+
+    def _clip_grad_norm(self, model):
+        """Clip the gradients of weights: gates and alphas have scales of their own."""
+        penalty = self.head_training.penalty
+        if penalty is None:
+            return super()._clip_grad_norm(model)
+        return self.accelerator.clip_grad_norm_(penalty.others(model), self.args.max_grad_norm)
+
+    def _determine_best_metric(self, metrics, trial):
+        """A model that has not come down to its number of heads is not the best one yet."""
+        penalty = self.head_training.penalty
+        if penalty is not None and not penalty.finished:
+            return False
+        return super()._determine_best_metric(metrics=metrics, trial=trial)
+
+    def _load_callback_state(self):
+        """A `HeadTraining` reads its state itself, when the training begins, and is not made anew."""
+        name, stored = type(self.head_training).__name__, cast(dict, self.state.stateful_callbacks)
+        ours = stored.pop(name, None)
+        super()._load_callback_state()
+        if ours is not None:
+            stored[name] = ours
+
+    def log(self, logs, *args, **kwargs):
+        """Log beside a training loss what there is to watch of gates and alphas."""
+        penalty = self.head_training.penalty
+        if penalty is not None and "loss" in logs:
+            logs = logs | {name: value for name, value in penalty.metrics().items() if "/" not in name}
+        return super().log(logs, *args, **kwargs)
+
+
+@functools.cache
+def attached_class(kind: Any) -> type[Trainer]:
+    """The class that a Trainer of class `kind` becomes: under the same name, since cards and logs show it."""
+    return type(kind.__name__, (AttachedTrainer, kind), {"__module__": kind.__module__})
+
+
+def with_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], scaled: bool) -> torch.optim.Optimizer:
+    """An optimizer with other groups for some parameters, whose state is empty yet.
+
+    Args:
+        optimizer: as the Trainer made it, with all trainable parameters.
+        groups: of gates and alphas; they leave the groups that they are in.
+        scaled: whether gradients are scaled (fp16): AdamW is then not fused, as a fused step does not tell when it was
+            skipped.
+
+    Raises:
+        ArgumentError: if gates share a second moment and the optimizer is no AdamW.
+    """
+    apart = {id(parameter) for group in groups for parameter in group["params"]}
+    kept = [{**g, "params": [p for p in g["params"] if id(p) not in apart]} for g in optimizer.param_groups]
+    kept = [group for group in kept if group["params"]]
+    if type(optimizer) is torch.optim.AdamW:
+        options = {name: value for name, value in optimizer.defaults.items() if name in ADAMW}
+        if scaled:
+            options["fused"] = None
+            kept = [{**group, "fused": None} for group in kept]
+        return HeadAdamW([*kept, *groups], **options)
+    check_shared(optimizer, groups)
+    optimizer.param_groups[:] = kept
+    for group in groups:
+        optimizer.add_param_group({name: value for name, value in group.items() if name != "shared"})
+    return optimizer
+
+
+def check_given(optimizer: Any, penalty: HeadPenalty) -> None:
+    """Raise ArgumentError unless an optimizer that was made before trains gates and alphas as they need it."""
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # a second training has accelerate's around it
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if any(id(parameter) not in held for parameter in penalty.parameters()):
+        raise ArgumentError(
+            "the optimizer that the Trainer was given holds no gates and alphas: give it HeadPenalty.groups(), or let "
+            "the Trainer make its own (optimizers=None)"
+        )
+    check_shared(optimizer, penalty.groups())
+
+
+def check_shared(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Raise ArgumentError if gates share a second moment, and this optimizer has none to share."""
+    if any(group.get("shared") for group in groups) and not isinstance(optimizer, HeadAdamW):
+        raise ArgumentError(
+            f"target_heads needs AdamW, whose second moment the gates share, not {type(optimizer).__name__}: "
+            "TrainingArguments(optim='adamw_torch_fused'), or collab_heads.HeadAdamW where you make it yourself"
+        )

@@ -1,0 +1,233 @@
+"""HeadTraining: what training adds for heads, in a transformers Trainer."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from accelerate.utils import broadcast_object_list
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
+from transformers.trainer_callback import ExportableState
+
+from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.checks import is_number
+from collab_heads.errors import ArgumentError
+from collab_heads.heads.alpha import mixed_sites
+from collab_heads.heads.gating import gated_sites
+from collab_heads.heads.penalty.head_penalty import HeadPenalty
+from collab_heads.heads.penalty.parts import PenaltyOptions
+from collab_heads.registry import get_adapter
+from collab_heads.rotation.dynamic import DynamicRotation
+from collab_heads.rotation.manual import HeadRotation
+from collab_heads.trainer.attached import attached_class
+from collab_heads.wrappers import model_inside
+
+SELECTION_SHARE = 0.1  # of the training in which heads go down to their target, as in the scripts
+OPTIONS = frozenset(field.name for field in dataclasses.fields(PenaltyOptions))
+
+
+class HeadTraining(TrainerCallback, ExportableState):
+    """Learn, mix and rotate heads in a training of transformers' `Trainer`, or of any class made from it.
+
+        swap_to_gated(model)
+        trainer = Trainer(model=model, args=arguments, train_dataset=train, eval_dataset=validation)
+        HeadTraining(target_heads=18).attach(trainer)
+        trainer.train()
+        prune_heads(model)
+
+    The penalty of gates, alphas and likeness is added to the loss in training, not in evaluation, and counts once an
+    optimizer step, however many batches it takes. Gates and alphas have parameter groups of their own in the
+    optimizer, without weight decay, and no part in the clipping of gradients. `log_history` holds how many heads are
+    open, and norms of alphas. Where the best model is loaded at the end, it is the best of those that have the target
+    number of heads. A training that goes on from a checkpoint ends as one that was never stopped: what it needs of the
+    heads is in `trainer_state.json`.
+
+    Args:
+        rotation: lets heads change places before epochs; a `HeadRotation` or a `DynamicRotation`.
+        batches: input dicts as the model takes them, to rank the heads on for a `DynamicRotation`; None for the
+            Trainer's evaluation set.
+        gate_lr: peak learning rate of the gates.
+        alpha_lr: peak learning rate of the alphas; None for that of the other weights.
+        steps: as `HeadPenalty`'s; a number below 1 is a share of the training's optimizer steps; None for a tenth.
+        alpha_start: as `HeadPenalty`'s; a number below 1 is a share of the training's optimizer steps.
+        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        options: other arguments of `HeadPenalty`: `gate_weight`, `target_heads`, `scores`, `seed`, `growth`,
+            `growth_beside`, `growth_radius`, `disagreement`.
+
+    Attributes:
+        penalty: of the training under way; None before and after it, and where only a rotation was asked for.
+
+    Raises:
+        ArgumentError: on an argument that `HeadPenalty` does not have, or cannot be.
+    """
+
+    def __init__(
+        self,
+        *,
+        rotation: HeadRotation | DynamicRotation | None = None,
+        batches: Iterable[Mapping] | None = None,
+        gate_lr: float = 0.1,
+        alpha_lr: float | None = None,
+        steps: float | None = None,
+        alpha_start: float | None = None,
+        adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+        **options: Any,
+    ):
+        if unknown := sorted(options.keys() - OPTIONS):
+            raise ArgumentError(f"{unknown[0]} is no argument of a HeadPenalty; there are {', '.join(sorted(OPTIONS))}")
+        if rotation is not None and not isinstance(rotation, HeadRotation | DynamicRotation):
+            raise ArgumentError(f"rotation must be a HeadRotation or a DynamicRotation, not {rotation!r:.200}")
+        if batches is not None and rotation is None:
+            raise ArgumentError("batches are there to rank heads on for a rotation, and there is none")
+        self.rotation, self.batches, self.adapter = rotation, batches, adapter
+        self.rates: dict[str, Any] = {"gate_lr": gate_lr, "alpha_lr": alpha_lr}
+        self.steps, self.alpha_start, self.options = steps, alpha_start, options
+        self.trainer: Trainer | None = None
+        self.penalty: HeadPenalty | None = None
+        self.progress: dict[str, Any] | None = None  # of the penalty, between two trainings
+        self.epoch = 0
+
+    def attach(self, trainer: Trainer) -> Trainer:
+        """Let a Trainer do all this, in place, before it trains; it is returned.
+
+        Raises:
+            ArgumentError: if this, or the Trainer, has been attached already, or it divides weights or batches in a
+                way that heads cannot follow.
+        """
+        if self.trainer is not None or hasattr(trainer, "head_training"):
+            raise ArgumentError("a HeadTraining is for one Trainer, and a Trainer has one HeadTraining")
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise ArgumentError("FSDP and DeepSpeed divide the weights of a head: train with DDP, or with the scripts")
+        if trainer.args.n_gpu > 1:
+            raise ArgumentError("one process on several GPUs copies the model for each: launch with torchrun (DDP)")
+        if self.options.get("disagreement") is not None and not computes_loss(cast(nn.Module, trainer.model)):
+            raise ArgumentError(
+                f"disagreement is of one pass of a batch, and the losses of a {type(trainer.model).__name__} may take "
+                "several: train without it"
+            )
+        self.trainer = trainer
+        kind: Any = type(trainer)
+        trainer.__class__ = attached_class(kind)
+        trainer.head_training = self  # type: ignore[attr-defined]
+        trainer.add_callback(self)
+        return trainer
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model that is trained, without what is around it (PEFT, sentence-transformers)."""
+        assert self.trainer is not None
+        return model_inside(cast(nn.Module, self.trainer.model))
+
+    def begin(self, state: TrainerState) -> HeadPenalty | None:
+        """Make the penalty of a training, before its optimizer is made, and check the rotation.
+
+        Args:
+            state: of the training, as it begins or goes on.
+
+        Raises:
+            CollabHeadsError: if the model is not made for what is asked, there is nothing to do, or it is to go on from
+                the checkpoint of a training without this.
+        """
+        name, total, epochs = type(self).__name__, state.max_steps, state.num_train_epochs
+        if total and name not in cast(dict, state.stateful_callbacks):
+            raise ArgumentError(f"the checkpoint was written without a {name}: begin again, or go on without one")
+        if self.rotation is not None:
+            self.rotation.check(self.model, epochs or None)
+        options = dict(self.options)
+        if options.get("target_heads") is not None or self.steps is not None:
+            share = SELECTION_SHARE if self.steps is None else self.steps
+            options["steps"] = max(1, in_steps("steps", share, total))
+        if self.alpha_start is not None:
+            options["alpha_start"] = in_steps("alpha_start", self.alpha_start, total)
+        adapter = get_adapter(self.model, self.adapter)
+        if options.get("target_heads") is None and gated_sites(self.model, adapter, learned=True):
+            options.setdefault("gate_weight", 0.0)  # also gates that nothing pushes have a group of their own
+        if options or self.rotation is None or mixed_sites(self.model, adapter):
+            self.penalty = HeadPenalty(self.model, adapter=adapter, **options)
+        return self.penalty
+
+    def extra(self, batch: Mapping, items: Tensor | int | None) -> Tensor | None:
+        """What to add to the loss of a whole optimizer step; `items` is what its mean is over, if that is known."""
+        return None if self.penalty is None else self.penalty.total(batch, tokens=None if items is None else int(items))
+
+    def state(self) -> dict:
+        """What a checkpoint must know of the heads: JSON."""
+        progress = self.progress if self.penalty is None else self.penalty.state_dict()
+        rotation = None if self.rotation is None else self.rotation.state_dict()
+        return {"args": {}, "attributes": {"penalty": progress, "rotation": rotation}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from there.
+
+        Raises:
+            ArgumentError: if it is the state of something else.
+        """
+        penalty, rotation = state["penalty"], state["rotation"]
+        if self.penalty is not None and penalty is not None:
+            self.penalty.load_state_dict(penalty)
+        if self.rotation is not None and rotation is not None:
+            self.rotation.load_state_dict(rotation)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Go on from a checkpoint, where there is one: `state` is what it held."""
+        self.load_state(state.stateful_callbacks[type(self).__name__]["attributes"])
+        self.epoch = int(state.epoch or 0)
+
+    def on_epoch_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+        """Let heads change places before an epoch; last bits of scores may differ, so the first process chooses."""
+        self.epoch += 1
+        if self.rotation is None:
+            return
+        with torch.random.fork_rng(devices=[]):  # going through a data set draws, and a resumed training does not
+            pairs = [self.rotation.plan(self.model, self.epoch, self.ranking_batches())]
+        if args.world_size > 1:
+            broadcast_object_list(pairs)
+        self.rotation.apply(self.model, epoch=self.epoch, optimizer=optimizer, pairs=pairs[0])
+
+    def ranking_batches(self) -> Iterable[Mapping] | None:
+        """What heads are ranked on: only read where that is due."""
+        if self.batches is not None or self.trainer is None or self.trainer.eval_dataset is None:
+            return self.batches
+        shard = self.trainer.get_eval_dataloader()  # of this process: all of them rank on the whole set
+        return DataLoader(shard.dataset, self.trainer.args.per_device_eval_batch_size, collate_fn=shard.collate_fn)
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        """Alphas that do not learn, or not yet, have no gradient."""
+        if self.penalty is not None:
+            self.penalty.before_step()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Go on after an optimizer step."""
+        if self.penalty is not None:
+            assert self.trainer is not None
+            self.penalty.step(skipped=self.trainer.accelerator.optimizer_step_was_skipped)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Let go of the model; how far the penalty is stays known, for a training that goes on."""
+        if self.penalty is not None:
+            self.progress = self.penalty.state_dict()
+            self.penalty.close()
+            self.penalty = None
+
+
+def computes_loss(model: nn.Module) -> bool:
+    """Whether a model computes its loss itself: a transformers model, perhaps with PEFT's adapters."""
+    return isinstance(model, PreTrainedModel) or hasattr(model, "get_base_model")
+
+
+def in_steps(name: str, value: float, total: int) -> int:
+    """A number of optimizer steps, from one, or from a share of the `total` steps of a training.
+
+    Raises:
+        ArgumentError: if it is neither a whole number from 0 nor a share below 1, or the total is needed and not known.
+    """
+    if not is_number(value) or value < 0 or (value >= 1 and value != int(value)):
+        raise ArgumentError(f"{name} {value!r} must be a number of optimizer steps, or a share of them below 1")
+    if isinstance(value, int) or value >= 1:
+        return int(value)
+    if total < 1:
+        raise ArgumentError(f"{name} {value!r} is a share of the training's steps: attach before Trainer.train()")
+    return math.ceil(value * total)

@@ -1,0 +1,19 @@
+"""The words that arguments choose from; light, so that a command line is read without importing what they name."""
+
+from typing import Literal, get_args
+
+# The names of the field's papers (Voita et al. 2019, arXiv:1905.09418).
+Role = Literal["enc-self", "dec-self", "dec-enc"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+Allocation = Literal["uniform", "balanced"]  # of widths to sites
+ALLOCATIONS: tuple[Allocation, ...] = get_args(Allocation)
+
+SitePart = Literal["heads", "query_key", "values"]  # what of a site can become smaller
+SITE_PARTS: tuple[SitePart, ...] = get_args(SitePart)
+
+Measure = Literal["parameters", "operations", "cache", "time"]  # what a budget is of
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+
+ReportPart = Literal["statistics", "roles", "relevance", "gradient", "contributions", "ablation"]
+REPORT_PARTS: tuple[ReportPart, ...] = get_args(ReportPart)

@@ -1,0 +1,66 @@
+"""What transformers models are wrapped in, and where the model is inside."""
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from collab_heads.errors import UnsupportedModelError
+
+# Class name of a wrapper -> what to do instead. By name, so that no optional package is imported.
+_CHANGE_INSTEAD = {
+    "DistributedDataParallel": "swap the inner model (model.module) before wrapping, on every rank with the same data",
+    "DataParallel": "swap the inner model (model.module) before wrapping",
+    "FullyShardedDataParallel": "swap before sharding",
+    "FSDPModule": "swap before sharding",
+    "DeepSpeedEngine": "swap before deepspeed.initialize",
+    "OptimizedModule": "swap before torch.compile (the original is model._orig_mod)",
+    "PeftModel": "swap the base model before adding adapters, or merge_and_unload() them first",
+}
+MERGE_FIRST = _CHANGE_INSTEAD["PeftModel"]
+# Class name of what works with a model inside, changed or not -> where it is.
+_PASS_INSTEAD = {
+    "SentenceTransformer": "model[0].auto_model",
+    "SparseEncoder": "model[0].auto_model",
+    "MultiVectorEncoder": "model[0].auto_model",
+    "CrossEncoder": "model.model",
+    "Pipeline": "pipeline.model",
+}
+
+
+def check_model(model: object) -> None:
+    """Raise UnsupportedModelError unless `model` is a transformers model; where it is a wrapper say what to do."""
+    for base in type(model).__mro__:
+        if instead := _CHANGE_INSTEAD.get(base.__name__):
+            raise UnsupportedModelError(f"cannot change a {base.__name__} in place: {instead}")
+    check_passed(model)
+    if isinstance(model, PreTrainedModel):
+        return
+    where = path_inside(model) if isinstance(model, nn.Module) else None
+    hint = "" if where is None else f"; there is one inside: pass model.get_submodule({where!r})"
+    raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}{hint}")
+
+
+def check_passed(model: object) -> None:
+    """Raise UnsupportedModelError for what takes other inputs than the transformers model inside it."""
+    for base in type(model).__mro__:
+        if inside := _PASS_INSTEAD.get(base.__name__):
+            raise UnsupportedModelError(
+                f"expected the transformers model inside a {base.__name__}: pass {inside}, and go on with the "
+                f"{base.__name__}, which then has the changed model"
+            )
+
+
+def path_inside(model: nn.Module) -> str | None:
+    """The path of the first transformers model in a module; None if there is none."""
+    return next((path for path, module in model.named_modules() if isinstance(module, PreTrainedModel)), None)
+
+
+def model_inside(model: nn.Module) -> PreTrainedModel:
+    """The transformers model in a module, which may be that model itself.
+
+    Raises:
+        UnsupportedModelError: if there is none.
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            return module
+    raise UnsupportedModelError(f"there is no transformers model in a {type(model).__name__}")

@@ -1,0 +1,25 @@
+"""A report of a small model with all roles, and its page."""
+
+import pytest
+from measuring import EOS, ended, model_in
+
+from collab_heads import analyze_heads
+from collab_heads.analysis.report.head_report import HeadReport
+from families import cast
+
+EVIL = '<script>alert("1")</script>'
+
+
+@pytest.fixture(scope="session")
+def report() -> HeadReport:
+    """Of a pruned Marian whose name is a script."""
+    model, (inputs, _) = model_in("marian", "pruned"), ended("marian")
+    model.config._name_or_path = EVIL
+    parts = ("statistics", "roles", "relevance")
+    return analyze_heads(model, [cast(inputs, model.dtype)], exclude=[EOS], parts=parts)
+
+
+@pytest.fixture(scope="session")
+def html(report, tmp_path_factory):
+    """The path of its page."""
+    return report.save_html(tmp_path_factory.mktemp("page") / "deep" / "report.html")

@@ -1,0 +1,77 @@
+"""What the pages show of the command is taken by it; the examples of docs/command.md run, on tiny models."""
+
+import json
+import re
+import shlex
+
+import commands
+import pytest
+from pages import PAGES
+from transformers import AutoTokenizer, BertModel
+from translation_script import write_lines, write_pairs
+
+import tiny
+from collab_heads import swap_to_gated
+from collab_heads.command import main
+
+QUICK = {
+    "--refine_steps": "2",
+    "--samples": "16",
+    "--examples": "0",
+    "--max_source_length": "32",
+    "--max_target_length": "32",
+}
+
+
+def lines_of(text):
+    """The lines of `collab-heads` in what is shown as code, as words."""
+    blocks = "\n".join(re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)) or text
+    joined = re.sub(r"\\\n\s+", " ", blocks)
+    found = re.findall(r"^ *(?:collab-heads|python -m collab_heads) (.+)$", joined, flags=re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in found]
+
+
+SHOWN = lines_of(PAGES["docs/command.md"].text)
+OF_HELP = [line for name in main.COMMANDS for line in lines_of(main.flags(name).__doc__)]
+OF_PAGES = [line for page in PAGES.values() for line in lines_of(page.text)]
+
+
+@pytest.mark.parametrize("words", [*OF_HELP, *OF_PAGES], ids=" ".join)
+def test_what_is_shown_is_taken(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flags.json").write_text("{}")
+    main.parser(words[0]).parse_args([word for word in words[1:] if word not in ("...", "…")])
+
+
+def test_every_command_is_shown():
+    assert {words[0] for words in SHOWN} == {words[0] for words in OF_HELP} == main.COMMANDS.keys()
+
+
+@pytest.fixture
+def names(bert, marian, files, tmp_path):
+    """What the page names -> what there is here."""
+    write_lines(tmp_path / "text.txt", [row["sentence1"] for row in tiny.rows(24, 1)])
+    for split in ("dev", "train"):
+        for file, end in zip(write_pairs(tmp_path, split, 16, 5), ("de", "en"), strict=True):
+            (tmp_path / f"{split}.{end}").write_bytes((tmp_path / file).read_bytes())
+    gated = BertModel.from_pretrained(bert)
+    swap_to_gated(gated)
+    gated.save_pretrained(tmp_path / "gated")
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "gated")
+    flags = dict(zip((flag.removeprefix("--") for flag in files[::2]), files[1::2], strict=True))
+    flags |= {"model_name_or_path": str(bert), "collaborative": True, "dim_shared_query_key": {"enc-self": 16}}
+    (tmp_path / "flags.json").write_text(json.dumps(flags | {"max_train_steps": 1, "calibration_samples": 8}))
+    return {"sentence-transformers/all-MiniLM-L6-v2": str(bert), "Helsinki-NLP/opus-mt-de-en": str(marian)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [words for words in SHOWN if "--demo" not in words], ids=" ".join)
+def test_the_examples_run(words, names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [names.get(word, word) for word in words]
+    known = main.flags_of(main.parser(words[0]))
+    quick = [part for flag, value in QUICK.items() if flag in known and flag not in words for part in (flag, value)]
+    assert commands.run(*words, *quick) is not None
+    if "--output_dir" in words:
+        written = tmp_path / words[words.index("--output_dir") + 1]
+        assert (written / "manifest.json").is_file() or (written / "report.json").is_file()

@@ -1,0 +1,104 @@
+"""A training that goes on from a checkpoint ends as one that was never stopped, bit for bit."""
+
+import json
+
+import pytest
+import torch
+from trainers import STEPS, classifier, exact, gated, mixed, same_weights, trainer_of
+
+from collab_heads import DynamicRotation, HeadRotation, HeadTraining, gate_report
+from collab_heads.errors import ArgumentError
+
+SCORES = {f"encoder.layer.{i}.attention.self": torch.tensor([0.4, 0.1, 0.3, 0.2]) + i for i in range(2)}
+EXCHANGE = {"2": [{"role": "enc-self", "layers": [0, 1], "heads": [0, 3]}]}
+KINDS = {
+    "a target": (gated, lambda: exact(seed=3)),
+    "a target from scores": (gated, lambda: exact(scores=SCORES)),
+    "a weight": (gated, lambda: HeadTraining(gate_weight=0.05)),
+    "alphas": (mixed, lambda: HeadTraining(growth=0.05, alpha_start=0.3, growth_radius=0.01)),
+    "frozen alphas": (mixed, lambda: HeadTraining(growth={"enc-self": 0})),
+    "disagreement": (lambda model: model, lambda: HeadTraining(disagreement=0.3)),
+    "a plan": (lambda model: model, lambda: HeadTraining(rotation=HeadRotation(EXCHANGE))),
+    "a rule": (gated, lambda: exact(rotation=DynamicRotation("local", exclude=(), start=2))),
+    "chance": (lambda model: model, lambda: HeadTraining(rotation=DynamicRotation("random", count=2))),
+}
+IN_THE_MIDDLE, AT_AN_EPOCH = 3, STEPS // 2
+
+
+EVERY = [
+    pytest.param(kind, stop, marks=() if (kind, stop) == ("a target", IN_THE_MIDDLE) else pytest.mark.slow)
+    for kind in KINDS
+    for stop in (IN_THE_MIDDLE, AT_AN_EPOCH)
+]
+
+
+@pytest.mark.parametrize(("kind", "stop"), EVERY)
+def test_it_ends_as_an_unbroken_one(kind, stop, tmp_path):
+    change, heads = KINDS[kind]
+    # transformers evaluates after an epoch's last step, which draws: a checkpoint between the two would not be exact
+    saves = {"save_strategy": "epoch"} if stop == AT_AN_EPOCH else {"save_strategy": "steps", "save_steps": stop}
+    saving = {**saves, "eval_strategy": "epoch"}
+    unbroken = trainer_of(change(classifier()), tmp_path, heads(), **saving)
+    unbroken.train()
+    checkpoint = tmp_path / f"checkpoint-{stop}"
+    again = trainer_of(change(classifier()), tmp_path, heads(), **saving)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert again.state.global_step == STEPS
+    assert same_weights(again.model, unbroken.model) == []
+    assert again.head_training.state() == json.loads(json.dumps(unbroken.head_training.state()))
+    without = trainer_of(change(classifier()), tmp_path / "without", **saving)
+    without.train()
+    assert same_weights(without.model, unbroken.model)  # heads did something
+
+
+@pytest.mark.slow
+def test_the_newest_checkpoint_and_other_callbacks(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 4, "restore_callback_states_from_checkpoint": True}
+    unbroken = trainer_of(gated(classifier()), tmp_path, exact(), **saving)
+    unbroken.train()
+    again = trainer_of(gated(classifier()), tmp_path, exact(), **saving)
+    again.train(resume_from_checkpoint=True)
+    assert same_weights(again.model, unbroken.model) == []
+    assert gate_report(again.model).open == 3
+
+
+@pytest.mark.slow
+def test_a_trainer_that_has_trained_goes_on(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 4}
+    trainer = trainer_of(gated(classifier()), tmp_path, exact(), **saving)
+    trainer.train()
+    ended = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert all(torch.equal(tensor, ended[name]) for name, tensor in trainer.model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_second_training_keeps_the_heads_that_the_first_has_chosen(tmp_path):
+    trainer = trainer_of(gated(classifier()), tmp_path, exact())
+    trainer.train()
+    chosen = gate_report(trainer.model).to_dict()
+    trainer.train()
+    assert gate_report(trainer.model).to_dict() == chosen
+    assert all(each["heads_open"] == 3 for each in trainer.state.log_history if "loss" in each)
+
+
+def test_another_training_is_not_gone_on_with(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 4}
+    trainer_of(gated(classifier()), tmp_path, exact(), **saving).train()
+    with pytest.raises(ArgumentError, match=r"not the state of this penalty.*target 3, not 4"):
+        trainer_of(gated(classifier()), tmp_path, HeadTraining(target_heads=4, steps=0.5), **saving).train(
+            resume_from_checkpoint=True
+        )
+    trainer_of(gated(classifier()), tmp_path / "plain", **saving).train()
+    with pytest.raises(ArgumentError, match="written without a HeadTraining"):
+        trainer_of(gated(classifier()), tmp_path / "plain", exact(), **saving).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.slow
+def test_only_safetensors_and_json_of_ours(tmp_path):
+    """What transformers writes itself is torch's; heads add nothing to it."""
+    saving = {"save_strategy": "steps", "save_steps": 4}
+    trainer_of(gated(classifier()), tmp_path / "plain", **saving).train()
+    trainer_of(gated(classifier()), tmp_path / "heads", exact(), **saving).train()
+    names = [sorted(path.name for path in (tmp_path / each / "checkpoint-4").iterdir()) for each in ("plain", "heads")]
+    assert names[0] == names[1]
