@@ -374,10 +374,9 @@ def with_range(row: Mapping) -> str:
     return f"{row['accuracy']:.2f} ({row['range']})"
 
 
-@made
-def digits_born() -> str:
+def born(whole: str, changed: str) -> str:
     """From scratch: all heads share queries and keys, or each has narrow ones of its own; and full width."""
-    (full,), found = digits("full").values(), digits("born")
+    (full,), found = digits(whole).values(), digits(changed)
     rows = [
         {"R": f"{full['R']}, stock", "stock or per_head": with_range(full), "parameters": f"{full['parameters']:,}"}
     ]
@@ -392,6 +391,10 @@ def digits_born() -> str:
         rows.append(row)
     columns = ("R", "shared", "stock or per_head", "shared over per_head, by seed", "parameters")
     return table(rows, dict.fromkeys(columns, ""))
+
+
+TABLES["digits_born"] = lambda: born("full", "born")
+TABLES["digits_longer"] = lambda: born("full-longer", "longer")
 
 
 @made
