@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # the CPU build of torch by default; another index or wheel folder: make PIP_ARGS="--index-url ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow test-portable lint docs bench bench-compress bench-glue bench-heads bench-nmt bench-seen bench-gpu clean
+.PHONY: demo test test-slow test-portable lint docs bench bench-compress bench-glue bench-heads bench-images bench-nmt bench-seen bench-gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python run_glue.py --demo
@@ -57,6 +57,10 @@ bench-compress: $(VENV)/.bench
 	$(BIN)/python benchmarks/compression.py minilm marian t5
 	$(BIN)/python benchmarks/lm.py gpt2 qwen3 --steps 300
 	$(BIN)/python benchmarks/compression_speed.py
+
+# images: a small DeiT on scikit-learn's digits; half an hour on a busy core, runs that are complete are not repeated
+bench-images: $(VENV)/.bench
+	$(BIN)/python benchmarks/digits.py
 
 # the GLUE table: about eight hours on two cores; runs that are complete are not repeated
 bench-glue: $(VENV)/.bench

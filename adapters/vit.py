@@ -5,8 +5,20 @@ from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.vit import modeling_vit
 
 from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.blueprints import ImageBlueprint
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.registry import register
+
+SIZES = {
+    "d_model": ("hidden_size",),
+    "num_layers": ("num_hidden_layers",),
+    "num_heads": ("num_attention_heads",),
+    "dropout": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "image_size": ("image_size",),
+    "patch_size": ("patch_size",),
+}
+INNER = {"d_ff": ("intermediate_size",)}
+PROCESSOR = "ViTImageProcessorPil"  # DeiT's and DINOv2's own cut the edges of images off
 
 
 def attention(self, hidden_states, attention_mask=None, **kwargs):
@@ -49,6 +61,11 @@ class ViTAdapter(AttentionAdapter):
         modeling_deit.DeiTAttention: CollaborativeDeiTAttention,
         modeling_dinov2.Dinov2Attention: CollaborativeDinov2Attention,
         modeling_vit.ViTAttention: CollaborativeViTAttention,
+    }
+    image_blueprints = {
+        "vit": ImageBlueprint(SIZES | INNER, PROCESSOR),
+        "deit": ImageBlueprint(SIZES | INNER, PROCESSOR),
+        "dinov2": ImageBlueprint(SIZES | {"d_ff_ratio": ("mlp_ratio",)}, PROCESSOR),
     }
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
     roles = ("enc-self",)

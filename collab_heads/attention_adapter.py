@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from collab_heads.blueprints import Blueprint
+from collab_heads.blueprints import Blueprint, ImageBlueprint
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.fused import Projection, whole_of
 from collab_heads.layers.query_key import QueryKey, is_swapped
@@ -52,6 +52,7 @@ class AttentionAdapter:
         exact_kind: the kind of query/key projection that holds the stock weights as they are.
         variants: an entry of the config -> its value -> the adapter of such models, where they differ in what works.
         blueprints: model type -> how to make a new model and vocabulary of it; where the scripts can.
+        image_blueprints: the same of model types that read images.
         transformers: the lowest version of transformers that loads changed models of this family.
     """
 
@@ -78,6 +79,7 @@ class AttentionAdapter:
     exact_kind: ClassVar[QueryKeyKind] = "per_head"
     variants: ClassVar[Mapping[str, Mapping[object, type["AttentionAdapter"]]]] = {}
     blueprints: ClassVar[Mapping[str, Blueprint]] = {}
+    image_blueprints: ClassVar[Mapping[str, ImageBlueprint]] = {}
     transformers: ClassVar[str] = "5.15"
 
     def variant(self, config: PretrainedConfig) -> "AttentionAdapter":

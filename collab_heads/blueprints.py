@@ -1,4 +1,4 @@
-"""What building a new model of a family takes: the names of its sizes, and the form of its vocabulary."""
+"""What building a new model of a family takes: the names of its sizes, and what makes its inputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,3 +34,17 @@ class Blueprint:
     sizes: Mapping[str, tuple[str, ...]]
     vocabulary: VocabularyForm
     usual: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ImageBlueprint:
+    """How a model type that reads images is made from a few sizes.
+
+    Attributes:
+        sizes: "d_model", "num_layers", "num_heads", "d_ff" or its ratio to "d_model", "d_ff_ratio", "dropout",
+            "image_size" or "patch_size" -> names in its config.
+        processor: class of the image processor, which takes any `size`, `image_mean` and `image_std`.
+    """
+
+    sizes: Mapping[str, tuple[str, ...]]
+    processor: str

@@ -15,6 +15,7 @@ EXTRAS = {
         "accelerate": "accelerate",
         "datasets": "datasets",
         "evaluate": "evaluate",
+        "pillow": "PIL",
         "sacrebleu": "sacrebleu",
         "scikit-learn": "sklearn",
         "scipy": "scipy",

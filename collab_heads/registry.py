@@ -5,7 +5,7 @@ from packaging import version
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.attention_adapter import AttentionAdapter, Capability
-from collab_heads.blueprints import Blueprint
+from collab_heads.blueprints import Blueprint, ImageBlueprint
 from collab_heads.checks import did_you_mean
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.record import CollabConfig, kept_heads
@@ -23,6 +23,11 @@ def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
 def blueprints() -> dict[str, Blueprint]:
     """The model types that can be made from sizes."""
     return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.blueprints.items()}
+
+
+def image_blueprints() -> dict[str, ImageBlueprint]:
+    """The model types that read images and can be made from sizes."""
+    return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.image_blueprints.items()}
 
 
 def supported_model_types() -> list[str]:

@@ -150,9 +150,10 @@ OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_versio
 def test_flags_that_are_named_are_there(capsys):
     pytest.importorskip("accelerate")
     import run_glue
+    import run_image_classification
     import run_translation
 
-    for parses in (run_glue, run_translation):
+    for parses in (run_glue, run_image_classification, run_translation):
         with pytest.raises(SystemExit):
             parses.parse(["--help"])
     for asked in (["--help"], *([name, "--help"] for name in COMMANDS)):

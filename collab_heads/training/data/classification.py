@@ -17,6 +17,7 @@ from collab_heads.training.data.batches import longest_first
 from collab_heads.training.data.glue import Data
 from collab_heads.training.data.glue_tasks import Task
 
+HEADS = "ForSequenceClassification", "ForImageClassification"  # how names of classes with a classification head end
 Collator = Callable[[list], Mapping[str, torch.Tensor]]  # encoded examples -> a batch, padded
 
 
@@ -62,8 +63,8 @@ def check_head(task: Task, config: PretrainedConfig, ignore_mismatched_sizes: bo
 
 
 def is_trained(config: PretrainedConfig) -> bool:
-    """Whether a checkpoint brings a head for sequence classification."""
-    return any("ForSequenceClassification" in name for name in config.architectures or ())
+    """Whether a checkpoint brings a head for the classification of texts or images."""
+    return any(name.endswith(HEADS) for name in config.architectures or ())
 
 
 def configure(task: Task, config: PretrainedConfig) -> Labels:
@@ -110,7 +111,7 @@ def predict(
     accelerator: Accelerator, model: PreTrainedModel, examples: Dataset, collate: Collator, size: int
 ) -> np.ndarray:
     """Logits of all examples, in their order, on every process: [N, C] float32. Every module's mode is restored."""
-    batches = longest_first([len(ids) for ids in examples["input_ids"]], size)
+    batches = longest_first(lengths(examples), size)
     share = batches[accelerator.process_index :: accelerator.num_processes]
     rows: list[tuple[int, np.ndarray]] = []
     with evaluating(model):
@@ -121,6 +122,11 @@ def predict(
     if accelerator.num_processes > 1:
         rows = gather_object(rows)
     return np.stack([row for _, row in sorted(rows, key=lambda pair: pair[0])])
+
+
+def lengths(examples: Dataset) -> list[int]:
+    """The tokens of every example; images are as long as each other."""
+    return [len(ids) for ids in examples["input_ids"]] if "input_ids" in examples.column_names else [1] * len(examples)
 
 
 def draw(examples: Dataset, count: int, seed: int) -> Dataset:
@@ -134,5 +140,5 @@ def calibration_batches(
 ) -> Sequence[Mapping]:
     """Batches of inputs as the model takes them, examples of like length together."""
     examples = examples if labels else examples.remove_columns("labels")
-    indices = longest_first([len(ids) for ids in examples["input_ids"]], size)
+    indices = longest_first(lengths(examples), size)
     return [dict(collate([examples[i] for i in batch])) for batch in indices]

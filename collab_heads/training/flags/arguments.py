@@ -30,18 +30,15 @@ FREE_ON_RESUME = frozenset(
 )
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model and tokenizer."""
+def add_model_arguments(parser: argparse.ArgumentParser, *, of_images: bool = False) -> None:
+    """Which model, and which tokenizer or image processor."""
     group = parser.add_argument_group("model")
     add = group.add_argument
     add("--model_name_or_path", type=path, metavar="NAME", help="folder, or name on the Hub, of the model")
-    add(
-        "--tokenizer_name",
-        type=path,
-        metavar="NAME",
-        help="folder, or name on the Hub, of the tokenizer (default: the model's)",
-    )
-    add("--use_slow_tokenizer", action="store_true", help="use the tokenizer that is written in Python")
+    flag, what = ("--image_processor_name", "image processor") if of_images else ("--tokenizer_name", "tokenizer")
+    add(flag, type=path, metavar="NAME", help=f"folder, or name on the Hub, of the {what} (default: the model's)")
+    if not of_images:
+        add("--use_slow_tokenizer", action="store_true", help="use the tokenizer that is written in Python")
     add("--trust_remote_code", action="store_true", help="run Python code that comes with the model")
     add(
         "--ignore_mismatched_sizes",

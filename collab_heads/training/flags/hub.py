@@ -8,7 +8,7 @@ from huggingface_hub import HfApi, ModelCard, get_token
 from huggingface_hub.constants import is_offline_mode
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.model.card import README, model_card
@@ -49,9 +49,12 @@ def check_hub(args: Namespace) -> None:
 
 
 def push(
-    args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, metrics: Mapping[str, float]
+    args: Namespace,
+    model: PreTrainedModel,
+    preparer: PreTrainedTokenizerBase | BaseImageProcessor,
+    metrics: Mapping[str, float],
 ) -> None:
-    """Upload model, tokenizer and what the card says of a changed model, if asked to.
+    """Upload model, tokenizer or image processor, and what the card says of a changed model, if asked to.
 
     Raises:
         OutputError: if that fails; all is saved by now, and the message says how to upload it.
@@ -61,7 +64,7 @@ def push(
     name = repository(args)
     try:
         pushed = model.push_to_hub(name, token=args.hub_token)  # type: ignore[arg-type]  # its decorator hides `self`
-        tokenizer.push_to_hub(name, token=args.hub_token)
+        preparer.push_to_hub(name, token=args.hub_token)
         if is_changed(model.config):
             push_card(model, metrics, pushed.repo_url.repo_id, args.hub_token)
     except Exception as error:  # whatever the network and the Hub raise

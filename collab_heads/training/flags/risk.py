@@ -6,7 +6,7 @@ from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, not_negative
-from collab_heads.training.flags.translation_arguments import from_scratch
+from collab_heads.training.flags.scratch import from_scratch
 
 OBJECTIVES = ("cross_entropy", "minimum_risk")
 METRICS = ("bleu", "chrf")

@@ -7,6 +7,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.state import MIXING_INITS
 from collab_heads.training.flags import pruning
 from collab_heads.training.flags.parsing import count, count_from_1, not_negative, path, per_role
+from collab_heads.training.flags.scratch import check_born, check_sizes_fit
 
 SIDES = ("source", "target")
 # of a model from scratch
@@ -166,11 +167,6 @@ def dropout_of_sides(args: argparse.Namespace) -> tuple[float, float]:
     return source, target
 
 
-def from_scratch(args: argparse.Namespace) -> bool:
-    """Whether the model starts from scratch."""
-    return args.model_name_or_path is None and bool(args.config_name or args.model_type)
-
-
 def check_translation(args: argparse.Namespace) -> None:
     """Check what a single flag cannot know.
 
@@ -220,30 +216,10 @@ def check_checkpoints(args: argparse.Namespace) -> None:
 
 def check_scratch(args: argparse.Namespace) -> None:
     """Check the flags of a model from scratch."""
-    given = [f"--{name}" for name in ("config_name", "model_type", *DEFAULT_SIZES) if getattr(args, name) is not None]
-    if args.model_name_or_path is not None and given:
-        raise ArgumentError(f"{', '.join(given)} describe a model from scratch: leave them or --model_name_or_path out")
+    check_sizes_fit(args, DEFAULT_SIZES)
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)
     if args.model_type is not None:
         from collab_heads.registry import blueprints
 
         check_choice("--model_type", args.model_type, blueprints())
-    sizes = [flag for flag in given if flag not in ("--config_name", "--model_type")]
-    if sizes and args.model_type is None:
-        raise ArgumentError(f"{', '.join(sizes)} need --model_type")
-    if args.config_name and args.model_type:
-        raise ArgumentError("--config_name and --model_type exclude each other")
-    if args.mixing_init != "concatenate" and not (from_scratch(args) and args.collaborative):
-        raise ArgumentError("--mixing_init has no effect without --collaborative and a model from scratch")
-    if args.dropout is not None and args.dropout >= 1:
-        raise ArgumentError(f"--dropout {args.dropout} must be below 1: it is a share of the activations")
-    if from_scratch(args) and args.allocation != "uniform":
-        raise ArgumentError(f"--allocation {args.allocation} has no meaning from scratch: there is nothing to weigh")
-    if from_scratch(args) and args.compress_budget is not None and args.swap == "before":
-        raise ArgumentError(
-            "--compress_budget has nothing to go by before a model from scratch is trained: --swap after"
-        )
-    if from_scratch(args) and args.collaborative and args.distill_steps is not None:
-        raise ArgumentError("--distill_steps has no original to learn from: the model is collaborative from the start")
-    if from_scratch(args) and args.collaborative and args.swap != "before":
-        raise ArgumentError("--swap has no meaning from scratch: the model is collaborative from the start")
+    check_born(args)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.collaborative.score_terms import check_terms
 from collab_heads.training.loop.optimizer import Loss, model_loss
@@ -30,7 +30,7 @@ class Learner(ABC):
         session: what the run begins with.
         task: what is learned, for the results; None for files of one's own.
         model: on the CPU, in float32.
-        tokenizer: of the model.
+        tokenizer: of the model; None for one that reads no texts.
         encoded: split -> encoded examples.
         collate: a list of encoded examples -> a batch, as the model takes it.
         phases: what the run goes through.
@@ -42,7 +42,7 @@ class Learner(ABC):
     session: Session
     task: str | None
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
     encoded: Mapping[str, Dataset]
     collate: Callable[[list], Mapping[str, Tensor]]
     phases: tuple[Phase, ...]
@@ -81,6 +81,12 @@ class Learner(ABC):
         """The metric, of those that `measure` gives, that ends a training early; more is better."""
 
     @property
+    def preparer(self) -> PreTrainedTokenizerBase | BaseImageProcessor:
+        """What makes the inputs of the model, and is stored beside it: the tokenizer."""
+        assert self.tokenizer is not None  # a learner without one says what it has instead
+        return self.tokenizer
+
+    @property
     def loss(self) -> Loss:
         """The training loss: the model's own."""
         return model_loss
@@ -110,12 +116,12 @@ class Learner(ABC):
     def save_model(self, model: PreTrainedModel, folder: Path) -> None:
         """Write what `from_pretrained` loads."""
         model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        self.preparer.save_pretrained(folder)
 
     @property
     def end_tokens(self) -> list[int]:
         """The tokens that end sentences, which do not count where heads are measured."""
-        ids = self.tokenizer.eos_token_id, self.tokenizer.sep_token_id
+        ids = () if self.tokenizer is None else (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
         return sorted({token for token in ids if token is not None})
 
 

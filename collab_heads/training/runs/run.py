@@ -234,7 +234,7 @@ class Run:
         if output:
             write_card(output, self.learner.model, final_metrics(results))
             output.write_json(RESULTS, results)
-            push(self.args, self.learner.model, self.learner.tokenizer, final_metrics(results))
+            push(self.args, self.learner.model, self.learner.preparer, final_metrics(results))
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
         return results

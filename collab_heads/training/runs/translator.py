@@ -23,7 +23,8 @@ from collab_heads.training.data.parallel import Corpus
 from collab_heads.training.data.translation import Objective, corpus_scores, encode, translate
 from collab_heads.training.data.word_dropout import WordDropout
 from collab_heads.training.flags.collaborative import wants_swap
-from collab_heads.training.flags.translation_arguments import dropout_of_sides, from_scratch
+from collab_heads.training.flags.scratch import from_scratch
+from collab_heads.training.flags.translation_arguments import dropout_of_sides
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import last_checkpoints, load_weights
 from collab_heads.training.runs.best_weights import BestWeights, check_enough_checkpoints
@@ -65,6 +66,7 @@ class Translator(Learner):
     project = "translation"
     primary = "bleu"
 
+    tokenizer: PreTrainedTokenizerBase
     collate: Collate
     data: Corpus
     vocabulary: tempfile.TemporaryDirectory

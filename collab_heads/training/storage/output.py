@@ -35,7 +35,8 @@ TOKENIZER = (
     *("vocab.json", "merges.txt", "spiece.model", "source.spm", "target.spm", "tokenizer.model"),
     *("sentencepiece.bpe.model", "chat_template.jinja"),
 )
-NEEDED = (RESULTS, *MODEL, *TOKENIZER)
+PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+NEEDED = (RESULTS, *MODEL, *TOKENIZER, *PROCESSOR)
 
 
 class Output:

@@ -1,0 +1,139 @@
+"""Collaborative DeiTs on scikit-learn's handwritten digits: from scratch beside narrow heads, and trained ones swapped.
+
+python benchmarks/digits.py
+
+1,797 images of 8 x 8 pixels, which come with scikit-learn, in a fixed split: 1,197 to train on, 600 to measure on. The
+model is a DeiT for 16 x 16 pixels: 4 layers, width 64, 4 heads, patches of 4 x 4. Every training is the same number of
+steps (some again twice as many), and what is measured is its end: nothing is chosen by it. Three seeds, of the first
+weights and of the order.
+
+From scratch, queries and keys of a layer are R wide in all: `shared` by all heads, or R/4 for each (`per_head`), which
+has a multiple of 4: 16 in all at least.
+Swapped: the same, of the trained models of full width, from the weights alone, and calibrated on 256 training images.
+All runs are those of examples/run_image_classification.py; what is complete under the same flags is not repeated.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from common import ROOT, WORK, table, write
+
+sys.path.insert(0, str(ROOT / "examples"))
+import run_image_classification
+
+SEEDS, SPLIT_SEED, TRAINING = (1, 2, 3), 0, 1197
+SIZES = "--model_type deit --image_size 16 --patch_size 4 --d_model 64 --num_layers 4 --num_heads 4 --d_ff 128".split()
+TRAIN = (
+    "--num_train_epochs 24 --per_device_train_batch_size 64 --per_device_eval_batch_size 100 --learning_rate 1e-3 "
+    "--weight_decay 0.05 --warmup_ratio 0.1 --eval_steps 1000000 --cpu"
+).split()
+LONG = ["--num_train_epochs", "48"]
+MEASURE = "--num_train_epochs 0 --per_device_eval_batch_size 100 --cpu".split()
+# kind -> widths of queries and keys, of 64; a head of its own has a multiple of 4
+BORN = {"shared": (32, 16, 8, 4), "per_head": (32, 16)}
+LONGER = {"shared": (16,), "per_head": (16,)}  # trained twice as long
+SWAPPED = {"shared": (32, 16, 8, 4, 2), "per_head": (32, 16)}
+COLUMNS = {"what": "", "mixing": "", "R": "", "accuracy": ".2f", "range": "", "parameters": ","}
+
+
+def write_digits(folder: Path) -> list[str]:
+    """Write the digits as PNGs in class folders; returns the flags that name them."""
+    digits = load_digits()
+    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(pixels))
+    for split, indices in (("train", order[:TRAINING]), ("validation", order[TRAINING:])):
+        for index in indices:
+            path = folder / split / str(digits.target[index]) / f"{index:04}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[index]).save(path)
+    return ["--train_dir", str(folder / "train"), "--validation_dir", str(folder / "validation")]
+
+
+def run(out: Path, flags: Sequence[str]) -> dict:
+    """The results of a run of the script; from its folder, if it is complete there."""
+    done, flags = out.with_suffix(".json"), [*flags]
+    if not (done.is_file() and json.loads(done.read_text()) == flags):
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()  # Accelerate keeps its settings for the life of a process
+        run_image_classification.main([*flags, "--output_dir", str(out), "--overwrite_output_dir"])
+        done.write_text(json.dumps(flags))
+    return json.loads((out / "all_results.json").read_text())
+
+
+def row(what: str, runs: Sequence[dict], mixing: str | None = None, width: int = 64) -> dict:
+    """A row of the table: runs that differ in their seeds."""
+    found = [100 * each["eval_accuracy"] for each in runs]
+    return {
+        "what": what,
+        "mixing": mixing,
+        "R": width,
+        "accuracy": statistics.mean(found),
+        "range": f"{min(found):.2f} to {max(found):.2f}",
+        "accuracies": found,
+        "parameters": runs[0]["parameters"],
+        "train_loss": [each["train_loss"] for each in runs],
+        "seconds": sum(training["seconds"] for each in runs for training in each["train"]),
+    }
+
+
+def trained(folder: Path, digits: list[str], name: str, more: Sequence[str]) -> list[dict]:
+    """Models from scratch, with what else the flags say."""
+    return [run(folder / f"{name}-{seed}", [*SIZES, *digits, *TRAIN, *more, "--seed", str(seed)]) for seed in SEEDS]
+
+
+def asked(kind: str, width: int) -> list[str]:
+    """The flags of a kind and its width."""
+    return ["--collaborative", "--mixing", kind, "--dim_shared_query_key", str(width)]
+
+
+def swapped(folder: Path, digits: list[str], kind: str, width: int, samples: int) -> list[dict]:
+    """The trained models, changed and measured as they are then."""
+    change = [*asked(kind, width), "--calibration_samples", str(samples)]
+    return [
+        run(
+            folder / f"swapped-{kind}-{width}-{samples}-{seed}",
+            ["--model_name_or_path", str(folder / f"full-{seed}"), *digits, *MEASURE, *change, "--seed", str(seed)],
+        )
+        for seed in SEEDS
+    ]
+
+
+def measure(folder: Path) -> list[dict]:
+    """Every row."""
+    digits = write_digits(folder / "images")
+    rows = []
+    for (born, full), widths, more in ((("born", "full"), BORN, []), (("longer", "full-longer"), LONGER, LONG)):
+        rows.append(row(full, trained(folder, digits, full, more)))
+        for kind, width in pairs(widths):
+            runs = trained(folder, digits, f"{born}-{kind}-{width}", [*more, *asked(kind, width)])
+            rows.append(row(born, runs, kind, width))
+    for samples, what in ((0, "swapped"), (256, "calibrated")):
+        rows += [row(what, swapped(folder, digits, *each, samples), *each) for each in pairs(SWAPPED)]
+    return rows
+
+
+def pairs(widths: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
+    """Every kind with each of its widths."""
+    return [(kind, width) for kind, of_kind in widths.items() for width in of_kind]
+
+
+def main() -> None:
+    """Measure what is missing, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    rows = measure(WORK / "digits")
+    print(table(rows, COLUMNS))
+    write("digits", rows, seeds=SEEDS, training=[*SIZES, *TRAIN], images={"train": TRAINING, "validation": 600})
+
+
+if __name__ == "__main__":
+    main()
