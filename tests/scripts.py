@@ -72,6 +72,7 @@ def run_on_two(main: Callable, arguments: list[str]) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared["OMP_NUM_THREADS"] = "1"  # Accelerate would set more, and a process that was forked waits for them forever
     processes = [fork(main, arguments, RANK=str(i), LOCAL_RANK=str(i), **shared) for i in range(2)]
     for process in processes:
         process.join(240)
