@@ -23,6 +23,7 @@ from collab_heads.errors import CollabHeadsError
 from collab_heads.training.data.glue import Data
 from collab_heads.training.data.images import from_folders
 from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
+from collab_heads.training.flags.checks import check_run
 from collab_heads.training.flags.image_arguments import add_image_data, add_image_scratch_arguments, check_images
 from collab_heads.training.flags.parsing import Parser
 from collab_heads.training.runs.image_classifier import ImageClassifier
@@ -36,13 +37,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
     with launched(args) as accelerator:  # the output folder is reserved from here on
         data = load_data(args, show_progress=accelerator.is_main_process)
         session = Session.begin(args, data, accelerator)  # from the beginning, or from a checkpoint
-        run = Run(ImageClassifier.load(session, data))
-        run.begin()  # a trained model is evaluated as it is
-        for phase in run.phases:  # one, or with --swap after and between two
-            run.prepare(phase)  # swap, choose heads
-            run.train(phase)
-            run.conclude(phase)  # remove heads
-        return run.finish()  # model, predictions, results
+        return Run(ImageClassifier.load(session, data)).complete()
 
 
 def load_data(args: argparse.Namespace, *, show_progress: bool = True) -> Data:
@@ -68,11 +63,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.add_output_arguments(parser)
     args = parser.parse_args(argv)
     check_images(args)
-    arguments.check_shared(args)
-    pruning.check_heads(args)
-    alphas.check_alpha_flags(args)
-    rotating.check_rotation(args)
-    analyzing.check_analysis(args)
+    check_run(args)
     return args
 
 

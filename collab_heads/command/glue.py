@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from collab_heads.command.flags import glue as flags
 from collab_heads.training.data.glue import Data, from_files, from_folder, from_hub
 from collab_heads.training.demo import glue_demo
-from collab_heads.training.flags import alphas, analyzing, arguments, pruning, rotating
+from collab_heads.training.flags.checks import check_run
 from collab_heads.training.flags.parsing import Parser
 from collab_heads.training.runs.classifier import Classifier
 from collab_heads.training.runs.run import Run
@@ -32,11 +32,7 @@ def check(args: Namespace) -> None:
     if args.demo:
         return
     flags.check_data(args)
-    arguments.check_shared(args)
-    pruning.check_heads(args)
-    alphas.check_alpha_flags(args)
-    rotating.check_rotation(args)
-    analyzing.check_analysis(args)
+    check_run(args)
 
 
 def run(args: Namespace) -> dict:
@@ -52,13 +48,7 @@ def work(args: Namespace) -> dict:
     with launched(args) as accelerator:  # the output folder is reserved from here on
         data = load_data(args)
         session = Session.begin(args, data, accelerator)  # from the beginning, or from a checkpoint
-        steps = Run(Classifier.load(session, data))
-        steps.begin()  # a trained model is evaluated as it is
-        for phase in steps.phases:  # one, or with --swap after and between two
-            steps.prepare(phase)  # swap, choose heads
-            steps.train(phase)
-            steps.conclude(phase)  # remove heads
-        return steps.finish()  # model, predictions, results
+        return Run(Classifier.load(session, data)).complete()
 
 
 def load_data(args: Namespace) -> Data:

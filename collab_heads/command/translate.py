@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from collab_heads.command.flags import translate as flags
 from collab_heads.training.data.parallel import Corpus, from_files, from_hub
 from collab_heads.training.demo import translation_demo
-from collab_heads.training.flags import alphas, analyzing, arguments, pruning, risk, rotating
+from collab_heads.training.flags import risk
+from collab_heads.training.flags.checks import check_run
 from collab_heads.training.flags.parsing import Parser
 from collab_heads.training.flags.translation_arguments import check_translation
 from collab_heads.training.runs.run import Run
@@ -34,11 +35,7 @@ def check(args: Namespace) -> None:
         return
     check_translation(args)
     risk.check_risk(args)
-    arguments.check_shared(args)
-    pruning.check_heads(args)
-    alphas.check_alpha_flags(args)
-    rotating.check_rotation(args)
-    analyzing.check_analysis(args)
+    check_run(args)
 
 
 def run(args: Namespace) -> dict:
@@ -54,13 +51,7 @@ def work(args: Namespace) -> dict:
     with launched(args) as accelerator:  # the output folder is reserved from here on
         data = load_data(args)
         session = Session.begin(args, data, accelerator)  # from the beginning, or from a checkpoint
-        steps = Run(Translator.load(session, data))
-        steps.begin()  # a trained model is evaluated as it is
-        for phase in steps.phases:  # one, or with --swap after and between two
-            steps.prepare(phase)  # swap, choose heads
-            steps.train(phase)
-            steps.conclude(phase)  # remove heads, take the best or the averaged weights
-        return steps.finish()  # model, translations, results
+        return Run(Translator.load(session, data)).complete()
 
 
 def load_data(args: Namespace) -> Corpus:

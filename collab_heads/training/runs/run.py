@@ -24,7 +24,7 @@ from collab_heads.training.storage.reservation import agreed
 
 
 class Run:
-    """A run: `begin`; `prepare`, `train` and `conclude` each of its phases; `finish`.
+    """A run, which `complete` goes through: `begin`; `prepare`, `train` and `conclude` each of its phases; `finish`.
 
     Making one checks all that is left to be checked; nothing is written before `begin`.
 
@@ -58,6 +58,15 @@ class Run:
         check_original(self.args, learner.model)
         (last,) = [phase for phase in learner.phases if phase.is_last_training]
         self.heads = HeadSteps(learner, learner.steps(last.number))
+
+    def complete(self) -> dict:
+        """Go through all of it; returns what `all_results.json` holds."""
+        self.begin()  # a trained model is evaluated as it is
+        for phase in self.phases:  # one, or with --swap after and between two
+            self.prepare(phase)  # swap, choose heads
+            self.train(phase)
+            self.conclude(phase)  # remove heads, take the best or the averaged weights
+        return self.finish()  # model, predictions, results
 
     def check_position(self) -> None:
         """Raise OutputError if the checkpoint is of a phase or a step that this run does not have."""

@@ -1,0 +1,18 @@
+"""The checks that every script makes of its flags."""
+
+from argparse import Namespace
+
+from collab_heads.training.flags import alphas, analyzing, arguments, pruning, rotating
+
+
+def check_run(args: Namespace) -> None:
+    """Check what a single flag of a training cannot know.
+
+    Raises:
+        CollabHeadsError: naming the flag and the way out.
+    """
+    arguments.check_shared(args)
+    pruning.check_heads(args)
+    alphas.check_alpha_flags(args)
+    rotating.check_rotation(args)
+    analyzing.check_analysis(args)
