@@ -122,10 +122,15 @@ def score(task_name: str, values: Mapping[str, float]) -> float:
     Raises:
         ArgumentError: if the task is unknown, or one of its metrics is missing.
     """
-    names = [name for name in _scoring(task_name).names if name != "mse"]
+    names = higher_is_better(task_name)
     if missing := [name for name in names if name not in values]:
         raise ArgumentError(f"{task_name} is scored by {', '.join(names)}; {', '.join(missing)} not in {list(values)}")
     return sum(float(values[name]) for name in names) / len(names)
+
+
+def higher_is_better(task_name: str) -> list[str]:
+    """The keys of a task's metrics of which a larger value is better."""
+    return [name for name in _scoring(task_name).names if name != "mse"]
 
 
 def _scoring(task_name: str) -> Scoring:

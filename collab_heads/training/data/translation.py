@@ -139,6 +139,9 @@ def translate(
     return [text for _, text in sorted(numbered)]
 
 
+METRICS = ("bleu", "chrf")
+
+
 def corpus_scores(translations: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
     """SacreBLEU and chrF of translations against one reference each, and their signatures."""
     metrics = {"bleu": sacrebleu.metrics.BLEU(force=True), "chrf": sacrebleu.metrics.CHRF()}

@@ -11,6 +11,8 @@ from collab_heads.words import ReportPart
 
 ABLATION: tuple[ReportPart, ...] = ("statistics", "roles", "relevance", "gradient", "ablation")
 
+LOSS = "loss"  # what is measured without each head, if nothing else is asked for
+
 
 def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
     """What is shown of the heads."""
@@ -35,8 +37,12 @@ def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--analyze_ablation",
-        action="store_true",
-        help="also measure the loss without each head: one evaluation per head",
+        nargs="?",
+        const=LOSS,
+        default=False,
+        metavar="METRIC",
+        help="also measure the model without each head, one evaluation per head: its loss, or another metric, "
+        "such as bleu",
     )
 
 

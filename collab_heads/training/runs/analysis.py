@@ -9,10 +9,12 @@ from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.analysis.measures.statistics import head_statistics
+from collab_heads.checks import check_choice
+from collab_heads.errors import ArgumentError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.registry import get_adapter, head_numbers
 from collab_heads.text import portable_name
-from collab_heads.training.flags.analyzing import ABLATION, treebank
+from collab_heads.training.flags.analyzing import ABLATION, LOSS, treebank
 from collab_heads.training.runs.learner import Learner
 from collab_heads.training.storage.output import REPORT, STATISTICS
 
@@ -75,6 +77,20 @@ def save_statistics(learner: Learner) -> None:
         output.write_folder(STATISTICS, statistics.save)
 
 
+def check_ablation(learner: Learner) -> None:
+    """Check that a model can be measured without each of its heads as `--analyze_ablation` says.
+
+    Raises:
+        ArgumentError: on a metric that the evaluations do not have, or that several processes would have to share.
+    """
+    metric = learner.session.args.analyze_ablation
+    if not metric or metric == LOSS:
+        return
+    check_choice("--analyze_ablation", metric, [LOSS, *learner.metrics])
+    if learner.session.accelerator.num_processes > 1:
+        raise ArgumentError(f"--analyze_ablation {metric} is for one process; {LOSS} can be measured in any run")
+
+
 def save_report(learner: Learner, gate_history: GateHistory | None) -> None:
     """Analyze the final model on the validation examples and write the report, if asked to."""
     session, args = learner.session, learner.session.args
@@ -86,6 +102,14 @@ def save_report(learner: Learner, gate_history: GateHistory | None) -> None:
     batches = list(learner.validation())
     if args.analyze_samples:
         batches = list(Sentences(batches).first(args.analyze_samples))
+    ablation = {}
+    if args.analyze_ablation not in (False, LOSS):
+        metric = args.analyze_ablation
+        ablation = {
+            "evaluate": lambda model: learner.measure(model)[metric],
+            "metric": metric,
+            "higher_is_better": True,
+        }
     report = analyze_heads(
         learner.model,
         batches,
@@ -94,6 +118,7 @@ def save_report(learner: Learner, gate_history: GateHistory | None) -> None:
         treebank=treebank(args),
         exclude=learner.end_tokens,
         gate_history=gate_history,
+        **ablation,
         data=f"validation examples of {portable_name(str(learner.task))}",
     )
     session.accelerator.print(report)

@@ -28,7 +28,13 @@ from collab_heads.training.data.classification import (
     predict,
 )
 from collab_heads.training.data.glue import Data
-from collab_heads.training.data.metrics import classification_metric, glue_metric, primary, regression_metric
+from collab_heads.training.data.metrics import (
+    classification_metric,
+    glue_metric,
+    higher_is_better,
+    primary,
+    regression_metric,
+)
 from collab_heads.training.data.submission import submission_name, submission_text
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.collaborative import wants_swap
@@ -140,6 +146,11 @@ class Classifier(Learner):
             values = self.metric.compute(predictions=predictions, references=references)
             metrics |= {name + suffix: float(value) for name, value in values.items()}
         return metrics
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """Those of the task for which more is better."""
+        return higher_is_better(self.data.task.metric)
 
     def evaluated(self, stage: str, step: int, metrics: Mapping[str, float], model: PreTrainedModel) -> None:
         """Nothing is kept but the metrics."""

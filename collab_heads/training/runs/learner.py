@@ -67,6 +67,11 @@ class Learner(ABC):
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """The metrics of a model on the validation splits."""
 
+    @property
+    @abstractmethod
+    def metrics(self) -> Sequence[str]:
+        """The names of what `measure` gives; a higher one is a better one."""
+
     @abstractmethod
     def evaluated(self, stage: str, step: int, metrics: Mapping[str, float], model: PreTrainedModel) -> None:
         """Keep what else there is to keep of an evaluation; called after `measure`, when its metrics are recorded."""

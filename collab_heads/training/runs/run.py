@@ -11,6 +11,7 @@ from collab_heads.training.flags.hub import push
 from collab_heads.training.loop.fine_tune import fine_tune
 from collab_heads.training.loop.training import Hooks
 from collab_heads.training.loop.weights import weight_bytes
+from collab_heads.training.runs.analysis import check_ablation
 from collab_heads.training.runs.card import final_metrics, save_without_card, write_card
 from collab_heads.training.runs.distilling import check_original, learn_from, original_of
 from collab_heads.training.runs.head_steps import HeadSteps
@@ -56,6 +57,7 @@ class Run:
         self.check_position()
         check_backend(learner)
         check_original(self.args, learner.model)
+        check_ablation(learner)
         (last,) = [phase for phase in learner.phases if phase.is_last_training]
         self.heads = HeadSteps(learner, learner.steps(last.number))
 

@@ -20,7 +20,7 @@ from collab_heads.training.data.classification import draw
 from collab_heads.training.data.collate import Collate
 from collab_heads.training.data.minimum_risk import MinimumRisk
 from collab_heads.training.data.parallel import Corpus
-from collab_heads.training.data.translation import Objective, corpus_scores, encode, translate
+from collab_heads.training.data.translation import METRICS, Objective, corpus_scores, encode, translate
 from collab_heads.training.data.word_dropout import WordDropout
 from collab_heads.training.flags.collaborative import wants_swap
 from collab_heads.training.flags.scratch import from_scratch
@@ -204,6 +204,11 @@ class Translator(Learner):
         """Translate the validation pairs and score the translations."""
         self.last.translations = self.translations("validation", model)
         return self.score("validation", self.last.translations)
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """BLEU and chrF."""
+        return METRICS
 
     def score(self, split: str, translations: Sequence[str]) -> dict[str, float]:
         """BLEU and chrF of translations of a split."""

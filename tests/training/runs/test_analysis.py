@@ -70,6 +70,22 @@ def test_a_glue_run_with_an_ablation_and_a_treebank(bert, files, tmp_path):
     assert found["statistics"]["excluded"] == [tiny.SPECIAL.index("[SEP]")]
 
 
+@pytest.mark.usefixtures("without_pictures")
+def test_a_metric_without_each_head(marian, bilingual, tmp_path):
+    """As the evaluations measure it; and one that is not measured is refused before anything is written."""
+    out = tmp_path / "out"
+    more = ("--analyze", "--max_train_steps", 0, "--val_max_target_length", 8)
+    results = translation_script.run(marian, bilingual, out, *more, "--analyze_ablation", "chrf")
+    found = report_of(out)["ablation"]
+    assert (found["metric"], found["higher_is_better"]) == ("chrf", True)
+    assert found["original"] == pytest.approx(results["eval_chrf"], abs=0)
+    without = [value for values in found["without"].values() for value in values]
+    assert len(without) == 12 and len(set(without)) > 1
+    with pytest.raises(ArgumentError, match="unknown --analyze_ablation 'ter'; known: loss, bleu, chrf"):
+        translation_script.run(marian, bilingual, tmp_path / "other", *more, "--analyze_ablation", "ter")
+    assert not (tmp_path / "other").exists()
+
+
 def test_gates_over_training_are_the_same_after_a_resumed_run(
     marian, bilingual, tmp_path, monkeypatch, without_pictures
 ):
