@@ -15,6 +15,9 @@ COMMAND, PACKAGE = "collab-heads", "collab_heads"
 
 def first_look() -> None:
     """Read the command's flags, if this process is the command; leave if they are wrong, or ask for help."""
+    children = sys.modules.get("multiprocessing.process")
+    if children is not None and children.parent_process() is not None:
+        return  # a process that the command has started has the command's own sys.argv
     if is_command(sys.argv, sys.orig_argv):
         import_module(f"{PACKAGE}.command.main").look(sys.argv[1:])
 

@@ -19,6 +19,7 @@ from collab_heads.training.data.batches import longest_first
 from collab_heads.training.data.cached import digest_of_tokens, tokenized_in
 from collab_heads.training.data.collate import IGNORED, generate, tokenize
 from collab_heads.training.data.parallel import Corpus
+from collab_heads.training.data.tokenizing import tokenized_by
 from collab_heads.training.data.word_dropout import WordDropout
 
 
@@ -62,9 +63,10 @@ def encode(
             batched=True,
             remove_columns=raw.column_names,
             new_fingerprint=split,  # datasets caches nothing: the tokenizer need not be hashed
-            num_proc=processes,
             desc=f"tokenizing {split}",
         )
+        if processes is not None and processes > 1:
+            make = partial(tokenized_by, processes, pairs, tokenizer, (prefix, max_source, max_target), split)
         encoded[split] = tokenized_in(cache, name, make)
     return encoded
 

@@ -7,6 +7,7 @@ import translation_models as tiny
 from accelerate import Accelerator
 from datasets import Dataset
 
+from collab_heads.training.data import tokenizing
 from collab_heads.training.data.collate import IGNORED, Collate
 from collab_heads.training.data.translation import Objective, corpus_scores, encode, num_targets, translate
 from collab_heads.training.data.word_dropout import WordDropout
@@ -40,6 +41,17 @@ def test_encode_prefixes_the_source_and_ends_both_sides(marian_tokenizer):
             assert row["input_ids"] == marian_tokenizer("the dog " + source)["input_ids"]
             assert row["labels"] == marian_tokenizer(text_target=target)["input_ids"]
             assert marian_tokenizer.decode(row["labels"]) == target + "</s>"
+
+
+@pytest.mark.slow
+def test_several_processes_encode_as_one_does(marian_tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizing, "PORTION", 3)
+    corpus = tiny.data(train=10, validation=2)
+    one = encode(corpus, marian_tokenizer, "the dog ", 64, 64)
+    two = encode(corpus, marian_tokenizer, "the dog ", 64, 64, processes=2)
+    assert {split: rows.to_dict() for split, rows in two.items()} == {
+        split: rows.to_dict() for split, rows in one.items()
+    }
 
 
 def test_encode_truncates_and_keeps_the_end(marian_tokenizer):
