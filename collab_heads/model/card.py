@@ -91,17 +91,17 @@ def complete(
 ) -> None:
     """Write or complete the card in the folder of a changed model; of an unchanged one only take out what is ours."""
     file = folder / README
-    content = file.read_bytes() if file.is_file() else None
-    if not is_changed(config) and (content is None or b"<!-- collab_heads " not in content):
-        return
     try:
-        card = None if content is None else ModelCard(content.decode("utf-8"), ignore_metadata_errors=True)
-    except Exception as error:  # of YAML, of huggingface_hub, of the text's encoding: the file is its owner's
-        logger.warning("%s cannot be read as a model card, and says nothing of collab_heads: %s", file, error)
-        return
-    if card is not None and is_generated(card):
-        card = None
-    write_file(file, str(completed(config, card, name, report, metrics)).encode("utf-8"))
+        content = file.read_bytes().decode("utf-8") if file.exists() else None
+        if not is_changed(config) and (content is None or not SECTIONS.search(content)):
+            return
+        card = None if content is None else ModelCard(content, ignore_metadata_errors=True)
+        if card is not None and is_generated(card):
+            card = None
+        text = str(completed(config, card, name, report, metrics))
+        write_file(file, text.encode("utf-8"))
+    except Exception as error:  # of YAML, huggingface_hub, encodings, disks: a card never stops the weights
+        logger.warning("%s cannot be completed as a model card, and is left as it is: %s", file, error)
 
 
 def is_generated(card: ModelCard) -> bool:

@@ -106,7 +106,12 @@ def metadata(config: PretrainedConfig, said: Mapping) -> dict:
     sites = CollabConfig.of(config).sites.values()
     ours = [TAG, *(tag for part, tag in TAGS.items() if any(getattr(site, part) for site in sites))]
     tags = [tag for tag in tags if tag not in TAGS.values()]
-    return {"library_name": LIBRARY, **base_of(config), **said, "tags": list(dict.fromkeys([*tags, *ours]))}
+    return {
+        "library_name": LIBRARY,
+        **base_of(config),
+        **said,
+        "tags": [*tags, *(tag for tag in ours if tag not in tags)],
+    }
 
 
 def base_of(config: PretrainedConfig) -> dict[str, str]:

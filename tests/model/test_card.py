@@ -108,6 +108,26 @@ def test_a_report_and_metrics_stay_as_long_as_the_attention_is_the_same(tmp_path
     assert "What was done" not in read(tmp_path).text and "2 (4)" in read(tmp_path).text
 
 
+def test_a_card_never_stops_the_weights(tmp_path, warnings_logged):
+    """Tags that YAML reads as mappings are kept; what cannot be completed is left, and the model is there."""
+    model = built(pruned)
+    (tmp_path / "README.md").write_text("---\ntags:\n- a: b\n---\nhello\n", encoding="utf-8")
+    model.save_pretrained(tmp_path)
+    assert ModelCard.load(tmp_path / "README.md").data.tags[0] == {"a": "b"}  # ours follow
+    other = tmp_path / "other"
+    (other / "README.md").mkdir(parents=True)
+    model.save_pretrained(other)
+    assert (other / "model.safetensors").is_file() and (other / "README.md").is_dir()
+    assert "cannot be completed as a model card" in warnings_logged.text
+
+
+def test_a_stock_model_leaves_a_card_that_speaks_of_ours(tmp_path):
+    text = "No front matter. Sections of `<!-- collab_heads ` begin so.\n\n\n"
+    (tmp_path / "README.md").write_text(text, encoding="utf-8")
+    built().save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
+
+
 def test_the_public_function(tmp_path):
     model = built()
     report = shared(model)
@@ -126,7 +146,7 @@ def test_a_card_that_cannot_be_read_is_left(broken, tmp_path, warnings_logged):
     (tmp_path / "README.md").write_bytes(broken)
     built(shared).save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_bytes() == broken
-    assert "README.md cannot be read as a model card" in warnings_logged.text
+    assert "README.md cannot be completed as a model card" in warnings_logged.text
 
 
 def test_a_base_from_a_folder_passes_on_what_its_card_says(tmp_path):
