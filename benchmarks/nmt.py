@@ -8,6 +8,7 @@ scratch  small Marians trained from the start: collaborative against narrow conc
 t5       the T5 of the shared folder: a swap and a pruning
 mixing   the same Marian trained on, with alphas, with growth loss, with heads that rotate
 born     small Marians trained from the start in these ways
+mended   the same Marian with 18 of 72 heads, mended before it is trained on (mended.py)
 risk     the same Marian trained on, to lower the risk of its translations, and as long with cross-entropy
 
 Every run is one of run_translation.py and translates the test set at the end of its steps: nothing is selected on it.
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from mended import MENDED, mended
 from nmt_pictures import draw_alphas, draw_heads
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM
@@ -56,9 +58,9 @@ MIX = (
     "--num_train_epochs 4 --eval_steps 100000"
 )
 RISK = (
-    f"{DECODE} --learning_rate 3e-5 --lr_scheduler_type constant_with_warmup --num_warmup_steps 10 --eval_steps 100000"
+    f"{DECODE} --learning_rate 1e-4 --lr_scheduler_type constant_with_warmup --num_warmup_steps 10 --eval_steps 100000"
 )
-RISK_STEPS, CROSS_STEPS = 200, 1600  # of about the same time
+RISK_STEPS, CROSS_STEPS = 100, 1600  # of about the same time
 SAMPLED = "--objective minimum_risk --risk_samples 20 --max_tokens 250 --gradient_accumulation_steps 2"
 ENCODER = "--gated_sites enc-self --target_heads 5"
 ROLES = ("enc-self", "dec-self", "dec-enc")
@@ -125,6 +127,13 @@ PARTS = {
     ),
     "mixing": Part(MIX, mixed(layers=3, heads=8), MARIAN),
     "born": Part(SCRATCH, mixed(layers=2, heads=4)),
+    "mended": Part(
+        LONG,
+        {"original": "", "18 heads": "--target_heads 18 --head_selection importance"}
+        | {f"18 heads, {how}": f"--model_name_or_path {how}" for how in MENDED},
+        MARIAN,
+        before=True,
+    ),
     "risk": Part(
         RISK,
         {
@@ -134,7 +143,6 @@ PARTS = {
             "both": f"{SAMPLED} --max_train_steps {RISK_STEPS} --risk_cross_entropy 0.1",
         },
         MARIAN,
-        before=True,
     ),
 }
 evaluate, step = Run.evaluate, AlphaPenalty.step
@@ -146,7 +154,11 @@ def run(part: str, name: str, seed: int, work: Path) -> None:
     flags = f"{of.common} {of.rows[name]} --seed {seed} --overwrite_output_dir --output_dir {folder}".split()
     for flag, split in FILES.items():
         flags += [flag, *(str(shared(f"{DATA}/{split}.{language}.gz")) for language in ("de", "en"))]
-    flags += ["--model_name_or_path", str(shared(of.model))] if of.model else []
+    if "--model_name_or_path" in flags:  # the row has a model of its own
+        place = flags.index("--model_name_or_path") + 1
+        flags[place] = str(mended(flags[place], seed, work))
+    else:
+        flags += ["--model_name_or_path", str(shared(of.model))] if of.model else []
     if "--rotation_schedule" in flags:  # the row has the schedule itself
         schedule, place = work / f"{part}-schedule.json", flags.index("--rotation_schedule") + 1
         schedule.write_text(flags[place])

@@ -10,22 +10,34 @@ from test_value_contract import assert_lossless
 from transformers import AttentionInterface, AttentionMaskInterface, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from unchanged import refused
+from unchanged import assert_unchanged, refused, snapshot
 
 import test_contract
-from collab_heads import compress, fold_heads, get_adapter, prune_heads, swap_heads, swap_to_collaborative
+from collab_heads import (
+    DynamicRotation,
+    compress,
+    fold_heads,
+    get_adapter,
+    head_statistics,
+    prune_heads,
+    swap_heads,
+    swap_to_collaborative,
+    swap_to_gated,
+)
 from collab_heads.adapters import llama, modernbert
-from collab_heads.errors import ConfigError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, ConfigError, ShapeError, SwapError, UnsupportedModelError
 from collab_heads.layers import rotary_attention as rotary
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
+from collab_heads.rotation.ranking import head_scores
 from families import FAMILIES, HEAD_WIDTH, HEADS, LAYERS, batch, each, output, set_backend, sites
 from test_contract import stepwise
 
 NAMES = [name for name, family in FAMILIES.items() if family.beside == "qwen3" or name == "qwen3"]
 of_every_family = pytest.mark.parametrize("name", each(NAMES))
 UNEQUAL = [1]  # of the heads 0 and 1, which share a key head, as 2 and 3 do
+NOTICED = 1e-3  # what a group at another place does to the output at least
 FP32 = 5e-5  # of logits of the size of 5, after norms in float32; differences seen: 4e-6
 
 
@@ -180,14 +192,105 @@ def test_compression_by_key_heads(name):
     assert {site.query_key_before for site in report.sites} == {HEADS * HEAD_WIDTH}
 
 
-def test_heads_that_share_keys_stay_where_they_are():
+def rows_of_group(model, path, key_head):
+    """Rows of queries, keys and values of a key head and the two heads that share it, found by counting."""
+    module = model.base_model.get_submodule(path)
+    counts = {"q_proj": 2, "k_proj": 1, "v_proj": 1}
+    return {
+        f"{name}.{part}": parameter.data[key_head * count * HEAD_WIDTH : (key_head + 1) * count * HEAD_WIDTH]
+        for name, count in counts.items()
+        for part, parameter in getattr(module, name).named_parameters()
+    }
+
+
+def projections_by_hand(name):
+    """Families whose query, key and value projections have the names that `rows_of_group` knows."""
+    return hasattr(FAMILIES[name].build().base_model.get_submodule(next(iter(sites(FAMILIES[name].build())))), "q_proj")
+
+
+@pytest.mark.parametrize("heads", ((0, 2), (1, 3), (1, 1)), ids=str)
+@of_every_family
+def test_heads_that_share_keys_change_places_together(name, heads):
+    """Whichever of them is named: as the rows exchanged by hand; twice is not at all."""
+    if not projections_by_hand(name):
+        pytest.skip("its projections have other names")
+    model, expected, inputs = FAMILIES[name].build(), FAMILIES[name].build(), FAMILIES[name].inputs()
+    paths, before = list(sites(model)), output(model, inputs)
+    for one, other in zip(
+        *(rows_of_group(expected, path, head // 2).values() for path, head in zip(paths, heads, strict=True)),
+        strict=True,
+    ):
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
+    pairs = [tuple(zip(paths, heads, strict=True))]
+    start = snapshot(model)
+    swap_heads(model, pairs)
+    for (key, found), wanted in zip(model.state_dict().items(), expected.state_dict().values(), strict=True):
+        assert torch.equal(found, wanted), key
+    assert (output(model, inputs) - before).abs().max() > NOTICED
+    swap_heads(model, pairs)
+    assert_unchanged(model, start)
+
+
+def test_gates_and_moments_travel_with_the_group():
+    model = FAMILIES["qwen3"].build()
+    swap_to_gated(model)
+    (first, one), (second, other) = sites(model).items()
+    gates = [output_projections(model)[path].gates for path in (first, second)]
+    with torch.no_grad():
+        for gate in gates:
+            gate.log_alpha.normal_(generator=torch.Generator().manual_seed(len(first)))
+        gates[1].log_alpha += 1
+    optimizer = torch.optim.Adam(model.parameters())
+    output(model, FAMILIES["qwen3"].inputs())
+    model(**FAMILIES["qwen3"].inputs()).logits.square().mean().backward()
+    optimizer.step()
+    before = [gate.log_alpha.clone() for gate in gates]
+    adam = [optimizer.state[module.q_proj.weight]["exp_avg"] for module in (one, other)]
+    moments = [each.clone().unflatten(0, (HEADS, -1)) for each in adam]
+    swap_heads(model, [((first, 2), (second, 0))], optimizer)
+    assert torch.equal(gates[0].log_alpha, torch.cat([before[0][:2], before[1][:2]]))
+    assert torch.equal(gates[1].log_alpha, torch.cat([before[0][2:], before[1][2:]]))
+    now = adam[0].unflatten(0, (HEADS, -1))
+    assert torch.equal(now, torch.cat([moments[0][:2], moments[1][:2]]))
+    assert not torch.equal(now, moments[0])
+
+
+def test_groups_that_cannot_change_places():
     model = FAMILIES["qwen3"].build()
     first, second = sites(model)
-    with refused(model, SwapError, "4 heads that share 2 key heads", "leave the site out"):
-        swap_heads(model, [((first, 0), (second, 0))])
-    remove(model, UNEQUAL)  # nobody swapped anything
-    with refused(model, SwapError, "3 heads that share 2 key heads", "leave the site out"):
-        swap_heads(model, [((first, 0), (second, 0))])
+    with refused(model, ArgumentError, "number 0 and 1 of theirs", "pair heads of one number"):
+        swap_heads(model, [((first, 0), (second, 1))])
+    with refused(model, ArgumentError, "head 0 of ", "head 1 of ", "share a key head", "name one of them"):
+        swap_heads(model, [((first, 0), (first, 1))])
+    with refused(model, ArgumentError, "share a key head", "name one of them"):
+        swap_heads(model, [((first, 0), (second, 0)), ((first, 1), (second, 1))])
+    remove(model, UNEQUAL)
+    with refused(model, ShapeError, "1 and 2 heads share their key heads", "groups of one size"):
+        swap_heads(model, [((first, 0), (second, 2))])
+    with refused(model, SwapError, "before heads are removed that share key heads"):
+        swap_heads(model, [((first, 2), (second, 2))])
+
+
+@pytest.mark.parametrize("policy", ("hard", "soft", "local", "random"))
+def test_rotation_takes_a_head_of_each_group(policy):
+    """And ranks groups by the mean of their heads."""
+    model, inputs = FAMILIES["qwen3"].build(), FAMILIES["qwen3"].inputs()
+    rotation = DynamicRotation(policy, start=1, end=1)
+    rotation.check(model, epochs=2)
+    start = snapshot(model)
+    pairs = rotation.apply(model, epoch=1, batches=[inputs])
+    assert pairs and {slot.head for pair in pairs for slot in pair} <= {0, 2}
+    rotation.apply(model, epoch=2, batches=[inputs])
+    assert_unchanged(model, start)
+    adapter = get_adapter(model)
+    scores = head_scores(model, [inputs], adapter, "confidence")
+    of_heads = head_statistics(model, [inputs], adapter, measures=("confidence",)).confidence
+    for slot, score in scores.items():
+        of_group = of_heads[slot.path][slot.head : slot.head + 2].tolist()
+        assert score == pytest.approx(sum(of_group) / 2, rel=1e-6)
+    assert len(scores) == LAYERS * HEADS // 2
 
 
 def test_queries_and_keys_alone_cannot_become_smaller():

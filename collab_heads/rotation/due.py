@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from collab_heads.errors import ArgumentError
-from collab_heads.rotation.exchange import Slot
 from collab_heads.rotation.history import Direction, Exchanged
 from collab_heads.rotation.policies import Stack
 from collab_heads.rotation.role_settings import RoleSettings
+from collab_heads.rotation.slots import Slot
 
 SlotPairs = list[tuple[Slot, Slot]]
 

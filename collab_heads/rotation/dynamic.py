@@ -12,7 +12,7 @@ from collab_heads.checks import check_choice, check_seed
 from collab_heads.errors import ArgumentError
 from collab_heads.record import CollabConfig, kept_heads
 from collab_heads.rotation.due import Due, SlotPairs, due_before, pairs_by_role
-from collab_heads.rotation.exchange import Pairs, Slot, plan_exchanges, slot_pairs, swap_heads, unwrapped_adapter
+from collab_heads.rotation.exchange import plan_exchanges, swap_heads, unwrapped_adapter
 from collab_heads.rotation.history import (
     Direction,
     Exchanged,
@@ -26,6 +26,7 @@ from collab_heads.rotation.history import (
 from collab_heads.rotation.policies import POLICIES, UNRANKED, Policy, Stack, check_pairs
 from collab_heads.rotation.ranking import METRICS, Metric, head_scores
 from collab_heads.rotation.role_settings import RoleSettings, read_settings, settings_for
+from collab_heads.rotation.slots import Pairs, Slot, moving, slot_pairs
 from collab_heads.sites import ROLES
 
 Setting = int | Mapping[str, int]
@@ -54,7 +55,8 @@ class DynamicRotation:
             maps, which ranks heads differently; "base": the largest weight of its map, which is 1 for every head of
             causal attention; "wasserstein": how far its weights are from equal ones. The last three are means over
             sentences.
-        count: pairs: per stack (hard, random), per layer (local) or per pair of layers (soft).
+        count: pairs of heads, or where heads share key heads of key heads with all of theirs: per stack (hard,
+            random), per layer (local) or per pair of layers (soft).
         frequency: epochs from an exchange until the exchange back.
         rest: epochs from there until the next exchange.
         start: epoch, counted from 1, before which the first exchange is.
@@ -131,8 +133,7 @@ class DynamicRotation:
         sites, record = unwrapped_adapter(model, self.adapter).sites(model), CollabConfig.of(model.config).sites
         layers: dict[str, list[list[Slot]]] = {}
         for site in sorted(sites, key=lambda site: (ROLES.index(site.role), site.layer)):
-            slots = [Slot(site.path, head) for head in kept_heads(record, site)]
-            layers.setdefault(site.role, []).append(slots)
+            layers.setdefault(site.role, []).append(list(moving(site, kept_heads(record, site))))
         by_role = settings_for(list(layers), self.role_settings)
         return {role: (settings, layers[role]) for role, settings in by_role.items()}
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from collab_heads.checks import check_choice, is_count, is_index, is_list
 from collab_heads.errors import ArgumentError
-from collab_heads.rotation.exchange import Slot, slot_pairs
+from collab_heads.rotation.slots import Slot, slot_pairs
 from collab_heads.sites import ROLES
 
 Direction = Literal["swap", "back"]  # to another place, and back from there

@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
 from collab_heads.reading import parse_json
-from collab_heads.rotation.exchange import Pairs, Slot, plan_exchanges, slot_pairs, swap_heads, unwrapped_adapter
+from collab_heads.rotation.exchange import plan_exchanges, swap_heads, unwrapped_adapter
 from collab_heads.rotation.history import History, check_epoch, check_settings, plain_json
 from collab_heads.rotation.schedule import Schedule, distinct, read_schedule
+from collab_heads.rotation.slots import Pairs, Slot, slot_pairs
 
 
 class HeadRotation:

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Literal
 
 from collab_heads.errors import ArgumentError
-from collab_heads.rotation.exchange import Slot
+from collab_heads.rotation.slots import Slot
 
 Stack = Sequence[Sequence[Slot]]
 Scores = Mapping[Slot, float]

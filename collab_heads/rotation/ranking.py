@@ -13,7 +13,7 @@ from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.heads.selection import check_scores
 from collab_heads.record import CollabConfig, kept_heads
-from collab_heads.rotation.exchange import Slot
+from collab_heads.rotation.slots import Slot, moving
 
 Batches = Iterable[Mapping]
 Excluded = Iterable[int] | None
@@ -55,7 +55,7 @@ def head_scores(
     metric: Metric,
     exclude: Iterable[int] | None = None,
 ) -> dict[Slot, float]:
-    """Score all heads.
+    """Score all heads; of those that share a key head, which move together, the first has the mean of their scores.
 
     Args:
         model: a supported transformers model; it is left as it was.
@@ -80,7 +80,8 @@ def head_scores(
     record, sites = CollabConfig.of(model.config).sites, adapter.sites_with_heads(model)
     scores = check_scores(values, sites)
     return {
-        Slot(site.path, head): score
+        slot: sum(of_site[index] for index in members) / len(members)
         for site in sites
-        for head, score in zip(kept_heads(record, site), scores[site.path].tolist(), strict=True)
+        for of_site in [scores[site.path].tolist()]
+        for slot, members in moving(site, kept_heads(record, site)).items()
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from collab_heads.checks import check_choice, is_list
 from collab_heads.errors import ArgumentError
-from collab_heads.rotation.exchange import Slot
+from collab_heads.rotation.slots import Slot
 from collab_heads.sites import ROLES, AttentionSite, check_name
 
 # (stack, module) in the source's files -> role.

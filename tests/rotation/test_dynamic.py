@@ -13,7 +13,7 @@ from collab_heads import DynamicRotation, get_adapter, prune_heads, swap_heads, 
 from collab_heads.analysis.measures.map_scores import map_scores
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.rotation import ranking
-from collab_heads.rotation.exchange import Slot
+from collab_heads.rotation.slots import Slot
 from families import FAMILIES, HEADS, bert_config, make
 
 BERT = "encoder.layer.{}.attention.self"

@@ -9,7 +9,7 @@ from closing import gate, loss, output_projections
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import HeadAdamW, HeadPenalty, get_adapter, prune_heads, swap_heads, swap_to_alpha, swap_to_gated
-from collab_heads.rotation.exchange import Slot
+from collab_heads.rotation.slots import Slot
 from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, output, sites
 
 BERT = "encoder.layer.{}.attention.self"

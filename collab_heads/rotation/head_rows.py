@@ -1,0 +1,140 @@
+"""What belongs to a head and travels with it, and whether two heads can change places.
+
+H heads of a site, d the width of a head, D the width of the model.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from collab_heads.errors import ArgumentError, ShapeError, SwapError
+from collab_heads.layers.fused import part_of, whole_of
+from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.layout import is_transposed, widths
+from collab_heads.layers.output import alphas_of, gates_of
+from collab_heads.model.open_site import OpenSite
+from collab_heads.model.refusals import check_projection
+from collab_heads.rotation.optimizer_state import elementwise_state
+from collab_heads.rotation.slots import Slot
+
+HeadTensors = dict[str, Tensor]  # name -> the rows of one head
+
+
+def members_of(site: OpenSite, index: int) -> list[int]:
+    """The heads that move with a head: those that share its key head, itself among them, in order."""
+    return [head for head, key in enumerate(site.groups) if key == site.groups[index]]
+
+
+def check_members(pair: tuple[Slot, Slot], ends: Sequence[tuple[list[int], int]]) -> None:
+    """Check that the groups of two heads can change places; an end is the members of a group, and the head named.
+
+    Raises:
+        ShapeError: if they have different numbers of heads.
+        ArgumentError: if the two heads are not at the same place of their groups.
+    """
+    counts = [len(members) for members, _ in ends]
+    if counts[0] != counts[1]:
+        raise ShapeError(
+            f"{pair[0]} and {pair[1]} cannot change places: {counts[0]} and {counts[1]} heads share their key heads "
+            "and would move with them; pair heads of groups of one size"
+        )
+    places = [members.index(index) for members, index in ends]
+    if places[0] != places[1]:
+        raise ArgumentError(
+            f"{pair[0]} and {pair[1]} cannot change places: heads that share a key head move together, in their order, "
+            f"and these are number {places[0]} and {places[1]} of theirs; pair heads of one number"
+        )
+
+
+def head_rows(site: OpenSite, index: int, optimizer: torch.optim.Optimizer | None) -> HeadTensors:
+    """What belongs to a head and travels with it: name -> its rows, views [d, ...] or [1].
+
+    Where heads share its key head these are the rows of all of them, and of the key head.
+    """
+    if site.is_swapped:
+        raise SwapError(
+            f"{site.path} is collaborative: its query/key projection is one for all heads; swap heads before "
+            "swap_to_collaborative (and before heads are removed that share key heads), or leave the site out"
+        )
+    gates = gates_of(site.output)
+    if gates is not None and alphas_of(site.output) is not None:
+        raise SwapError(
+            f"{site.path} has gates and alphas: gates would leave and alphas stay; rotate with one of the two, or "
+            "fold_heads first"
+        )
+    members, key_head = members_of(site, index), [site.groups[index]]
+    projections = {"query": (site.projections[0], site.num_heads, members)}
+    projections |= {
+        name: (projection, site.site.num_key_heads, key_head)
+        for name, projection in (("key", site.projections[1]), ("value", site.value))
+    }
+    rows: HeadTensors = {}
+    for name, (projection, count, chosen) in projections.items():
+        check_projection(site.site, projection)
+        for part, parameter in whole_of(projection).named_parameters():
+            what = f"{site.path}: {name}.{part}"
+            check_whole(what, parameter, whole_of(projection))
+            states = elementwise_state(optimizer, parameter, what)
+            own = {f"{name}.{part}": parameter} | {f"{state} of {name}.{part}": each for state, each in states.items()}
+            rows |= rows_by_head({key: part_of(projection, tensor) for key, tensor in own.items()}, count, chosen)
+    if gates is not None:
+        drawn = {} if gates.draw is None else gates.draw._asdict()
+        for part, tensor in (*gates.named_parameters(), *gates.named_buffers(), *drawn.items()):
+            states = elementwise_state(optimizer, tensor, f"{site.path}: gates.{part}")
+            own = {f"gates.{part}": tensor} | {f"{state} of gates.{part}": each for state, each in states.items()}
+            rows |= rows_by_head(own, site.num_heads, members)
+    return rows
+
+
+def rows_by_head(tensors: HeadTensors, count: int, chosen: Sequence[int]) -> HeadTensors:
+    """The rows of some of `count` heads, one view for each: "name" for a single one, else "name of head 0", ..."""
+    found = {}
+    for name, tensor in tensors.items():
+        by_head = tensor.detach().unflatten(0, (count, -1))
+        for place, head in enumerate(chosen):
+            found[name if len(chosen) == 1 else f"{name} of head {place}"] = by_head[head]
+    return found
+
+
+def check_whole(what: str, parameter: Tensor, projection: nn.Module) -> None:
+    """Raise SwapError if this process does not have a whole parameter of a projection: [out, in] or [out]."""
+    sharded = any(base.__name__ == "DTensor" for base in type(parameter).__mro__) or hasattr(parameter, "ds_id")
+    dim_in, dim_out = widths(projection)
+    matrix = (dim_in, dim_out) if is_transposed(projection) else (dim_out, dim_in)
+    if sharded or tuple(parameter.shape) not in (matrix, (dim_out,)):
+        raise SwapError(
+            f"{what} is sharded (a {type(parameter).__name__} of shape {tuple(parameter.shape)}): no process has all "
+            "of its rows; train with DDP, or swap heads before FSDP, tensor parallelism or DeepSpeed ZeRO-3"
+        )
+
+
+def check_gates(pair: tuple[Slot, Slot], gates: Sequence[HeadGates | None]) -> None:
+    """Raise SwapError if the heads of a pair have gates that work in different ways."""
+    first, second = gates
+    if first is not None and second is not None and first.state != second.state:
+        raise SwapError(
+            f"{pair[0]} and {pair[1]} have gates of different kinds, {first.state} and {second.state}: gate both "
+            "sites in one call of swap_to_gated"
+        )
+
+
+def check_same_tensors(pair: tuple[Slot, Slot], first: HeadTensors, second: HeadTensors) -> None:
+    """Raise SwapError or ShapeError unless two heads consist of tensors of the same names, shapes and dtypes."""
+    for one, other, slot in ((first, second, pair[0]), (second, first, pair[1])):
+        if lone := [name for name in one if name not in other]:
+            raise SwapError(
+                f"{pair[0]} and {pair[1]} cannot change places: only {slot} has {', '.join(lone)}; gate both sites or "
+                "none, and train both or none"
+            )
+    for name, rows in first.items():
+        if rows.shape != second[name].shape:
+            raise ShapeError(
+                f"{pair[0]} and {pair[1]} cannot change places: their {name} are {tuple(rows.shape)} and "
+                f"{tuple(second[name].shape)}; pair heads of one width"
+            )
+        if rows.dtype != second[name].dtype:
+            raise SwapError(
+                f"{pair[0]} and {pair[1]} cannot change places: their {name} are {rows.dtype} and "
+                f"{second[name].dtype}, and a swap would round; cast the model to one dtype"
+            )
