@@ -16,7 +16,10 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+
+from claims import CLAIMS, claims
 
 from collab_heads import AttentionAdapter, registry
 from common import RESULTS, ROOT, table
@@ -215,6 +218,12 @@ plain(
     "scale",
     {"work": "", "width": "", "layers": "", "model, MB": ("model_mb", ".0f"), "peak, of the model": ("peak", ".2f")}
     | {"seconds of the processor": ("cpu_seconds", ".1f")},
+)
+plain(
+    "real_sizes",
+    "real_sizes",
+    {"model": "", "work": "", "model, MB": ("model_mb", ".0f"), "peak, of the model": ("peak", ".2f")}
+    | {"of a forward pass": ("of forward", ".2f"), "seconds of the processor": ("cpu_seconds", ".1f")},
 )
 plain(
     "scale_memory",
@@ -579,6 +588,9 @@ def summary() -> str:
     ]
     columns = dict.fromkeys(shown_rows[0], "") | {"original": ".2f", "changed": ".2f"}
     return table(shown_rows, columns)
+
+
+TABLES |= {f"claims_{source}": partial(claims, source) for source in CLAIMS}
 
 
 def pages() -> list[Path]:

@@ -1,0 +1,263 @@
+"""The claims of the papers, what the stored results say of each, and the verdict: the table of docs/results/claims.md.
+
+Figures of ours come from benchmarks/results/; verdicts are words, and have to be looked at again when those change.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from common import RESULTS, table
+
+HOLDS, FAILS, OPEN = "holds here", "does not hold here", "cannot be decided at this size"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper.
+
+    Attributes:
+        claim: in a sentence.
+        paper: its figure.
+        ours: a function that says what the stored results have, with the interval where there is one.
+        seeds: how many runs are behind it.
+        verdict: one of the three, or more exactly.
+        where: link to the page with protocol and command.
+    """
+
+    claim: str
+    paper: str
+    ours: Callable[[], str]
+    seeds: str
+    verdict: str
+    where: str
+
+
+def rows_of(name: str, part: str = "") -> list[dict]:
+    """The rows of a stored record, or of a part of it."""
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    return (record[part] if part else record)["rows"]
+
+
+def row(name: str, part: str = "", **wanted: object) -> dict:
+    """The one row with these values."""
+    (found,) = [each for each in rows_of(name, part) if all(each.get(key) == value for key, value in wanted.items())]
+    return found
+
+
+def against_first(name: str, key: str, value: str, part: str = "") -> str:
+    """The difference of a row to the first row of its table, with its interval."""
+    found = row(name, part, **{key: value})
+    return f"{found['difference']:+.2f} BLEU ({found['95 %']})"
+
+
+def scores(name: str, shown: Mapping[str, tuple[str, str]], score: str) -> str:
+    """Scores of some rows, label -> (key, value)."""
+    return ", ".join(f"{label} {row(name, **{key: value})[score]:.2f}" for label, (key, value) in shown.items())
+
+
+def exact() -> str:
+    """Swaps at full width."""
+    found = [each["identical"] for each in rows_of("translation") if each.get("method") == "lossless"]
+    return f"{', '.join(sorted(set(found)))} translations identical, in {len(found)} swaps"
+
+
+def glue(settings: Mapping[str, str]) -> str:
+    """Averages over the tasks after training again, of the original first."""
+    return scores("glue", {label: ("R", value) for label, value in settings.items()}, "average again")
+
+
+def born_digits() -> str:
+    """Shared over narrow heads, a quarter of the width, by seed, after one training and one twice as long."""
+    record = json.loads((RESULTS / "digits.json").read_text())["rows"]
+    texts = []
+    for what, label in (("born", "456 steps"), ("longer", "912 steps")):
+        shared, narrow = (
+            next(r["accuracies"] for r in record if (r["what"], r["mixing"], r["R"]) == (what, mixing, 16))
+            for mixing in ("shared", "per_head")
+        )
+        gaps = [one - other for one, other in zip(shared, narrow, strict=True)]
+        texts.append(f"{label}: {', '.join(f'{gap:+.2f}' for gap in gaps)} points")
+    return "; ".join(texts)
+
+
+def kept(counts: tuple[int, ...], ways: tuple[str, ...]) -> str:
+    """Differences to the whole model by heads kept and way to choose them."""
+    texts = []
+    for count in counts:
+        found = {way: row("nmt_heads", heads=f"{way} {count}")["difference"] for way in ways}
+        texts.append(f"{count}: " + ", ".join(f"{way} {gap:+.2f}" for way, gap in found.items()))
+    return "; ".join(texts)
+
+
+def roles_seen() -> str:
+    """How many heads have which role, in the models that were looked at."""
+    seen = {"Marian": ("seen_marian", "positional", "rare tokens")}  # it reads no treebank
+    seen["MiniLM"] = ("seen_minilm", "positional", "rare tokens", "syntactic")
+    texts = []
+    for label, (name, *roles) in seen.items():
+        rows = rows_of(name)
+        counts = [f"{sum(each[role] for each in rows)} {role}" for role in roles]
+        texts.append(f"{label}: of {sum(each['heads'] for each in rows)} heads {', '.join(counts)}")
+    return "; ".join(texts)
+
+
+def correlation(measure: str) -> float:
+    """Spearman's, of a measure with the rise of the loss without the head, over all heads of the Marian."""
+    record = json.loads((RESULTS / "seen_marian.json").read_text())["correlations"]
+    return next(each["all"] for each in record if (each["measure"], each["harm to"]) == (measure, "loss"))
+
+
+TRANSLATION, GLUE_PAGE = "[translation](translation.md)", "[sentence encoders](sentence-encoders.md)"
+IMAGES, FEWER = "[images](images.md)", "[fewer heads](fewer-heads.md)"
+MIXED, SEEN, SPEED = "[mixed heads](mixed-heads.md)", "[what heads do](what-heads-do.md)", "[speed](speed.md)"
+
+CLAIMS: dict[str, tuple[Claim, ...]] = {
+    "collaborative": (
+        Claim(
+            "At full width a trained model's heads are rewritten over shared keys without loss",
+            "exact",
+            exact,
+            "no chance in it",
+            HOLDS,
+            TRANSLATION,
+        ),
+        Claim(
+            "Swapped to half or a third of the width and fine-tuned again, GLUE stays",
+            "83.0 → 82.5 at 1/2, 81.7 at 1/3, 77.6 at 1/6 (BERT-base)",
+            lambda: (
+                "after one more epoch: "
+                + glue({"original": "original", "1/2": "192", "1/3": "128", "1/6": "64", "1/6 balanced": "64 balanced"})
+            ),
+            "1; four tasks",
+            f"at 1/2 and 1/3 {HOLDS}, as far as one seed can say; at 1/6 with balanced widths, too",
+            GLUE_PAGE,
+        ),
+        Claim(
+            "From scratch, shared keys beat concatenated heads of the same width in translation",
+            "27.3 / 26.6 at 64 of 1024, 27.1 / 25.5 at 32",
+            lambda: scores(
+                "nmt_scratch",
+                {each: ("scratch", each) for each in ("shared 64", "per_head 64", "shared 16", "per_head 16")},
+                "bleu",
+            ),
+            "1",
+            "the same order at 64 and 16 of 256, none at 32: one seed of a short training",
+            TRANSLATION,
+        ),
+        Claim(
+            "The same in images",
+            "not in the paper",
+            born_digits,
+            "3",
+            "holds for the speed of learning; for its end it cannot be decided",
+            IMAGES,
+        ),
+    ),
+    "gated": (
+        Claim(
+            "A quarter of all heads is enough",
+            "29.60 → 29.06 with 36 of 144",
+            lambda: kept((36, 18), ("learned", "importance", "random")),
+            "1",
+            f"half of the heads: within the interval; a quarter: {FAILS} with 1,200 steps",
+            FEWER,
+        ),
+        Claim(
+            "Of the encoder's heads a fifth is enough",
+            "-0.15 BLEU with 10 of 48",
+            lambda: ", ".join(
+                f"{way} {against_first('nmt_heads', 'heads', f'encoder, {way} 5')}" for way in ("importance", "learned")
+            ),
+            "1",
+            f"{HOLDS} for heads chosen by importance; learned: cannot be decided with one seed",
+            FEWER,
+        ),
+        Claim(
+            "Learning which heads to keep beats other ways to choose",
+            "not compared in the paper",
+            lambda: kept((18, 9), ("learned", "importance")),
+            "1",
+            f"{FAILS}: within the intervals, behind at 9",
+            FEWER,
+        ),
+        Claim(
+            "Important heads are positional, syntactic or look at rare tokens",
+            "most heads that stay",
+            roles_seen,
+            "1 model each",
+            "in the sentence encoder some are; in the small Marian there is none to ask about",
+            SEEN,
+        ),
+        Claim(
+            "Confident heads are important heads",
+            "in words and pictures",
+            lambda: (
+                f"rank correlation with the loss without the head: confidence {correlation('confidence'):+.2f}, "
+                f"relevance {correlation('relevance'):+.2f}, gradient {correlation('gradient'):+.2f}"
+            ),
+            "1 model",
+            "weakly; the gradient says it better",
+            SEEN,
+        ),
+    ),
+    "mixed": (
+        Claim(
+            "Alphas help",
+            "34.51 → 35.04",
+            lambda: (
+                f"trained on {against_first('nmt_mixing', 'mixing', 'alphas')}; from scratch "
+                f"{against_first('nmt_born', 'born', 'alphas')}"
+            ),
+            "3; 1",
+            f"trained on: {FAILS}; from scratch: {OPEN}",
+            MIXED,
+        ),
+        Claim(
+            "Growth of the alphas helps",
+            "part of 35.04",
+            lambda: against_first("nmt_mixing", "mixing", "alphas, growth", "again"),
+            "2",
+            f"{FAILS}, at the source's strength",
+            MIXED,
+        ),
+        Claim(
+            "Heads that change places by a schedule help",
+            "34.51 → 34.74",
+            lambda: (
+                f"trained on {against_first('nmt_mixing', 'mixing', 'manual rotation')}; from scratch "
+                f"{against_first('nmt_born', 'born', 'manual rotation')}"
+            ),
+            "3; 1",
+            OPEN,
+            MIXED,
+        ),
+        Claim(
+            "Heads that change places by confidence help: soft, hard, but not at random",
+            "34.76, 34.66, 34.35",
+            lambda: ", ".join(
+                f"{policy} {against_first('nmt_mixing', 'mixing', f'{policy} rotation')}"
+                for policy in ("soft", "hard", "random")
+            ),
+            "3",
+            f"{OPEN}: every interval holds 0",
+            MIXED,
+        ),
+    ),
+}
+
+
+def claims(source: str) -> str:
+    """The table of the claims of one source system."""
+    shown = [
+        {
+            "claim": each.claim,
+            "in the paper": each.paper,
+            "ours": each.ours(),
+            "seeds": each.seeds,
+            "verdict": each.verdict,
+            "protocol and command": each.where,
+        }
+        for each in CLAIMS[source]
+    ]
+    return table(shown, dict.fromkeys(shown[0], ""))
