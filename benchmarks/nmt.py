@@ -60,7 +60,7 @@ MIX = (
 RISK = (
     f"{DECODE} --learning_rate 1e-4 --lr_scheduler_type constant_with_warmup --num_warmup_steps 10 --eval_steps 100000"
 )
-RISK_STEPS, CROSS_STEPS = 100, 1600  # of about the same time
+RISK_STEPS, CROSS_STEPS = 50, 1600  # of about the same time
 SAMPLED = "--objective minimum_risk --risk_samples 20 --max_tokens 250 --gradient_accumulation_steps 2"
 ENCODER = "--gated_sites enc-self --target_heads 5"
 ROLES = ("enc-self", "dec-self", "dec-enc")

@@ -1,13 +1,13 @@
 """MPNet, Whisper and CLIP at their base sizes, random weights: seconds, and memory at its peak, of every step.
 
     python benchmarks/real_sizes.py [--models mpnet whisper clip] [--work forward swap ...]
-    python benchmarks/real_sizes.py MODEL WORK
+    python benchmarks/real_sizes.py MODEL WORK FOLDER
 
 The second form does one piece of work in this process and prints a line of JSON; the first runs each so. One thread.
 Batches are those that a user would calibrate with: 64 sentences of 32 tokens, 8 clips of 30 s one at a time, 32
-pictures with captions. "forward" runs the model on them as it is. The peak is what the process holds at most beyond
-what it held before the model was made, in multiples of the model's own memory, the model included; "of forward" is the
-peak as a share of what the model needs to run, below which nothing that looks at its activations can be.
+pictures with captions. "forward" runs the model on them as it is; "save" and "load" take one with half the widths. The
+peak is what the process holds at most beyond what it held before the model was made, in multiples of the original's own
+memory, the model included; "of forward" is the peak as a share of what the model needs to run.
 """
 
 import argparse
@@ -40,31 +40,45 @@ GENERATOR = torch.Generator().manual_seed(1)
 SIDE = {"layers": 6, "attention_heads": 8, "ffn_dim": 2048}  # of Whisper base, encoder and decoder
 
 
-def mpnet() -> tuple[PreTrainedModel, Batches]:
+def mpnet() -> PreTrainedModel:
     """microsoft/mpnet-base."""
-    ids = torch.randint(5, 30_000, (4, 16, 32), generator=GENERATOR)
-    return MPNetModel(MPNetConfig()), [{"input_ids": rows, "attention_mask": torch.ones_like(rows)} for rows in ids]
+    return MPNetModel(MPNetConfig())
 
 
-def whisper() -> tuple[PreTrainedModel, Batches]:
+def whisper() -> PreTrainedModel:
     """openai/whisper-base."""
     sides = {f"{side}_{what}": size for side in ("encoder", "decoder") for what, size in SIDE.items()}
     config = WhisperConfig(d_model=512, suppress_tokens=None, begin_suppress_tokens=None, **sides)
-    clips = torch.randn(8, 1, 80, 3000, generator=GENERATOR)
-    words = torch.randint(0, 50_000, (8, 1, 24), generator=GENERATOR)
-    batches = [{"input_features": one, "decoder_input_ids": ids} for one, ids in zip(clips, words, strict=True)]
-    return WhisperForConditionalGeneration(config), batches
+    return WhisperForConditionalGeneration(config)
 
 
-def clip() -> tuple[PreTrainedModel, Batches]:
+def clip() -> PreTrainedModel:
     """openai/clip-vit-base-patch32."""
+    return CLIPModel(CLIPConfig())
+
+
+def sentences() -> Batches:
+    """64 of 32 tokens."""
+    ids = torch.randint(5, 30_000, (4, 16, 32), generator=GENERATOR)
+    return [{"input_ids": rows, "attention_mask": torch.ones_like(rows)} for rows in ids]
+
+
+def clips() -> Batches:
+    """8 of 30 seconds, with the first 24 tokens of what is said."""
+    sounds = torch.randn(8, 1, 80, 3000, generator=GENERATOR)
+    words = torch.randint(0, 50_000, (8, 1, 24), generator=GENERATOR)
+    return [{"input_features": one, "decoder_input_ids": ids} for one, ids in zip(sounds, words, strict=True)]
+
+
+def pictures() -> Batches:
+    """32 with captions of 24 tokens."""
     batches = []
     for _ in range(4):
         ids = torch.randint(3, 49_000, (8, 24), generator=GENERATOR)
         ids[:, -1] = 49_407  # the end, whose state is the sentence's
         pixels = torch.randn(8, 3, 224, 224, generator=GENERATOR)
         batches.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels})
-    return CLIPModel(CLIPConfig()), batches
+    return batches
 
 
 def forward(model: PreTrainedModel, batches: Batches) -> None:
@@ -74,67 +88,60 @@ def forward(model: PreTrainedModel, batches: Batches) -> None:
             model(**batch)
 
 
-def save(model: PreTrainedModel, batches: Batches) -> None:
-    """Save what a swap made."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-
-
 def narrow(model: PreTrainedModel) -> None:
     """Half of the width of queries, keys and values, from the weights."""
     swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5, mixing="per_head")
 
 
-MODELS = {"mpnet": mpnet, "whisper": whisper, "clip": clip}
+MODELS = {
+    "mpnet": (mpnet, sentences),
+    "whisper": (whisper, clips),
+    "clip": (clip, pictures),
+}
 WORK: dict[str, Callable[[PreTrainedModel, Batches], object]] = {
     "forward": forward,
     "swap": lambda model, batches: swap_to_collaborative(model),
     "swap, half": lambda model, batches: narrow(model),
     "compress": lambda model, batches: compress(model, batches, 0.5),
-    "save": save,
-    "load": lambda model, batches: None,  # see `measured`
 }
+FILES = ("save", "load")
 COLUMNS = {"model": "", "work": "", "model_mb": ".0f", "peak": ".2f", "of forward": ".2f", "cpu_seconds": ".1f"}
 
 
-def peak() -> int:
-    """The most bytes that the process held since the mark was set anew."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
-
-
-def measured(name: str, work: str) -> dict:
-    """What a piece of work takes in this process."""
+def measured(name: str, work: str, folder: str) -> dict:
+    """What a piece of work takes in this process; "load" loads what "save" has saved."""
+    make, batches_of = MODELS[name]
+    with torch.device("meta"):
+        empty = make()
+    size = sum(each.nbytes for each in (*empty.parameters(), *empty.buffers()))
     before = held()
     torch.manual_seed(0)
-    model, batches = MODELS[name]()
-    model.eval()
-    size = sum(p.nbytes for p in (*model.parameters(), *model.buffers()))
-    with tempfile.TemporaryDirectory() as folder:
-        if work in ("save", "load"):
-            narrow(model)
-        if work == "load":
-            model.save_pretrained(folder)
-            kind = type(model)
-            del model
-            before = held()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        started, used = time.perf_counter(), time.process_time()
-        if work == "load":
-            model = kind.from_pretrained(folder)
-        else:
-            WORK[work](model, batches)
-        taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}
-    found = {"model": name, "work": work, "model_bytes": size, "model_mb": size / 1e6, "peak_bytes": peak() - before}
-    return found | {"peak": (peak() - before) / size, "parameters": model.num_parameters(), **taken}
+    model = empty if work == "load" else make().eval()
+    batches = batches_of()
+    if work == "save":
+        narrow(model)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    started, used = time.perf_counter(), time.process_time()
+    if work == "save":
+        model.save_pretrained(folder)
+    elif work == "load":
+        model = type(empty).from_pretrained(folder)
+        forward(model, batches[:1])  # what is mapped from the file is read
+    else:
+        WORK[work](model, batches)
+    taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    peak = int(line.split()[1]) * 1024 - before
+    found = {"model": name, "work": work, "model_bytes": size, "model_mb": size / 1e6, "peak_bytes": peak}
+    return found | {"peak": peak / size, "parameters": model.num_parameters(), **taken}
 
 
 def main() -> None:
     """Measure one piece, or each in a process of its own; print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("one", nargs="*", metavar="MODEL WORK", help="one piece, in this process")
+    parser.add_argument("one", nargs="*", metavar="MODEL WORK FOLDER", help="one piece, in this process")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--work", nargs="+", default=list(WORK), choices=WORK)
+    parser.add_argument("--work", nargs="+", default=[*WORK, *FILES], choices=[*WORK, *FILES])
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -142,14 +149,16 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measured(*arguments.one)))
         return
-    rows = []
+    rows: list[dict] = []
     for name in arguments.models:
-        for work in arguments.work:
-            done = subprocess.run([sys.executable, __file__, name, work], capture_output=True, text=True, check=True)
-            rows.append(json.loads(done.stdout.splitlines()[-1]))
-            run = next((row for row in rows if row["model"] == name and row["work"] == "forward"), None)
-            rows[-1]["of forward"] = run and rows[-1]["peak_bytes"] / run["peak_bytes"]
-            print(table([rows[-1]], COLUMNS).splitlines()[-1], flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            for work in arguments.work:
+                command = [sys.executable, __file__, name, work, folder]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                rows.append(json.loads(done.stdout.splitlines()[-1]))
+                first = next((row for row in rows if row["model"] == name and row["work"] == "forward"), None)
+                rows[-1]["of forward"] = first and rows[-1]["peak_bytes"] / first["peak_bytes"]
+                print(table([rows[-1]], COLUMNS).splitlines()[-1], flush=True)
     write("real_sizes", rows)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from collab_heads.collaborative.attended import attended
 from collab_heads.layers.query_key import QueryKey, split_heads
 from collab_heads.layers.query_key_kinds import EXACT_KIND, exact_query_key
 from collab_heads.model.attention_calls import Call
@@ -99,11 +100,9 @@ class OutputGap:
 
     def heads(self, query_key: QueryKey, sample: Sample) -> Tensor:
         """What the heads give with a projection: [tokens, H * d_v]."""
-        inputs = sample.query_inputs, sample.key_inputs
-        scores = self.scale * query_key.scores(*inputs, sample.positions)  # (B, H, T, S)
-        if sample.bias is not None:
-            scores = scores + sample.bias
-        heads = (scores.softmax(-1) @ sample.value).transpose(1, 2).flatten(-2)  # (B, T, H * d_v)
+        query, key = query_key.meet(sample.query_inputs, sample.key_inputs, sample.positions)
+        heads = attended(query, key, sample.value, self.scale, sample.bias)
+        heads = heads.transpose(1, 2).flatten(-2)  # (B, T, H * d_v)
         return heads.flatten(0, 1) if sample.used is None else heads[sample.used]
 
     def square(self, heads: Tensor) -> Tensor:

@@ -68,17 +68,23 @@ class QueryKey(nn.Module, ABC):
     def split(self, key: Tensor) -> Tensor:
         """[B, 1, S, W] -> [B, H, S, w], a view."""
 
-    def scores(
+    def meet(
         self, query_states: Tensor, key_states: Tensor, positions: tuple[Tensor, Tensor] | None = None
-    ) -> Tensor:
-        """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S].
+    ) -> tuple[Tensor, Tensor]:
+        """What scores are `products` of: [B, T, D_q], [B, S, D_k] -> [B, H, T, w], [B, H, S, w] or [B, 1, S, w].
 
         Args:
             query_states: what queries are made of.
             key_states: what keys are made of.
             positions: where they are rotations, cosines and sines [B or 1, T, d_k] of the tokens; else None.
         """
-        return self.queries(query_states) @ self.split(self.keys(key_states).unsqueeze(1)).mT
+        return self.queries(query_states), self.split(self.keys(key_states).unsqueeze(1))
+
+    def scores(
+        self, query_states: Tensor, key_states: Tensor, positions: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S]; for the arguments see `meet`."""
+        return products(*self.meet(query_states, key_states, positions))
 
     @abstractmethod
     def keep_heads(self, kept: list[int]) -> None:
@@ -87,6 +93,13 @@ class QueryKey(nn.Module, ABC):
     @abstractmethod
     def initialize_from(self, weights: AttentionWeights) -> None:
         """Begin training from scratch, from freshly initialised stock weights; at full width they lose nothing."""
+
+
+def products(query: Tensor, key: Tensor) -> Tensor:
+    """Of every query with every key: [B, H, T, w], [B, H or 1, S, w] -> [B, H, T, S]."""
+    if key.shape[1] == 1:  # all heads are rows of one product with the one key
+        return (query.flatten(1, 2) @ key[:, 0].mT).unflatten(1, query.shape[1:3])
+    return query @ key.mT
 
 
 def is_swapped(module: nn.Module) -> bool:

@@ -102,12 +102,14 @@ class RotaryQueryKey(QueryKey):
         """[B, H_k, ...] -> [B, H, ...]: that of the key/value head of every head."""
         return torch.stack([tensor[:, key_head] for key_head in self.groups], dim=1)
 
-    def scores(self, query_states: Tensor, key_states: Tensor, positions: Positions | None = None) -> Tensor:
-        """Scores before scale and masks; without positions as all tokens at one place would have them."""
-        query, key = self.queries(query_states), self.split(self.keys(key_states).unsqueeze(1))
+    def meet(
+        self, query_states: Tensor, key_states: Tensor, positions: Positions | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Turned queries and keys of every head; without positions as all tokens at one place would have them."""
+        query, key = super().meet(query_states, key_states)
         if positions is not None:
             query, key = self.rotate(query, key, positions, turned_both)
-        return query @ self.for_each_head(key).mT
+        return query, self.for_each_head(key)
 
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:

@@ -78,13 +78,11 @@ class SharedQueryKey(QueryKey):
         """[B, 1, S, W] -> [B, H, S, W], a view."""
         return key.expand(-1, self.num_heads, -1, -1)
 
-    def scores(
+    def meet(
         self, query_states: Tensor, key_states: Tensor, positions: tuple[Tensor, Tensor] | None = None
-    ) -> Tensor:
-        """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S]."""
-        query = self.queries(query_states)
-        rows = query.flatten(1, 2) @ self.keys(key_states).mT  # all heads are rows of one product with the one key
-        return rows.unflatten(1, query.shape[1:3])
+    ) -> tuple[Tensor, Tensor]:
+        """[B, T, D_q], [B, S, D_k] -> [B, H, T, W], [B, 1, S, W]: queries, and the one key of all heads."""
+        return self.queries(query_states), self.keys(key_states).unsqueeze(1)
 
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:
