@@ -402,6 +402,7 @@ RELATIVES = {
     "pegasus": ("PegasusForCausalLM",),
     "gpt2": ("GPT2ForSequenceClassification", "GPT2DoubleHeadsModel", "GPT2ForTokenClassification"),
     "opt": ("OPTForSequenceClassification", "OPTForQuestionAnswering"),
+    "biogpt": ("BioGptForSequenceClassification", "BioGptForTokenClassification"),
     "mpnet": ("MPNetForMaskedLM", "MPNetForTokenClassification"),
     "esm": ("EsmForMaskedLM", "EsmForTokenClassification"),
     "t5": ("T5EncoderModel", "T5ForSequenceClassification"),
