@@ -529,7 +529,7 @@ def beside(name: str, *others: Family) -> tuple[Family, ...]:
 
 
 def like(name: str, *siblings: Family) -> tuple[Family, ...]:
-    """Families whose attention is a copy of another family's: they run by default where a test runs for all."""
+    """Families whose attention is a copy of another family's: they run in `make test-slow`."""
     return tuple(replace(family, like=name) for family in siblings)
 
 
