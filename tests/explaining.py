@@ -68,7 +68,7 @@ SUMS |= {
     name: lambda path, norm=norm: (f"{path.rpartition('.')[0]}.{norm}", True)
     for names, norm in (
         (("llama", "mistral", "qwen2", "qwen3"), "post_attention_layernorm"),
-        (("opt",), "final_layer_norm"),
+        (("opt", "biogpt"), "final_layer_norm"),
         (("gemma3",), "pre_feedforward_layernorm"),
     )
     for name in names

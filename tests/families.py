@@ -24,6 +24,9 @@ from transformers import (
     BertForSequenceClassification,
     BertLMHeadModel,
     BertModel,
+    BioGptConfig,
+    BioGptForCausalLM,
+    BioGptModel,
     CamembertConfig,
     CamembertForCausalLM,
     CamembertForSequenceClassification,
@@ -526,7 +529,7 @@ def beside(name: str, *others: Family) -> tuple[Family, ...]:
 
 
 def like(name: str, *siblings: Family) -> tuple[Family, ...]:
-    """Families whose attention is a copy of another family's: they run by default where a test runs for all."""
+    """Families whose attention is a copy of another family's: they run in `make test-slow`."""
     return tuple(replace(family, like=name) for family in siblings)
 
 
@@ -731,6 +734,14 @@ FAMILIES = {
             translator("mbart", MBartConfig, MBartForConditionalGeneration, MBartModel),
             translator("pegasus", PegasusConfig, PegasusForConditionalGeneration, PegasusModel, scale_embedding=True),
             translator("m2m_100", M2M100Config, M2M100ForConditionalGeneration, M2M100Model),
+            Family(
+                "biogpt",
+                lambda: make(BioGptForCausalLM, bert_config(BioGptConfig)),
+                {"dec-self": LAYERS},
+                BioGptModel,
+                inputs=lone_batch,
+                generates=True,
+            ),
         ),
         lone_decoder("marian-decoder", MarianConfig, MarianForCausalLM),
         *like("marian-decoder", lone_decoder("bart-decoder", BartConfig, BartForCausalLM)),
@@ -825,7 +836,7 @@ ALWAYS = ("bert", "bert-decoder", "albert-groups", "marian", "gpt2-decoder", "t5
 # One family of each layout, for what depends on the layout alone.
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "gpt2-decoder")
 LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit", "opt", "mpnet", "esm", "qwen3", "modernbert")
-LAYOUTS = (*LAYOUTS, "clip", "siglip", "whisper", "wav2vec2")
+LAYOUTS = (*LAYOUTS, "clip", "siglip", "whisper", "wav2vec2", "biogpt")
 LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
 
 

@@ -24,6 +24,7 @@ MEASURED = (
     "t5",
     "t5-encoder",
     "opt",
+    "biogpt",
     "mpnet",
     "esm",
     "vit",

@@ -72,7 +72,7 @@ from test_contract import (
 of_layout = pytest.mark.parametrize("name", LAYOUTS)
 CASES = [(name, None) for name in FAMILIES] + list(zip(LAYOUTS, itertools.cycle(KINDS)))
 of_case = pytest.mark.parametrize("name, origin", each(CASES))
-of_every_case = pytest.mark.parametrize("name, origin", CASES)  # the core: siblings join by default
+of_every_case = pytest.mark.parametrize("name, origin", CASES)  # the core: siblings join
 AUTOCAST = torch.bfloat16
 
 

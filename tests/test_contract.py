@@ -1,8 +1,7 @@
 """What every family must pass with every kind of query/key projection (design, section 8).
 
-Parametrised over `families.FAMILIES` and `families.KINDS`: a new family or kind joins by being listed there. Tests
-`of_every_family` or `of_every_pair` are the core: siblings (`Family.like`) run them by default, and all the others in
-`make test-slow`.
+Parametrised over `families.FAMILIES` and `families.KINDS`: a new family or kind joins by being listed there. Tests that
+are marked `core` run by default for every family but siblings (`Family.like`), which run in `make test-slow`.
 """
 
 import copy
@@ -48,7 +47,7 @@ from families import (
 )
 
 TESTS = Path(__file__).parent
-# The core: siblings join by default; where a case is dear, each with one of the kinds.
+# The core: siblings join; where a case is dear, each with one of the kinds.
 of_every_family = pytest.mark.parametrize("family", FAMILIES, indirect=True)
 of_every_pair = pytest.mark.parametrize(
     "family, kind",
@@ -402,6 +401,7 @@ RELATIVES = {
     "pegasus": ("PegasusForCausalLM",),
     "gpt2": ("GPT2ForSequenceClassification", "GPT2DoubleHeadsModel", "GPT2ForTokenClassification"),
     "opt": ("OPTForSequenceClassification", "OPTForQuestionAnswering"),
+    "biogpt": ("BioGptForSequenceClassification", "BioGptForTokenClassification"),
     "mpnet": ("MPNetForMaskedLM", "MPNetForTokenClassification"),
     "esm": ("EsmForMaskedLM", "EsmForTokenClassification"),
     "t5": ("T5EncoderModel", "T5ForSequenceClassification"),

@@ -75,7 +75,7 @@ GENERATORS = ("m2m_100", "t5", "opt")  # others repeat one token after their fir
 of_origin = pytest.mark.parametrize("origin", ORIGINS)
 CASES = [(name, origin) for origin in ORIGINS for name in (FAMILIES if origin is None else LAYOUTS)]
 of_case = pytest.mark.parametrize("name, origin", each(CASES))
-of_every_case = pytest.mark.parametrize("name, origin", CASES)  # the core: siblings join by default
+of_every_case = pytest.mark.parametrize("name, origin", CASES)  # the core: siblings join
 of_layout = pytest.mark.parametrize("name", LAYOUTS)
 with_empty_sites = pytest.mark.parametrize("empty", (False, True), ids=("some-left", "none-left"))
 

@@ -84,8 +84,8 @@ def test_without_a_rule_it_is_not(name, broken, monkeypatch):
 
 
 # Llama and Qwen3: rotary positions, RMS norms, gated SiLU, keys that heads share; Gemma 3: four norms a layer,
-# (1 + weight), gated GELU; OPT: LayerNorms before attention
-DECODERS = ("llama", "qwen3", "gemma3", "opt")
+# (1 + weight), gated GELU; OPT and BioGPT: LayerNorms before attention
+DECODERS = ("llama", "qwen3", "gemma3", "opt", "biogpt")
 
 
 @pytest.mark.parametrize("name", (*DECODERS, "unequal groups"))

@@ -14,7 +14,7 @@ from families import FAMILIES, HEADS, cast
 FP32_NOISE = 1e-6  # float32 sums in another order; seen: 6e-8
 NARROW_NOISE = 2e-2  # heads computed in bfloat16, which holds three digits; seen: 2e-3
 MEASURED = ("bert", "bert-decoder", "distilbert", "albert", "albert-groups", "marian", "bart", "t5", "t5-encoder")
-MEASURED += ("opt", "esm")
+MEASURED += ("opt", "biogpt", "esm")
 
 
 def masks_of(model, inputs) -> dict[str, torch.Tensor]:

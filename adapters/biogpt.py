@@ -1,0 +1,25 @@
+"""BioGPT: a decoder alone, with BART's attention."""
+
+from transformers.models.biogpt import modeling_biogpt
+
+from collab_heads.adapters.marian import attention  # type: ignore[import-untyped]
+from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.registry import register
+
+
+class CollaborativeBioGptAttention(modeling_biogpt.BioGptAttention):
+    """`BioGptAttention` with a collaborative query/key projection."""
+
+    eager = staticmethod(modeling_biogpt.eager_attention_forward)
+    forward = attention
+
+
+@register
+class BioGptAdapter(AttentionAdapter):
+    """BioGPT, with any head."""
+
+    model_types = ("biogpt",)
+    paths = {r"layers\.(\d+)\.self_attn": "dec-self"}
+    replacements = {modeling_biogpt.BioGptAttention: CollaborativeBioGptAttention}
+    query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
+    roles = ("dec-self",)
