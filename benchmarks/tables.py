@@ -81,6 +81,12 @@ ROLE_COUNTS = {"encoder / decoder / cross": ("enc/dec/cross", "")}
 plain("nmt_heads", "nmt_heads", {"heads": "", "kept": ""} | ROLE_COUNTS | BLEU | DIFFERENCE | PARAMETERS)
 plain("nmt_widths", "nmt_widths", {"R": ("widths", "")} | AFTER | DIFFERENCE | PARAMETERS)
 plain("nmt_scratch", "nmt_scratch", {"keys": ("scratch", "")} | BLEU | DIFFERENCE | PARAMETERS)
+plain("nmt_mended", "nmt_mended", {"heads": ("mended", "")} | AFTER | DIFFERENCE | PARAMETERS)
+plain(
+    "nmt_risk",
+    "nmt_risk",
+    {"trained on": ("risk", "")} | BLEU | {"range": "", "chrF": ("chrf", ".2f")} | DIFFERENCE | {"seconds": ",.0f"},
+)
 plain("nmt_t5", "nmt_t5", {"T5": ("t5", ""), "kept": ""} | AFTER | DIFFERENCE | PARAMETERS)
 plain("nmt_inference", "nmt_speed_inference", {"model": ("variant", ""), "time": ".3f", "quartiles": ""})
 plain(
