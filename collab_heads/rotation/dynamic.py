@@ -175,7 +175,7 @@ class DynamicRotation:
 
     def scores(
         self, model: PreTrainedModel, settings: Iterable[RoleSettings], batches: Iterable[Mapping] | None
-    ) -> dict[Metric, dict[Slot, float]]:
+    ) -> dict[str, dict[Slot, float]]:
         """What heads are ranked by where these settings rank them: metric -> place -> score."""
         ranking = [each for each in settings if each.ranks]
         if ranking and batches is None:

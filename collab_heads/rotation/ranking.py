@@ -17,7 +17,7 @@ def slot_scores(
     adapter: AttentionAdapter,
     metrics: Iterable[Metric],
     exclude: Iterable[int] | None = None,
-) -> dict[Metric, dict[Slot, float]]:
+) -> dict[str, dict[Slot, float]]:
     """Score all heads by some metrics; of those that share a key head, which move together, the first has their mean.
 
     The arguments are those of `head_scores`.

@@ -28,7 +28,7 @@ def head_scores(
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     exclude: Iterable[int] | None = None,
-) -> dict[Metric, dict[str, Tensor]]:
+) -> dict[str, dict[str, Tensor]]:
     """Score every head by some metrics, in one pass.
 
     Args:
