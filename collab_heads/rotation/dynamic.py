@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.measures.head_scores import Metric
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_seed
-from collab_heads.errors import ArgumentError
 from collab_heads.record import CollabConfig, kept_heads
 from collab_heads.rotation.due import Due, SlotPairs, due_before, pairs_by_role
 from collab_heads.rotation.exchange import plan_exchanges, swap_heads, unwrapped_adapter
@@ -25,7 +24,7 @@ from collab_heads.rotation.history import (
     read_exchanged,
 )
 from collab_heads.rotation.policies import Policy, Stack
-from collab_heads.rotation.ranking import slot_scores
+from collab_heads.rotation.ranking import scores_for
 from collab_heads.rotation.role_settings import RoleSettings, read_settings, settings_for
 from collab_heads.rotation.slots import Pairs, Slot, moving, slot_pairs
 from collab_heads.sites import ROLES
@@ -166,25 +165,13 @@ class DynamicRotation:
         swaps = {role: what for role, what in due.items() if what.direction == "swap"}
         for role, what in swaps.items():
             what.settings.check_stack(role, what.stack)
-        scores = self.scores(model, [what.settings for what in swaps.values()], batches)
+        ranked = [what.settings for what in swaps.values()]
+        scores = scores_for(ranked, model, batches, unwrapped_adapter(model, self.adapter), self.exclude)
         chosen = [
             what.settings.choose(what.stack, scores.get(what.settings.metric, {}), f"{self.seed} {epoch} {role}")
             for role, what in swaps.items()
         ]
         return back + list(chain(*chosen))
-
-    def scores(
-        self, model: PreTrainedModel, settings: Iterable[RoleSettings], batches: Iterable[Mapping] | None
-    ) -> dict[str, dict[Slot, float]]:
-        """What heads are ranked by where these settings rank them: metric -> place -> score."""
-        ranking = [each for each in settings if each.ranks]
-        if ranking and batches is None:
-            first = ranking[0]
-            raise ArgumentError(f"the policy {first.policy!r} ranks heads by {first.metric}: it needs batches")
-        if not ranking or batches is None:
-            return {}
-        metrics = dict.fromkeys(each.metric for each in ranking)
-        return slot_scores(model, batches, unwrapped_adapter(model, self.adapter), metrics, self.exclude)
 
     def due(self, model: PreTrainedModel, epoch: int) -> dict[str, Due]:
         """What is due before an epoch, for the roles for which something is."""

@@ -6,9 +6,33 @@ from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.head_scores import Metric, head_scores
 from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.errors import ArgumentError
 from collab_heads.heads.selection import check_scores
 from collab_heads.record import CollabConfig, kept_heads
+from collab_heads.rotation.role_settings import RoleSettings
 from collab_heads.rotation.slots import Slot, moving
+
+
+def scores_for(
+    settings: Iterable[RoleSettings],
+    model: PreTrainedModel,
+    batches: Iterable[Mapping] | None,
+    adapter: AttentionAdapter,
+    exclude: Iterable[int] | None,
+) -> dict[str, dict[Slot, float]]:
+    """What heads are ranked by where these settings rank them: metric -> place -> score.
+
+    Raises:
+        ArgumentError: if heads must be ranked, and there are no batches.
+        CollabHeadsError: as `slot_scores`.
+    """
+    ranking = [each for each in settings if each.ranks]
+    if not ranking:
+        return {}
+    if batches is None:
+        first = ranking[0]
+        raise ArgumentError(f"the policy {first.policy!r} ranks heads by {first.metric}: it needs batches")
+    return slot_scores(model, batches, adapter, dict.fromkeys(each.metric for each in ranking), exclude)
 
 
 def slot_scores(

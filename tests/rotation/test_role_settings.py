@@ -4,18 +4,14 @@ import json
 from collections import Counter
 
 import pytest
-import torch
 from unchanged import refused
 
-from collab_heads import DynamicRotation, get_adapter
+from collab_heads import DynamicRotation
 from collab_heads.analysis.measures import passes
-from collab_heads.analysis.measures.head_scores import METRICS, head_scores
-from collab_heads.analysis.measures.map_scores import OF_MAPS, map_scores
-from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import ArgumentError
 from collab_heads.rotation.slots import Slot
 from collab_heads.rotation.role_settings import RoleSettings
-from families import EXACT64, FAMILIES, bert_config, make
+from families import FAMILIES, bert_config, make
 
 TWO = {"enc-self": "soft", "dec-enc": "hard"}
 STACK = [[Slot(f"layer{layer}", head) for head in range(4)] for layer in range(6)]
@@ -105,23 +101,6 @@ def test_heads_are_measured_once_an_epoch(monkeypatch):
     rotation = DynamicRotation(TWO, {"enc-self": "output_distance", "dec-enc": "pairwise"})
     assert len(rotation.plan(model, 1, iter([inputs]))) == 2
     assert len(passed) == 1
-
-
-@pytest.mark.parametrize("family", ("bert", "marian"))
-def test_scores_together_are_scores_alone(family):
-    """Excluded ids count for tokens, and not for whole maps."""
-    model, inputs = FAMILIES[family].build().double(), FAMILIES[family].inputs()
-    exclude = [int(inputs["input_ids"][0, 1])]
-    together = head_scores(model, [inputs], METRICS, exclude=exclude)
-    adapter = get_adapter(model)
-    for measure in OF_MAPS:
-        for path, scores in map_scores(model, [inputs], adapter, measure).items():
-            torch.testing.assert_close(together[measure][path], scores, rtol=0, atol=EXACT64)
-    excluded = head_statistics(model, [inputs], adapter, measures=("confidence",), exclude=exclude).confidence
-    for path, scores in excluded.items():
-        torch.testing.assert_close(together["confidence"][path], scores, rtol=0, atol=EXACT64)
-    counted = head_statistics(model, [inputs], adapter, measures=("confidence",), exclude=[]).confidence
-    assert any(not torch.allclose(counted[path], excluded[path], rtol=0, atol=1e-6) for path in excluded)
 
 
 def test_a_state_of_before_is_gone_on_from():

@@ -201,12 +201,13 @@ class Training:
         self.clock.stop()
         if evaluates:
             self.hooks.evaluate(self.whole(keep_fp32_wrapper=True), epoch, self.done)
-        if looks:
+        stopped = evaluates and self.stops()
+        if looks or (stopped and self.hooks.look is not None):
             self.look(epoch)
         if saves:  # after the evaluation: the checkpoint records it
             self.save(f"step_{self.phase}_{self.done}")
         self.clock.start()
-        return evaluates and self.stops()
+        return stopped
 
     def looks(self, ends_epoch: bool) -> bool:
         """Whether heads are to be looked at after the step just taken."""

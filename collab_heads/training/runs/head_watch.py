@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory, Moment
 from collab_heads.analysis.measures.head_scores import SAME, Metric, head_scores
 from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
-from collab_heads.analysis.plots.head_history import history_curves, history_gif, history_strip
+from collab_heads.analysis.plots.head_history import history_curves, history_strip
+from collab_heads.analysis.plots.moving_heads import history_gif
 from collab_heads.errors import DataError, OutputError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites

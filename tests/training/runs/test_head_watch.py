@@ -167,6 +167,14 @@ def test_what_a_rotation_ranks_by_is_noted_per_epoch(bert, files, tmp_path, monk
     assert marked == [[0, steps, 2 * steps]] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_pictures")
+def test_a_training_that_ends_early_is_looked_at_there(bert, files, tmp_path):
+    more = ("--learning_rate", 1e-30, "--eval_steps", 2, "--early_stopping_patience", 1, "--analyze_every", 3)
+    scripts.run(bert, files, tmp_path / "out", *more)
+    assert [moment.step for moment in series(tmp_path / "out").moments] == [0, 3, 4]
+
+
 RUNS = {
     "alphas": ("--max_train_steps", 4, "--checkpointing_steps", 2, *ALPHAS, "--analyze_every", 1),
     "gates": ("--max_train_steps", 6, "--checkpointing_steps", 3, *GATES, "--analyze_every", 4),
