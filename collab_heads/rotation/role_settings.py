@@ -7,9 +7,9 @@ from typing import Any
 from collab_heads.analysis.measures.head_scores import METRICS, Metric
 from collab_heads.checks import check_choice, is_count
 from collab_heads.errors import ArgumentError
-from collab_heads.rotation.slots import Slot
 from collab_heads.rotation.history import Direction
 from collab_heads.rotation.policies import POLICIES, UNRANKED, Policy, Scores, Stack, check_pairs, outermost
+from collab_heads.rotation.slots import Slot
 from collab_heads.sites import ROLES
 
 NUMBERS = ("count", "frequency", "rest", "start", "end", "layer_pairs")
