@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,7 +42,11 @@ MOST_LAYERS = 12  # that a legend names; of more, every so many
 
 @drawn
 def history_curves(
-    history: HeadHistory, measure: str, *, exchanges: Sequence[int] = (), title: str | None = None
+    history: HeadHistory,
+    measure: str,
+    *,
+    exchanges: Mapping[str, Sequence[int]] | None = None,
+    title: str | None = None,
 ) -> Figure:
     """A measure over the optimizer steps: a thin line per head, a thick one for the mean of a layer, a panel per role.
 
@@ -52,7 +56,7 @@ def history_curves(
     Args:
         history: what was recorded.
         measure: one that it has.
-        exchanges: the optimizer steps after which heads changed places.
+        exchanges: role -> the optimizer steps after which its heads changed places.
         title: above all.
 
     Raises:
@@ -75,7 +79,7 @@ def history_curves(
             lines[site.layer] = draw_site(axes, steps, values[site.path], measure, site.layer, last)
         for step in beginnings(history):
             axes.axvline(step, color="black", linewidth=0.8, linestyle="--")
-        for step in exchanges:
+        for step in (exchanges or {}).get(role, ()):
             axes.axvline(step, color="black", linewidth=0.5, linestyle=":")
         axes.set(title=role, xlabel="optimizer step")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

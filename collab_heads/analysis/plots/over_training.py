@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from collab_heads.analysis.plots.canvas import GREY, bare, new_figure, panel_grid
-from collab_heads.analysis.plots.head_maps import draw_cells, head_panels, legend
+from collab_heads.analysis.plots.head_maps import FEW_CELLS, draw_cells, head_panels, legend
 from collab_heads.analysis.plots.panels import Panel
 from collab_heads.errors import ArgumentError
 from collab_heads.extras import check_extra
@@ -37,6 +37,7 @@ def draw_strip(
     """A row per head, grouped by layer, a column per step, a panel per role; `values` is path -> [steps, H]."""
     cmap, norm = scale
     most = max(sum(len(row.numbers) for row in panel.rows) for panel in panels)
+    cells = len(steps) * sum(len(row.numbers) for panel in panels for row in panel.rows)
     row_height = 0.16 if most <= 24 else 0.12 if most <= 100 else 0.03
     figure = new_figure(3.3 * len(panels) + 0.9, max(1.8, most * row_height + 0.9), title)
     every = panel_grid(figure, [1] * len(panels), [1] * len(panels), len(panels))
@@ -49,7 +50,7 @@ def draw_strip(
             np.ma.masked_invalid(rows),
             cmap=cmap,
             norm=norm,
-            rasterized=rows.size > 2000,
+            rasterized=cells > FEW_CELLS,
         )
         axes.set(title=panel.role, xlabel="optimizer step", ylim=(len(rows) - 0.5, -0.5), facecolor=GREY)
         label_rows(axes, panel, row_height >= 0.12)

@@ -158,10 +158,18 @@ class HeadSteps:
         save_statistics(self.learner)
         save_report(self.learner, None if self.recorder is None else self.recorder.history)
 
-    def exchanges(self, before: int) -> list[int]:
-        """The optimizer steps of the run after which heads changed places."""
-        epochs = sorted({entry["epoch"] for entry in self.rotation.history}) if self.rotation else []
-        return [before + sum(len(self.steps.of_epoch(each)) for each in range(epoch - 1)) for epoch in epochs]
+    def exchanges(self, before: int) -> dict[str, list[int]]:
+        """The optimizer steps of the run after which heads changed places: role -> steps."""
+        if self.rotation is None:
+            return {}
+        model = self.learner.model
+        roles: dict[str, str] = {site.path: site.role for site in get_adapter(model).sites(model)}
+        steps: dict[str, set[int]] = {}
+        for entry in self.rotation.history:
+            step = before + sum(len(self.steps.of_epoch(epoch)) for epoch in range(entry["epoch"] - 1))
+            for (path, _), _ in entry["pairs"]:
+                steps.setdefault(roles[path], set()).add(step)
+        return {role: sorted(of_role) for role, of_role in steps.items()}
 
     def fold(self) -> bool:
         """Make a stock model of it, if asked to and it is none; whether it was done."""

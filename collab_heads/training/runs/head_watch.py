@@ -87,8 +87,8 @@ class HeadWatch:
         if self.history is not None and (output := self.session.writes_to):
             output.write(f"{HISTORY}/{SERIES}", self.history.to_json().encode())
 
-    def draw(self, exchanges: Sequence[int]) -> None:
-        """Draw what was noted, at the end of a run, and say where; `exchanges` are steps of a rotation."""
+    def draw(self, exchanges: Mapping[str, Sequence[int]]) -> None:
+        """Draw what was noted, at the end of a run, and say where; `exchanges`: as `history_curves` takes them."""
         if self.history is None or (output := self.session.writes_to) is None:
             return
         self.write()  # a resumed run that had nothing left to do

@@ -50,7 +50,7 @@ def upright(axes, style: str) -> list[float]:
 
 
 def test_curves_of_heads_and_of_the_means_of_layers(history):
-    figure = plots.history_curves(history, "confidence", exchanges=[5], title="ours")
+    figure = plots.history_curves(history, "confidence", exchanges={"dec-enc": [5]}, title="ours")
     encoder, cross = figure.axes
     assert (encoder.get_title(), cross.get_title()) == ("enc-self", "dec-enc")
     assert encoder.get_ylabel() == "confidence" and figure.get_suptitle() == "ours"
@@ -60,7 +60,7 @@ def test_curves_of_heads_and_of_the_means_of_layers(history):
     assert heads[0] == [0.1, 0.15, 0.2, 0.2, 0.2] and heads[3] == [0.7, 0.7, 0.7, 0.9, 0.9]
     assert heads[2][:3] == [0.5] * 3 and all(map(math.isnan, heads[2][3:]))  # the line of a removed head ends
     assert [upright(axes, "--") for axes in figure.axes] == [[10], [10]]
-    assert [upright(axes, ":") for axes in figure.axes] == [[5], [5]]
+    assert [upright(axes, ":") for axes in figure.axes] == [[], [5]]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["layer 0", "layer 1"]
 
 

@@ -164,7 +164,7 @@ def test_what_a_rotation_ranks_by_is_noted_per_epoch(bert, files, tmp_path, monk
         scores = {(path, head): float(score) for path in rows for head, score in enumerate(rows[path][index])}
         ranked = sorted(scores, key=scores.get)
         assert [[tuple(end) for end in pair] for pair in entry["pairs"]] == [[ranked[-1], ranked[0]]]
-    assert marked == [[0, steps, 2 * steps]] * 2
+    assert marked == [{"enc-self": [0, steps, 2 * steps]}] * 2
 
 
 @pytest.mark.slow
