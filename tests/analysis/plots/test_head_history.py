@@ -83,7 +83,8 @@ def test_a_strip_has_a_row_per_head(history):
     assert [text.get_text() for text in encoder.get_yticklabels(minor=True)] == ["0", "1", "0", "2"]
 
 
-@pytest.mark.parametrize("measure, frames", (pytest.param("confidence", 5, marks=pytest.mark.slow), (ALPHAS, 2)))
+@pytest.mark.slow
+@pytest.mark.parametrize("measure, frames", (("confidence", 5), (ALPHAS, 2)))
 def test_pictures_move(measure, frames, history, tmp_path):
     image = pytest.importorskip("PIL.Image")
     path = plots.history_animation(history, measure, tmp_path / "moving.gif", dpi=40, title="ours")
