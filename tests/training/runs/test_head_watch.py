@@ -123,14 +123,21 @@ def test_what_is_noted_is_what_is_there(bert, files, tmp_path, batches):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
-def test_gates_alphas_and_removed_heads(marian, bilingual, tmp_path):
+def test_gates_alphas_and_removed_heads(marian, bilingual, tmp_path, monkeypatch):
     """What is noted last is what the run ends with; heads that were removed before the training were never there."""
+    seen, stock = [], head_watch.head_scores
+    monkeypatch.setattr(
+        head_watch,
+        "head_scores",
+        lambda model, batches, *more, **o: seen.append(batches) or stock(model, batches, *more, **o),
+    )
     out, alive = tmp_path / "out", tmp_path / "alive.json"
     alive.write_text(json.dumps({"dec-enc": [[1, 0, 1, 1]]}))
     more = (*ALPHAS, *GATES, "--alive_heads", alive, "--max_train_steps", 6, "--analyze_every", 4)
     results = translation_script.run(marian, bilingual, out, *more, "--analyze_samples", 5)
     found = series(out)
     assert [moment.step for moment in found.moments] == [0, 4, 6]
+    assert [sum(len(batch["labels"]) for batch in batches) for batches in seen] == [5] * 3
     assert set(found.values) == {"confidence", "gates", "alphas"}
     roles = {site.path: site.role for site in found.sites}
     assert {roles[path] for path in found.values["gates"]} == {"enc-self"}
@@ -144,6 +151,25 @@ def test_gates_alphas_and_removed_heads(marian, bilingual, tmp_path):
         distance = next(site["distance"] for site in results["heads"]["alphas"]["sites"] if site["path"] == path)
         change = float((rows[-1] - torch.eye(size, dtype=torch.float64)).norm())
         assert change == pytest.approx(distance, rel=1e-4)  # six digits of numbers about one are kept
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_pictures")
+def test_heads_that_go_between_two_trainings(bert, files, tmp_path):
+    """They keep their places, without numbers."""
+    out = tmp_path / "out"
+    more = ("--swap", "between", *scripts.SWAP, "--max_train_steps", 2, "--analyze_every", 2)
+    chosen = ("--target_heads", 5, "--head_selection", "importance")
+    results = scripts.run(bert, files, out, *more, *chosen)
+    found = series(out)
+    assert [moment.step for moment in found.moments] == [0, 2, 2, 4]
+    kept = {site["path"]: site["heads_after"] for site in results["heads"]["pruned"]["sites"]}
+    assert sum(map(len, kept.values())) == 5
+    for path, rows in found.values["confidence"].items():
+        there = rows.isfinite()
+        assert there[:2].all()
+        for row in there[2:]:
+            assert [head for head, is_there in enumerate(row.tolist()) if is_there] == list(kept[path])
 
 
 @pytest.mark.slow
