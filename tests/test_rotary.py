@@ -30,7 +30,7 @@ from collab_heads.layers import rotary_attention as rotary
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
-from collab_heads.rotation.ranking import head_scores
+from collab_heads.rotation.ranking import slot_scores
 from families import FAMILIES, HEAD_WIDTH, HEADS, LAYERS, batch, each, output, set_backend, sites
 from test_contract import stepwise
 
@@ -285,7 +285,7 @@ def test_rotation_takes_a_head_of_each_group(policy):
     rotation.apply(model, epoch=2, batches=[inputs])
     assert_unchanged(model, start)
     adapter = get_adapter(model)
-    scores = head_scores(model, [inputs], adapter, "confidence")
+    scores = slot_scores(model, [inputs], adapter, ["confidence"])["confidence"]
     of_heads = head_statistics(model, [inputs], adapter, measures=("confidence",)).confidence
     for slot, score in scores.items():
         of_group = of_heads[slot.path][slot.head : slot.head + 2].tolist()

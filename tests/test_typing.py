@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from collab_heads.analysis.measures.head_scores import METRICS, Metric
 from collab_heads.analysis.measures.results import MEASURES, Measure
 from collab_heads.analysis.options import PARTS, Part
 from collab_heads.distillation.options import PRECISIONS, Precision
@@ -16,7 +17,6 @@ from collab_heads.heads.penalty.alphas import BESIDE
 from collab_heads.heads.penalty.parts import LossKind
 from collab_heads.rotation.history import Direction
 from collab_heads.rotation.policies import POLICIES, Policy
-from collab_heads.rotation.ranking import METRICS, Metric
 
 ROOT = Path(__file__).parents[1]
 SETUP = """

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.analysis.measures.head_scores import Metric
 from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_choice, check_seed
-from collab_heads.errors import ArgumentError
+from collab_heads.checks import check_seed
 from collab_heads.record import CollabConfig, kept_heads
 from collab_heads.rotation.due import Due, SlotPairs, due_before, pairs_by_role
 from collab_heads.rotation.exchange import plan_exchanges, swap_heads, unwrapped_adapter
@@ -23,8 +23,8 @@ from collab_heads.rotation.history import (
     plain_json,
     read_exchanged,
 )
-from collab_heads.rotation.policies import POLICIES, UNRANKED, Policy, Stack, check_pairs
-from collab_heads.rotation.ranking import METRICS, Metric, head_scores
+from collab_heads.rotation.policies import Policy, Stack
+from collab_heads.rotation.ranking import scores_for
 from collab_heads.rotation.role_settings import RoleSettings, read_settings, settings_for
 from collab_heads.rotation.slots import Pairs, Slot, moving, slot_pairs
 from collab_heads.sites import ROLES
@@ -61,42 +61,44 @@ class DynamicRotation:
         rest: epochs from there until the next exchange.
         start: epoch, counted from 1, before which the first exchange is.
         end: the last epoch with exchanged heads; None for no end.
+        layer_pairs: of "soft" only: exchange heads of so many pairs of layers, the outermost first; None for all.
         roles: the roles that rotate, each a stack of its own; None for those that a setting names, or all.
         seed: of the policy "random", which draws new pairs for every exchange.
         exclude: ids of tokens that do not count where heads are ranked; None for the ends of sentences that the config
             names (BERT's names none: give `[tokenizer.sep_token_id]`).
         adapter: the family's adapter, as class or instance; None looks it up by model type.
 
-    `count`, `frequency`, `rest`, `start` and `end` are numbers, or role -> number.
+    All of these down to `layer_pairs` are one value, or role -> value, such as `DynamicRotation({"enc-self": "soft",
+    "dec-enc": "hard"}, {"enc-self": "confidence", "dec-enc": "pairwise"}, layer_pairs={"enc-self": 2})`: then the roles
+    that are named rotate, each in its own way. Heads are measured once an epoch, whatever the metrics.
 
     Raises:
-        ArgumentError: on an unknown policy, metric or role, and on numbers below 1.
+        ArgumentError: on an unknown policy, metric or role, numbers below 1, and `layer_pairs` for another policy.
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping", dynamic.
     """
 
     def __init__(
         self,
-        policy: Policy,
-        metric: Metric = "confidence",
+        policy: Policy | Mapping[str, Policy],
+        metric: Metric | Mapping[str, Metric] = "confidence",
         *,
         count: Setting = 1,
         frequency: Setting = 1,
         rest: Setting = 1,
         start: Setting = 1,
         end: Setting | None = None,
+        layer_pairs: Setting | None = None,
         roles: str | Iterable[str] | None = None,
         seed: int = 0,
         exclude: Iterable[int] | None = None,
         adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     ):
-        check_choice("policy", policy, POLICIES)
-        check_choice("metric", metric, METRICS)
         check_seed(seed)
-        options = {"count": count, "frequency": frequency, "rest": rest, "start": start, "end": end}
+        options: dict[str, Any] = {"policy": policy, "metric": metric, "count": count, "frequency": frequency}
+        options |= {"rest": rest, "start": start, "end": end, "layer_pairs": layer_pairs}
         self.role_settings = read_settings(roles, options)
-        self.policy: Policy = policy
-        self.metric: Metric = metric
+        self.policy, self.metric = policy, metric
         self.seed, self.exclude, self.adapter = seed, exclude, adapter
         self.record = History()
         self.exchanged: dict[str, Exchanged] = {}  # role -> its heads that are in other places now
@@ -123,8 +125,8 @@ class DynamicRotation:
             for settings in self.role_settings.values():
                 settings.check_epochs(epochs)
         for role, (settings, stack) in self.stacks(model).items():
-            check_pairs(self.policy, role, stack, settings.count)
-            pools = stack if self.policy == "local" else [list(chain(*stack))]
+            settings.check_stack(role, stack)
+            pools = stack if settings.policy == "local" else [list(chain(*stack))]
             neighbours = [pair for slots in pools for pair in pairwise(slots)]
             plan_exchanges(model, neighbours, None, self.adapter)
 
@@ -162,16 +164,11 @@ class DynamicRotation:
         back = [pair for what in due.values() for pair in what.back]
         swaps = {role: what for role, what in due.items() if what.direction == "swap"}
         for role, what in swaps.items():
-            check_pairs(self.policy, role, what.stack, what.settings.count)
-        scores: dict[Slot, float] = {}
-        if swaps and self.policy not in UNRANKED:
-            if batches is None:
-                raise ArgumentError(f"the policy {self.policy!r} ranks heads by {self.metric}: it needs batches")
-            adapter = unwrapped_adapter(model, self.adapter)
-            scores = head_scores(model, batches, adapter, self.metric, self.exclude)
-        choose = POLICIES[self.policy]
+            what.settings.check_stack(role, what.stack)
+        ranked = [what.settings for what in swaps.values()]
+        scores = scores_for(ranked, model, batches, unwrapped_adapter(model, self.adapter), self.exclude)
         chosen = [
-            choose(what.stack, scores, what.settings.count, f"{self.seed} {epoch} {role}")
+            what.settings.choose(what.stack, scores.get(what.settings.metric, {}), f"{self.seed} {epoch} {role}")
             for role, what in swaps.items()
         ]
         return back + list(chain(*chosen))
@@ -228,7 +225,7 @@ class DynamicRotation:
 
     def settings(self) -> dict[str, Any]:
         """What the rotation was made with, in a form for JSON."""
-        cycles = {role or "all": vars(settings) for role, settings in self.role_settings.items()}
+        cycles = {role or "all": settings.numbers for role, settings in self.role_settings.items()}
         return plain_json({"policy": self.policy, "metric": self.metric, "seed": self.seed, "cycles": cycles})
 
     def state_dict(self) -> dict[str, Any]:

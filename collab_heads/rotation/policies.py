@@ -10,7 +10,7 @@ computed (its code takes the indices of the one layer for the other, and its "lo
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Literal
+from typing import Literal, TypeVar
 
 from collab_heads.errors import ArgumentError
 from collab_heads.rotation.slots import Slot
@@ -18,6 +18,7 @@ from collab_heads.rotation.slots import Slot
 Stack = Sequence[Sequence[Slot]]
 Scores = Mapping[Slot, float]
 Chosen = list[tuple[Slot, Slot]]
+Layer = TypeVar("Layer")
 
 
 def weakest_first(slots: Iterable[Slot], scores: Scores) -> list[Slot]:
@@ -61,16 +62,27 @@ POLICIES: dict[str, Callable[[Stack, Scores, int, str], Chosen]] = {
 UNRANKED = ("random",)  # policies that need no scores
 
 
-def check_pairs(policy: str, role: str, stack: Stack, count: int) -> None:
-    """Raise ArgumentError if a policy would need more heads than there are: each takes part in one pair at most."""
+def outermost(layers: Sequence[Layer], pairs: int | None) -> Sequence[Layer]:
+    """So many first layers, and as many last ones: the first pairs of "soft"; None for all."""
+    return layers if pairs is None else [*layers[:pairs], *layers[-pairs:]]
+
+
+def check_pairs(policy: str, role: str, stack: Stack, count: int, layer_pairs: int | None = None) -> None:
+    """Raise ArgumentError if a policy would need more heads, or layers, than there are: each is in one pair at most."""
     pools = {f"all {len(stack)} layers": sum(map(len, stack))}
-    if policy in ("soft", "local"):
+    if policy == "local":
         pools = {f"layer {index}": len(layer) for index, layer in enumerate(stack)}
     if policy == "soft":
-        if len(stack) < 2:
+        half = len(stack) // 2
+        if not half:
             raise ArgumentError(f"the policy 'soft' pairs layers, {role} attention has one site: take 'local'")
-        if len(stack) % 2:
-            del pools[f"layer {len(stack) // 2}"]
+        if layer_pairs is not None and layer_pairs > half:
+            raise ArgumentError(
+                f"layer_pairs {layer_pairs} is more than the {half} that the {len(stack)} {role} layers make: leave it "
+                "out for all of them"
+            )
+        taken = outermost(list(enumerate(stack)), layer_pairs or half)
+        pools = {f"layer {index}": len(layer) for index, layer in taken}
     for where, heads in pools.items():
         if count > heads // 2:
             raise ArgumentError(

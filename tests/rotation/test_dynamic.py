@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,9 @@ from closing import change_queries
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import DynamicRotation, get_adapter, prune_heads, swap_heads, swap_to_gated
+from collab_heads.analysis.measures.head_scores import METRICS
 from collab_heads.analysis.measures.map_scores import map_scores
+from collab_heads.analysis.measures.results import mean_distance
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.rotation import ranking
 from collab_heads.rotation.slots import Slot
@@ -43,14 +44,17 @@ def measured(monkeypatch):
     asked = []
 
     def give(scores, l2=None):
-        def head_statistics(model, batches, adapter, *, measures, exclude):
-            asked.append((list(batches), measures))
+        def head_scores(model, batches, metrics, adapter, *, exclude):
+            asked.append((list(batches), tuple(metrics)))
             assert exclude is None
+            given = {"l2": l2, "pairwise": l2, "confidence": scores}
             sites = adapter.sites_with_heads(model)
-            by_path = {s.path: torch.tensor(scores[s.layer], dtype=torch.float64) for s in sites}
-            return SimpleNamespace(confidence=by_path, l2=l2 and {s.path: l2[s.layer] for s in sites})
+            return {
+                metric: {s.path: torch.tensor(given[metric][s.layer], dtype=torch.float64) for s in sites}
+                for metric in metrics
+            }
 
-        monkeypatch.setattr(ranking, "head_statistics", head_statistics)
+        monkeypatch.setattr(ranking, "head_scores", head_scores)
         return asked
 
     return give
@@ -122,11 +126,12 @@ def test_l2_is_the_mean_distance_to_the_other_heads(measured):
     """The diagonal does not count, whatever stands there; confidence would choose others."""
     distances = torch.tensor([[9.0, 1, 2, 3], [1, 9, 6, 5], [2, 6, 9, 4], [3, 5, 4, 9]])  # means 2, 4, 4, 4
     distances[3, 1] = distances[1, 3] = 8.0  # 2, 5, 4, 5
-    asked = measured([(1.0, 2.0, 3.0, 4.0)] * 2, l2=[distances, 10 * distances])
+    means = mean_distance(distances)
+    assert means.tolist() == [2.0, 5.0, 4.0, 5.0]
+    asked = measured([(1.0, 2.0, 3.0, 4.0)] * 2, l2=[means.tolist(), (10 * means).tolist()])
     assert numbers(DynamicRotation("hard", "l2").plan(bert(2), 1, [{}])) == [((1, 3), (0, 0))]
     assert asked == [([{}], ("l2",))]
-    assert ranking.mean_distance(distances).tolist() == [2.0, 5.0, 4.0, 5.0]
-    assert ranking.mean_distance(torch.zeros(1, 1)).tolist() == [0.0]
+    assert mean_distance(torch.zeros(1, 1)).tolist() == [0.0]
 
 
 def test_equal_scores_make_disjoint_pairs(measured):
@@ -501,12 +506,12 @@ def test_scores_must_be_numbers(measured):
 
 
 @pytest.mark.parametrize("family", ("bert", "marian", "t5", "distilbert", "albert"))
-@pytest.mark.parametrize("metric", ranking.METRICS)
+@pytest.mark.parametrize("metric", METRICS)
 def test_heads_are_measured(family, metric):
     """The plan is that of the measured scores; measuring changes nothing."""
     model, inputs = FAMILIES[family].build(), FAMILIES[family].inputs()
     before = snapshot(model)
-    scores = ranking.head_scores(model, [inputs], get_adapter(model), metric)
+    scores = ranking.slot_scores(model, [inputs], get_adapter(model), [metric])[metric]
     roles = {site.path: site.role for site in get_adapter(model).sites(model)}
     plan = DynamicRotation("hard", metric).plan(model, 1, [inputs])
     assert_unchanged(model, before)
@@ -527,7 +532,7 @@ def test_names_say_what_is_compared():
     """The old name and the source's are the same measures as the names that say it; outputs and maps rank otherwise."""
     model, inputs = FAMILIES["marian"].build(), FAMILIES["marian"].inputs()
     adapter = get_adapter(model)
-    scores = {metric: ranking.head_scores(model, [inputs], adapter, metric) for metric in ranking.METRICS}
+    scores = ranking.slot_scores(model, [inputs], adapter, METRICS)
     assert scores["l2"] == scores["output_distance"] and scores["pairwise"] == scores["map_distance"]
     different = ("confidence", "output_distance", "map_distance", "base", "wasserstein")
     orders = {metric: tuple(sorted(scores[metric], key=scores[metric].get)) for metric in different}
@@ -540,13 +545,13 @@ def test_names_say_what_is_compared():
 def test_tokens_that_do_not_count(monkeypatch):
     """What `exclude` names is left out of the ranking."""
     model, inputs = FAMILIES["bert"].build(), FAMILIES["bert"].inputs()
-    stock, seen = ranking.head_statistics, []
+    stock, seen = ranking.head_scores, []
 
-    def head_statistics(*args, **options):
+    def head_scores(*args, **options):
         seen.append(options["exclude"])
         return stock(*args, **options)
 
-    monkeypatch.setattr(ranking, "head_statistics", head_statistics)
+    monkeypatch.setattr(ranking, "head_scores", head_scores)
     ends = [int(inputs["input_ids"][0, -1])]
     DynamicRotation("hard", exclude=ends).plan(model, 1, [inputs])
     assert seen == [ends]

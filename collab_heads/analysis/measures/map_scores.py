@@ -48,7 +48,7 @@ def last(unpadded: Tensor) -> Tensor:
 
 
 def base(maps: Maps) -> tuple[Tensor, Tensor]:
-    """The largest weight of the map, without that corner: [B, H], from 0 to 1.
+    """Max over t, s of A[t, s], the largest weight of the map, without that corner: [B, H], from 0 to 1.
 
     In causal attention it is 1 for every head: the first query sees a single key.
     """
@@ -56,7 +56,7 @@ def base(maps: Maps) -> tuple[Tensor, Tensor]:
 
 
 def map_distance(maps: Maps) -> tuple[Tensor, Tensor]:
-    """The Euclidean distance between the maps of two heads, without that corner: [B, H, H], 0 or more."""
+    """√(Σ_ts (A_h[t, s] - A_j[t, s])²), the distance between the maps of two heads, without that corner: [B, H, H]."""
     flat = float64(maps.cornerless().flatten(2))
     return torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist"), maps.queries.any(1)
 
@@ -64,9 +64,9 @@ def map_distance(maps: Maps) -> tuple[Tensor, Tensor]:
 def wasserstein(maps: Maps) -> tuple[Tensor, Tensor]:
     """How far the weights are from equal ones, as two lists of numbers: [B, H], from 0 to 2 / S.
 
-    The mean over query tokens, without the last, of the first Wasserstein distance between the *values* of the weights
-    and those of a query that looks at all S keys alike but not at the last: 1/S so many times, and a 0. Where keys are
-    does not matter.
+    The mean over query tokens t, without the last, of the first Wasserstein distance between the *values* of the
+    weights and those of a query that looks at all S keys alike but not at the last, u: 1/S so many times, and a 0.
+    Between lists of one length it is (1/S) Σ_i |A[t]₍ᵢ₎ - u₍ᵢ₎|, both sorted; where keys are does not matter.
     """
     keys = maps.keys[:, None, None, :]
     count = maps.keys.sum(1)[:, None, None].to(maps.weights.dtype)  # (B, 1, 1)
@@ -138,7 +138,7 @@ def maps_of(site: AttentionSite, weights: Tensor, batch: Batch) -> Maps:
     Raises:
         CalibrationError: if a mask of the batch does not fit; both shapes are named.
     """
-    queries = batch.queries(site)  # a decoder is padded where there are no labels: its keys have no other mask
+    queries = batch.every_query(site)  # a decoder is padded where there are no labels: its keys have no other mask
     keys = batch.keys(site) if site.role == "dec-enc" else queries
     masks = []
     for name, mask, axis in (("query", queries, -2), ("key", keys, -1)):

@@ -49,6 +49,10 @@ class Batch:
         self._model = model
         self._queries, self._tokens = query_masks(model, inputs, exclude), token_masks(model, inputs)
 
+    @cached_property
+    def _whole(self) -> dict[str, Tensor | None]:
+        return query_masks(self._model, self.inputs, ())
+
     def ids(self, side: str) -> Tensor | None:
         """The tokens that the "encoder" or the "decoder" reads, [B, T], or None where the inputs hold embeddings.
 
@@ -62,6 +66,10 @@ class Batch:
     def queries(self, site: AttentionSite) -> Tensor | None:
         """Which query tokens of a site count: neither padding nor excluded; [B, T] bool, or None where all do."""
         return self._queries[sides(site)[0]]
+
+    def every_query(self, site: AttentionSite) -> Tensor | None:
+        """As `queries`, whatever ids are excluded."""
+        return self._whole[sides(site)[0]]
 
     def keys(self, site: AttentionSite) -> Tensor | None:
         """Which key tokens of a site are not padding: [B, S] bool; None if there is no padding."""

@@ -10,8 +10,10 @@ from collab_heads.analysis.plots.curves import quality_curves, source_share
 from collab_heads.analysis.plots.distributions import importance_distributions
 from collab_heads.analysis.plots.files import save_figure
 from collab_heads.analysis.plots.gates import gate_animation, gate_strip
+from collab_heads.analysis.plots.head_history import history_curves, history_strip
 from collab_heads.analysis.plots.head_maps import head_map, role_map
 from collab_heads.analysis.plots.matrices import alpha_maps, matrix_maps
+from collab_heads.analysis.plots.moving_heads import history_animation
 
 __all__ = [
     "alpha_maps",
@@ -21,6 +23,9 @@ __all__ = [
     "gate_animation",
     "gate_strip",
     "head_map",
+    "history_animation",
+    "history_curves",
+    "history_strip",
     "importance_distributions",
     "matrix_maps",
     "quality_curves",

@@ -1,4 +1,4 @@
-"""The flags of the report on heads: `--analyze`."""
+"""The flags of what is shown of heads: `--analyze`, at the end, and `--analyze_every`, in training."""
 
 import argparse
 from argparse import Namespace
@@ -6,7 +6,8 @@ from argparse import Namespace
 from collab_heads.analysis.treebank.conllu import Sentence, read_conllu
 from collab_heads.errors import ArgumentError
 from collab_heads.extras import check_extra
-from collab_heads.training.flags.parsing import count_from_1, path
+from collab_heads.training.flags.arguments import trains
+from collab_heads.training.flags.parsing import count_from_1, interval, path
 from collab_heads.words import ReportPart
 
 ABLATION: tuple[ReportPart, ...] = ("statistics", "roles", "relevance", "gradient", "ablation")
@@ -27,7 +28,14 @@ def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
         "--analyze_samples",
         type=count_from_1,
         metavar="N",
-        help="validation examples that the report is made from (default: all)",
+        help="validation examples that heads are looked at on (default: all)",
+    )
+    add(
+        "--analyze_every",
+        type=interval,
+        metavar="N|epoch",
+        help="every N optimizer steps, or after every epoch, note how sure heads are, how open their gates, and how "
+        "they are mixed; at the end draw it, still and moving, in head_history/",
     )
     add(
         "--analyze_treebank",
@@ -52,15 +60,22 @@ def check_analysis(args: Namespace) -> None:
     Raises:
         ArgumentError: on flags without effect.
         DataError: if the treebank is missing or broken.
-        MissingPackageError: if there is no matplotlib to draw with.
+        MissingPackageError: if there is no matplotlib to draw with, or no Pillow for pictures that move.
     """
-    for flag in ("analyze_samples", "analyze_treebank", "analyze_ablation"):
+    for flag in ("analyze_treebank", "analyze_ablation"):
         if getattr(args, flag) and not args.analyze:
             raise ArgumentError(f"--{flag} has no effect without --analyze")
-    if args.analyze:
-        if args.output_dir is None:
-            raise ArgumentError("--analyze needs --output_dir")
-        check_extra("plots", "pictures")
+    if args.analyze_samples and not (args.analyze or args.analyze_every):
+        raise ArgumentError("--analyze_samples has no effect without --analyze or --analyze_every")
+    for flag in ("analyze", "analyze_every"):
+        if getattr(args, flag):
+            if args.output_dir is None:
+                raise ArgumentError(f"--{flag} needs --output_dir")
+            check_extra("plots", "pictures")
+    if args.analyze_every:
+        check_extra("train", "pictures that move", ["pillow"])
+        if not trains(args):
+            raise ArgumentError("--analyze_every looks at heads in training: there are no training steps")
     treebank(args)
 
 

@@ -4,7 +4,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
@@ -200,21 +200,24 @@ def share_of_steps(text: str) -> float:
 share_of_steps.__name__ = "share"  # argparse quotes it
 
 
+Value = TypeVar("Value")
+
+
 def per_role(
-    number: Callable[[str], int | float], roles: Sequence[str] = ROLES, kind: str = "role"
-) -> Callable[[str], int | float | dict[str, int | float]]:
-    """A parser of "18" and of "enc-self=4,dec-self=4", whose numbers `number` parses; of other names, too."""
+    value: Callable[[str], Value], roles: Sequence[str] = ROLES, kind: str = "role", what: str = "number"
+) -> Callable[[str], Value | dict[str, Value]]:
+    """A parser of "18" and of "enc-self=4,dec-self=4", whose numbers `value` parses; of other names and values, too."""
 
-    def parse(text: str) -> int | float | dict[str, int | float]:
+    def parse(text: str) -> Value | dict[str, Value]:
         if "=" not in text:
-            return number(text)
-        numbers: dict[str, int | float] = {}
+            return value(text)
+        values: dict[str, Value] = {}
         for part in text.split(","):
-            role, _, value = part.partition("=")
-            if role.strip() not in roles or role.strip() in numbers:
-                raise argparse.ArgumentTypeError(f"{part!r} is not one {kind}=number of {', '.join(roles)}")
-            numbers[role.strip()] = number(value)
-        return numbers
+            role, _, given = part.partition("=")
+            if role.strip() not in roles or role.strip() in values:
+                raise argparse.ArgumentTypeError(f"{part!r} is not one {kind}={what} of {', '.join(roles)}")
+            values[role.strip()] = value(given)
+        return values
 
-    parse.__name__ = f"number, or {kind}=number,"  # argparse quotes it
+    parse.__name__ = f"{what}, or {kind}={what},"  # argparse quotes it
     return parse

@@ -9,7 +9,7 @@ from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, path, per_role
 from collab_heads.training.flags.pruning import learns_gates
 
-OF_ROTATE = ("metric", "count", "frequency", "rest", "start", "end", "sites")
+OF_ROTATE = ("metric", "count", "frequency", "rest", "start", "end", "layer_pairs", "sites")
 
 
 def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,14 +24,17 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--rotate",
+        type=per_role(str.strip, what="policy"),
         metavar="POLICY",
-        help="instead, let a policy choose the pairs again and again: hard, soft, local or random",
+        help="instead, let a policy choose the pairs again and again: hard, soft, local or random; one, or one per "
+        "role, such as enc-self=soft,dec-enc=hard",
     )
     add(
         "--rotation_metric",
+        type=per_role(str.strip, what="name"),
         metavar="NAME",
         help="what the policy ranks heads by: confidence; output_distance (l2), of their outputs; map_distance "
-        "(pairwise), of their attention maps; base; wasserstein (default: confidence)",
+        "(pairwise), of their attention maps; base; wasserstein; one, or one per role (default: confidence)",
     )
     numbers = {
         "count": ("pairs of heads that change places", "1"),
@@ -39,6 +42,7 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
         "rest": ("epochs from there to the next exchange", "1"),
         "start": ("epoch of the first exchange, counted from 1", "1"),
         "end": ("last epoch in which heads may be exchanged", "the last"),
+        "layer_pairs": ("pairs of layers between which soft exchanges heads, the outermost first", "all"),
     }
     for name, (text, default) in numbers.items():
         per = f"{text}; one number, or one per role, such as enc-self=2 (default: {default})"
@@ -63,11 +67,13 @@ def check_rotation(args: Namespace) -> None:
     if args.rotate and args.rotation_schedule:
         raise ArgumentError("--rotate and --rotation_schedule exclude each other: one of them says what swaps")
     if args.rotate:
+        from collab_heads.analysis.measures.head_scores import METRICS
         from collab_heads.rotation.policies import POLICIES
-        from collab_heads.rotation.ranking import METRICS
 
-        check_choice("--rotate", args.rotate, POLICIES)
-        check_choice("--rotation_metric", args.rotation_metric or "confidence", METRICS)
+        for policy in each_value(args.rotate):
+            check_choice("--rotate", policy, POLICIES)
+        for metric in each_value(args.rotation_metric or "confidence"):
+            check_choice("--rotation_metric", metric, METRICS)
     if wants_rotation(args) and not trains(args):
         raise ArgumentError("heads rotate in training: there are no training steps")
     if wants_rotation(args) and args.collaborative:
@@ -82,6 +88,11 @@ def check_rotation(args: Namespace) -> None:
             "heads with gates and alphas cannot rotate, gates would leave and alphas stay: leave one of the three out, "
             "choose heads by --head_selection importance, or gate and mix other sites (--gated_sites, --alpha_sites)"
         )
+
+
+def each_value(given: str | dict[str, str]) -> list[str]:
+    """The values of a flag that has one, or one per role."""
+    return list(given.values()) if isinstance(given, dict) else [given]
 
 
 def wants_rotation(args: Namespace) -> bool:

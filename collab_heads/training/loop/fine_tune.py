@@ -46,6 +46,8 @@ def fine_tune(
     """
     training = Training(accelerator, model, args, hooks, phase, resume)
     stopped = training.stops()  # a resumed one, at its last evaluation
+    if hooks.look is not None and not training.done:
+        training.look(0)
     while training.done < training.total and not stopped:
         epoch, first = hooks.steps.position(training.done)
         if hooks.before_epoch is not None and not first:

@@ -24,6 +24,7 @@ from collab_heads.training.loop.optimizer import (
     optimizer_and_schedule,
     parameter_groups,
 )
+from collab_heads.training.loop.random_states import random_states_kept
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import weight_bytes
 from collab_heads.training.storage.checkpoint import (
@@ -51,6 +52,8 @@ class Hooks:
         rates: learning rates of what the penalty trains, as `HeadPenalty.groups` takes them.
         before_epoch: (model, epoch, optimizer) -> None, epochs from 1; called before an epoch's first step.
         after_step: (number of the optimizer step) -> None.
+        look: (model, epoch, step) -> None; called before the first step, after every `look_every` and after the last.
+        look_every: optimizer steps, or "epoch".
         loss: (model, batch) -> the mean loss of the batch; by default the model's own.
         stop: () -> whether the training is to end before its last step; asked after evaluations, and on resuming.
     """
@@ -65,6 +68,8 @@ class Hooks:
     rates: HeadRates = field(default_factory=lambda: HeadRates())
     before_epoch: Callable[[PreTrainedModel, int, torch.optim.Optimizer], None] | None = None
     after_step: Callable[[int], None] | None = None
+    look: Callable[[PreTrainedModel, int, int], None] | None = None
+    look_every: int | str | None = None
     loss: Loss = model_loss
     stop: Callable[[], bool] | None = None
 
@@ -182,7 +187,7 @@ class Training:
             self.bar.set_postfix_str(", ".join(f"{name} {v:.4g}" for name, v in numbers.items() if "/" not in name))
 
     def evaluate_and_save(self, epoch: int, *, ends_epoch: bool) -> bool:
-        """Evaluate and save, each where it is due after the step just taken; the clock stands still meanwhile.
+        """Evaluate, look and save, each where it is due after the step just taken; the clock stands still meanwhile.
 
         Returns:
             Whether the training is to end here.
@@ -190,15 +195,30 @@ class Training:
         every, eval_every = self.args.checkpointing_steps, self.args.eval_steps
         saves = isinstance(every, int) and self.done % every == 0
         evaluates = self.done % eval_every == 0 or self.done == self.total if eval_every else ends_epoch
-        if not (saves or evaluates):
+        looks = self.hooks.look is not None and self.looks(ends_epoch)
+        if not (saves or evaluates or looks):
             return False
         self.clock.stop()
         if evaluates:
             self.hooks.evaluate(self.whole(keep_fp32_wrapper=True), epoch, self.done)
+        stopped = evaluates and self.stops()
+        if looks or (stopped and self.hooks.look is not None):
+            self.look(epoch)
         if saves:  # after the evaluation: the checkpoint records it
             self.save(f"step_{self.phase}_{self.done}")
         self.clock.start()
-        return evaluates and self.stops()
+        return stopped
+
+    def looks(self, ends_epoch: bool) -> bool:
+        """Whether heads are to be looked at after the step just taken."""
+        every = self.hooks.look_every
+        return self.done == self.total or (self.done % every == 0 if isinstance(every, int) else ends_epoch)
+
+    def look(self, epoch: int) -> None:
+        """Look at the heads; what is random goes on as if nobody had."""
+        assert self.hooks.look is not None
+        with random_states_kept():
+            self.hooks.look(self.whole(keep_fp32_wrapper=True), epoch, self.done)
 
     def stops(self) -> bool:
         """Whether what was measured so far ends the training."""

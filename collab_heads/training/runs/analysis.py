@@ -1,6 +1,6 @@
 """What a run does to show the heads of the model that it ends with."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from transformers import PreTrainedModel
@@ -91,6 +91,12 @@ def check_ablation(learner: Learner) -> None:
         raise ArgumentError(f"--analyze_ablation {metric} is for one process; {LOSS} can be measured in any run")
 
 
+def shown_batches(learner: Learner) -> Iterable[Mapping]:
+    """Batches of the validation examples that heads are looked at on: all, or so many as the flag says."""
+    batches, count = list(learner.validation()), learner.session.args.analyze_samples
+    return Sentences(batches).first(count) if count else batches
+
+
 def save_report(learner: Learner, gate_history: GateHistory | None) -> None:
     """Analyze the final model on the validation examples and write the report, if asked to."""
     session, args = learner.session, learner.session.args
@@ -99,9 +105,7 @@ def save_report(learner: Learner, gate_history: GateHistory | None) -> None:
     if not get_adapter(learner.model).sites_with_heads(learner.model):
         session.accelerator.print("no heads are left: there is nothing to report on them")
         return
-    batches = list(learner.validation())
-    if args.analyze_samples:
-        batches = list(Sentences(batches).first(args.analyze_samples))
+    batches = list(shown_batches(learner))
     ablation = {}
     if args.analyze_ablation not in (False, LOSS):
         metric = args.analyze_ablation

@@ -19,6 +19,7 @@ from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.training import Hooks
 from collab_heads.training.runs import choose_heads, mix_heads
 from collab_heads.training.runs.analysis import GateRecorder, save_report, save_statistics
+from collab_heads.training.runs.head_watch import HeadWatch
 from collab_heads.training.runs.learner import Learner
 from collab_heads.training.runs.rotate_heads import Rotation, check_rotating_sites, rotation_of
 from collab_heads.training.storage.reservation import agreed
@@ -36,6 +37,7 @@ class HeadSteps:
         importance: of every head, from which learning begins.
         recorder: of the gates over the training, for the report.
         rotation: which heads change places; None if none do.
+        watch: of the heads over all trainings; None if nobody asked.
 
     Raises:
         CollabHeadsError: if the rotation does not fit the model or the training.
@@ -50,6 +52,8 @@ class HeadSteps:
         self.importance: Mapping | None = None
         self.recorder: GateRecorder | None = None
         self.rotation = self.planned_rotation()
+        noted = self.session.progress.get("head_history")
+        self.watch = HeadWatch(learner, self.rotation, noted) if self.args.analyze_every else None
 
     def planned_rotation(self) -> Rotation | None:
         """The rotation that the flags describe, checked against model and epochs; None without."""
@@ -100,6 +104,10 @@ class HeadSteps:
             after_step=self.recorder,
         )
 
+    def watched(self, hooks: Hooks, stage: str, before: int) -> Hooks:
+        """The hooks of a training, before which the run took so many steps, with looks at the heads if asked to."""
+        return hooks if self.watch is None else self.watch.added_to(hooks, stage, before)
+
     def record_gates(self) -> None:
         """Note from here on how open the gates are, for the report."""
         model = self.learner.model
@@ -139,10 +147,29 @@ class HeadSteps:
             self.record["rotation"] = self.rotation.history
         return removes
 
-    def show(self) -> None:
-        """Measure the heads of the final model on the validation examples, as far as asked to."""
+    def show(self, before: int = 0) -> None:
+        """Show the heads of the final model, and over the trainings, as far as asked to.
+
+        Args:
+            before: optimizer steps of the run before its last training.
+        """
+        if self.watch is not None:
+            self.watch.draw(self.exchanges(before))
         save_statistics(self.learner)
         save_report(self.learner, None if self.recorder is None else self.recorder.history)
+
+    def exchanges(self, before: int) -> dict[str, list[int]]:
+        """The optimizer steps of the run after which heads changed places: role -> steps."""
+        if self.rotation is None:
+            return {}
+        model = self.learner.model
+        roles: dict[str, str] = {site.path: site.role for site in get_adapter(model).sites(model)}
+        steps: dict[str, set[int]] = {}
+        for entry in self.rotation.history:
+            step = before + sum(len(self.steps.of_epoch(epoch)) for epoch in range(entry["epoch"] - 1))
+            for (path, _), _ in entry["pairs"]:
+                steps.setdefault(roles[path], set()).add(step)
+        return {role: sorted(of_role) for role, of_role in steps.items()}
 
     def fold(self) -> bool:
         """Make a stock model of it, if asked to and it is none; whether it was done."""
@@ -160,4 +187,5 @@ class HeadSteps:
             "heads": self.record,
             "rotation": self.rotation and self.rotation.state_dict(),
             "gates_over_training": self.recorder and self.recorder.state(),
+            "head_history": self.watch and self.watch.state(),
         }

@@ -163,6 +163,7 @@ class Run:
         )
         if phase.is_last_training:
             hooks = self.heads.add_to(hooks)
+        hooks = self.heads.watched(hooks, phase.stage, sum(entry["steps"] for entry in self.trained))
         trained = fine_tune(
             self.accelerator,
             learner.model,
@@ -235,7 +236,7 @@ class Run:
         """
         output = self.session.writes_to
         self.write_model()
-        self.heads.show()
+        self.heads.show(sum(entry["steps"] for entry in self.trained[:-1]))
         if self.heads.fold():
             self.evaluate("folded")
             self.write_model()

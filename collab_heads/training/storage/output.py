@@ -25,6 +25,7 @@ from collab_heads.training.storage.checkpoint import NAME
 
 RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"
 BEST, TRANSLATIONS, STATISTICS, REPORT = "best", "translations", "head_statistics", "head_report"
+HISTORY = "head_history"  # of heads over the training, and its pictures
 STAGED = "model.staged"  # the final model, whole, on its way into the output folder itself
 FOLDERS = (BEST, STATISTICS, REPORT, STAGED)  # written as wholes, as checkpoints are
 RECORD = "collab_heads_output"  # marks the manifest of an output folder, not that of a folder written as a whole

@@ -8,7 +8,7 @@ from collab_heads.errors import OutputError
 from collab_heads.files import PARTIAL
 from collab_heads.folders import MANIFEST, is_begun, is_ours, read_manifest
 from collab_heads.training.storage.checkpoint import NAME, PROGRESS
-from collab_heads.training.storage.output import FOLDERS, LOGS, NEEDED, PREDICTIONS, TRANSLATIONS, Output
+from collab_heads.training.storage.output import FOLDERS, HISTORY, LOGS, NEEDED, PREDICTIONS, TRANSLATIONS, Output
 from collab_heads.training.storage.reservation import LOCK
 
 
@@ -63,7 +63,7 @@ def check_replaced(output: Output) -> None:
     for name in FOLDERS:
         recorded = (read_manifest(output.path / name) or {}).get("files") or {}
         wrong += [f"{name}/{each}" for each in NEEDED if each not in recorded and (output.path / name / each).exists()]
-    for name in (*FOLDERS, TRANSLATIONS, PREDICTIONS, LOGS):
+    for name in (*FOLDERS, TRANSLATIONS, PREDICTIONS, HISTORY, LOGS):
         path = output.path / name
         wrong += [name] if os.path.lexists(path) and not path.is_dir() else []
     if wrong:

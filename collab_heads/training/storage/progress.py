@@ -14,7 +14,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "trained": (list,),
     "heads": (dict,),
     "signatures": (dict,),
-    **dict.fromkeys(("swap", "distilled", "penalty", "best", "rotation"), (dict, type(None))),
+    **dict.fromkeys(("swap", "distilled", "penalty", "best", "rotation", "head_history"), (dict, type(None))),
     "best_manifest": (str, type(None)),
     **dict.fromkeys(("frozen", "gates_over_training"), (list, type(None))),
 }

@@ -13,6 +13,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from translation_script import as_json, differing, weights
 
 import run_image_classification
+from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.errors import CollabHeadsError
 from collab_heads.layers.query_key import is_swapped
 from families import sites
@@ -103,10 +104,13 @@ def test_compression_and_distillation(deit, files):
 
 
 @pytest.mark.slow
-def test_mixing_and_rotation(deit, files):
-    results = run(deit, files, None, "--alpha_mixing", "--rotate", "hard", "--disagreement_weight", 0.1)
+def test_mixing_and_rotation(deit, files, tmp_path):
+    out, more = tmp_path / "out", ("--analyze_every", "epoch", "--analyze_samples", 6)
+    results = run(deit, files, out, "--alpha_mixing", "--rotate", "hard", "--disagreement_weight", 0.1, *more)
     assert set(results["heads"]) == {"alphas", "rotation"}
     assert results["heads"]["rotation"]
+    history = HeadHistory.load(out / "head_history" / "head_history.json")
+    assert [moment.epoch for moment in history.moments] == [0, 1, 2] and set(history.values) == {"confidence", "alphas"}
 
 
 def test_predictions_of_the_test_images(deit, files, folder, tmp_path):

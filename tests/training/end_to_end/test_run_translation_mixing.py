@@ -251,9 +251,20 @@ RUNS = {
         "--checkpointing_steps",
         4,
     ),
+    "roles": (
+        *EPOCHS,
+        "--rotate",
+        "enc-self=local,dec-self=random,dec-enc=hard",
+        "--rotation_metric",
+        "enc-self=pairwise,dec-enc=wasserstein",
+        "--rotation_frequency",
+        2,
+        "--checkpointing_steps",
+        "epoch",
+    ),
     "epochs": (*EPOCHS, "--rotate", "local", "--alpha_mixing", *GROWTH, "--checkpointing_steps", "epoch"),
 }
-SLOW = ("gates", "epochs")
+SLOW = ("gates", "epochs", "roles")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])

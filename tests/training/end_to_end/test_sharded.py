@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification
 import collab_heads.training.runs.session as session
 import run_glue
 import tiny
+from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.errors import ArgumentError
 from collab_heads.training.runs.session import make_accelerator
 from collab_heads.training.storage.sharding import check_sharding
@@ -69,6 +70,21 @@ def test_two_processes_end_as_one(what, files, tmp_path):
     AutoModelForSequenceClassification.from_pretrained(tmp_path / "two")
     for of_two, of_one in zip(*(checkpoints(tmp_path / name, "every") for name in ("two", "one")), strict=True):
         assert_same_weights(of_two, of_one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ("learned gates", "alphas"))
+def test_heads_are_looked_at_as_in_one_process(what, files, tmp_path):
+    """--analyze_every gathers the weights, and the first process looks."""
+    bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)
+    more = (*RUNS[what], *STEPS, "--analyze_every", 2)
+    run(bert, files, tmp_path / "one", *more)
+    run_on_two(sharded(run_glue.main), flags(bert, files, tmp_path / "two", *more, *HALF))
+    one, two = (HeadHistory.load(tmp_path / name / "head_history" / "head_history.json") for name in ("one", "two"))
+    assert two.moments == one.moments and two.values.keys() == one.values.keys()
+    for measure, of_measure in one.values.items():
+        for path, rows in of_measure.items():
+            torch.testing.assert_close(two.values[measure][path], rows, rtol=0, atol=ADAM32)
 
 
 @pytest.mark.slow

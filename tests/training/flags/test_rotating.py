@@ -14,6 +14,9 @@ from collab_heads.training.flags import rotating
         ("--rotate hard --rotation_rest enc=1", "'enc=1' is not one role=number of enc-self, dec-self, dec-enc"),
         ("--rotate hard --rotation_start enc-self=1,enc-self=2", "'enc-self=2' is not one role=number"),
         ("--rotate", "argument --rotate: expected one argument"),
+        ("--rotate encoder=soft", "'encoder=soft' is not one role=policy of enc-self, dec-self, dec-enc"),
+        ("--rotate hard --rotation_metric enc-self=l2,enc-self=base", "is not one role=name of enc-self"),
+        ("--rotate soft --rotation_layer_pairs enc-self=x", "argument --rotation_layer_pairs: invalid number"),
         ("--rotation hard", "unknown flag '--rotation'"),
     ),
 )
@@ -30,6 +33,8 @@ def test_wrong_values_are_refused(flags, message, parse):
         ("--rotation_schedule f --rotation_end 3", "--rotation_end need --rotate"),
         ("--rotate hard --rotation_schedule f", "exclude each other"),
         ("--rotate hart", r"unknown --rotate 'hart' \(did you mean 'hard'\?\)"),
+        ("--rotate enc-self=soft,dec-enc=hart", r"unknown --rotate 'hart' \(did you mean 'hard'\?\)"),
+        ("--rotate hard --rotation_metric enc-self=l2,dec-enc=l3", "unknown --rotation_metric 'l3'"),
         (
             "--rotate hard --rotation_metric l3",
             "unknown --rotation_metric 'l3'; known: confidence, output_di",
@@ -54,6 +59,8 @@ def test_flags_that_do_not_go_together(flags, message, parse):
         "--rotate local --target_heads 3",
         "--rotate random --rotation_metric l2 --disagreement_weight 1",
         "--rotate hard --rotation_metric pairwise",
+        "--rotate enc-self=soft,dec-enc=hard --rotation_metric enc-self=base,dec-enc=wasserstein",
+        "--rotate soft --rotation_layer_pairs 2",
         "--rotate hard --rotation_metric output_distance",
         "--rotate soft --alpha_mixing --target_heads 3 --head_selection importance",  # they are gone by then
     ),

@@ -46,6 +46,20 @@ def test_numbers_per_role(parse):
     assert cycles(args) == {"enc-self": {"count": 2, "end": 4, **once}, "dec-enc": {"count": 3, "end": 5, **once}}
 
 
+def test_a_policy_and_a_metric_per_role(parse):
+    args = parse(
+        "--rotate enc-self=soft,dec-enc=hard --rotation_metric enc-self=confidence,dec-enc=pairwise "
+        "--rotation_layer_pairs enc-self=2 --rotation_count 2"
+    )
+    rotating.check_rotation(args)
+    found = rotate_heads.rotation_of(args).role_settings
+    assert {role: (each.policy, each.metric, each.layer_pairs, each.count) for role, each in found.items()} == {
+        "enc-self": ("soft", "confidence", 2, 2),
+        "dec-enc": ("hard", "pairwise", None, 2),
+    }
+    assert json.loads(json.dumps(args.rotate)) == args.rotate == {"enc-self": "soft", "dec-enc": "hard"}
+
+
 def test_what_is_left_out_is_as_in_the_library(parse):
     for policy in ("hard", "soft", "local", "random"):
         ours = rotate_heads.rotation_of(parse(f"--rotate {policy}"))
@@ -102,6 +116,8 @@ def test_settings_that_cannot_be(flags, message, parse):
         ("--rotation_count dec-enc=1", "the model has no dec-enc attention"),
         ("--rotation_count 5", "count 5 is more than half of the 8 enc-self heads"),
         ("--rotation_start 4", "start 4 is beyond the last epoch, 3"),
+        ("--rotate enc-self=hard,dec-enc=soft", "the model has no dec-enc attention; its roles: enc-self"),
+        ("--rotate soft --rotation_layer_pairs 2", "layer_pairs 2 is more than the 1 that the 2 enc-self layers make"),
         ("--rotation_end 4", "end 4 is beyond the last epoch, 3"),
     ),
 )

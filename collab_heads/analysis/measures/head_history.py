@@ -1,0 +1,206 @@
+"""Numbers of heads over a training: how sure they are, how open their gates are, how they are mixed.
+
+H heads of a site when the history begins; a head that was removed since has no number (NaN, in JSON null).
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from collab_heads.checks import did_you_mean
+from collab_heads.errors import ArgumentError, DataError, NonFiniteError, ShapeError
+from collab_heads.files import write_file
+from collab_heads.reading import parse_json
+from collab_heads.sites import AttentionSite
+
+VERSION = 1
+DIGITS = 6  # that are kept: a picture shows three
+ALPHAS = "alphas"  # the one measure that is a matrix per site
+
+
+class Moment(NamedTuple):
+    """When heads were looked at.
+
+    Attributes:
+        step: optimizer steps of the run so far, over all its trainings.
+        epoch: of the training; 0 before the first step.
+        stage: of the run, such as "fine-tuned".
+    """
+
+    step: int
+    epoch: int
+    stage: str
+
+
+@dataclass(frozen=True, eq=False)
+class HeadHistory:
+    """Numbers of heads at some moments of a run.
+
+    Attributes:
+        sites: those that had heads when the history began, in model order.
+        heads: path -> the original numbers of those heads.
+        moments: when it was recorded, in order.
+        values: measure -> path -> [moments, H]; of "alphas" [moments, H, H]. NaN where a moment, or a head that is
+            gone, has none. float64 on the CPU.
+
+    Raises:
+        ArgumentError: if there are no sites.
+    """
+
+    sites: tuple[AttentionSite, ...]
+    heads: Mapping[str, tuple[int, ...]]
+    moments: tuple[Moment, ...] = ()
+    values: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.sites:
+            raise ArgumentError("a history of heads needs at least one site")
+
+    def record(
+        self,
+        moment: Moment,
+        values: Mapping[str, Mapping[str, Tensor | Sequence]],
+        heads: Mapping[str, Sequence[int]] | None = None,
+    ) -> "HeadHistory":
+        """The history with one more moment; this one does not change.
+
+        Args:
+            moment: not before the last one.
+            values: measure -> path -> a number per head, [H'], or of "alphas" a row and a column per head, [H', H'].
+            heads: path -> the original numbers of the H' heads that are there now; None for those of the beginning.
+
+        Raises:
+            ArgumentError: if the moment is before the last one, or a path or a head is none of the beginning's.
+            ShapeError: if there is not a number per head.
+            NonFiniteError: if one is NaN or infinite.
+        """
+        if self.moments and moment.step < self.moments[-1].step:
+            raise ArgumentError(f"step {moment.step} comes after step {self.moments[-1].step}: a history goes forward")
+        heads = self.heads if heads is None else heads
+        longer = {measure: dict(of_measure) for measure, of_measure in self.values.items()}
+        for measure in dict.fromkeys([*self.values, *values]):
+            for path in dict.fromkeys([*self.values.get(measure, {}), *values.get(measure, {})]):
+                before = longer.setdefault(measure, {}).get(path)
+                row = self.row(measure, path, values.get(measure, {}).get(path), heads)
+                if before is None:
+                    before = torch.full((len(self.moments), *row.shape), math.nan, dtype=torch.float64)
+                longer[measure][path] = torch.cat([before, row[None]])
+        return dataclasses.replace(self, moments=(*self.moments, moment), values=longer)
+
+    def row(
+        self, measure: str, path: str, given: Tensor | Sequence | None, heads: Mapping[str, Sequence[int]]
+    ) -> Tensor:
+        """Numbers of the heads of the beginning, [H] or [H, H], from those of the heads that are there now."""
+        if path not in self.heads:
+            raise ArgumentError(f"{measure} of {path!r}, which is none of the sites{did_you_mean(path, self.heads)}")
+        numbers, dimensions = self.heads[path], 2 if measure == ALPHAS else 1
+        row = torch.full((len(numbers),) * dimensions, math.nan, dtype=torch.float64)
+        if given is None:
+            return row
+        now, values = heads.get(path, ()), torch.as_tensor(given).detach().to("cpu", torch.float64)
+        if tuple(values.shape) != (len(now),) * dimensions:
+            raise ShapeError(f"{measure} of {path}: {tuple(values.shape)} numbers for {len(now)} heads")
+        if not values.isfinite().all():
+            raise NonFiniteError(f"{measure} of {path}: a number is NaN or infinite")
+        if unknown := [head for head in now if head not in numbers]:
+            raise ArgumentError(f"{path} had no head {unknown[0]} when the history began")
+        places = torch.tensor([numbers.index(head) for head in now], dtype=torch.long)
+        row[torch.meshgrid(*[places] * dimensions, indexing="ij")] = rounded(values)
+        return row
+
+    def where(self, measure: str) -> list[int]:
+        """The indices of the moments at which something was recorded of a measure."""
+        rows = self.values.get(measure, {}).values()
+        return [i for i in range(len(self.moments)) if any(row[i].isfinite().any() for row in rows)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON: numbers of six digits, null where there is none."""
+        return {
+            "version": VERSION,
+            "sites": [site.to_dict() for site in self.sites],
+            "heads": {path: list(numbers) for path, numbers in self.heads.items()},
+            "moments": [list(moment) for moment in self.moments],
+            "values": {
+                measure: {path: without_nan(rows.tolist()) for path, rows in of_measure.items()}
+                for measure, of_measure in self.values.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Any) -> "HeadHistory":
+        """Read what `to_dict` made.
+
+        Raises:
+            DataError: if it is something else, or of another version.
+        """
+        try:
+            if stored["version"] != VERSION:
+                raise DataError(f"version {stored['version']!r}; this package reads version {VERSION}")
+            sites = tuple(AttentionSite.from_dict(site) for site in stored["sites"])
+            heads = {path: tuple(map(int, numbers)) for path, numbers in stored["heads"].items()}
+            moments = tuple(Moment(int(step), int(epoch), str(stage)) for step, epoch, stage in stored["moments"])
+            values = {
+                measure: {
+                    path: torch.tensor(with_nan(rows), dtype=torch.float64).reshape(
+                        len(moments), *(len(heads[path]),) * (2 if measure == ALPHAS else 1)
+                    )
+                    for path, rows in of_measure.items()
+                }
+                for measure, of_measure in stored["values"].items()
+            }
+            return cls(sites, heads, moments, values)
+        except DataError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+            raise DataError(f"this is no history of heads: {error!r:.200}") from error
+
+    def to_json(self) -> str:
+        """As one line of JSON."""
+        return json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":")) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file; an old one is replaced when the new one is complete."""
+        write_file(path, self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "HeadHistory":
+        """Read what `save`, or a run with `--analyze_every`, wrote.
+
+        Raises:
+            DataError: if the file is missing, damaged or of another version.
+        """
+        try:
+            stored = parse_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is missing or no history of heads: {error!r:.200}") from error
+        try:
+            return cls.from_dict(stored)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+
+
+def rounded(values: Tensor) -> Tensor:
+    """To as many digits as JSON keeps, so that what was stored and read again is what it was."""
+    flat = [float(f"{value:.{DIGITS}g}") for value in values.flatten().tolist()]
+    return torch.tensor(flat, dtype=torch.float64).reshape(values.shape)
+
+
+def without_nan(rows: Any) -> Any:
+    """Lists of numbers, None for NaN."""
+    if isinstance(rows, list):
+        return [without_nan(each) for each in rows]
+    return None if math.isnan(rows) else rows
+
+
+def with_nan(rows: Any) -> Any:
+    """Lists of numbers, NaN for None."""
+    if isinstance(rows, list):
+        return [with_nan(each) for each in rows]
+    return math.nan if rows is None else rows
