@@ -11,7 +11,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from collab_heads.files import write_file
 from collab_heads.model.card_text import attention, metadata, record_digest, results, title
 from collab_heads.model.marks import is_changed
-from collab_heads.wrappers import check_passed
+from collab_heads.model.settling import settle
+from collab_heads.wrappers import check_passed, model_inside
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ def model_card(
         UnsupportedModelError: if the model is inside of something else; the message says how to pass it.
     """
     check_passed(model)
-    return completed(model.config, card, name, report, metrics)
+    settle(inner := model_inside(model))
+    return completed(inner.config, card, name, report, metrics)
 
 
 def completed(

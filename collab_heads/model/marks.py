@@ -18,7 +18,7 @@ from pathlib import Path
 from transformers import AutoModel, PretrainedConfig
 
 from collab_heads.files import write_file
-from collab_heads.record import FIELD, stacks_of
+from collab_heads.record import FIELD, configs_in
 
 WEIGHTS, CODE = "transformers_weights", "auto_map"  # fields of a config that transformers reads
 BEGINNING = "collab_heads changed the attention of this model"
@@ -37,7 +37,7 @@ def is_mark(weights: object) -> bool:
 
 def is_changed(config: PretrainedConfig) -> bool:
     """Whether a config, or one in it, records changed sites."""
-    return hasattr(config, FIELD) or any(is_changed(stack) for _, stack in stacks_of(config))
+    return hasattr(config, FIELD) or any(is_changed(inner) for inner in configs_in(config).values())
 
 
 def marked(config: PretrainedConfig) -> PretrainedConfig:
@@ -53,8 +53,8 @@ def marked(config: PretrainedConfig) -> PretrainedConfig:
 
 def mark(config: PretrainedConfig) -> None:
     """Put the sentence into a changed config and into those in it, which load alone from the file of the whole."""
-    for _, stack in stacks_of(config):
-        mark(stack)
+    for inner in configs_in(config).values():
+        mark(inner)
     if is_changed(config):
         setattr(config, WEIGHTS, SENTENCE)
 

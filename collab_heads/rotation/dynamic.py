@@ -128,7 +128,7 @@ class DynamicRotation:
 
     def stacks(self, model: PreTrainedModel) -> dict[str, tuple[RoleSettings, Stack]]:
         """For every role that rotates its settings, and the places of its heads, layer by layer."""
-        sites, record = unwrapped_adapter(model, self.adapter).sites(model), CollabConfig.of(model.config).sites
+        sites, record = unwrapped_adapter(model, self.adapter).sites(model), CollabConfig.on(model).sites
         layers: dict[str, list[list[Slot]]] = {}
         for site in sorted(sites, key=lambda site: (ROLES.index(site.role), site.layer)):
             slots = [Slot(site.path, head) for head in kept_heads(record, site)]

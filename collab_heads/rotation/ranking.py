@@ -77,7 +77,7 @@ def head_scores(
     Source: Azov and Landau 2020 (MHR-NLP-Transformers).
     """
     values = METRICS[metric](model, batches, adapter, exclude)
-    record, sites = CollabConfig.of(model.config).sites, adapter.sites_with_heads(model)
+    record, sites = CollabConfig.on(model).sites, adapter.sites_with_heads(model)
     scores = check_scores(values, sites)
     return {
         Slot(site.path, head): score
