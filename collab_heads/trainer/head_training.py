@@ -43,7 +43,8 @@ class HeadTraining(TrainerCallback, ExportableState):
     optimizer, without weight decay, and no part in the clipping of gradients. `log_history` holds how many heads are
     open, and norms of alphas. Where the best model is loaded at the end, it is the best of those that have the target
     number of heads. A training that goes on from a checkpoint ends as one that was never stopped: what it needs of the
-    heads is in `trainer_state.json`.
+    heads is in `trainer_state.json`. PEFT stores its adapters alone: gates and alphas then lie beside them, in a file
+    that `load_heads` reads.
 
     Args:
         rotation: lets heads change places before epochs; a `HeadRotation` or a `DynamicRotation`.
@@ -135,6 +136,11 @@ class HeadTraining(TrainerCallback, ExportableState):
         if total and name not in cast(dict, state.stateful_callbacks):
             raise ArgumentError(f"the checkpoint was written without a {name}: begin again, or go on without one")
         if self.rotation is not None:
+            if getattr(self.model, "peft_config", None):
+                raise ArgumentError(
+                    "heads that change places do so in weights that PEFT does not store: train without adapters "
+                    "(merge_and_unload() them first), or leave the rotation out"
+                )
             self.rotation.check(self.model, epochs or None)
         options = dict(self.options)
         if options.get("target_heads") is not None or self.steps is not None:
