@@ -31,7 +31,7 @@ def plain(model):
 
 
 KINDS = {
-    "alphas": (mixed, lambda: HeadTraining(growth=0.05, alpha_start=0.3, growth_radius=0.01)),
+    "alphas": (mixed, lambda: HeadTraining(growth=0.05, alpha_start=1, growth_radius=0.01)),
     "a target": (gated, lambda: exact(seed=3)),
     "a weight": (gated, lambda: HeadTraining(gate_weight=0.05)),
     "disagreement": (plain, lambda: HeadTraining(disagreement=0.3)),
