@@ -8,8 +8,9 @@ from pathlib import Path
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PretrainedConfig, PreTrainedModel
 
+from collab_heads.errors import OutputError
 from collab_heads.files import write_file
-from collab_heads.model.card_text import attention, metadata, record_digest, results, title
+from collab_heads.model.card_text import CHANGED, attention, metadata, record_digest, results, title
 from collab_heads.model.marks import is_changed
 from collab_heads.model.settling import settle
 from collab_heads.wrappers import check_passed, model_inside
@@ -23,6 +24,7 @@ SECTIONS = re.compile(
     r"\s*<!-- collab_heads (?P<name>[\w ]+): begin -->\n(?P<text>.*?)\n<!-- collab_heads (?P=name): end -->\s*",
     re.DOTALL,
 )
+TITLE = re.compile(rf"\A(# .+){re.escape(CHANGED)}$", re.MULTILINE)  # of a card that we began
 # what transformers uploads where a repository has no card, with empty chapters for everything
 GENERATED = (
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub. "
@@ -72,6 +74,8 @@ def completed(
     owner = ModelCard(str(card)) if card is not None else ModelCard("---\n{}\n---\n" + title(config))
     sections = {found["name"]: found["text"] for found in SECTIONS.finditer(owner.text)}
     text = SECTIONS.sub("\n\n", owner.text).strip("\n")
+    if not is_changed(config):
+        text = TITLE.sub(r"\1", text)
     changed, done = is_changed(config), f"report {record_digest(config)}"
     wanted = {"attention": attention(config, name)} if changed else {}
     if changed and (report is not None or metrics):
@@ -97,6 +101,8 @@ def complete(
         content = file.read_bytes().decode("utf-8") if file.exists() else None
         if not is_changed(config) and (content is None or not SECTIONS.search(content)):
             return
+        if file.is_symlink():
+            raise OutputError("it is a link, and what it leads to may be that of other models")
         card = None if content is None else ModelCard(content, ignore_metadata_errors=True)
         if card is not None and is_generated(card):
             card = None

@@ -17,13 +17,14 @@ from collab_heads.state import SiteState
 LIBRARY, TAG = "transformers", "collab-heads"
 # part of a site's state -> tag of a model that has it
 TAGS = {"query_key": "low-rank-attention", "kept": "pruned-heads", "gates": "gated-heads", "alphas": "mixed-heads"}
+CHANGED = ", with its attention changed"  # in the title of a card
 HEADER = ("site", "role", "heads", "query/key", "values", "gates", "mixed")
 
 
 def title(config: PretrainedConfig) -> str:
     """The first line of a card that has no text yet."""
     base = base_of(config).get("base_model") or next(iter(config.architectures or ()), config.model_type)
-    return f"\n# {base}, with its attention changed\n"
+    return f"\n# {base}{CHANGED}\n"
 
 
 def attention(config: PretrainedConfig, name: str) -> str:
