@@ -8,6 +8,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, path, per_role
 from collab_heads.training.flags.pruning import learns_gates
+from collab_heads.words import METRIC_WORDS, POLICY_WORDS
 
 OF_ROTATE = ("metric", "count", "frequency", "rest", "start", "end", "sites")
 
@@ -63,11 +64,8 @@ def check_rotation(args: Namespace) -> None:
     if args.rotate and args.rotation_schedule:
         raise ArgumentError("--rotate and --rotation_schedule exclude each other: one of them says what swaps")
     if args.rotate:
-        from collab_heads.rotation.policies import POLICIES
-        from collab_heads.rotation.ranking import METRICS
-
-        check_choice("--rotate", args.rotate, POLICIES)
-        check_choice("--rotation_metric", args.rotation_metric or "confidence", METRICS)
+        check_choice("--rotate", args.rotate, POLICY_WORDS)
+        check_choice("--rotation_metric", args.rotation_metric or "confidence", METRIC_WORDS)
     if wants_rotation(args) and not trains(args):
         raise ArgumentError("heads rotate in training: there are no training steps")
     if wants_rotation(args) and args.collaborative:
