@@ -103,11 +103,12 @@ def complete(
             return
         if file.is_symlink():
             raise OutputError("it is a link, and what it leads to may be that of other models")
-        card = None if content is None else ModelCard(content, ignore_metadata_errors=True)
+        ends = "\r\n" if content is not None and "\r\n" in content else "\n"
+        card = None if content is None else ModelCard(content.replace(ends, "\n"), ignore_metadata_errors=True)
         if card is not None and is_generated(card):
             card = None
         text = str(completed(config, card, name, report, metrics))
-        write_file(file, text.encode("utf-8"))
+        write_file(file, text.replace("\n", ends).encode("utf-8"))
     except Exception as error:  # of YAML, huggingface_hub, encodings, disks: a card never stops the weights
         logger.warning("%s cannot be completed as a model card, and is left as it is: %s", file, error)
 

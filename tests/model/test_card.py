@@ -84,6 +84,20 @@ def test_what_the_owner_wrote_stays(tmp_path):
     assert "2 (4)" in text and text.count("## Attention changed") == 1
 
 
+def test_lines_end_as_the_owner_ends_them(tmp_path):
+    model, file = built(shared), tmp_path / "README.md"
+    file.write_bytes(OWN.replace("\n", "\r\n").encode())
+    model.save_pretrained(tmp_path)
+    once = file.read_bytes()
+    assert once.count(b"\n") == once.count(b"\r\n") and b"About it.\r\n" in once
+    model.save_pretrained(tmp_path)
+    assert file.read_bytes() == once
+    file.unlink()
+    file.write_text(OWN)
+    model.save_pretrained(tmp_path)
+    assert file.read_bytes() == once.replace(b"\r\n", b"\n")
+
+
 def test_a_stock_model_again_keeps_only_what_is_the_owners(tmp_path):
     (tmp_path / "README.md").write_text(OWN)
     model = built(swap_to_gated)
