@@ -47,6 +47,7 @@ from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.exchange import swap_heads
 from collab_heads.rotation.manual import HeadRotation
 from collab_heads.sites import AttentionSite, AttentionWeights
+from collab_heads.trainer.heads_file import load_heads
 
 if TYPE_CHECKING:
     from collab_heads.trainer.head_training import HeadTraining
@@ -90,6 +91,7 @@ __all__ = [
     "head_roles",
     "head_statistics",
     "leave_one_out",
+    "load_heads",
     "mean_loss",
     "model_card",
     "most_important",

@@ -12,8 +12,13 @@ State, not history: a version and, per site path relative to the base model, wha
 
 What a site does not have is left out. It is built in the order kept, query_key, values, gates, alphas, however it came
 about.
+
+A model in use carries the truth in its modules: each changed attention module holds its own state. Configs are shared
+by models, and layers move between them; what a config says is what a model is built from, and it is brought in line
+with the modules when the model is changed, and when it is saved (`model/settling.py`).
 """
 
+import copy
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +33,12 @@ from collab_heads.sites import AttentionSite
 from collab_heads.state import GateState, QueryKeyState, SiteState, ValueState, expect
 
 FIELD = "collab_heads"
+STATE = "collab_state"  # attribute of a changed attention module: its `SiteState`
 VERSION = 1
+STACK = "_config"
+WRAPPERS = frozenset(
+    {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"}
+)  # FSDP 1, checkpoints, compile
 
 
 @dataclass(frozen=True)
@@ -38,8 +48,21 @@ class CollabConfig:
     sites: Mapping[str, SiteState] = field(default_factory=dict)
 
     @classmethod
+    def on(cls, model: PreTrainedModel) -> "CollabConfig":
+        """What the modules of a model are now; its config may say something else, as others may share it.
+
+        Of a stack that the model does not have, such as the decoder of a `T5EncoderModel`, what its config records.
+        """
+        base = model.base_model
+        modules = base.named_modules(remove_duplicate=False)  # a layer may stand in several places
+        states = {plain_path(path): vars(module).get(STATE) for path, module in modules}
+        stacks = {name for name, _ in base.named_children()}
+        elsewhere = {p: state for p, state in cls.of(model.config).sites.items() if p.split(".")[0] not in stacks}
+        return cls(elsewhere | {path: state for path, state in states.items() if state is not None})
+
+    @classmethod
     def of(cls, config: PretrainedConfig) -> "CollabConfig":
-        """Read `config.collab_heads`; empty if the model was never changed.
+        """Read `config.collab_heads`, from which a model is built; empty if it records no change.
 
         Raises:
             ConfigError: if the record comes from a newer version or does not make sense; the site is named.
@@ -53,7 +76,11 @@ class CollabConfig:
     @classmethod
     def alone(cls, config: PretrainedConfig) -> "CollabConfig":
         """Read a config without the configs in it."""
-        record = getattr(config, FIELD, None)
+        return cls.read(getattr(config, FIELD, None))
+
+    @classmethod
+    def read(cls, record: object) -> "CollabConfig":
+        """Read the JSON form; None is that of a model without changed sites."""
         if record is None:
             return cls()
         if not isinstance(record, Mapping) or not isinstance(record.get("sites"), Mapping):
@@ -84,20 +111,36 @@ class CollabConfig:
         return json.loads(json.dumps({"version": VERSION, "sites": sites}))  # lists for tuples, as a loaded one has
 
     def write(self, model: PreTrainedModel) -> None:
-        """Store the record in the config of a model and of its inner stacks (T5 gives each stack its own copy).
+        """Store the record in the modules of a model, in its config and in those of its inner stacks.
 
-        A model without changed sites has no record. A stack with a config of its own kind, such as CLIP's for texts,
-        which loads alone from the files of the whole, has its part there.
+        A model without changed sites has no record. T5 gives each stack its own copy of the config; a stack with a
+        config of its own kind, such as CLIP's for texts, which loads alone from the files of the whole, has its part
+        there. A model whose config says something else than it is shares it with another one: it gets its own.
         """
-        configs = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
-        parts = {stack.model_type: self.part(prefix) for prefix, stack in stacks_of(model.config)}
-        for config in [*configs, *(stack for _, stack in stacks_of(model.config))]:
-            if (part := {**parts, model.config.model_type: self}.get(config.model_type)) is None:
-                continue
+        if not CollabConfig.on(model).is_in(model):
+            own_configs(model)
+        for path, module in model.base_model.named_modules(remove_duplicate=False):
+            if state := self.sites.get(plain_path(path)):
+                setattr(module, STATE, state)
+            elif STATE in vars(module):
+                delattr(module, STATE)
+        for config, part in self.parts(model):
             if part.sites:
                 setattr(config, FIELD, part.to_dict())
             elif hasattr(config, FIELD):
                 delattr(config, FIELD)
+
+    def is_in(self, model: PreTrainedModel) -> bool:
+        """Whether the configs of a model have this record."""
+        return all(CollabConfig.alone(config) == part for config, part in self.parts(model))
+
+    def parts(self, model: PreTrainedModel) -> list[tuple[PretrainedConfig, "CollabConfig"]]:
+        """The configs of a model and of its inner stacks, and what each is to record."""
+        stacks = stacks_of(model.config)
+        configs = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+        wanted = {stack.model_type: self.part(prefix) for prefix, stack in stacks} | {model.config.model_type: self}
+        distinct = {id(config): config for config in [*configs, *(stack for _, stack in stacks)]}
+        return [(each, wanted[each.model_type]) for each in distinct.values() if each.model_type in wanted]
 
     def part(self, prefix: str) -> "CollabConfig":
         """The record of the sites whose paths begin so, by the rest of these."""
@@ -110,12 +153,31 @@ def stacks_of(config: PretrainedConfig) -> list[tuple[str, PretrainedConfig]]:
 
     By the convention of transformers: `config.text_config` is the config of `model.text_model`.
     """
-    stacks = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
-    return [
-        (name.removesuffix("config") + "model.", stack)
-        for name, stack in stacks.items()
-        if isinstance(stack, PretrainedConfig)
-    ]
+    stacks = {name: config for name, config in configs_in(config).items() if name.endswith(STACK)}
+    return [(name.removesuffix(STACK) + "_model.", stack) for name, stack in stacks.items()]
+
+
+def configs_in(config: PretrainedConfig) -> dict[str, PretrainedConfig]:
+    """The configs in a config, of stacks and of whole models (those of an encoder-decoder that is made of two)."""
+    inner = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
+    return {name: each for name, each in inner.items() if isinstance(each, PretrainedConfig)}
+
+
+def own_configs(model: PreTrainedModel) -> None:
+    """Give a model and all in it copies of their configs, which then are no other model's; what was one stays one."""
+    copies: dict[int, Any] = {}  # by identity of what was copied; also of the configs in a config
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            copy.deepcopy(module.config, copies)
+    for module in model.modules():
+        config = vars(module).get("config")
+        if isinstance(config, PretrainedConfig) and id(config) in copies:
+            vars(module)["config"] = copies[id(config)]
+
+
+def plain_path(path: str) -> str:
+    """A path without the parts that wrappers of inner modules add to it."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
 
 
 # The parts of a site, and what their records always held: a default here would be a guess. `mixing_init` matters for

@@ -129,5 +129,5 @@ def get_adapter(
 
 def head_numbers(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, tuple[int, ...]]:
     """Per path, the numbers that its heads had before any was removed, for all sites."""
-    states = CollabConfig.of(model.config).sites
+    states = CollabConfig.on(model).sites
     return {site.path: tuple(kept_heads(states, site)) for site in adapter.sites(model)}

@@ -9,6 +9,15 @@ ROLES: tuple[Role, ...] = get_args(Role)
 Allocation = Literal["uniform", "balanced"]  # of widths to sites
 ALLOCATIONS: tuple[Allocation, ...] = get_args(Allocation)
 
+LossKind = Literal["mean", "sum"]  # over the target tokens: the loss that the growth of alphas is added to
+LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
+
+Policy = Literal["hard", "soft", "local", "random"]  # which heads change places
+POLICY_WORDS: tuple[Policy, ...] = get_args(Policy)
+
+Metric = Literal["confidence", "output_distance", "map_distance", "base", "wasserstein", "l2", "pairwise"]
+METRIC_WORDS: tuple[Metric, ...] = get_args(Metric)  # what heads are ranked by
+
 SitePart = Literal["heads", "query_key", "values"]  # what of a site can become smaller
 SITE_PARTS: tuple[SitePart, ...] = get_args(SitePart)
 

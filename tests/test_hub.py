@@ -10,7 +10,8 @@ import fake_hub
 import pytest
 from huggingface_hub import ModelCard
 
-from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
+from collab_heads.model.code_file import SOURCE
+from collab_heads.model.marks import SENTENCE, WEIGHTS
 
 ROOT = Path(__file__).parents[1]
 CODE = SOURCE.name

@@ -9,14 +9,14 @@ from typing import get_args
 
 import pytest
 
-from collab_heads.analysis.measures.head_scores import METRICS, Metric
 from collab_heads.analysis.measures.results import MEASURES, Measure
 from collab_heads.analysis.options import PARTS, Part
 from collab_heads.distillation.options import PRECISIONS, Precision
 from collab_heads.heads.penalty.alphas import BESIDE
 from collab_heads.heads.penalty.parts import LossKind
 from collab_heads.rotation.history import Direction
-from collab_heads.rotation.policies import POLICIES, Policy
+from collab_heads.rotation.policies import POLICIES
+from collab_heads.words import METRIC_WORDS, Metric, Policy
 
 ROOT = Path(__file__).parents[1]
 SETUP = """
@@ -110,7 +110,7 @@ def test_wrong_words_are_reported(seen):
     "literal, table",
     (
         (Policy, POLICIES),
-        (Metric, METRICS),
+        (Metric, METRIC_WORDS),
         (Measure, MEASURES),
         (Part, PARTS),
         (LossKind, BESIDE),

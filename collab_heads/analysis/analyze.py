@@ -219,7 +219,7 @@ class Analysis:
 
     def measured(self) -> HeadReport:
         """The report of what was measured so far."""
-        model, states = self.model, CollabConfig.of(self.model.config).sites
+        model, states = self.model, CollabConfig.on(self.model).sites
         statistics, contributions = self.results.get("statistics"), self.results.get("contributions")
         tokens = {} if statistics is None else {s.role: statistics.tokens[s.path] for s in self.sites}
         source = portable_name(getattr(model.config, "_name_or_path", None) or "")

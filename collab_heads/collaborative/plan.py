@@ -132,7 +132,7 @@ def plan_values(site: OpenSite, asked: Width) -> ValuePlan:
         ArgumentError: if the width is out of range.
     """
     dim_asked, width = resolve_width(asked, site.site, site.dim_value, "dim_value"), site.value_width
-    state = CollabConfig.of(site.model.config).site(site.site).values
+    state = CollabConfig.on(site.model).site(site.site).values
     dim = rounded_up(dim_asked, site.site.num_key_heads, width)
     return ValuePlan(site, dim_asked, dim, width if state is None else state.dim_head)
 

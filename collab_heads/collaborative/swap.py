@@ -174,7 +174,7 @@ def check_finite(site: OpenSite, name: str, tensor: Tensor | None) -> None:
 
 def put_in_place(model: PreTrainedModel, replacements: Sequence[Replacement]) -> None:
     """Change the model. Up to here it is as it was; from here on nothing can fail."""
-    config, states = CollabConfig.of(model.config), {}
+    config, states = CollabConfig.on(model), {}
     for replacement in replacements:
         state = dataclasses.replace(config.site(replacement.site.site), query_key=replacement.query_key.state)
         if replacement.value_state is not None:

@@ -4,13 +4,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from collab_heads.command.flags import glue as flags
+from collab_heads.command.training import check_all, read_flags, train
 from collab_heads.training.data.glue import Data, from_files, from_folder, from_hub
 from collab_heads.training.demo import glue_demo
-from collab_heads.training.flags.checks import check_run
-from collab_heads.training.flags.parsing import Parser
 from collab_heads.training.runs.classifier import Classifier
-from collab_heads.training.runs.run import Run
-from collab_heads.training.runs.session import Session, launched
 
 
 def main(argv: Sequence[str] | None = None) -> dict:
@@ -20,35 +17,18 @@ def main(argv: Sequence[str] | None = None) -> dict:
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
     """Read the flags and check what can be checked without data or model."""
-    parser = Parser(description=flags.__doc__)
-    flags.add_arguments(parser)
-    args = parser.parse_args(argv)
-    check(args)
-    return args
-
-
-def check(args: Namespace) -> None:
-    """Check what a single flag cannot know."""
-    if args.demo:
-        return
-    flags.check_data(args)
-    check_run(args)
+    return read_flags(flags, argv)
 
 
 def run(args: Namespace) -> dict:
     """Check the flags and run; returns what `all_results.json` holds."""
-    check(args)
+    check_all(flags, args)
     return work(args)
 
 
 def work(args: Namespace) -> dict:
     """Run what checked flags ask for."""
-    if args.demo:
-        return glue_demo.main(main)
-    with launched(args) as accelerator:  # the output folder is reserved from here on
-        data = load_data(args)
-        session = Session.begin(args, data, accelerator)  # from the beginning, or from a checkpoint
-        return Run(Classifier.load(session, data)).complete()
+    return glue_demo.main(main) if args.demo else train(args, Classifier.load, load_data)
 
 
 def load_data(args: Namespace) -> Data:

@@ -76,7 +76,7 @@ def empty_model(config: PretrainedConfig) -> PreTrainedModel:
 
 def facts_of_site(site: OpenSite, gates: Mapping[str, Tensor]) -> SiteFacts:
     """What there is to say of a module of attention."""
-    state = CollabConfig.of(site.model.config).site(site.site)
+    state = CollabConfig.on(site.model).site(site.site)
     size, empty = size_of(site), not site.num_heads
     return SiteFacts(
         site.path,

@@ -159,7 +159,7 @@ def condition_of(model: PreTrainedModel) -> tuple[CollabConfig, list]:
     """
     shapes = [parameter.shape for parameter in model.parameters()]
     tensors = (tensor for tensor in model.parameters() if not tensor.is_inference() and not is_offloaded(tensor))
-    return CollabConfig.of(model.config), [shapes, [(id(tensor), tensor._version) for tensor in tensors]]
+    return CollabConfig.on(model), [shapes, [(id(tensor), tensor._version) for tensor in tensors]]
 
 
 def uses_of(evidence: Evidence) -> dict[str, SiteUse]:

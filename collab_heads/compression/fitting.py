@@ -107,7 +107,7 @@ def replacement_of(
 
 def put(model: PreTrainedModel, adapter: AttentionAdapter, fitted: Mapping[str, FittedSite]) -> None:
     """Change the model: path -> what a site gets. Nothing can fail from here on."""
-    config, states = CollabConfig.of(model.config), {}
+    config, states = CollabConfig.on(model), {}
     for site in open_sites(model, adapter):
         fit = fitted.get(site.path)
         if fit is not None and len(fit.kept) < site.num_heads:

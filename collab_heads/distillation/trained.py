@@ -26,7 +26,7 @@ def trained_parameters(model: PreTrainedModel, adapter: AttentionAdapter) -> dic
         ArgumentError: if no site was changed, all is frozen, or one is in a dtype that cannot be trained.
         SwapError: if a projection of a changed site is another one's, too.
     """
-    changed = CollabConfig.of(model.config).sites
+    changed = CollabConfig.on(model).sites
     sites = [site for site in adapter.sites(model) if site.path in changed]
     with_heads = [site for site in sites if site.num_heads]
     check_unshared(model, adapter, with_heads, ("query", "key", "value", "output"))

@@ -59,7 +59,7 @@ def swap_to_alpha(
             raise SwapError(f"{site.path} has alphas already: fold_heads them first, or leave the site out with sites=")
         if site.num_heads < 2:
             raise SwapError(f"{site.path} has a single head, nothing to mix it with: leave the site out with sites=")
-    config = CollabConfig.of(model.config)
+    config = CollabConfig.on(model)
     changed = config.with_sites({site.path: replace(config.site(site), alphas=True) for site in chosen})
     # Nothing has changed up to here; nothing can fail from here on.
     for site in chosen:

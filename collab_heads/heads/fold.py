@@ -45,7 +45,7 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
-    config = CollabConfig.of(model.config)
+    config = CollabConfig.on(model)
     sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
     changed = {path: state for path, state in config.sites.items() if path in sites}
     if not changed:

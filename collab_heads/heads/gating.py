@@ -75,7 +75,7 @@ def swap_to_gated(
     for site in chosen:
         if gates_of(adapter.output_projection(model, site)) is not None:
             raise SwapError(f"{site.path} has gates already: prune_heads or fold_heads them first")
-    config = CollabConfig.of(model.config)
+    config = CollabConfig.on(model)
     changed = config.with_sites({site.path: replace(config.site(site), gates=state) for site in chosen})
     # Nothing has changed up to here; nothing can fail from here on.
     for site in chosen:
@@ -114,7 +114,7 @@ def gated_sites(
 
 def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["learned", "subset"]) -> None:
     """Have the learned gates of a model be of one kind, "learned" or "subset"."""
-    config, changed = CollabConfig.of(model.config), {}
+    config, changed = CollabConfig.on(model), {}
     for site, gates in gated_sites(model, adapter, learned=True):
         gates.state, gates.draw = replace(gates.state, kind=kind), None
         changed[site.path] = replace(config.sites[site.path], gates=gates.state)
@@ -125,7 +125,7 @@ def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["l
 @opening_attention
 def gate_report(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> GateReport:
     """Which heads are open now, by the rule of evaluation; a model without gates has an empty report."""
-    adapter, record, sites = get_adapter(model, adapter), CollabConfig.of(model.config).sites, []
+    adapter, record, sites = get_adapter(model, adapter), CollabConfig.on(model).sites, []
     for site, gates in gated_sites(model, adapter):
         numbers = kept_heads(record, site)
         sites.append(

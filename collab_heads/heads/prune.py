@@ -62,7 +62,7 @@ def prune_heads(
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "prune")
-    config, available = CollabConfig.of(model.config), open_sites(model, adapter, adapter.sites(model))
+    config, available = CollabConfig.on(model), open_sites(model, adapter, adapter.sites(model))
     numbers, by_gates = {site.path: site.head_numbers for site in available}, heads is None
     if heads is None:
         removed = closed_heads(model, adapter, numbers)

@@ -8,10 +8,12 @@ from pathlib import Path
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PretrainedConfig, PreTrainedModel
 
+from collab_heads.errors import OutputError
 from collab_heads.files import write_file
-from collab_heads.model.card_text import attention, metadata, record_digest, results, title
+from collab_heads.model.card_text import CHANGED, attention, metadata, record_digest, results, title
 from collab_heads.model.marks import is_changed
-from collab_heads.wrappers import check_passed
+from collab_heads.model.settling import settle
+from collab_heads.wrappers import check_passed, model_inside
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,7 @@ SECTIONS = re.compile(
     r"\s*<!-- collab_heads (?P<name>[\w ]+): begin -->\n(?P<text>.*?)\n<!-- collab_heads (?P=name): end -->\s*",
     re.DOTALL,
 )
+TITLE = re.compile(rf"\A(# .+){re.escape(CHANGED)}$", re.MULTILINE)  # of a card that we began
 # what transformers uploads where a repository has no card, with empty chapters for everything
 GENERATED = (
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub. "
@@ -56,7 +59,8 @@ def model_card(
         UnsupportedModelError: if the model is inside of something else; the message says how to pass it.
     """
     check_passed(model)
-    return completed(model.config, card, name, report, metrics)
+    settle(inner := model_inside(model))
+    return completed(inner.config, card, name, report, metrics)
 
 
 def completed(
@@ -70,6 +74,8 @@ def completed(
     owner = ModelCard(str(card)) if card is not None else ModelCard("---\n{}\n---\n" + title(config))
     sections = {found["name"]: found["text"] for found in SECTIONS.finditer(owner.text)}
     text = SECTIONS.sub("\n\n", owner.text).strip("\n")
+    if not is_changed(config):
+        text = TITLE.sub(r"\1", text)
     changed, done = is_changed(config), f"report {record_digest(config)}"
     wanted = {"attention": attention(config, name)} if changed else {}
     if changed and (report is not None or metrics):
@@ -95,11 +101,14 @@ def complete(
         content = file.read_bytes().decode("utf-8") if file.exists() else None
         if not is_changed(config) and (content is None or not SECTIONS.search(content)):
             return
-        card = None if content is None else ModelCard(content, ignore_metadata_errors=True)
+        if file.is_symlink():
+            raise OutputError("it is a link, and what it leads to may be that of other models")
+        ends = "\r\n" if content is not None and "\r\n" in content else "\n"
+        card = None if content is None else ModelCard(content.replace(ends, "\n"), ignore_metadata_errors=True)
         if card is not None and is_generated(card):
             card = None
         text = str(completed(config, card, name, report, metrics))
-        write_file(file, text.encode("utf-8"))
+        write_file(file, text.replace("\n", ends).encode("utf-8"))
     except Exception as error:  # of YAML, huggingface_hub, encodings, disks: a card never stops the weights
         logger.warning("%s cannot be completed as a model card, and is left as it is: %s", file, error)
 

@@ -11,24 +11,25 @@ from huggingface_hub.errors import HFValidationError
 from transformers import PretrainedConfig
 
 from collab_heads.model.marks import is_changed, marked, names_our_code
-from collab_heads.record import CollabConfig
+from collab_heads.record import FIELD, CollabConfig, configs_in
 from collab_heads.state import SiteState
 
 LIBRARY, TAG = "transformers", "collab-heads"
 # part of a site's state -> tag of a model that has it
 TAGS = {"query_key": "low-rank-attention", "kept": "pruned-heads", "gates": "gated-heads", "alphas": "mixed-heads"}
+CHANGED = ", with its attention changed"  # in the title of a card
 HEADER = ("site", "role", "heads", "query/key", "values", "gates", "mixed")
 
 
 def title(config: PretrainedConfig) -> str:
     """The first line of a card that has no text yet."""
     base = base_of(config).get("base_model") or next(iter(config.architectures or ()), config.model_type)
-    return f"\n# {base}, with its attention changed\n"
+    return f"\n# {base}{CHANGED}\n"
 
 
 def attention(config: PretrainedConfig, name: str) -> str:
     """What the attention of a model is now, and how it is loaded."""
-    rows = [row(path, state) for path, state in CollabConfig.of(config).sites.items()]
+    rows = [row(path, state) for path, state in changed_sites(config).items()]
     return "\n".join(
         [
             "## Attention changed by collab_heads",
@@ -69,6 +70,15 @@ def loading(config: PretrainedConfig, name: str) -> list[str]:
     return lines
 
 
+def changed_sites(config: PretrainedConfig) -> dict[str, SiteState]:
+    """The sites that a config records, and those that the configs in it do, which begin with the names of these."""
+    sites = dict(CollabConfig.of(config).sites)
+    if not hasattr(config, FIELD):
+        for name, inner in configs_in(config).items():
+            sites |= {f"{name.removesuffix('_config')}.{path}": state for path, state in changed_sites(inner).items()}
+    return sites
+
+
 def row(path: str, state: SiteState) -> list[str]:
     """The cells of one site."""
     query_key, values, gates = state.query_key, state.values, state.gates
@@ -103,7 +113,7 @@ def metadata(config: PretrainedConfig, said: Mapping) -> dict:
     tags = [tags] if isinstance(tags, str) else list(tags)
     if not is_changed(config):
         return {**said, "tags": [tag for tag in tags if tag not in {TAG, *TAGS.values()}] or None}
-    sites = CollabConfig.of(config).sites.values()
+    sites = changed_sites(config).values()
     ours = [TAG, *(tag for part, tag in TAGS.items() if any(getattr(site, part) for site in sites))]
     tags = [tag for tag in tags if tag not in TAGS.values()]
     return {
@@ -144,5 +154,5 @@ def said_of(readme: Path) -> dict[str, str]:
 
 def record_digest(config: PretrainedConfig) -> str:
     """A short name for the attention that a config records."""
-    record = json.dumps(CollabConfig.of(config).to_dict(), sort_keys=True)
+    record = json.dumps(CollabConfig(changed_sites(config)).to_dict(), sort_keys=True)
     return hashlib.sha256(record.encode()).hexdigest()[:12]

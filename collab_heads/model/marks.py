@@ -13,12 +13,10 @@ The marks are written with the file and dropped at loading: a config in use has 
 import copy
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from transformers import AutoModel, PretrainedConfig
 
-from collab_heads.files import write_file
-from collab_heads.record import FIELD, stacks_of
+from collab_heads.record import FIELD, configs_in
 
 WEIGHTS, CODE = "transformers_weights", "auto_map"  # fields of a config that transformers reads
 BEGINNING = "collab_heads changed the attention of this model"
@@ -27,7 +25,7 @@ SENTENCE = (
     "(or AutoModel.from_pretrained with trust_remote_code=True)"
 )
 MODULE = "modeling_collab_heads"
-SOURCE = Path(__file__).parents[1] / f"{MODULE}.py"
+MODULES = (MODULE, f"{MODULE}_2")  # the second where a file of its owner has the name of the first
 
 
 def is_mark(weights: object) -> bool:
@@ -37,24 +35,30 @@ def is_mark(weights: object) -> bool:
 
 def is_changed(config: PretrainedConfig) -> bool:
     """Whether a config, or one in it, records changed sites."""
-    return hasattr(config, FIELD) or any(is_changed(stack) for _, stack in stacks_of(config))
+    return hasattr(config, FIELD) or any(is_changed(inner) for inner in configs_in(config).values())
 
 
-def marked(config: PretrainedConfig) -> PretrainedConfig:
-    """What is to be written for a config: a copy with the marks of a changed model, or without any."""
+def marked(config: PretrainedConfig, module: str | None = MODULE) -> PretrainedConfig:
+    """What is to be written for a config: a copy with the marks of a changed model, or without any.
+
+    Args:
+        config: stays as it is.
+        module: the code that `auto_map` is to name; None for none.
+    """
     config = copy.deepcopy(config)
     unmark(config)
     mark(config)
-    has_code = bool(getattr(config, CODE, None))  # of others
-    if is_changed(config) and not has_code and (models := auto_map(config)):
-        setattr(config, CODE, models)
+    theirs = getattr(config, CODE, None) or {}
+    has_models = bool(theirs.keys() & {*model_tables(), "AutoConfig"})  # code of others that ours cannot stand for
+    if is_changed(config) and module and not has_models and (ours := auto_map(config, module)):
+        setattr(config, CODE, {**ours, **theirs})
     return config
 
 
 def mark(config: PretrainedConfig) -> None:
     """Put the sentence into a changed config and into those in it, which load alone from the file of the whole."""
-    for _, stack in stacks_of(config):
-        mark(stack)
+    for inner in configs_in(config).values():
+        mark(inner)
     if is_changed(config):
         setattr(config, WEIGHTS, SENTENCE)
 
@@ -64,21 +68,31 @@ def unmark(config: PretrainedConfig) -> None:
     if is_mark(getattr(config, WEIGHTS, None)):
         delattr(config, WEIGHTS)
     if names_our_code(config):
-        delattr(config, CODE)
+        theirs = {name: code for name, code in getattr(config, CODE).items() if not is_our_code(code)}
+        setattr(config, CODE, theirs) if theirs else delattr(config, CODE)
 
 
 def names_our_code(config: PretrainedConfig) -> bool:
-    """Whether the code that a config names is ours; from the Hub it reads `owner/name--module.class`."""
-    code = getattr(config, CODE, None) or {}
-    return any(f"{MODULE}." in str(reference) for reference in code.values())
+    """Whether code that a config names is ours."""
+    return any(map(is_our_code, (getattr(config, CODE, None) or {}).values()))
 
 
-def auto_map(config: PretrainedConfig) -> dict[str, str]:
+def is_our_code(reference: object) -> bool:
+    """Whether what `auto_map` names is ours; from the Hub it reads `owner/name--module.class`."""
+    return str(reference).rpartition("--")[2].rpartition(".")[0] in MODULES
+
+
+def auto_map(config: PretrainedConfig, module: str = MODULE) -> dict[str, str]:
     """Class that chooses a model by its config -> the class of ours that stands for what it chooses."""
+    chosen = {name: choice(config, table) for name, table in sorted(model_tables().items())}
+    return {name: f"{module}.{model}" for name, model in chosen.items() if model is not None}
+
+
+def model_tables() -> dict[str, Mapping]:
+    """Class that chooses a model by its config -> what it chooses from."""
     autos = {name: auto for name, auto in vars(sys.modules[AutoModel.__module__]).items() if name.startswith("Auto")}
-    tables = {name: getattr(auto, "_model_mapping", None) for name, auto in sorted(autos.items())}
-    chosen = {name: choice(config, table) for name, table in tables.items() if table is not None}
-    return {name: f"{MODULE}.{model}" for name, model in chosen.items() if model is not None}
+    tables = {name: getattr(auto, "_model_mapping", None) for name, auto in autos.items()}
+    return {name: table for name, table in tables.items() if table is not None}
 
 
 def choice(config: PretrainedConfig, table: Mapping) -> str | None:
@@ -90,12 +104,3 @@ def choice(config: PretrainedConfig, table: Mapping) -> str | None:
     name = next((name for name in config.architectures or () if name in choices), next(iter(choices)))
     fits = choices[name].config_class is type(config) and choices[name].__module__.startswith("transformers.")
     return name if fits else None
-
-
-def write_code(config: PretrainedConfig, folder: Path) -> None:
-    """Write the file that `auto_map` names beside a config, if it names ours; without one nothing is left of it."""
-    file = folder / SOURCE.name
-    if names_our_code(marked(config)):
-        write_file(file, SOURCE.read_bytes())
-    elif file.is_file() and file.read_bytes() == SOURCE.read_bytes():
-        file.unlink()

@@ -111,7 +111,7 @@ def open_sites(
     model: PreTrainedModel, adapter: AttentionAdapter, sites: Iterable[AttentionSite] | None = None
 ) -> list[OpenSite]:
     """Open some of the sites of a model; without `sites` all that have heads, in model order."""
-    states, base = CollabConfig.of(model.config).sites, model.base_model
+    states, base = CollabConfig.on(model).sites, model.base_model
     return [
         OpenSite(site, base.get_submodule(site.path), adapter, model, tuple(kept_heads(states, site)))
         for site in (adapter.sites_with_heads(model) if sites is None else sites)

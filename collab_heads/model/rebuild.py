@@ -12,8 +12,8 @@ from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.values import keep_value_rows
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.record import FIELD, CollabConfig
-from collab_heads.registry import adapter_for_config
+from collab_heads.record import FIELD, STATE, CollabConfig
+from collab_heads.registry import adapter_for_config, known_adapter
 from collab_heads.sites import kept_groups
 from collab_heads.state import QueryKeyState, SiteState
 
@@ -21,14 +21,15 @@ from collab_heads.state import QueryKeyState, SiteState
 def rebuild(model: PreTrainedModel) -> None:
     """Give a freshly built model the sites that its config records. Idempotent; works on the meta device.
 
-    A site whose stack this model does not have is passed over (an encoder of an encoder-decoder).
+    A site whose stack this model does not have is passed over (an encoder of an encoder-decoder), and so is a model
+    that only holds changed ones, each with a config of its own, which rebuild themselves (`EncoderDecoderModel`).
 
     Raises:
         ConfigError: if the record does not fit the model; the site is named.
         UnsupportedModelError: if no adapter is registered for the model type.
     """
     record = CollabConfig.of(model.config)
-    if not record.sites:
+    if not record.sites or (known_adapter(model.config) is None and not hasattr(model.config, FIELD)):
         return
     adapter = adapter_for_config(model.config)
     stacks = {name for name, _ in model.base_model.named_children()}
@@ -58,8 +59,7 @@ def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:
     sites = open_sites(model, adapter_for_config(model.config))
     if record is None:
         return
-    setattr(model.config, FIELD, record)
-    config = CollabConfig.of(model.config)
+    config = CollabConfig.read(record)
     config.write(model)
     for site in sites:
         state = config.site(site.site)
@@ -79,6 +79,7 @@ def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:
 
 def rebuild_site(site: OpenSite, state: SiteState) -> None:
     """Bring one site from stock to its recorded state: fewer heads, query and key, values, gates, alphas."""
+    setattr(site.module, STATE, state)
     if is_rebuilt(site, state):
         return
     check_record_fits(site, state)

@@ -1,5 +1,6 @@
 """Changed models are stored so that they never load silently wrong: what of transformers is wrapped for it.
 
+- before a model is saved its config is brought in line with its modules (`settling`);
 - a config writes the marks of a changed model into its file (`marks`), and beside it the code that `trust_remote_code`
   runs and a section of the model card (`card`);
 - where transformers looks for the weights of a model, our sentence in their place is passed over;
@@ -15,7 +16,9 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel, modeling_utils
 
 from collab_heads.model.card import complete
-from collab_heads.model.marks import is_mark, marked, write_code
+from collab_heads.model.code_file import free_module, write_code
+from collab_heads.model.marks import is_mark, marked
+from collab_heads.model.settling import settle
 
 WRAPPED = "collab_heads"  # attribute of a function that is wrapped already
 
@@ -27,9 +30,16 @@ def find_weights(stock: Callable, *args, **kwargs):
     return stock(*args, **kwargs)
 
 
-def write_config(stock: Callable, config: PretrainedConfig, *args, **kwargs):
+def write_config(stock: Callable, config: PretrainedConfig, json_file_path, *args, **kwargs):
     """Write the file of a config, with the marks of a changed model."""
-    return stock(marked(config), *args, **kwargs)
+    written = marked(config, free_module(Path(json_file_path).parent))
+    return stock(written, json_file_path, *args, **kwargs)
+
+
+def save_model(stock: Callable, model: PreTrainedModel, *args, **kwargs):
+    """Save a model, with a config that says what it is."""
+    settle(model)
+    return stock(model, *args, **kwargs)
 
 
 def save_config(stock: Callable, config: PretrainedConfig, save_directory, *args, **kwargs):
@@ -49,8 +59,9 @@ def upload(stock: Callable, model: PreTrainedModel, working_dir, repo_id: str, *
 # (where, name of the function) -> (what it must take, the function that is called instead)
 HOOKS: dict[tuple[Any, str], tuple[str, Callable]] = {
     (modeling_utils, "_get_resolved_checkpoint_files"): ("transformers_explicit_filename", find_weights),
-    (PretrainedConfig, "to_json_file"): ("self", write_config),
+    (PretrainedConfig, "to_json_file"): ("json_file_path", write_config),
     (PretrainedConfig, "save_pretrained"): ("save_directory", save_config),
+    (PreTrainedModel, "save_pretrained"): ("save_directory", save_model),
     (PreTrainedModel, "_upload_modified_files"): ("repo_id", upload),
 }
 

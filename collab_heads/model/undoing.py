@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.settling import settle
 from collab_heads.record import FIELD
 
 
@@ -22,6 +23,7 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
         model: the model.
         sites: those that may change, opened before or in another such context.
     """
+    settle(model)
     places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for parent in model.modules():
         for name, child in parent.named_children():

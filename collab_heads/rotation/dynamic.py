@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.analysis.measures.head_scores import Metric
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_seed
 from collab_heads.record import CollabConfig, kept_heads
@@ -23,11 +22,12 @@ from collab_heads.rotation.history import (
     plain_json,
     read_exchanged,
 )
-from collab_heads.rotation.policies import Policy, Stack
+from collab_heads.rotation.policies import Stack
 from collab_heads.rotation.ranking import scores_for
 from collab_heads.rotation.role_settings import RoleSettings, read_settings, settings_for
 from collab_heads.rotation.slots import Pairs, Slot, moving, slot_pairs
 from collab_heads.sites import ROLES
+from collab_heads.words import Metric, Policy
 
 Setting = int | Mapping[str, int]
 
@@ -132,7 +132,7 @@ class DynamicRotation:
 
     def stacks(self, model: PreTrainedModel) -> dict[str, tuple[RoleSettings, Stack]]:
         """For every role that rotates its settings, and the places of its heads, layer by layer."""
-        sites, record = unwrapped_adapter(model, self.adapter).sites(model), CollabConfig.of(model.config).sites
+        sites, record = unwrapped_adapter(model, self.adapter).sites(model), CollabConfig.on(model).sites
         layers: dict[str, list[list[Slot]]] = {}
         for site in sorted(sites, key=lambda site: (ROLES.index(site.role), site.layer)):
             layers.setdefault(site.role, []).append(list(moving(site, kept_heads(record, site))))

@@ -86,7 +86,7 @@ def plan_exchanges(
     adapter = unwrapped_adapter(model, adapter)
     optimizer = inner_optimizer(optimizer, model)
     sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
-    record, planned = CollabConfig.of(model.config), []
+    record, planned = CollabConfig.on(model), []
     named: dict[tuple[str, int], Slot] = {}  # path and key head -> the place that names it
     for pair in slot_pairs(pairs):
         ends = [(find_site(sites, slot), slot) for slot in pair]

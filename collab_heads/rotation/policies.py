@@ -10,7 +10,7 @@ computed (its code takes the indices of the one layer for the other, and its "lo
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from collab_heads.errors import ArgumentError
 from collab_heads.rotation.slots import Slot
@@ -52,7 +52,6 @@ def at_random(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
     return list(zip(drawn[::2], drawn[1::2], strict=True))
 
 
-Policy = Literal["hard", "soft", "local", "random"]
 POLICIES: dict[str, Callable[[Stack, Scores, int, str], Chosen]] = {
     "hard": hard,
     "soft": soft,

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping
 
 from transformers import PreTrainedModel
 
-from collab_heads.analysis.measures.head_scores import Metric, head_scores
+from collab_heads.analysis.measures.head_scores import head_scores
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.selection import check_scores
 from collab_heads.record import CollabConfig, kept_heads
 from collab_heads.rotation.role_settings import RoleSettings
 from collab_heads.rotation.slots import Slot, moving
+from collab_heads.words import Metric
 
 
 def scores_for(
@@ -53,7 +54,7 @@ def slot_scores(
         CollabHeadsError: whatever `head_scores` refuses, and scores that do not fit the heads or are not finite.
     """
     by_metric = head_scores(model, batches, metrics, adapter, exclude=exclude)
-    record, sites = CollabConfig.of(model.config).sites, adapter.sites_with_heads(model)
+    record, sites = CollabConfig.on(model).sites, adapter.sites_with_heads(model)
     found = {}
     for metric, values in by_metric.items():
         scores = check_scores(values, sites)

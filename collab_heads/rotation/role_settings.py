@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collab_heads.analysis.measures.head_scores import METRICS, Metric
 from collab_heads.checks import check_choice, is_count
 from collab_heads.errors import ArgumentError
 from collab_heads.rotation.history import Direction
-from collab_heads.rotation.policies import POLICIES, UNRANKED, Policy, Scores, Stack, check_pairs, outermost
+from collab_heads.rotation.policies import POLICIES, UNRANKED, Scores, Stack, check_pairs, outermost
 from collab_heads.rotation.slots import Slot
 from collab_heads.sites import ROLES
+from collab_heads.words import METRIC_WORDS, Metric, Policy
 
 NUMBERS = ("count", "frequency", "rest", "start", "end", "layer_pairs")
 
@@ -45,7 +45,7 @@ class RoleSettings:
 
     def __post_init__(self):
         check_choice("policy", self.policy, POLICIES)
-        check_choice("metric", self.metric, METRICS)
+        check_choice("metric", self.metric, METRIC_WORDS)
         for name in NUMBERS:
             value = getattr(self, name)
             if not is_count(value) and not (name in ("end", "layer_pairs") and value is None):

@@ -1,7 +1,8 @@
-"""What a Trainer does differently with a `HeadTraining`: its loss, its optimizer, its clipping, its best model."""
+"""What a Trainer does differently with a `HeadTraining`: its loss, its optimizer, its clipping, its files."""
 
 import functools
 import inspect
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -10,6 +11,7 @@ from transformers import Trainer
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
+from collab_heads.trainer.heads_file import beside_adapters, load_heads, store_heads
 
 ADAMW = frozenset(inspect.signature(torch.optim.AdamW).parameters) - {"params"}
 
@@ -65,6 +67,24 @@ class AttachedTrainer(Trainer):
         if penalty is not None and not penalty.finished:
             return False
         return super()._determine_best_metric(metrics=metrics, trial=trial)
+
+    def _save(self, output_dir=None, *args, **kwargs):
+        """Save the model; beside the adapters of PEFT, which are stored alone, gates and alphas."""
+        super()._save(output_dir, *args, **kwargs)
+        if self.args.should_save:
+            store_heads(self.head_training.model, Path(output_dir or cast(str, self.args.output_dir)))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
+        """Load the model, with the gates and alphas that are beside its adapters."""
+        super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+        if beside_adapters(self.head_training.model):
+            load_heads(self.head_training.model, resume_from_checkpoint)
+
+    def _load_best_model(self):
+        """Load the best model, likewise."""
+        super()._load_best_model()
+        if beside_adapters(self.head_training.model):
+            load_heads(self.head_training.model, cast(str, self.state.best_model_checkpoint))
 
     def _load_callback_state(self):
         """A `HeadTraining` reads its state itself, when the training begins, and is not made anew."""

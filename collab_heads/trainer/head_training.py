@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -43,7 +44,8 @@ class HeadTraining(TrainerCallback, ExportableState):
     optimizer, without weight decay, and no part in the clipping of gradients. `log_history` holds how many heads are
     open, and norms of alphas. Where the best model is loaded at the end, it is the best of those that have the target
     number of heads. A training that goes on from a checkpoint ends as one that was never stopped: what it needs of the
-    heads is in `trainer_state.json`.
+    heads is in `trainer_state.json`. PEFT stores its adapters alone: gates and alphas then lie beside them, in a file
+    that `load_heads` reads.
 
     Args:
         rotation: lets heads change places before epochs; a `HeadRotation` or a `DynamicRotation`.
@@ -88,6 +90,7 @@ class HeadTraining(TrainerCallback, ExportableState):
         self.trainer: Trainer | None = None
         self.penalty: HeadPenalty | None = None
         self.progress: dict[str, Any] | None = None  # of the penalty, between two trainings
+        self.weights: list[weakref.ref] | None = None  # of the model at the end of the last training
         self.epoch = 0
 
     def attach(self, trainer: Trainer) -> Trainer:
@@ -131,10 +134,16 @@ class HeadTraining(TrainerCallback, ExportableState):
             CollabHeadsError: if the model is not made for what is asked, there is nothing to do, or it is to go on from
                 the checkpoint of a training without this.
         """
+        self.check_unchanged()
         name, total, epochs = type(self).__name__, state.max_steps, state.num_train_epochs
         if total and name not in cast(dict, state.stateful_callbacks):
             raise ArgumentError(f"the checkpoint was written without a {name}: begin again, or go on without one")
         if self.rotation is not None:
+            if getattr(self.model, "peft_config", None):
+                raise ArgumentError(
+                    "heads that change places do so in weights that PEFT does not store: train without adapters "
+                    "(merge_and_unload() them first), or leave the rotation out"
+                )
             self.rotation.check(self.model, epochs or None)
         options = dict(self.options)
         if options.get("target_heads") is not None or self.steps is not None:
@@ -148,6 +157,19 @@ class HeadTraining(TrainerCallback, ExportableState):
         if options or self.rotation is None or mixed_sites(self.model, adapter):
             self.penalty = HeadPenalty(self.model, adapter=adapter, **options)
         return self.penalty
+
+    def check_unchanged(self) -> None:
+        """Raise ArgumentError if the model has other weights than at the end of the last training, as its optimizer."""
+        assert self.trainer is not None
+        if self.weights is None or self.trainer.optimizer is None:
+            return
+        now, then = {id(each) for each in self.model.parameters()}, {id(each()) for each in self.weights}
+        if now != then:
+            raise ArgumentError(
+                "the model was changed since the last training (prune_heads, fold_heads, ...), and the optimizer of "
+                "this Trainer holds the weights of before: make a new Trainer for it, with a new HeadTraining if "
+                "there are still gates or alphas to learn"
+            )
 
     def extra(self, batch: Mapping, items: Tensor | int | None) -> Tensor | None:
         """What to add to the loss of a whole optimizer step; `items` is what its mean is over, if that is known."""
@@ -207,6 +229,7 @@ class HeadTraining(TrainerCallback, ExportableState):
 
     def on_train_end(self, args, state, control, **kwargs):
         """Let go of the model; how far the penalty is stays known, for a training that goes on."""
+        self.weights = [weakref.ref(each) for each in self.model.parameters()]
         if self.penalty is not None:
             self.progress = self.penalty.state_dict()
             self.penalty.close()

@@ -13,6 +13,8 @@ from collab_heads.command import main
 from collab_heads.command.completion import SHELLS
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.first_look import is_command
+from collab_heads.rotation.policies import POLICIES
+from collab_heads.words import POLICY_WORDS
 
 STARTED = """
 import sys
@@ -21,6 +23,8 @@ from collab_heads.command.main import main
 import collab_heads
 print(collab_heads.swap_to_collaborative.__name__, "torch" in sys.modules)
 """
+GLUE = ("--task_name", "mrpc", "--model_name_or_path", "bert-base-uncased")
+TRANSLATE = ("--train_file", "pairs.csv", "--validation_file", "pairs.csv")
 LIGHT = """
 import json, sys
 for argv in json.loads(sys.argv[1]):
@@ -99,11 +103,25 @@ def test_help_and_wrong_flags_import_nothing_heavy(tmp_path):
         ("compress", "/nowhere", "--data", "x", "--plan"): 2,
         ("analyze", "x", "--data", "nothing"): 1,
         ("translate", "--train_file", "none", "--validation_file", "none"): 1,
+        ("glue", *GLUE, "--push_to_hub"): 2,
+        ("glue", *GLUE, "--alpha_growth_beside", "sum"): 2,
+        ("glue", *GLUE, "--rotate", "softly"): 2,
+        ("glue", *GLUE, "--rotate", "soft", "--num_train_epochs", "0"): 2,
+        ("glue", *GLUE, "--analyze_samples", "8"): 2,
+        ("translate", *TRANSLATE, "--label_smoothing", "1"): 2,
+        ("translate", *TRANSLATE, "--model_name_or_path", "x", "--d_model", "8"): 2,
+        ("translate", *TRANSLATE, "--model_name_or_path", "x", "--risk_samples", "8"): 2,
+        ("translate", *TRANSLATE, "--model_type", "marian", "--alpha_mixing", "--alpha_growth_beside", "men"): 2,
     }
+    written(tmp_path / "pairs.csv", "de,en\n")
     command = [sys.executable, "-c", LIGHT, json.dumps(list(asked))]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"code"')]
     assert found == [{"code": code, "heavy": []} for code in asked.values()]
+
+
+def test_the_words_of_flags_are_those_of_the_library():
+    assert set(POLICY_WORDS) == POLICIES.keys()
 
 
 @pytest.mark.slow

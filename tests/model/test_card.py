@@ -84,6 +84,20 @@ def test_what_the_owner_wrote_stays(tmp_path):
     assert "2 (4)" in text and text.count("## Attention changed") == 1
 
 
+def test_lines_end_as_the_owner_ends_them(tmp_path):
+    model, file = built(shared), tmp_path / "README.md"
+    file.write_bytes(OWN.replace("\n", "\r\n").encode())
+    model.save_pretrained(tmp_path)
+    once = file.read_bytes()
+    assert once.count(b"\n") == once.count(b"\r\n") and b"About it.\r\n" in once
+    model.save_pretrained(tmp_path)
+    assert file.read_bytes() == once
+    file.unlink()
+    file.write_text(OWN)
+    model.save_pretrained(tmp_path)
+    assert file.read_bytes() == once.replace(b"\r\n", b"\n")
+
+
 def test_a_stock_model_again_keeps_only_what_is_the_owners(tmp_path):
     (tmp_path / "README.md").write_text(OWN)
     model = built(swap_to_gated)
@@ -92,6 +106,28 @@ def test_a_stock_model_again_keeps_only_what_is_the_owners(tmp_path):
     model.save_pretrained(tmp_path)
     card = read(tmp_path)
     assert card.text == "\n# Mine\n\nAbout it.\n" and card.data.tags == ["mine"]
+
+
+def test_a_title_of_ours_is_that_of_the_model_now(tmp_path):
+    model = built(swap_to_gated)
+    model.save_pretrained(tmp_path)
+    assert read(tmp_path).text.startswith("\n# BertForSequenceClassification, with its attention changed\n")
+    fold_heads(model)
+    model.save_pretrained(tmp_path)
+    assert read(tmp_path).text == "\n# BertForSequenceClassification\n"
+
+
+def test_a_link_to_a_card_stays_a_link(tmp_path, warnings_logged):
+    """What it leads to may be that of other models, too."""
+    (tmp_path / "card.md").write_text(OWN)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "README.md").symlink_to(tmp_path / "card.md")
+    built(shared).save_pretrained(tmp_path / "model")
+    assert (tmp_path / "model" / "README.md").is_symlink() and (tmp_path / "card.md").read_text() == OWN
+    assert "README.md cannot be completed as a model card, and is left as it is: it is a link" in warnings_logged.text
+    (tmp_path / "card.md").unlink()
+    built(shared).save_pretrained(tmp_path / "model")
+    assert (tmp_path / "model" / "README.md").is_symlink() and not (tmp_path / "card.md").exists()
 
 
 def test_a_report_and_metrics_stay_as_long_as_the_attention_is_the_same(tmp_path):

@@ -23,7 +23,8 @@ from transformers import (
 )
 
 from collab_heads import collaborative_config, fold_heads, swap_to_gated
-from collab_heads.model.marks import CODE, MODULE, SENTENCE, SOURCE, WEIGHTS, auto_map, choice, is_mark, marked
+from collab_heads.model.code_file import SOURCE
+from collab_heads.model.marks import CODE, MODULE, SENTENCE, WEIGHTS, auto_map, choice, is_mark, marked
 from families import FAMILIES, bert_config, output
 
 FILE = f"{MODULE}.py"
@@ -194,10 +195,53 @@ def test_a_model_that_transformers_lacks_has_no_code(tmp_path):
     )
 
 
-def test_a_file_of_the_owners_by_our_name_is_not_deleted(tmp_path):
+def test_a_tokenizer_of_its_owner_stays_beside_our_code(gated, tmp_path):
+    """Only code of models stands in the way of ours."""
+    gated.config.auto_map = {"AutoTokenizer": ["tokenization_own.Own", None]}
+    gated.save_pretrained(tmp_path)
+    assert stored(tmp_path)[CODE] == {"AutoTokenizer": ["tokenization_own.Own", None]} | auto_map(gated.config)
+    assert (tmp_path / FILE).read_bytes() == SOURCE.read_bytes()
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, trust_remote_code=True)
+    assert model.config.auto_map == gated.config.auto_map
+    fold_heads(model)
+    model.save_pretrained(tmp_path)
+    assert stored(tmp_path)[CODE] == gated.config.auto_map and not (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize("theirs", ({"AutoModel": "modeling_other.Other"}, {"AutoConfig": "configuration_other.Other"}))
+def test_models_of_others_are_theirs(theirs, gated):
+    gated.config.auto_map = theirs
+    assert marked(gated.config).auto_map == theirs
+
+
+def test_a_file_of_the_owners_by_our_name_is_left(gated, tmp_path):
+    """Our code takes another name beside it, and works; where that is taken, too, there is none."""
     (tmp_path / FILE).write_text("mine = 1")
-    FAMILIES["bert"].build().save_pretrained(tmp_path)
+    gated.save_pretrained(tmp_path)
+    gated.save_pretrained(tmp_path)
     assert (tmp_path / FILE).read_text() == "mine = 1"
+    assert (tmp_path / f"{MODULE}_2.py").read_bytes() == SOURCE.read_bytes()
+    assert stored(tmp_path)[CODE]["AutoModel"] == f"{MODULE}_2.BertModel"
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path, trust_remote_code=True)
+    assert type(again) is BertForSequenceClassification and not hasattr(again.config, CODE)
+    (tmp_path / f"{MODULE}_2.py").unlink()
+    (tmp_path / f"{MODULE}_2.py").symlink_to(tmp_path / "not there")
+    gated.save_pretrained(tmp_path)
+    assert CODE not in stored(tmp_path) and stored(tmp_path)[WEIGHTS] == SENTENCE
+    fold_heads(gated)
+    gated.save_pretrained(tmp_path)
+    assert (tmp_path / FILE).read_text() == "mine = 1" and (tmp_path / f"{MODULE}_2.py").is_symlink()
+
+
+def test_our_code_of_another_version_is_replaced(gated, tmp_path):
+    older = SOURCE.read_text() + "# of another version"
+    (tmp_path / FILE).write_text(older)
+    gated.save_pretrained(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == SOURCE.read_bytes()
+    (tmp_path / FILE).write_text(older)
+    fold_heads(gated)
+    gated.save_pretrained(tmp_path)
+    assert not (tmp_path / FILE).exists()
 
 
 def test_tokenizers_and_configs_need_nothing(gated, tmp_path):

@@ -9,12 +9,12 @@ from closing import change_queries
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import DynamicRotation, get_adapter, prune_heads, swap_heads, swap_to_gated
-from collab_heads.analysis.measures.head_scores import METRICS
 from collab_heads.analysis.measures.map_scores import map_scores
 from collab_heads.analysis.measures.results import mean_distance
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.rotation import ranking
 from collab_heads.rotation.slots import Slot
+from collab_heads.words import METRIC_WORDS
 from families import FAMILIES, HEADS, bert_config, make
 
 BERT = "encoder.layer.{}.attention.self"
@@ -506,7 +506,7 @@ def test_scores_must_be_numbers(measured):
 
 
 @pytest.mark.parametrize("family", ("bert", "marian", "t5", "distilbert", "albert"))
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", METRIC_WORDS)
 def test_heads_are_measured(family, metric):
     """The plan is that of the measured scores; measuring changes nothing."""
     model, inputs = FAMILIES[family].build(), FAMILIES[family].inputs()
@@ -532,7 +532,7 @@ def test_names_say_what_is_compared():
     """The old name and the source's are the same measures as the names that say it; outputs and maps rank otherwise."""
     model, inputs = FAMILIES["marian"].build(), FAMILIES["marian"].inputs()
     adapter = get_adapter(model)
-    scores = ranking.slot_scores(model, [inputs], adapter, METRICS)
+    scores = ranking.slot_scores(model, [inputs], adapter, METRIC_WORDS)
     assert scores["l2"] == scores["output_distance"] and scores["pairwise"] == scores["map_distance"]
     different = ("confidence", "output_distance", "map_distance", "base", "wasserstein")
     orders = {metric: tuple(sorted(scores[metric], key=scores[metric].get)) for metric in different}

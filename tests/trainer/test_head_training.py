@@ -5,7 +5,16 @@ import torch
 from trainers import BATCH, EXAMPLES, STEPS, classifier, exact, examples, gated, mixed, train, trainer_of
 from transformers import Trainer, get_scheduler
 
-from collab_heads import HeadAdamW, HeadPenalty, HeadTraining, gate_report, get_adapter, prune_heads, swap_to_gated
+from collab_heads import (
+    HeadAdamW,
+    HeadPenalty,
+    HeadTraining,
+    fold_heads,
+    gate_report,
+    get_adapter,
+    prune_heads,
+    swap_to_gated,
+)
 from collab_heads.errors import ArgumentError, SwapError
 from families import FAMILIES
 
@@ -230,3 +239,16 @@ def test_adapters_of_peft_are_looked_through(tmp_path):
             parameter.requires_grad_(True)
     train(wrapped, tmp_path, exact())
     assert heads_of(model) == 3
+
+
+@pytest.mark.parametrize("change", (prune_heads, fold_heads))
+def test_a_model_that_was_changed_after_its_training_needs_a_new_trainer(change, tmp_path):
+    """The optimizer of a second training is that of the first, with weights that may be gone."""
+    trainer = trainer_of(gated(classifier()), tmp_path, exact(), max_steps=2)
+    trainer.train()
+    change(trainer.model)
+    with pytest.raises(ArgumentError, match=r"was changed since the last training \(prune_heads.*make a new Trainer"):
+        trainer.train()
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer_of(trainer.model, tmp_path, max_steps=1).train()
+    assert all(not torch.equal(tensor, before[name]) for name, tensor in trainer.model.named_parameters())

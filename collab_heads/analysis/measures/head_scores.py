@@ -1,7 +1,6 @@
 """A number per head: what heads are ranked by, and what is watched of them in a training; several in one pass."""
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, get_args
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -14,9 +13,8 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import get_adapter
+from collab_heads.words import METRIC_WORDS, Metric
 
-Metric = Literal["confidence", "output_distance", "map_distance", "base", "wasserstein", "l2", "pairwise"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
 OF_TOKENS: dict[str, Measure] = {"confidence": "confidence", "output_distance": "l2"}  # -> of `head_statistics`
 SAME: dict[str, str] = {"l2": "output_distance", "pairwise": "map_distance"}  # its first name here; the source's
 
@@ -52,7 +50,7 @@ def head_scores(
     """
     measured = {metric: SAME.get(metric, metric) for metric in metrics}
     for metric in measured:
-        check_choice("metric", metric, METRICS)
+        check_choice("metric", metric, METRIC_WORDS)
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
     of_tokens = [OF_TOKENS[name] for name in measured.values() if name in OF_TOKENS]

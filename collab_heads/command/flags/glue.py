@@ -15,6 +15,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.extras import check_extra
 from collab_heads.training.data.glue_tasks import TASKS
 from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
+from collab_heads.training.flags.checks import check_flags
 from collab_heads.training.flags.parsing import count_from_1, path
 
 
@@ -68,17 +69,18 @@ def add_data_arguments(parser: ArgumentParser) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Check that what training needs is installed, and the flags of the data.
+    """Check that what training needs is installed, the files, and what the flags say together.
 
     Raises:
         MissingPackageError: if a package is missing.
         ArgumentError: naming the flag and the way out.
-        DataError: if a file is missing.
+        DataError: if a file is missing, or one that the flags name is broken.
     """
     check_extra("train", "fine-tuning and translation")
     if not args.demo:
         check_data(args)
         check_files(args.train_file, args.validation_file, args.test_file, args.data_dir)
+        check_flags(args)
 
 
 def check_data(args: Namespace) -> None:

@@ -12,10 +12,12 @@ from argparse import ArgumentParser, Namespace
 from collab_heads.command.flags.shared import check_files
 from collab_heads.extras import check_extra
 from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, risk, rotating
+from collab_heads.training.flags.checks import check_flags
 from collab_heads.training.flags.translation_arguments import (
     add_scratch_arguments,
     add_translation_data,
     add_translation_training,
+    check_translation,
 )
 
 
@@ -42,14 +44,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Check that what training needs is installed, and the files.
+    """Check that what training needs is installed, the files, and what the flags say together.
 
     Raises:
         MissingPackageError: if a package is missing.
-        DataError: if a file is missing.
+        ArgumentError: naming the flag and the way out.
+        DataError: if a file is missing, or one that the flags name is broken.
     """
     check_extra("train", "fine-tuning and translation")
     if not args.demo:
         check_files(
             *(name for split in (args.train_file, args.validation_file, args.test_file) for name in split or ())
         )
+        check_translation(args)
+        risk.check_risk(args)
+        check_flags(args)

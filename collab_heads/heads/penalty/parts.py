@@ -5,7 +5,7 @@ A new part is one class, listed in the table `PARTS` of `head_penalty`.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -15,9 +15,9 @@ from collab_heads.checks import check_choice, is_number
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.selection import Target
 from collab_heads.sites import ROLES, AttentionSite
+from collab_heads.words import LossKind as LossKind
 
 RoleWeights = float | Mapping[str, float]
-LossKind = Literal["mean", "sum"]  # over the target tokens: the loss that the growth of alphas is added to
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.collaborative import wants_swap
 from collab_heads.training.flags.parsing import not_negative, per_role, positive, share_of_steps
 from collab_heads.training.flags.pruning import wants_gates
+from collab_heads.words import LOSS_KINDS
 
 OF_GROWTH = ("alpha_growth_beside", "alpha_growth_radius")
 OF_ALPHAS = ("alpha_sites", "alpha_start", "alpha_growth_weight", *OF_GROWTH, "alpha_learning_rate")
@@ -90,9 +91,7 @@ def check_alpha_flags(args: Namespace) -> None:
         if getattr(args, flag) is not None and args.alpha_growth_weight is None:
             raise ArgumentError(f"--{flag} needs --alpha_growth_weight")
     if args.alpha_growth_beside is not None:
-        from collab_heads.heads.penalty.alphas import BESIDE
-
-        check_choice("--alpha_growth_beside", args.alpha_growth_beside, BESIDE)
+        check_choice("--alpha_growth_beside", args.alpha_growth_beside, LOSS_KINDS)
     for flag in ("alpha_mixing", "disagreement_weight"):
         if getattr(args, flag) and not trains(args):
             raise ArgumentError(f"--{flag} acts in training: there are no training steps")

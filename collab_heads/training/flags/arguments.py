@@ -4,7 +4,7 @@ import argparse
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.training.flags.collaborative import check_collaborative
+from collab_heads.training.flags.collaborative import check_fit, check_swap
 from collab_heads.training.flags.distilling import check_distillation
 from collab_heads.training.flags.parsing import (
     count,
@@ -167,18 +167,32 @@ def check_shared(args: argparse.Namespace) -> None:
     Raises:
         ArgumentError: naming the flag and the way out.
     """
+    check_together(args)
+    check_tables(args)
+
+
+def check_together(args: argparse.Namespace) -> None:
+    """Check what flags say together, without anything that takes long to import; the errors of `check_shared`."""
     check_choice("--mixed_precision", args.mixed_precision or "no", PRECISIONS)
     check_choice("--lr_scheduler_type", args.lr_scheduler_type, SCHEDULES)
     if args.model_name_or_path is None and not (
         getattr(args, "config_name", None) or getattr(args, "model_type", None)
     ):
         raise ArgumentError("--model_name_or_path is missing: a folder, or a name on the Hub (or run --demo)")
-    check_collaborative(args)
+    check_swap(args)
     check_distillation(args)
     if args.output_dir is None:
         for flag in ("checkpointing_steps", "resume_from_checkpoint", "with_tracking", "push_to_hub"):
             if getattr(args, flag):
                 raise ArgumentError(f"--{flag} needs --output_dir")
+    check_early_stopping(args)
+    if args.warmup_ratio is not None and (args.num_warmup_steps or args.warmup_ratio > 1):
+        raise ArgumentError("--warmup_ratio is a share from 0 to 1, and stands in for --num_warmup_steps")
+
+
+def check_tables(args: argparse.Namespace) -> None:
+    """Check what stands in tables of packages that take long to import, or on the Hub; the errors of `check_shared`."""
+    check_fit(args)
     if args.with_tracking and args.report_to != "all":
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
@@ -187,9 +201,6 @@ def check_shared(args: argparse.Namespace) -> None:
         from collab_heads.training.flags.hub import check_hub
 
         check_hub(args)
-    check_early_stopping(args)
-    if args.warmup_ratio is not None and (args.num_warmup_steps or args.warmup_ratio > 1):
-        raise ArgumentError("--warmup_ratio is a share from 0 to 1, and stands in for --num_warmup_steps")
 
 
 def check_early_stopping(args: argparse.Namespace) -> None:

@@ -5,14 +5,20 @@ from argparse import Namespace
 from collab_heads.training.flags import alphas, analyzing, arguments, pruning, rotating
 
 
-def check_run(args: Namespace) -> None:
-    """Check what a single flag of a training cannot know.
+def check_flags(args: Namespace) -> None:
+    """Check what a single flag of a training cannot know, before anything that takes long is imported.
 
     Raises:
         CollabHeadsError: naming the flag and the way out.
     """
-    arguments.check_shared(args)
+    arguments.check_together(args)
     pruning.check_heads(args)
     alphas.check_alpha_flags(args)
     rotating.check_rotation(args)
     analyzing.check_analysis(args)
+
+
+def check_run(args: Namespace) -> None:
+    """Check all that can be checked without data or model; the errors of `check_flags`."""
+    check_flags(args)
+    arguments.check_tables(args)

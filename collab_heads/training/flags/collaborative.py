@@ -121,11 +121,16 @@ def check_collaborative(args: argparse.Namespace) -> None:
     Raises:
         ArgumentError: naming the flag and the way out.
     """
+    check_swap(args)
+    check_fit(args)
+
+
+def check_swap(args: argparse.Namespace) -> None:
+    """Check what they say together, without the tables of the library; the errors of `check_collaborative`."""
     check_choice("--swap", args.swap, SWAPS)
     check_choice("--allocation", args.allocation, ALLOCATIONS)
     if args.allocation == "balanced" and not args.calibration_samples:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
-    check_fit(args)
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
     given = args.dim_shared_query_key, args.dim_value, args.mixing, args.allocation
     if not args.collaborative and given != (None, None, DEFAULT_KIND, "uniform"):
@@ -138,9 +143,13 @@ def check_collaborative(args: argparse.Namespace) -> None:
 
 
 def check_fit(args: argparse.Namespace) -> None:
-    """Check the kind of the projections and how they are fitted; the errors of `check_collaborative`."""
+    """Check the kind of the projections and how they are fitted; the errors of `check_collaborative`.
+
+    What there is stands in tables of the library, which takes long to import.
+    """
     from collab_heads.collaborative.kinds import FITS
     from collab_heads.collaborative.solvers import METHODS, check_method
+    from collab_heads.compression.compression_plan import check_budget
 
     check_choice("--mixing", args.mixing, offered())
     check_choice("--decomposition_method", args.decomposition_method, METHODS)
@@ -150,6 +159,10 @@ def check_fit(args: argparse.Namespace) -> None:
         raise ArgumentError(f"--decomposition_method has no meaning for --mixing {args.mixing}, {why}")
     if args.decomposition_tol >= 1:
         raise ArgumentError(f"--decomposition_tol {args.decomposition_tol} must be below 1")
+    if args.compress_budget is not None:
+        check_budget(args.compress_budget)
+    if args.compress_mixing is not None:
+        check_choice("--compress_mixing", args.compress_mixing, offered())
 
 
 def offered() -> list[str]:
@@ -170,9 +183,6 @@ def check_compression(args: argparse.Namespace) -> None:
         if given := [f"--{flag}" for flag in OF_COMPRESSION if getattr(args, flag) is not None]:
             raise ArgumentError(f"{' and '.join(given)} have no effect without --compress_budget")
         return
-    from collab_heads.compression.compression_plan import check_budget
-
-    check_budget(args.compress_budget)
     if args.collaborative:
         raise ArgumentError(
             "--compress_budget and --collaborative exclude each other: one finds the widths, the other is given them"
@@ -181,5 +191,3 @@ def check_compression(args: argparse.Namespace) -> None:
         raise ArgumentError("--compress_budget needs --calibration_samples")
     if args.compress_of is not None:
         check_choice("--compress_of", args.compress_of, MEASURES)
-    if args.compress_mixing is not None:
-        check_choice("--compress_mixing", args.compress_mixing, offered())

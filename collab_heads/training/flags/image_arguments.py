@@ -7,7 +7,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.registry import image_blueprints
 from collab_heads.state import MIXING_INITS
 from collab_heads.training.flags.parsing import count_from_1, not_negative, path
-from collab_heads.training.flags.scratch import check_born, check_sizes_fit
+from collab_heads.training.flags.scratch import add_sizes, check_born, check_sizes_fit
 
 # of a model from scratch: those of ViT for images of 32 x 32
 DEFAULT_SIZES = {
@@ -18,6 +18,14 @@ DEFAULT_SIZES = {
     "dropout": 0.0,
     "image_size": 32,
     "patch_size": 4,
+}
+SIZES = {
+    "d_model": "width of the model",
+    "num_layers": "layers",
+    "num_heads": "heads per layer",
+    "d_ff": "width of the feed-forward layers",
+    "image_size": "pixels on each side, to which images are scaled",
+    "patch_size": "pixels on each side of a patch, which is a token",
 }
 TEXTUAL = ("group_by_length", "analyze_treebank")  # shared flags that say nothing of images
 
@@ -47,32 +55,7 @@ def add_image_data(parser: argparse.ArgumentParser) -> None:
 
 def add_image_scratch_arguments(parser: argparse.ArgumentParser) -> None:
     """A model from scratch."""
-    group = parser.add_argument_group("a model from scratch, instead of --model_name_or_path")
-    add = group.add_argument
-    add("--config_name", type=path, metavar="NAME", help="folder, or name on the Hub, of a configuration")
-    add("--model_type", metavar="TYPE", help="or a type, such as vit, deit or dinov2, with the sizes below")
-    texts = {
-        "d_model": "width of the model",
-        "num_layers": "layers",
-        "num_heads": "heads per layer",
-        "d_ff": "width of the feed-forward layers",
-        "image_size": "pixels on each side, to which images are scaled",
-        "patch_size": "pixels on each side of a patch, which is a token",
-    }
-    for name, text in texts.items():
-        add(f"--{name}", type=count_from_1, metavar="N", help=f"{text} (default: {DEFAULT_SIZES[name]})")
-    add(
-        "--dropout",
-        type=not_negative,
-        metavar="X",
-        help=f"share of the activations that is dropped in training (default: {DEFAULT_SIZES['dropout']})",
-    )
-    add(
-        "--mixing_init",
-        default=MIXING_INITS[0],
-        metavar="HOW",
-        help=f"with --collaborative, how mixing begins: {', '.join(MIXING_INITS)}",
-    )
+    add_sizes(parser, "vit, deit or dinov2", SIZES, DEFAULT_SIZES)
 
 
 def check_images(args: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, path, per_role
 from collab_heads.training.flags.pruning import learns_gates
+from collab_heads.words import METRIC_WORDS, POLICY_WORDS
 
 OF_ROTATE = ("metric", "count", "frequency", "rest", "start", "end", "layer_pairs", "sites")
 
@@ -67,13 +68,10 @@ def check_rotation(args: Namespace) -> None:
     if args.rotate and args.rotation_schedule:
         raise ArgumentError("--rotate and --rotation_schedule exclude each other: one of them says what swaps")
     if args.rotate:
-        from collab_heads.analysis.measures.head_scores import METRICS
-        from collab_heads.rotation.policies import POLICIES
-
         for policy in each_value(args.rotate):
-            check_choice("--rotate", policy, POLICIES)
+            check_choice("--rotate", policy, POLICY_WORDS)
         for metric in each_value(args.rotation_metric or "confidence"):
-            check_choice("--rotation_metric", metric, METRICS)
+            check_choice("--rotation_metric", metric, METRIC_WORDS)
     if wants_rotation(args) and not trains(args):
         raise ArgumentError("heads rotate in training: there are no training steps")
     if wants_rotation(args) and args.collaborative:

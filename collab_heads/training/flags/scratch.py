@@ -1,9 +1,46 @@
-"""What the flags of a model from scratch ask of each other, whatever kind of model it is."""
+"""The flags of a model from scratch, whatever kind of model it is, and what they ask of each other."""
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from collab_heads.errors import ArgumentError
+from collab_heads.state import MIXING_INITS
+from collab_heads.training.flags.parsing import count_from_1, not_negative, path
+
+
+def add_sizes(
+    parser: argparse.ArgumentParser, example: str, sizes: Mapping[str, str], defaults: Mapping[str, float]
+) -> argparse._ArgumentGroup:
+    """The flags of a model from scratch.
+
+    Args:
+        parser: takes them.
+        example: types of models.
+        sizes: name of a whole number -> what it is.
+        defaults: of those, and of the dropout.
+
+    Returns:
+        Their group, for more of them.
+    """
+    group = parser.add_argument_group("a model from scratch, instead of --model_name_or_path")
+    add = group.add_argument
+    add("--config_name", type=path, metavar="NAME", help="folder, or name on the Hub, of a configuration")
+    add("--model_type", metavar="TYPE", help=f"or a type, such as {example}, with the sizes below")
+    for name, text in sizes.items():
+        add(f"--{name}", type=count_from_1, metavar="N", help=f"{text} (default: {defaults[name]})")
+    add(
+        "--dropout",
+        type=not_negative,
+        metavar="X",
+        help=f"share of the activations that is dropped in training (default: {defaults['dropout']})",
+    )
+    add(
+        "--mixing_init",
+        default=MIXING_INITS[0],
+        metavar="HOW",
+        help=f"with --collaborative, how mixing begins: {', '.join(MIXING_INITS)}",
+    )
+    return group
 
 
 def from_scratch(args: argparse.Namespace) -> bool:

@@ -7,10 +7,16 @@ from collab_heads.errors import ArgumentError
 from collab_heads.state import MIXING_INITS
 from collab_heads.training.flags import pruning
 from collab_heads.training.flags.parsing import count, count_from_1, not_negative, path, per_role
-from collab_heads.training.flags.scratch import check_born, check_sizes_fit
+from collab_heads.training.flags.scratch import add_sizes, check_born, check_sizes_fit
 
 SIDES = ("source", "target")
 # of a model from scratch
+SIZES = {
+    "d_model": "width of the model",
+    "num_layers": "layers of the encoder, and of the decoder",
+    "num_heads": "heads per layer",
+    "d_ff": "width of the feed-forward layers",
+}
 DEFAULT_SIZES = {"d_model": 256, "num_layers": 3, "num_heads": 8, "d_ff": 1024, "dropout": 0.1}
 
 
@@ -127,36 +133,13 @@ def add_translation_training(parser: argparse.ArgumentParser) -> None:
 
 def add_scratch_arguments(parser: argparse.ArgumentParser) -> None:
     """A model from scratch."""
-    group = parser.add_argument_group("a model from scratch, instead of --model_name_or_path")
-    add = group.add_argument
-    add("--config_name", type=path, metavar="NAME", help="folder, or name on the Hub, of a configuration")
-    add("--model_type", metavar="TYPE", help="or a type, such as marian, with the sizes below")
-    whole = {
-        "d_model": "width of the model",
-        "num_layers": "layers of the encoder, and of the decoder",
-        "num_heads": "heads per layer",
-        "d_ff": "width of the feed-forward layers",
-    }
-    for name, text in whole.items():
-        add(f"--{name}", type=count_from_1, metavar="N", help=f"{text} (default: {DEFAULT_SIZES[name]})")
-    add(
-        "--dropout",
-        type=not_negative,
-        metavar="X",
-        help=f"share of the activations that is dropped in training (default: {DEFAULT_SIZES['dropout']})",
-    )
-    add(
+    group = add_sizes(parser, "marian", SIZES, DEFAULT_SIZES)
+    group.add_argument(
         "--vocab_size",
         type=count_from_1,
         default=8000,
         metavar="N",
         help="tokens of the vocabulary, which is trained on the training pairs",
-    )
-    add(
-        "--mixing_init",
-        default="concatenate",
-        metavar="HOW",
-        help=f"with --collaborative, how mixing begins: {', '.join(MIXING_INITS)}",
     )
 
 
@@ -218,8 +201,12 @@ def check_scratch(args: argparse.Namespace) -> None:
     """Check the flags of a model from scratch."""
     check_sizes_fit(args, DEFAULT_SIZES)
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)
-    if args.model_type is not None:
+    check_born(args)
+
+
+def check_model_type(args: argparse.Namespace) -> None:
+    """Raise ArgumentError for a type of model that there is not, once the families are imported."""
+    if getattr(args, "model_type", None) is not None:
         from collab_heads.registry import blueprints
 
         check_choice("--model_type", args.model_type, blueprints())
-    check_born(args)

@@ -174,7 +174,7 @@ class HeadSteps:
     def fold(self) -> bool:
         """Make a stock model of it, if asked to and it is none; whether it was done."""
         model = self.learner.model
-        if not (self.args.fold_heads and CollabConfig.of(model.config).sites):
+        if not (self.args.fold_heads and CollabConfig.on(model).sites):
             return False
         report = fold_heads(model)
         self.session.accelerator.print(report)

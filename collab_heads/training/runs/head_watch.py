@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory, Moment
-from collab_heads.analysis.measures.head_scores import SAME, Metric, head_scores
+from collab_heads.analysis.measures.head_scores import SAME, head_scores
 from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
 from collab_heads.analysis.plots.head_history import history_curves, history_strip
 from collab_heads.analysis.plots.moving_heads import history_gif
@@ -24,6 +24,7 @@ from collab_heads.training.runs.rotate_heads import Rotation
 from collab_heads.training.storage.checkpoint import RESUME
 from collab_heads.training.storage.output import HISTORY
 from collab_heads.training.storage.reservation import agreed
+from collab_heads.words import Metric
 
 SERIES = "head_history.json"
 

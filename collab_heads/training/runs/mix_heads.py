@@ -25,7 +25,7 @@ def check_mixable(args: Namespace, model: PreTrainedModel) -> None:
     if not (acts_in_training(args) or args.fold_heads or args.save_head_statistics):
         return
     adapter = get_adapter(model)
-    if args.fold_heads and any(state.query_key for state in CollabConfig.of(model.config).sites.values()):
+    if args.fold_heads and any(state.query_key for state in CollabConfig.on(model).sites.values()):
         raise ArgumentError(f"--fold_heads makes a stock checkpoint, and {args.model_name_or_path} is collaborative")
     if args.disagreement_weight is not None:
         role_weights("--disagreement_weight", args.disagreement_weight, adapter.sites_with_heads(model))

@@ -1,0 +1,44 @@
+"""What the commands that train have in common: how flags are read and checked, and how a run begins."""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from collab_heads.training.flags.arguments import check_tables
+from collab_heads.training.flags.parsing import Parser
+from collab_heads.training.flags.translation_arguments import check_model_type
+from collab_heads.training.runs.learner import Learner
+from collab_heads.training.runs.run import Run
+from collab_heads.training.runs.session import Session, launched
+
+
+def read_flags(flags: ModuleType, argv: Sequence[str] | None) -> Namespace:
+    """Read the flags of a command, whose module `flags` is, and check what can be checked without data or model."""
+    parser = Parser(description=flags.__doc__)
+    flags.add_arguments(parser)
+    args = parser.parse_args(argv)
+    check_all(flags, args)
+    return args
+
+
+def check_all(flags: ModuleType, args: Namespace) -> None:
+    """Check what a single flag cannot know: as the first look does, then with what takes long to import."""
+    flags.check(args)
+    if not args.demo:
+        check_tables(args)
+        check_model_type(args)
+
+
+def train(args: Namespace, load: Callable[[Session, Any], Learner], load_data: Callable[[Namespace], Any]) -> dict:
+    """Run what checked flags ask for; returns what `all_results.json` holds.
+
+    Args:
+        args: the flags.
+        load: makes what learns, from a session and its data.
+        load_data: reads the examples from wherever the flags say.
+    """
+    with launched(args) as accelerator:  # the output folder is reserved from here on
+        data = load_data(args)
+        session = Session.begin(args, data, accelerator)  # from the beginning, or from a checkpoint
+        return Run(load(session, data)).complete()

@@ -1,0 +1,66 @@
+"""Gates and alphas beside PEFT's adapters: what PEFT stores of a model are its adapters alone."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from collab_heads.errors import ArgumentError
+from collab_heads.files import write_file
+from collab_heads.layers.alphas import HeadAlphas
+from collab_heads.layers.gates import HeadGates
+from collab_heads.wrappers import model_inside
+
+FILE = "collab_heads.safetensors"
+
+
+def beside_adapters(model: nn.Module) -> dict[str, Tensor]:
+    """The gates and alphas of a model of which only PEFT's adapters are stored: name in the base model -> tensor."""
+    inside = model_inside(model)
+    return head_tensors(inside.base_model) if getattr(inside, "peft_config", None) else {}
+
+
+def head_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All gates and alphas in a model: name -> tensor."""
+    heads = {path: module for path, module in model.named_modules() if isinstance(module, HeadGates | HeadAlphas)}
+    return {f"{path}.{name}": tensor for path, each in heads.items() for name, tensor in each.state_dict().items()}
+
+
+def store_heads(model: nn.Module, folder: Path) -> None:
+    """Write the gates and alphas of a model beside its adapters; nothing of a model that is stored whole."""
+    if tensors := beside_adapters(model):
+        write_file(folder / FILE, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+
+
+def load_heads(model: nn.Module, folder: str | Path) -> None:
+    """Read the gates and alphas that a training with PEFT's adapters has left beside these, into a model, in place.
+
+        swap_to_gated(model)
+        wrapped = PeftModel.from_pretrained(model, folder)
+        load_heads(wrapped, folder)
+
+    A `HeadTraining` does so by itself where a training goes on, or ends with the best model.
+
+    Args:
+        model: with gates and alphas at the same sites, of the same heads; with adapters or without.
+        folder: of a checkpoint, or what `Trainer.save_model` wrote.
+
+    Raises:
+        ArgumentError: if nothing is there, or what is there is that of other sites or heads; the model is as it was.
+        UnsupportedModelError: if there is no transformers model in `model`.
+    """
+    file, tensors = Path(folder) / FILE, head_tensors(model_inside(model).base_model)
+    if not file.is_file():
+        raise ArgumentError(f"there are no gates and alphas beside the adapters in {folder}: it has no {FILE}")
+    stored = load_file(file)
+    ours, theirs = ({name: tuple(each.shape) for name, each in found.items()} for found in (tensors, stored))
+    if differing := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+        name = differing[0]
+        raise ArgumentError(
+            f"{file} is of other gates and alphas: {name} is {theirs.get(name, 'not there')}, in the model "
+            f"{ours.get(name, 'not there')}: change the model as it was changed before that training"
+        )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(stored[name])

@@ -1,0 +1,257 @@
+"""A model is saved as what it is, whoever else shares its config, and wherever its layers come from."""
+
+import copy
+import json
+
+import pytest
+import torch
+from transformers import (
+    BertForSequenceClassification,
+    BertModel,
+    CLIPVisionConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from collab_heads import (
+    fold_heads,
+    get_adapter,
+    model_card,
+    prune_heads,
+    swap_to_alpha,
+    swap_to_collaborative,
+    swap_to_gated,
+)
+from collab_heads.errors import UnsupportedModelError
+from collab_heads.model.open_site import open_sites
+from collab_heads.model.undoing import undone
+from collab_heads.record import FIELD, CollabConfig, plain_path
+from families import FAMILIES, aligned, bert_config, output, sites
+
+INPUTS = FAMILIES["bert"].inputs()
+
+
+def narrow(model):
+    swap_to_collaborative(model, dim_shared_query_key=16)
+
+
+def prune(model):
+    prune_heads(model, {path: [0] for path in sites(model)})
+
+
+CHANGES = {"swap": narrow, "prune": prune, "gates": swap_to_gated, "alphas": swap_to_alpha}
+
+
+def twins(name="bert"):
+    """A model, and another one made from the same config object."""
+    model = FAMILIES[name].build()
+    return model, aligned(type(model)(model.config).eval())
+
+
+def check_saved(model, folder, recorded, inputs=INPUTS):
+    """What is saved is what is loaded, and it records, and says, so many changed sites."""
+    model.eval().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    found = [part[FIELD]["sites"] for part in (config, *config.values()) if isinstance(part, dict) and FIELD in part]
+    assert len({path for part in found for path in part}) == recorded
+    assert ("transformers_weights" in config) == (folder / "README.md").exists() == (recorded > 0)
+    again, info = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert again.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(output(aligned(again.eval()), inputs), output(model, inputs))
+    return again
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_model_of_the_same_config_stays_what_it_is(change, tmp_path):
+    changed, other = twins()
+    assert changed.config is other.config
+    CHANGES[change](changed)
+    check_saved(other, tmp_path / "other", 0)
+    check_saved(changed, tmp_path / "changed", 2)
+    assert changed.config is not other.config and not hasattr(other.bert.config, FIELD)
+    assert all(module.config is other.config for module in other.modules() if hasattr(module, "config"))
+
+
+@pytest.mark.parametrize("name", ("t5", "marian", "clip"))
+def test_stacks_with_configs_of_their_own(name, tmp_path):
+    changed, other = twins(name)
+    prune(changed)
+    inputs = FAMILIES[name].inputs()
+    check_saved(other, tmp_path / "other", 0, inputs)
+    again = check_saved(changed, tmp_path / "changed", len(set(CollabConfig.alone(changed.config).sites)), inputs)
+    assert CollabConfig.on(again) == CollabConfig.on(changed) == CollabConfig.of(changed.config)
+
+
+def test_two_changes_under_one_config(tmp_path):
+    """Each goes on from what it is, not from what the other one made of the config."""
+    first, second = twins()
+    narrow(first)
+    prune(second)
+    check_saved(first, tmp_path / "first", 2)
+    swap_to_gated(second)
+    check_saved(second, tmp_path / "second", 2)
+    prune_heads(first, {"enc-self": [[1], []]})
+    assert not any(state.gates for state in CollabConfig.on(first).sites.values())
+    check_saved(first, tmp_path / "again", 2)
+
+
+def test_one_that_was_made_of_a_changed_one_keeps_its_change(tmp_path):
+    pruned = FAMILIES["bert"].build()
+    prune(pruned)
+    made = BertForSequenceClassification(pruned.config)
+    fold_heads(pruned)
+    check_saved(pruned, tmp_path / "folded", 0)
+    check_saved(made, tmp_path / "made", 2)
+    prune_heads(made, {"enc-self": [[1], []]})
+    fold_heads(made)
+    check_saved(made, tmp_path / "made folded", 0)
+
+
+def test_a_task_model_knows_what_its_base_became(tmp_path):
+    model, other = twins()
+    narrow(model.bert)
+    check_saved(other, tmp_path / "other", 0)
+    prune(model)
+    check_saved(model, tmp_path / "model", 2)
+    fresh, changed = FAMILIES["bert"].build(), BertModel(bert_config())
+    narrow(changed)
+    fresh.bert = changed
+    check_saved(fresh, tmp_path / "fresh", 2)
+
+
+def test_layers_that_move_take_their_record_along(tmp_path):
+    teacher, student = FAMILIES["bert"].build(), FAMILIES["bert"].build()
+    narrow(teacher)
+    prune_heads(teacher, {"enc-self": [[0], [1, 2]]})
+    student.bert.encoder.layer[0] = teacher.bert.encoder.layer[1]
+    check_saved(student, tmp_path / "moved", 1)
+    assert CollabConfig.of(student.config).sites["encoder.layer.0.attention.self"].kept == (0, 3)
+    del teacher.bert.encoder.layer[0]
+    teacher.config.num_hidden_layers = 1
+    check_saved(teacher, tmp_path / "dropped", 1)
+
+
+def test_a_layer_in_two_places_is_recorded_twice():
+    model = FAMILIES["bert"].build()
+    prune_heads(model, {"enc-self": [[0], []]})
+    model.bert.encoder.layer[1] = model.bert.encoder.layer[0]
+    assert list(CollabConfig.on(model).sites) == [f"encoder.layer.{i}.attention.self" for i in range(2)]
+
+
+def test_a_copy_has_a_record_of_its_own(tmp_path):
+    model = FAMILIES["bert"].build()
+    prune(model)
+    twin = copy.deepcopy(model)
+    fold_heads(model)
+    check_saved(twin, tmp_path, 2)
+
+
+def test_a_card_is_that_of_the_model():
+    changed, other = twins()
+    prune(changed)
+    assert "collab_heads" not in str(model_card(other)) and "2 (4)" not in str(model_card(changed))
+    assert "3 (4)" in str(model_card(changed))
+
+
+def test_a_trial_leaves_the_config_of_others_alone():
+    model, other = twins()
+    prune(other)
+    with undone(model, open_sites(model, get_adapter(model))):
+        narrow(model)
+    assert not CollabConfig.on(model).sites and CollabConfig.on(model).is_in(model)
+    assert len(CollabConfig.of(other.config).sites) == 2
+
+
+def test_a_stack_that_does_not_load_alone_is_not_saved_alone(tmp_path):
+    model = FAMILIES["t5"].build()
+    model.encoder.save_pretrained(tmp_path / "stock")
+    prune(model)
+    with pytest.raises(UnsupportedModelError, match=r"block.0.* in this T5Stack .* a t5 model .*: save the whole"):
+        model.encoder.save_pretrained(tmp_path / "changed")
+    assert not (tmp_path / "changed").exists()
+
+
+def test_paths_without_wrappers():
+    assert (
+        plain_path("encoder.layer.0._fsdp_wrapped_module.attention._orig_mod.self") == "encoder.layer.0.attention.self"
+    )
+
+
+def pair(*folders):
+    return EncoderDecoderModel.from_encoder_decoder_pretrained(*folders).eval()
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A changed BERT and a stock one, stored."""
+    changed = BertModel(bert_config())
+    narrow(changed)
+    prune_heads(changed, {"enc-self": [[0], [1, 2]]})
+    changed.save_pretrained(tmp_path / "changed")
+    BertModel(bert_config()).save_pretrained(tmp_path / "stock")
+    return tmp_path / "changed", tmp_path / "stock"
+
+
+@pytest.mark.parametrize("changed", ("encoder", "decoder"))
+def test_an_encoder_decoder_made_of_a_changed_model(changed, folders, tmp_path):
+    whole = pair(*folders) if changed == "encoder" else pair(*reversed(folders))
+    part = BertModel.from_pretrained(folders[0])
+    inside = getattr(whole, changed).base_model.state_dict()
+    assert all(torch.equal(tensor, inside[name]) for name, tensor in part.encoder.state_dict(prefix="encoder.").items())
+    inputs = {name: INPUTS["input_ids"] for name in ("input_ids", "decoder_input_ids")}
+    again = check_saved(whole, tmp_path / "whole", 2, inputs)
+    assert f"`{changed}.encoder.layer.1.attention.self`" in (tmp_path / "whole" / "README.md").read_text()
+    fold = getattr(check_saved(again, tmp_path / "again", 2, inputs), changed)
+    prune_heads(fold, {"enc-self" if changed == "encoder" else "dec-self": [[1], []]})
+
+
+def test_the_parts_of_an_encoder_decoder_are_changed_in_it(tmp_path):
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(bert_config(), bert_config())
+    whole, other = EncoderDecoderModel(config), EncoderDecoderModel(config)
+    prune(whole.encoder)
+    inputs = {name: INPUTS["input_ids"] for name in ("input_ids", "decoder_input_ids")}
+    check_saved(other, tmp_path / "other", 0, inputs)
+    again = check_saved(whole, tmp_path / "whole", 2, inputs)
+    narrow(again.decoder)
+    fold_heads(again.encoder)
+    check_saved(again, tmp_path / "decoder", 4, inputs)
+
+
+def test_a_model_in_one_of_no_family(tmp_path):
+    """Its config is found among those of the whole, which made itself a copy of it."""
+    vision = CLIPVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=8, patch_size=4
+    )
+    config = LlavaConfig(vision_config=vision, text_config=FAMILIES["llama"].build().config, image_token_index=1)
+    whole, other = LlavaForConditionalGeneration(config), LlavaForConditionalGeneration(config)
+    text = whole.model.language_model
+    text.config = copy.deepcopy(text.config)
+    prune(text)
+    inputs = {"input_ids": torch.arange(2, 8)[None]}
+    check_saved(whole, tmp_path / "whole", 2, inputs)
+    check_saved(other, tmp_path / "other", 0, inputs)
+
+
+def test_a_model_whose_config_is_not_found_is_refused(tmp_path):
+    class PairConfig(PretrainedConfig):
+        model_type = "pair-of-settling"
+
+    class Pair(PreTrainedModel):
+        config_class = PairConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.second = BertModel(bert_config())
+            self.post_init()
+
+    whole = Pair(PairConfig())
+    whole.save_pretrained(tmp_path / "stock")
+    narrow(whole.second)
+    with pytest.raises(UnsupportedModelError, match=r"of second in this Pair is changed.*it has none.*'second'"):
+        whole.save_pretrained(tmp_path / "changed")
