@@ -47,7 +47,7 @@ from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.exchange import swap_heads
 from collab_heads.rotation.manual import HeadRotation
 from collab_heads.sites import AttentionSite, AttentionWeights
-from collab_heads.trainer.heads_file import load_heads
+from collab_heads.trainer.heads_file import load_heads, save_heads
 
 if TYPE_CHECKING:
     from collab_heads.trainer.head_training import HeadTraining
@@ -99,6 +99,7 @@ __all__ = [
     "plan",
     "prune_heads",
     "register",
+    "save_heads",
     "supported_model_types",
     "swap_heads",
     "swap_to_alpha",

@@ -11,7 +11,7 @@ from transformers import Trainer
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
-from collab_heads.trainer.heads_file import beside_adapters, load_heads, store_heads
+from collab_heads.trainer.heads_file import beside_adapters, load_heads, save_heads
 
 ADAMW = frozenset(inspect.signature(torch.optim.AdamW).parameters) - {"params"}
 
@@ -72,7 +72,7 @@ class AttachedTrainer(Trainer):
         """Save the model; beside the adapters of PEFT, which are stored alone, gates and alphas."""
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
-            store_heads(self.head_training.model, Path(output_dir or cast(str, self.args.output_dir)))
+            save_heads(self.head_training.model, Path(output_dir or cast(str, self.args.output_dir)))
 
     def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
         """Load the model, with the gates and alphas that are beside its adapters."""

@@ -27,10 +27,24 @@ def head_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {f"{path}.{name}": tensor for path, each in heads.items() for name, tensor in each.state_dict().items()}
 
 
-def store_heads(model: nn.Module, folder: Path) -> None:
-    """Write the gates and alphas of a model beside its adapters; nothing of a model that is stored whole."""
+def save_heads(model: nn.Module, folder: str | Path) -> None:
+    """Write the gates and alphas of a model with PEFT's adapters beside these; nothing of a model that is stored whole.
+
+        wrapped.save_pretrained(folder)
+        save_heads(wrapped, folder)
+
+    A Trainer with a `HeadTraining` does so by itself. `load_heads` reads them.
+
+    Args:
+        model: with adapters and with gates or alphas.
+        folder: where `save_pretrained` writes the adapters.
+
+    Raises:
+        UnsupportedModelError: if there is no transformers model in `model`.
+        OutputError: if the file cannot be written.
+    """
     if tensors := beside_adapters(model):
-        write_file(folder / FILE, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+        write_file(Path(folder) / FILE, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
 
 
 def load_heads(model: nn.Module, folder: str | Path) -> None:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from trainers import STEPS, classifier, exact, gated, mixed, same_weights, trainer_of
 from transformers import TrainerCallback
 
-from collab_heads import DynamicRotation, HeadTraining, load_heads, prune_heads, swap_to_gated
+from collab_heads import DynamicRotation, HeadTraining, load_heads, prune_heads, save_heads, swap_to_gated
 from collab_heads.errors import ArgumentError
 from collab_heads.trainer.heads_file import FILE
 
@@ -100,6 +100,15 @@ def test_gates_are_read_elsewhere(trained):
     load_heads(again, folder)
     assert same_weights(again, trainer.model) == []
     assert sum(site.heads_after for site in prune_heads(again.merge_and_unload()).sites) == 3
+
+
+def test_gates_are_written_elsewhere(trained, tmp_path):
+    """The same file; of a model that is stored whole there is none."""
+    trainer, folder = trained
+    save_heads(trainer.model, tmp_path)
+    assert (tmp_path / FILE).read_bytes() == (folder / FILE).read_bytes()
+    save_heads(gated(classifier()), tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
 
 
 def test_gates_of_other_heads_are_refused(trained, tmp_path):
