@@ -7,10 +7,12 @@ from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.collaborative import check_collaborative
 from collab_heads.training.flags.distilling import check_distillation
 from collab_heads.training.flags.parsing import (
+    AUTO,
     count,
     count_from_1,
     decay,
     epochs,
+    epochs_or_auto,
     interval,
     not_negative,
     path,
@@ -60,8 +62,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, of_images: bool = Fa
     )
 
 
-def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fine-tuning."""
+def add_training_arguments(parser: argparse.ArgumentParser, *, of_tasks: bool = False) -> None:
+    """Fine-tuning; `of_tasks`: of the tasks of GLUE, which may say themselves how long they train."""
     group = parser.add_argument_group("training")
     add = group.add_argument
     for kind in ("train", "eval"):
@@ -86,7 +88,14 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="clip gradients of a larger norm to this one; 0: never",
     )
-    add("--num_train_epochs", type=epochs, default=3, metavar="N", help="training epochs; 0: only evaluate the model")
+    parse, metavar, more = epochs, "N", ""
+    if of_tasks:
+        parse, metavar = epochs_or_auto, f"N|{AUTO}"
+        more = (
+            f"; {AUTO}: 10 for RTE and SST-2, 3 for the other tasks, as in the collaborative attention paper's script"
+        )
+    explained = f"training epochs; 0: only evaluate the model{more}"
+    add("--num_train_epochs", type=parse, default=3, metavar=metavar, help=explained)
     add("--max_train_steps", type=count, metavar="N", help="optimizer steps; replaces --num_train_epochs")
     add("--eval_steps", type=count_from_1, metavar="N", help="evaluate every N steps (default: after every epoch)")
     add(
