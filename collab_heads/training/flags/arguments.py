@@ -1,6 +1,7 @@
 """The command-line flags that the scripts share, under the names of the Hugging Face no-trainer examples."""
 
 import argparse
+from collections.abc import Callable
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
