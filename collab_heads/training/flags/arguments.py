@@ -89,14 +89,14 @@ def add_training_arguments(parser: argparse.ArgumentParser, *, of_tasks: bool = 
         metavar="X",
         help="clip gradients of a larger norm to this one; 0: never",
     )
-    parse, metavar, more = epochs, "N", ""
+    parse: Callable[[str], float | str] = epochs_or_auto if of_tasks else epochs
+    values, explained = "N", "training epochs; 0: only evaluate the model"
     if of_tasks:
-        parse, metavar = epochs_or_auto, f"N|{AUTO}"
-        more = (
-            f"; {AUTO}: 10 for RTE and SST-2, 3 for the other tasks, as in the collaborative attention paper's script"
+        values += f"|{AUTO}"
+        explained += (
+            f"; {AUTO}: 10 for RTE and SST-2, 3 for the other tasks, as in the source of collaborative attention"
         )
-    explained = f"training epochs; 0: only evaluate the model{more}"
-    add("--num_train_epochs", type=parse, default=3, metavar=metavar, help=explained)
+    add("--num_train_epochs", type=parse, default=3, metavar=values, help=explained)
     add("--max_train_steps", type=count, metavar="N", help="optimizer steps; replaces --num_train_epochs")
     add("--eval_steps", type=count_from_1, metavar="N", help="evaluate every N steps (default: after every epoch)")
     add(
