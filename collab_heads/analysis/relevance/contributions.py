@@ -47,8 +47,8 @@ def token_contributions(
     backward pass per position: give some hundred sentences. Four numbers a token are kept of each.
 
     The target prefix is that of the labels or decoder inputs, `prefixes="reference"`. With "own" it is the model's own
-    translation, as when it is used; with "random" that of another sentence, which has nothing to do with the source:
-    how much a model still looks at the source then says how prone it is to go on with whatever was said (exposure bias).
+    translation, as when it is used; with "random" that of another sentence, which has nothing to do with the source: a
+    model that then turns from the source is prone to go on with whatever was said (exposure bias).
 
     A decoder alone has a prompt and its continuation instead. They are told apart by the labels: the tokens of the
     continuation, -100 where the prompt is, and padding; a text of several turns may alternate. The first token of a

@@ -1,6 +1,7 @@
 """What a decoder has read when it says a token: the reference, what the model itself says, or something unrelated."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -109,8 +110,8 @@ class RandomPrefixes:
         others[cycle] = cycle.roll(1)  # a single round through all
         lender, self.before = (batch, batch) if count > 1 or self.before is None else (self.before, batch)
         if self.alone:
-            lent = texts_of(lender)
-            return batch_of([(prompt, lent[other][1]) for (prompt, _), other in zip(texts_of(batch), others.tolist())])
+            prompts, lent = texts_of(batch), texts_of(lender)
+            return batch_of([(prompts[row][0], lent[other][1]) for row, other in enumerate(others.tolist())])
         lent_tensors = {name: lender[name] for name in OF_DECODER if isinstance(lender.get(name), Tensor)}
         return {**batch, **{name: each[others.to(each.device)] for name, each in lent_tensors.items()}}
 
@@ -118,6 +119,8 @@ class RandomPrefixes:
 def texts_of(batch: Mapping) -> list[Text]:
     """Prompts, up to the first label, and their continuations, up to the last; padding is left out."""
     texts = []
+    if batch.get("labels") is None:
+        raise CalibrationError(f"a decoder needs labels that say where a prompt ends: {IGNORED} for its tokens")
     mask = batch.get("attention_mask")
     used = torch.ones_like(batch["labels"], dtype=torch.bool) if mask is None else mask.bool()
     for ids, labels, is_token in zip(batch["input_ids"], batch["labels"], used, strict=True):
@@ -145,14 +148,14 @@ def batch_of(texts: list[Text]) -> dict[str, Tensor]:
 def continued(model: PreTrainedModel, batch: Mapping, num_beams: int) -> dict[str, Tensor]:
     """What the model makes of every prompt, of the length of the given continuation at most; up to its end token."""
     texts = []
+    generate = cast(Any, model).generate  # a mixin, to type checkers
     ends = model.generation_config.eos_token_id
     ended = set(ends if isinstance(ends, list) else [ends])
     for prompt, more in texts_of(batch):
-        ids = torch.tensor([prompt])
-        inputs = moved({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, input_device(model))
-        said = model.generate(**inputs, max_new_tokens=len(more), num_beams=num_beams, do_sample=False, pad_token_id=0)[
-            0, len(prompt) :
-        ].tolist()
+        read = torch.tensor([prompt])
+        inputs = moved({"input_ids": read, "attention_mask": torch.ones_like(read)}, input_device(model))
+        ids = generate(**inputs, max_new_tokens=len(more), num_beams=num_beams, do_sample=False, pad_token_id=0)
+        said = ids[0, len(prompt) :].tolist()
         stop = next((place + 1 for place, token in enumerate(said) if token in ended), len(said))
         texts.append((prompt, said[:stop]))
     return batch_of(texts)

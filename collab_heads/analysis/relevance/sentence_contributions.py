@@ -56,10 +56,9 @@ class TokenRelevance:
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "TokenRelevance":
         """What `to_dict` gave."""
-        ids = {name: tuple(map(int, stored[name])) for name in ("source_ids", "target_ids", "said")}
-        rows = len(stored["source"])
-        matrices = {name: as_tensor(stored[name]).reshape(rows, -1) for name in ("source", "target")}
-        return cls(**matrices, **ids)
+        source, target = (as_matrix(stored[name]) for name in ("source", "target"))
+        ids = (tuple(map(int, stored[name])) for name in ("source_ids", "target_ids", "said"))
+        return cls(source, target, *ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,3 +115,8 @@ def of_sentence(relevance: Tensor, is_source: Tensor) -> SentenceContributions:
 def as_tensor(values: Sequence) -> Tensor:
     """Numbers of JSON as they were."""
     return torch.tensor(values, dtype=torch.float64)
+
+
+def as_matrix(rows: Sequence[Sequence[float]]) -> Tensor:
+    """The same of rows, also of none."""
+    return as_tensor(rows).reshape(len(rows), len(rows[0]) if rows else 0)
