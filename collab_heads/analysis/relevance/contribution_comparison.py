@@ -20,13 +20,14 @@ from collab_heads.analysis.relevance.contribution_results import (
     none_for_nan,
 )
 from collab_heads.analysis.relevance.contributions import token_contributions
+from collab_heads.analysis.relevance.prefixes import check_prefixes
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files import write_file
 from collab_heads.reading import parse_json
 from collab_heads.text import portable_name, text_table
-from collab_heads.words import PREFIX_KINDS, PrefixKind
+from collab_heads.words import PrefixKind
 
 Model = PreTrainedModel | str | Path
 SMALLEST = 1e-9  # share of a token, for divergence: what has none would make it infinite
@@ -55,9 +56,13 @@ class ContributionComparison:
             for name, run in self.runs
         ]
 
+    def models(self) -> list[str]:
+        """The names of the models, in their order."""
+        return list(dict.fromkeys(name for name, _ in self.runs))
+
     def steps(self) -> list[int] | None:
         """The numbers in which the names of the models end, such as those of checkpoints, if they increase; or None."""
-        found = [re.search(r"(\d+)\D*$", name) for name in dict.fromkeys(name for name, _ in self.runs)]
+        found = [re.search(r"(\d+)\D*$", name) for name in self.models()]
         steps = [int(each[1]) for each in found if each]
         increase = all(earlier < later for earlier, later in pairwise(steps))
         return steps if len(steps) == len(found) and increase else None
@@ -184,17 +189,13 @@ def compare_contributions(
     Source: Voita, Sennrich, Titov 2021, arXiv:2010.10907, sections 5 and 7.
     """
     named = named_models(models)
-    kinds = (prefixes,) if isinstance(prefixes, str) else tuple(prefixes)
-    if not kinds:
-        raise ArgumentError(f"prefixes is empty: name some of {', '.join(PREFIX_KINDS)}")
-    for kind in kinds:
-        check_choice("prefixes", kind, PREFIX_KINDS)
+    kinds = check_prefixes(prefixes)
     sentences, excluded = Sentences(batches), None if exclude is None else list(exclude)
     diverges = len(named) > 1 and "reference" in kinds
     runs: list[tuple[str, TokenContributions]] = []
     for name, model in named.items():
         loaded = model if isinstance(model, PreTrainedModel) else load(model)
-        for kind in dict.fromkeys(kinds):
+        for kind in kinds:
             run = token_contributions(
                 loaded,
                 sentences,

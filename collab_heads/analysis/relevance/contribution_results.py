@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from collab_heads.analysis.relevance.contribution_curve import Curve, mean_and_error, mean_curve
 from collab_heads.analysis.relevance.sentence_contributions import SentenceContributions
@@ -25,6 +26,27 @@ PARTS = 10  # of a sentence, in JSON and pictures
 Contribution = Literal["source", "source_entropy", "target_entropy", "influence"]
 CONTRIBUTIONS: tuple[Contribution, ...] = get_args(Contribution)
 PER_TOKEN: tuple[Contribution, ...] = CONTRIBUTIONS[:3]  # a number per generated token; influence: per source token
+
+
+@dataclass(frozen=True, eq=False)
+class ContributionExample:
+    """One sentence with its tokens.
+
+    Attributes:
+        source: [P, S], contributions of the source tokens to the generated ones.
+        target: [P, T], those of the target prefix.
+        source_tokens: [S], as text; as are the others.
+        target_tokens: [T].
+        said: [P].
+        names: what the two sides are called.
+    """
+
+    source: Tensor
+    target: Tensor
+    source_tokens: tuple[str, ...]
+    target_tokens: tuple[str, ...]
+    said: tuple[str, ...]
+    names: tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +135,18 @@ class TokenContributions:
                 f"there are sentences of {', '.join(map(str, known))}"
             )
         return replace(self, sentences=tuple(kept))
+
+    def typical(self, tokenizer: PreTrainedTokenizerBase | None = None) -> ContributionExample | None:
+        """The sentence of middle length whose relevance was kept, to look at; None if there is none.
+
+        Args:
+            tokenizer: turns ids into text; None shows ids.
+        """
+        kept = [sentence.relevance for sentence in self.sentences if sentence.relevance and len(sentence.source)]
+        if not kept:
+            return None
+        middle = sorted(kept, key=lambda each: len(each.source))[(len(kept) - 1) // 2]
+        return ContributionExample(*middle.contributions(), *middle.words(tokenizer), self.names)
 
     def without_relevance(self) -> "TokenContributions":
         """The same without the relevance of every token to every token, which is most of what a file holds."""

@@ -1,6 +1,6 @@
 """What a decoder has read when it says a token: the reference, what the model itself says, or something unrelated."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -59,6 +59,20 @@ def with_prefixes(
     else:
         change = RandomPrefixes(seed, alone) if kind == "random" else lambda batch: batch
     return changed(model, batches, change)
+
+
+def check_prefixes(prefixes: PrefixKind | Sequence[PrefixKind]) -> tuple[PrefixKind, ...]:
+    """The kinds of prefixes that are asked for, one or several, each once.
+
+    Raises:
+        ArgumentError: on an unknown kind, or if there are none.
+    """
+    kinds = (prefixes,) if isinstance(prefixes, str) else tuple(dict.fromkeys(prefixes))
+    for kind in kinds:
+        check_choice("prefixes", kind, PREFIX_KINDS)
+    if not kinds:
+        raise ArgumentError(f"prefixes is empty: name some of {', '.join(PREFIX_KINDS)}")
+    return kinds
 
 
 def changed(model: PreTrainedModel, batches: Iterable[Mapping], change: Change) -> Iterator[Mapping]:

@@ -38,15 +38,16 @@ class TokenRelevance:
         source, target = shares(both, torch.ones_like(both, dtype=torch.bool)).split(split, dim=1)
         return source, target
 
-    def words(self, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[tuple[str, ...], ...]:
+    def words(
+        self, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """Source, target and what was said as text: [S], [T], [P]; as ids without a tokenizer, else as numbers."""
-        found = []
         sizes = (self.source.shape[1], self.target.shape[1], len(self.source))
-        for ids, size in zip((self.source_ids, self.target_ids, self.said), sizes, strict=True):
-            named = list(ids) or list(range(size))
-            known = tokenizer is not None and ids
-            found.append(tuple(map(str, tokenizer.convert_ids_to_tokens(named) if known and tokenizer else named)))
-        return tuple(found)
+        source, target, said = (
+            as_text(ids, size, tokenizer)
+            for ids, size in zip((self.source_ids, self.target_ids, self.said), sizes, strict=True)
+        )
+        return source, target, said
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers, ready for JSON."""
@@ -110,6 +111,13 @@ def of_sentence(relevance: Tensor, is_source: Tensor) -> SentenceContributions:
         target_entropy=entropy(of_target),
         influence=influence,
     )
+
+
+def as_text(ids: tuple[int, ...], size: int, tokenizer: PreTrainedTokenizerBase | None) -> tuple[str, ...]:
+    """Tokens as text; ids without a tokenizer, and places where there are no ids."""
+    if not ids:
+        return tuple(map(str, range(size)))
+    return tuple(map(str, ids if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))))
 
 
 def as_tensor(values: Sequence) -> Tensor:
