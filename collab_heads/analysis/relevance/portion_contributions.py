@@ -64,6 +64,7 @@ def sentences_of(portion: Portion, exclude: tuple[int, ...], keep_relevance: boo
     states = [portion.states[name] for name in portion.sides.roles]
     relevance = relevance_of_tokens(values, positions.tolist(), states, portion.last)
     first, used, ids = portion.columns()
+    used[:, -counted.shape[1] :] &= counted.flip(1).cumsum(1).flip(1) > 0  # what comes after the last is never read
     said = first_choices(portion.outputs)
     sentences = []
     for row, mask in enumerate(counted[:, positions]):  # the n-th token that counts is at position n

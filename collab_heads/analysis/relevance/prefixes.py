@@ -1,5 +1,6 @@
 """What a decoder has read when it says a token: the reference, what the model itself says, or something unrelated."""
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -31,7 +32,7 @@ def with_prefixes(
     *,
     num_beams: int = 1,
     seed: int = 0,
-) -> Iterator[Mapping]:
+) -> Iterable[Mapping]:
     """Batches whose decoder reads prefixes of a kind; one batch is held at a time.
 
     Args:
@@ -58,7 +59,7 @@ def with_prefixes(
         change = own_of(model, num_beams, alone)
     else:
         change = RandomPrefixes(seed, alone) if kind == "random" else lambda batch: batch
-    return changed(model, batches, change)
+    return Changed(model, batches, change)
 
 
 def check_prefixes(prefixes: PrefixKind | Sequence[PrefixKind]) -> tuple[PrefixKind, ...]:
@@ -75,16 +76,33 @@ def check_prefixes(prefixes: PrefixKind | Sequence[PrefixKind]) -> tuple[PrefixK
     return kinds
 
 
-def changed(model: PreTrainedModel, batches: Iterable[Mapping], change: Change) -> Iterator[Mapping]:
-    """Every batch, changed; what goes wrong is told with its number."""
-    for index, batch in enumerate(each_batch(batches)):
-        try:
-            check_modalities(model, batch)
-            yield change(batch)
-        except CollabHeadsError:
-            raise
-        except Exception as error:  # whatever the model raises about its inputs
-            raise CalibrationError(f"{type(model).__name__} cannot generate from batch {index}: {error}") from error
+class Changed:
+    """Batches, each changed when it is asked for; what goes wrong is told with its number.
+
+    Args:
+        model: that takes them.
+        batches: any iterable.
+        change: batch -> the changed one.
+    """
+
+    def __init__(self, model: PreTrainedModel, batches: Iterable[Mapping], change: Change):
+        self.model, self.batches, self.change = model, batches, change
+
+    def __length_hint__(self) -> int:
+        return operator.length_hint(self.batches)
+
+    def __iter__(self) -> Iterator[Mapping]:
+        for index, batch in enumerate(each_batch(self.batches)):
+            try:
+                check_modalities(self.model, batch)
+                changed = self.change(batch)
+            except CollabHeadsError:
+                raise
+            except Exception as error:  # whatever the model raises about its inputs
+                raise CalibrationError(
+                    f"{type(self.model).__name__} cannot generate from batch {index}: {error}"
+                ) from error
+            yield changed
 
 
 def own_of(model: PreTrainedModel, num_beams: int, alone: bool) -> Change:

@@ -117,11 +117,8 @@ class PromptAndContinuation(Sides):
         return values, counted
 
     def tokens(self, model, inputs):
-        """Of the one stack, up to the last token of the continuation."""
-        labelled = inputs["labels"] != IGNORED
-        used = labelled.flip(1).cumsum(1).flip(1) > 0
-        mask = token_masks(model, inputs)["decoder"]
-        return {"text": used if mask is None else used & mask.to(used.device)}
+        """Of the one stack."""
+        return {"text": token_masks(model, inputs)["decoder"]}
 
     def ids(self, model, inputs):
         """Of the one stack."""
