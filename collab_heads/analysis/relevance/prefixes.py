@@ -181,13 +181,9 @@ def continued(model: PreTrainedModel, batch: Mapping, num_beams: int) -> dict[st
     """What the model makes of every prompt, of the length of the given continuation at most; up to its end token."""
     texts = []
     generate = cast(Any, model).generate  # a mixin, to type checkers
-    ends = model.generation_config.eos_token_id
-    ended = set(ends if isinstance(ends, list) else [ends])
     for prompt, more in texts_of(batch):
         read = torch.tensor([prompt])
         inputs = moved({"input_ids": read, "attention_mask": torch.ones_like(read)}, input_device(model))
         ids = generate(**inputs, max_new_tokens=len(more), num_beams=num_beams, do_sample=False, pad_token_id=0)
-        said = ids[0, len(prompt) :].tolist()
-        stop = next((place + 1 for place, token in enumerate(said) if token in ended), len(said))
-        texts.append((prompt, said[:stop]))
+        texts.append((prompt, ids[0, len(prompt) :].tolist()))  # a row alone has nothing after its end
     return batch_of(texts)

@@ -79,6 +79,7 @@ def test_labels_say_what_differs(compared, models, batches):
     assert ContributionComparison((runs[0], runs[3])).labels() == ["pruned", "whole"]
 
 
+@pytest.mark.slow
 def test_checkpoints_are_loaded_in_turn_and_left_alone(models, batches, tmp_path):
     folders = [tmp_path / "step_20", tmp_path / "step_100"]
     for folder, model in zip(folders, models.values(), strict=True):

@@ -14,6 +14,7 @@ from families import EXACT64, FAMILIES, LAYERS, cast
 
 TRANSLATORS = tuple(name for name, family in FAMILIES.items() if family.generates and "dec-enc" in family.roles)
 DECODERS = tuple(n for n, family in FAMILIES.items() if family.roles.keys() == {"dec-self"} and family.generates)
+OTHERS = tuple(change for change in CHANGES if change != "pruned shared")
 CONSERVED = 1e-8  # relative, in float64: a model has some ten thousand products; seen: 1e-13
 
 
@@ -68,7 +69,7 @@ def test_relevance_entropy_and_influence_are_what_they_are_by_hand():
     assert float(found.sentences[0].source_entropy.min()) > 0.1 and float(found.sentences[0].influence.std()) > 0.1
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", ("pruned shared", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)))
 def test_shares_sum_to_one_and_influence_to_the_tokens(change):
     model, inputs = model_in("marian", change), labelled("marian")
     found = whole(model, inputs)

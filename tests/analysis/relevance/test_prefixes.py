@@ -43,7 +43,7 @@ def halves(inputs) -> list[dict]:
     return [{name: each[part] for name, each in inputs.items()} for part in (slice(0, 2), slice(2, 3))]
 
 
-@pytest.mark.parametrize("beams", (1, 3))
+@pytest.mark.parametrize("beams", (pytest.param(1, marks=pytest.mark.slow), 3))
 def test_its_own_prefixes_are_what_a_translator_generates(beams):
     """Rows of a batch end one after the other; what follows the end is no prefix."""
     model, inputs = model_in("marian"), labelled("marian")

@@ -86,6 +86,7 @@ def test_a_metric_without_each_head(marian, bilingual, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 def test_contributions_after_prefixes_beside_an_ablation(marian, bilingual, tmp_path):
     more = ("--analyze", "--max_train_steps", 0, "--analyze_samples", 3, "--val_max_target_length", 8)
