@@ -142,6 +142,28 @@ ROLES = {role: ".2f" for role in ("enc-self", "dec-self", "dec-enc")}
 plain("seen_balance", "seen_balance", {"model": "", "measure": "", "heads": ""} | ROLES)
 plain("seen_speed", "seen_speed", {"what": "", "ratio": ".2f", "seconds": ".2f"})
 plain("seen_memory", "seen_speed", {"sentences": "", "peak MB": ".0f"}, "memory")
+FIFTHS = {f"part {part}": ".2f" for part in range(1, 6)}
+
+
+@made
+def contributions() -> str:
+    """Shares and entropies over a sentence, after three kinds of prefixes."""
+    rows = [
+        row
+        | {"mean ±": f"{row['mean']:.3f} ± {row['± mean']:.3f}"}
+        | ({"less": f"{row['less the reference']:+.3f} ± {row['± less']:.3f}"} if "± less" in row else {})
+        for row in sorted(stored("contributions")["rows"], key=lambda row: list(MEASURED).index(row["measure"]))
+    ]
+    columns = {"of each generated token": ("measure", ""), "prefixes": ""} | FIFTHS
+    columns |= {"last token": ".2f", "mean": ("mean ±", ""), "less after the reference": ("less", "")}
+    return shown(named(rows, "measure", MEASURED), columns)
+
+
+MEASURED = {
+    "source": "share of the source",
+    "entropy of source": "entropy of the source",
+    "entropy of target": "entropy of the target prefix",
+}
 
 
 plain(

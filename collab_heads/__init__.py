@@ -15,6 +15,8 @@ from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_out, mean_loss, without_heads
 from collab_heads.analysis.measures.results import HeadStatistics
 from collab_heads.analysis.measures.statistics import head_statistics
+from collab_heads.analysis.relevance.contribution_comparison import ContributionComparison, compare_contributions
+from collab_heads.analysis.relevance.contribution_results import TokenContributions
 from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.analysis.report.head_report import HeadReport
@@ -63,6 +65,7 @@ __all__ = [
     "CompressReport",
     "CompressedSite",
     "CompressionPlan",
+    "ContributionComparison",
     "DistillReport",
     "DynamicRotation",
     "FoldReport",
@@ -76,11 +79,13 @@ __all__ = [
     "PruneReport",
     "SiteReport",
     "SwapReport",
+    "TokenContributions",
     "ablation_curve",
     "adapters",
     "alpha_report",
     "analyze_heads",
     "collaborative_config",
+    "compare_contributions",
     "compress",
     "distill",
     "fold_heads",

@@ -26,3 +26,6 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 ReportPart = Literal["statistics", "roles", "relevance", "gradient", "contributions", "ablation"]
 REPORT_PARTS: tuple[ReportPart, ...] = get_args(ReportPart)
+
+PrefixKind = Literal["reference", "own", "random"]  # what a decoder has read when a token's contributions are measured
+PREFIX_KINDS: tuple[PrefixKind, ...] = get_args(PrefixKind)

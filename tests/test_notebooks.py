@@ -15,7 +15,7 @@ from translation_models import model, pairs, tokenizer
 import collab_heads
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
-NAMES = ("translate", "attention_maps", "dead_heads", "compress")
+NAMES = ("translate", "attention_maps", "dead_heads", "compress", "contributions")
 MODULES = {"collab_heads", "collab_heads.analysis"}  # beside these two, what users import
 PUBLIC = {
     "collab_heads": set(collab_heads.__all__),
@@ -178,3 +178,13 @@ def test_compress(run, tmp_path):
     text = printed(notebook)
     assert pictures(notebook) == 2 and (tmp_path / "compressed-model" / "model.safetensors").exists()
     assert number(r"([\d,]+) parameters and loss", text) < number(r"([\d,]+) parameters\n", text)
+
+
+@pytest.mark.slow
+def test_contributions(run):
+    notebook = run("contributions")
+    text = printed(notebook)
+    assert pictures(notebook) == 3 and "the source gives 0." in text
+    rows = [line.split() for line in text.splitlines() if line.startswith(("model ", "half of the heads", "all heads"))]
+    assert [row[1] for row in rows[1:4]] == ["reference", "own", "random"]
+    assert float(rows[-1][-1]) == 0 < float(rows[-2][-1])  # how far the model with half of the heads is

@@ -17,7 +17,7 @@ from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.analysis.measures.statistics import Statistics
 from collab_heads.analysis.measures.typical import typical_sentences
 from collab_heads.analysis.options import AnalysisOptions, Part, check_parts
-from collab_heads.analysis.relevance.contributions import token_contributions
+from collab_heads.analysis.relevance.contribution_comparison import compare_contributions, named_models
 from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.analysis.report.head_report import HeadReport
@@ -37,8 +37,10 @@ from collab_heads.model.refusals import check_wrapper
 from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter, head_numbers
 from collab_heads.text import portable_name
+from collab_heads.words import PrefixKind
 
 Result = TypeVar("Result")
+THIS_MODEL = "this model"
 
 
 def analyze_heads(
@@ -57,6 +59,8 @@ def analyze_heads(
     higher_is_better: bool = False,
     num_examples: int = 3,
     contribution_sentences: int = 64,
+    prefixes: PrefixKind | Sequence[PrefixKind] = "reference",
+    compare_with: Mapping[str, PreTrainedModel | str | Path] | Sequence[str | Path] = (),
     gate_history: GateHistory | None = None,
     data: str = "given batches",
 ) -> HeadReport:
@@ -85,6 +89,10 @@ def analyze_heads(
         num_examples: sentences whose attention is kept, of typical lengths: the quartiles for three.
         contribution_sentences: how many sentences contributions of source and target (or prompt and continuation, of a
             decoder whose labels are -100 for the prompt) are measured on, the first ones.
+        prefixes: what the decoder has read when contributions are measured, one or several: "reference", as the batches
+            have it, "own", "random"; see `token_contributions`.
+        compare_with: other models, or checkpoints of a training in order, as `compare_contributions` takes them: their
+            contributions are measured on the same sentences, before this model's in the report.
         gate_history: the gates during training, to be shown in the report, too.
         data: what the batches are, for the report.
 
@@ -113,6 +121,8 @@ def analyze_heads(
         higher_is_better=higher_is_better,
         num_examples=num_examples,
         contribution_sentences=contribution_sentences,
+        prefixes=prefixes,
+        compare_with=compare_with,
         gate_history=gate_history,
         data=data,
     )
@@ -159,8 +169,7 @@ class Analysis:
             gradient = self.results["gradient"]
             self.results["gradient"] = {path: values.double() for path, values in gradient.items()}
         if "contributions" in self.parts:
-            sentences = self.batches.first(self.options.contribution_sentences)
-            self.measure("contributions", token_contributions, sentences, exclude=self.excluded)
+            self.contribute()
         report = self.measured()
         return self.ablate(report) if "ablation" in self.parts else report
 
@@ -174,6 +183,27 @@ class Analysis:
     def measure(self, part: Part, function: Callable, batches: Iterable[Mapping], **options: Any) -> None:
         """Measure a part that makes passes of its own."""
         self.results[part] = self.timed(part, function, self.model, batches, self.adapter, **options)
+
+    def contribute(self) -> None:
+        """Contributions of the model, a sentence of middle length whole, and beside others where it is compared."""
+        options = self.options
+        sentences = list(self.batches.first(options.contribution_sentences))
+        others = named_models(options.compare_with) if options.compare_with else {}
+        whole = self.timed(
+            "contributions",
+            compare_contributions,
+            {**others, THIS_MODEL: self.model},
+            sentences,
+            None if others else self.adapter,  # other models may be of other families
+            prefixes=options.prefixes,
+            exclude=self.excluded,
+            keep_relevance=True,
+        )
+        mine = next(run for name, run in whole.runs if name == THIS_MODEL)
+        self.results["contribution_example"] = mine.typical(options.tokenizer)
+        self.results["contributions"] = mine.without_relevance()
+        if len(whole.runs) > 1:
+            self.results["compared_contributions"] = whole.without_relevance()
 
     def observe(self, syntax: Syntax | None) -> None:
         """One pass for all that needs no gradient, and one over the treebank."""

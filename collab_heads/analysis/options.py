@@ -1,20 +1,23 @@
 """What `analyze_heads` is asked for, as one value."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate
 from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.analysis.relevance.contribution_comparison import named_models
+from collab_heads.analysis.relevance.prefixes import check_prefixes
 from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.checks import check_choice, check_count
 from collab_heads.errors import ArgumentError
 from collab_heads.words import REPORT_PARTS as PARTS
+from collab_heads.words import PrefixKind
 from collab_heads.words import ReportPart as Part
 
 NO_SOURCE = (
@@ -28,7 +31,7 @@ class AnalysisOptions:
     """The options of `analyze_heads`, which are described there.
 
     Raises:
-        ArgumentError: on a number of sentences that is too small.
+        ArgumentError: on a number of sentences that is too small, unknown prefixes, or models of one name.
     """
 
     parts: tuple[Part, ...] | None = None
@@ -42,12 +45,17 @@ class AnalysisOptions:
     higher_is_better: bool = False
     num_examples: int = 3
     contribution_sentences: int = 64
+    prefixes: PrefixKind | Sequence[PrefixKind] = "reference"
+    compare_with: Mapping[str, PreTrainedModel | str | Path] | Sequence[str | Path] = ()
     gate_history: GateHistory | None = None
     data: str = "given batches"
 
     def __post_init__(self):
         check_count("num_examples", self.num_examples)
         check_count("contribution_sentences", self.contribution_sentences, least=1)
+        check_prefixes(self.prefixes)
+        if self.compare_with:
+            named_models(self.compare_with)
 
     def choose(self, has_labels: bool, has_source: bool) -> tuple[tuple[Part, ...], list[str]]:
         """The parts to measure: those asked for, or all that model and data allow.

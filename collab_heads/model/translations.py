@@ -52,11 +52,11 @@ def most_tokens(original: PreTrainedModel, batch: Batch) -> int:
     return int(max(2, room))
 
 
-def translate(original: PreTrainedModel, batch: Batch) -> Batch:
+def translate(original: PreTrainedModel, batch: Batch, num_beams: int = 1) -> Batch:
     """Decoder inputs and their mask, [B, T]: the translation up to its last token before the end."""
     config = copy.deepcopy(original.generation_config)
     config.max_length, config.max_new_tokens = most_tokens(original, batch), None
-    config.num_beams, config.do_sample = 1, False
+    config.num_beams, config.do_sample = num_beams, False
     config.return_dict_in_generate = True  # without, Whisper leaves out what its decoder reads first
     if getattr(config, "return_timestamps", False):
         setattr(config, "return_timestamps", False)  # noqa: B010 (Whisper has it)

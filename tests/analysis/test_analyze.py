@@ -12,6 +12,8 @@ import collab_heads
 from collab_heads import analyze_heads
 from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_out, mean_loss
 from collab_heads.analysis.measures.comparison import rank_correlation
+from collab_heads.analysis.report.full_page import side_tables
+from collab_heads.analysis.report.pictures import pictures_in
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from families import HEADS, cast
 
@@ -192,3 +194,41 @@ def test_what_is_refused():
     collab_heads.prune_heads(empty, {path: list(numbers[path]) for path in paths})
     with refused(empty, SwapError, "no heads left"):
         analyze_heads(empty, batches)
+
+
+def test_contributions_after_several_prefixes_and_beside_other_models(tmp_path):
+    model = model_in("marian", dtype=torch.float32)
+    batches = split(labelled("marian", model))
+    model.save_pretrained(tmp_path / "step_7")
+    more = {"parts": "contributions", "exclude": [EOS], "prefixes": ("own", "reference")}
+    report = analyze_heads(model, batches, **more, compare_with=[tmp_path / "step_7"])
+    own = collab_heads.token_contributions(model, batches, prefixes="own", exclude=[EOS])
+    assert report.contributions == own and len(report.contribution_example.said) in map(len, own.rows("source"))
+    compared = report.compared_contributions
+    assert compared.models() == ["step_7", "this model"] and compared.divergence["step_7"] == 0
+    assert str(compared) in str(report) and own.summary() in str(report)
+    stored = json.loads(report.to_json())
+    assert stored["compared_contributions"]["runs"][2]["contributions"] == stored["contributions"]
+    names = {picture.name: picture.alt for picture in pictures_in(report)}
+    assert {"source_share", "contributions", "contribution_map"} < names.keys()
+    assert names["contribution_history"].startswith("Contributions by model: the share of the source is 0.")
+    assert side_tables(report)["contributions"] == compared.table()
+    alone = analyze_heads(model, batches, parts="contributions", exclude=[EOS])
+    assert alone.compared_contributions is None and json.loads(alone.to_json())["compared_contributions"] is None
+    for wrong, words in (({"prefixes": "owm"}, "'own'"), ({"compare_with": "step_7"}, "models are several")):
+        with refused(model, ArgumentError, words):
+            analyze_heads(model, batches, **wrong)
+
+
+@pytest.mark.slow
+def test_a_page_shows_contributions(tmp_path):
+    pytest.importorskip("matplotlib")
+    model = model_in("marian", dtype=torch.float32)
+    report = analyze_heads(
+        model, [labelled("marian", model)], parts="contributions", exclude=[EOS], compare_with={"twin": model}
+    )
+    report.save(tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Contributions by model: the share of the source is" in page and "less the first" in page
+    for name in ("source_share", "contributions", "contribution_history", "contribution_map"):
+        assert (tmp_path / f"{name}.svg").is_file()

@@ -57,6 +57,14 @@ def test_sentences_that_are_too_long_are_left_out_and_counted(bert, tmp_path, ca
         run([str(bert), "--data", text, *PARTS, "--max_length", "2"])
 
 
+def test_contributions_after_prefixes_and_beside_a_checkpoint(marian, pairs, capsys):
+    flags = ["--parts", "contributions", "--samples", "4", "--prefixes", "reference", "random"]
+    report = run([marian, "--data", *pairs, *flags, "--compare_with", marian])
+    compared = report.compared_contributions
+    assert [run.prefixes for _, run in compared.runs] == ["reference", "random"] * 2
+    assert str(compared) in capsys.readouterr().out
+
+
 def test_what_is_refused(bert, marian, pairs, tmp_path):
     short = write_lines(tmp_path / "short", ["one line"])
     empty = write_lines(tmp_path / "empty", [])
@@ -78,6 +86,8 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
         ([short, "--data", short], ArgumentError, "there is no folder .*short"),
         (["nothing", "--data", short], ArgumentError, "cannot load AutoConfig from 'nothing'"),
         ([bert, "--data", short, "--parts", "lrp"], ArgumentError, "unknown part 'lrp'"),
+        ([marian, "--data", *pairs, "--prefixes", "owm"], ArgumentError, "unknown --prefixes 'owm'"),
+        ([marian, "--data", *pairs, "--compare_with", tmp_path / "nothing"], ArgumentError, "no folder .*nothing"),
         ([bert, "--data", short, "--device", "nonsense"], ArgumentError, "--device nonsense"),
     ):
         with pytest.raises(error, match=said):

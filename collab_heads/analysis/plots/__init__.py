@@ -6,6 +6,7 @@ Every function returns a matplotlib Figure, drawn without pyplot: nothing global
 from collab_heads.analysis.plots.attention_maps import attention_map
 from collab_heads.analysis.plots.budgets import budget_curve
 from collab_heads.analysis.plots.canvas import check_matplotlib
+from collab_heads.analysis.plots.contributions import contribution_curves, contribution_history, contribution_map
 from collab_heads.analysis.plots.curves import quality_curves, source_share
 from collab_heads.analysis.plots.distributions import importance_distributions
 from collab_heads.analysis.plots.files import save_figure
@@ -20,6 +21,9 @@ __all__ = [
     "attention_map",
     "budget_curve",
     "check_matplotlib",
+    "contribution_curves",
+    "contribution_history",
+    "contribution_map",
     "gate_animation",
     "gate_strip",
     "head_map",

@@ -25,6 +25,7 @@ def explain_batches(
     batches: Iterable[Mapping],
     see: Callable[[Mapping, ModelOutput], None],
     what: str = "propagating relevance",
+    cut: Callable[[Mapping], Iterable[Mapping]] = lambda batch: (batch,),
 ) -> None:
     """Run the model on every batch with a conservative graph; one batch, and its graph, is held at a time.
 
@@ -34,6 +35,7 @@ def explain_batches(
         batches: input dicts as the model takes them; any iterable, read once.
         see: called with the inputs, on the model's device, and with what the model returned; it takes the gradients.
         what: the label of the progress bar.
+        cut: batch -> the portions of it that are run one after the other.
 
     Raises:
         CalibrationError: if there are no batches, or the model cannot take one (its index is named).
@@ -42,7 +44,8 @@ def explain_batches(
     with explaining(model):
         for index, batch in enumerate(tqdm(each_batch(batches), total=total, desc=what, leave=False)):
             inputs = {k: v.to(input_device(model)) if isinstance(v, Tensor) else v for k, v in batch.items()}
-            see(inputs, run(model, adapter, inputs, index))  # no name keeps the graph while the next one is built
+            for portion in cut(inputs):
+                see(portion, run(model, adapter, portion, index))  # no name keeps the graph while the next one is built
 
 
 def run(model: PreTrainedModel, adapter: AttentionAdapter, inputs: Mapping, index: int) -> ModelOutput:

@@ -12,6 +12,7 @@ from transformers.utils import ModelOutput
 from collab_heads.analysis.relevance.targets import top_logits
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import CalibrationError
+from collab_heads.model.masks import decoder_ids, token_masks
 
 IGNORED = -100  # the label of a token that is none to predict, in every loss of transformers
 
@@ -38,6 +39,14 @@ class Sides(ABC):
         return top_logits(model, outputs, inputs, exclude, "decoder")
 
     @abstractmethod
+    def tokens(self, model: PreTrainedModel, inputs: Mapping) -> Mapping[str, Tensor | None]:
+        """Name of a stack -> which of the tokens that enter it are no padding: [B, T] bool, or None where all are."""
+
+    @abstractmethod
+    def ids(self, model: PreTrainedModel, inputs: Mapping) -> Mapping[str, Tensor | None]:
+        """Name of a stack -> the ids of the tokens that enter it: [B, T], or None where they are no text."""
+
+    @abstractmethod
     def first_side(self, inputs: Mapping) -> Mapping[str, Tensor]:
         """Name of a stack -> which of the tokens that enter it are of the first side: [B, T] bool, or one for all."""
 
@@ -47,6 +56,18 @@ class SourceAndTarget(Sides):
 
     names = ("source", "target prefix")
     roles: ClassVar[Mapping[str, str]] = {"source": "enc-self", "target": "dec-self"}
+
+    def tokens(self, model, inputs):
+        """Of encoder and decoder."""
+        masks = token_masks(model, inputs)
+        return {"source": masks["encoder"], "target": masks["decoder"]}
+
+    def ids(self, model, inputs):
+        """Of encoder and decoder; its first token is known where labels are shifted."""
+        target, start = decoder_ids(model, inputs), model.config.decoder_start_token_id
+        if target is not None and inputs.get("decoder_input_ids") is None and start is not None:
+            target = torch.cat([torch.full_like(target[:, :1], start), target[:, 1:]], dim=1)
+        return {"source": inputs.get("input_ids"), "target": target}
 
     def first_side(self, inputs):
         """All that enters the encoder."""
@@ -94,6 +115,14 @@ class PromptAndContinuation(Sides):
         if bool((counted.any(1) & ~self.has_prompt(inputs, labels)).any()):
             raise CalibrationError(f"a sentence has no prompt: give its tokens the label {IGNORED}")
         return values, counted
+
+    def tokens(self, model, inputs):
+        """Of the one stack."""
+        return {"text": token_masks(model, inputs)["decoder"]}
+
+    def ids(self, model, inputs):
+        """Of the one stack."""
+        return {"text": inputs.get("input_ids")}
 
     def first_side(self, inputs):
         """What has no label; later tokens reach no earlier position, nor does padding."""

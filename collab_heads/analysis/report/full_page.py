@@ -64,7 +64,7 @@ def mean_of(values: Sequence[Tensor]) -> str:
 
 
 def side_tables(report: HeadMeasurements) -> dict[str, Table]:
-    """Tables beside pictures: rank correlations, baselines of dependencies."""
+    """Tables beside pictures: rank correlations, baselines of dependencies, contributions."""
     tables = {}
     if report.roles is not None and report.roles.baselines:
         best = []
@@ -78,6 +78,10 @@ def side_tables(report: HeadMeasurements) -> dict[str, Table]:
             where = f"{site.role}, layer {site.layer}, head {head}"
             best.append([" ".join(kind), f"{baseline.accuracy:.3f}", f"{value:.3f}", where])
         tables["roles"] = (["dependency", "best fixed offset", "best head", "which"], best)
+    if report.compared_contributions is not None:
+        tables["contributions"] = report.compared_contributions.table()
+    elif report.contributions is not None:
+        tables["contributions"] = report.contributions.table()
     if report.ablation is not None:
         rows = [[name.replace("_", " "), f"{value:+.2f}"] for name, value in report.correlations().items()]
         tables["ablation"] = (["measure", f"rank correlation with the harm to {report.ablation.metric}"], rows)

@@ -62,7 +62,10 @@ LEGENDS = {
     "the metric with only the most important heads, by each measure.",
     "contributions": "How much of each generated token's top-1 logit comes from the source, the rest from the "
     "target prefix (of a decoder alone: from the prompt, the rest from its continuation so far): shares of "
-    "absolute relevance (after Voita, Sennrich, Titov 2021).",
+    "absolute relevance (after Voita, Sennrich, Titov 2021). Entropies say how widely a share is spread over its "
+    "tokens, in nats; the influence of a source token is what it gives to the whole output, where 1 is the mean. Means "
+    "over sentences, with 95 % intervals. Prefixes of its own are the model's translations, random ones those of other "
+    "sentences.",
     "alphas": "Mixed heads: row i makes the new head i. Shown is the difference from the identity, where "
     "each head is itself.",
     "gate": "The probability that a head's gate is open (Voita et al. 2019): below one half it is more likely closed.",

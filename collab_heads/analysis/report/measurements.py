@@ -13,7 +13,8 @@ from collab_heads.analysis.measures.attention_examples import AttentionExample
 from collab_heads.analysis.measures.comparison import rank_correlation
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.measures.results import OF_HEADS, HeadStatistics
-from collab_heads.analysis.relevance.contributions import TokenContributions
+from collab_heads.analysis.relevance.contribution_comparison import ContributionComparison
+from collab_heads.analysis.relevance.contribution_results import ContributionExample, TokenContributions
 from collab_heads.analysis.relevance.head_relevance import HeadRelevance
 from collab_heads.analysis.roles.labels import HeadRoles
 from collab_heads.sites import AttentionSite
@@ -39,7 +40,9 @@ class HeadMeasurements:
         roles: positional, first-token, rare-token and syntactic heads.
         relevance: by conservative propagation.
         gradient: path -> [H], importance by gradients of the loss.
-        contributions: of source and target to generated tokens.
+        contributions: of source and target to generated tokens, after the first kind of prefixes.
+        compared_contributions: the same after other prefixes, and of other models.
+        contribution_example: the contributions of the tokens of one sentence.
         ablation: the metric without each head.
         curves: measure -> (heads kept, metric).
         gates: path -> [H], P(open) of the gates that the model has now.
@@ -60,6 +63,8 @@ class HeadMeasurements:
     relevance: HeadRelevance | None = None
     gradient: Scores | None = None
     contributions: TokenContributions | None = None
+    compared_contributions: ContributionComparison | None = None
+    contribution_example: ContributionExample | None = None
     ablation: Ablation | None = None
     curves: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
     gates: Scores = field(default_factory=dict)
@@ -121,12 +126,16 @@ class HeadMeasurements:
         if any(site.shares_keys for site in self.sites):
             lines[0] += f", which share {sum(site.num_key_heads for site in self.sites)} key heads"
         lines.append(f"Data: {self.data['name']}, {self.data['sentences']:,} sentences; query tokens: {tokens}")
+        if self.contributions is not None:
+            said = self.contributions.summary()
+            lines.append(f"Contributions: {said}")
         for name, value in self.correlations().items():
             lines.append(f"Rank correlation of {name} with the harm of leaving a head out: {value:+.2f}")
         return lines + [note[:1].upper() + note[1:] for note in self.notes]
 
     def __str__(self) -> str:
-        return text_table(*self.rows(), "\n".join(self.described()))
+        compared = [] if self.compared_contributions is None else ["", str(self.compared_contributions)]
+        return "\n".join([text_table(*self.rows(), "\n".join(self.described())), *compared])
 
     def to_dict(self) -> dict:
         """All numbers, ready for JSON; without the attention maps of the examples."""
@@ -145,7 +154,7 @@ class HeadMeasurements:
             "gradient": None if self.gradient is None else as_lists(self.gradient),
             "examples": [{side: list(tokens) for side, tokens in each.tokens.items()} for each in self.examples],
         }
-        for name in ("statistics", "roles", "relevance", "contributions", "ablation"):
+        for name in ("statistics", "roles", "relevance", "contributions", "compared_contributions", "ablation"):
             measured = getattr(self, name)
             whole[name] = None if measured is None else measured.to_dict()
         return whole

@@ -10,6 +10,7 @@ import torch
 from collab_heads.analysis import plots
 from collab_heads.analysis.measures.ablation import Ablation
 from collab_heads.analysis.measures.comparison import balance
+from collab_heads.analysis.relevance.contribution_results import PARTS, TokenContributions
 from collab_heads.analysis.report.legends import SECTIONS, measure_title
 from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
 from collab_heads.analysis.roles.labels import HeadRoles, role_kind
@@ -47,6 +48,7 @@ def pictures_of(report: HeadMeasurements) -> list[Picture]:
         ends = f"{shares[0]:.2f} at the first token, {shares[-1]:.2f} at the last"
         alt = f"{label[:1].upper()}{label[1:]} by position: {ends}"
         pictures.append(Picture("source_share", "contributions", draw_shares, alt))
+        pictures += contributions_of(report, report.contributions)
     if report.curves and report.ablation is not None:
         draw_quality = partial(quality, report, report.ablation)
         pictures.append(Picture("quality", "ablation", draw_quality, quality_in_words(report, report.ablation)))
@@ -59,6 +61,29 @@ def pictures_of(report: HeadMeasurements) -> list[Picture]:
 def pictures_in(report: HeadMeasurements) -> list[Picture]:
     """Those that the page shows: it has no other form of them."""
     return [picture for picture in pictures_of(report) if picture.alt]
+
+
+def contributions_of(report: HeadMeasurements, contributions: TokenContributions) -> list[Picture]:
+    """Shares, entropies and influence over a sentence; beside others, over a training, and of one sentence whole."""
+    pictures, compared = [], report.compared_contributions
+    runs = (
+        contributions if compared is None else dict(zip(compared.labels(), (r for _, r in compared.runs), strict=True))
+    )
+    draw = partial(plots.contribution_curves, runs, parts=PARTS)
+    alt = f"Contributions over a sentence: {contributions.summary()}"
+    pictures.append(Picture("contributions", "contributions", draw, alt))
+    if compared is not None and len(compared.models()) > 1:
+        means = zip(compared.models(), compared.over_models("source"), strict=True)
+        ends = [f"{share:.2f} of {name}" for name, (share, _) in means]
+        alt = f"Contributions by model: the share of the {contributions.names[0]} is {', '.join(ends)}"
+        history = partial(plots.contribution_history, compared)
+        pictures.append(Picture("contribution_history", "contributions", history, alt))
+    if (example := report.contribution_example) is not None:
+        words = (example.source_tokens, example.target_tokens, example.said)
+        show = partial(plots.contribution_map, example.source, example.target, *words, names=example.names)
+        alt = f"What each token gives to each of the {len(example.said)} generated tokens of a sentence"
+        pictures.append(Picture("contribution_map", "contributions", show, alt))
+    return pictures
 
 
 def attention_of(report: HeadMeasurements) -> list[Picture]:

@@ -19,10 +19,11 @@ from collab_heads.command.flags.shared import (
     add_running_arguments,
     check_files,
     check_input,
+    check_model_name,
     check_output_dir,
 )
 from collab_heads.training.flags.parsing import count, count_from_1
-from collab_heads.words import REPORT_PARTS
+from collab_heads.words import PREFIX_KINDS, REPORT_PARTS
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -42,6 +43,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="PART",
         help=f"parts of the report, some of {', '.join(REPORT_PARTS)} (default: all but {REPORT_PARTS[-1]})",
     )
+    add(
+        "--prefixes",
+        nargs="+",
+        default=["reference"],
+        metavar="KIND",
+        help="what the decoder has read when contributions are measured: reference, the second text or the "
+        "continuation; own, what the model makes of it; random, that of other sentences (default: reference)",
+    )
+    add(
+        "--compare_with",
+        nargs="+",
+        default=[],
+        metavar="MODEL",
+        help="other models, or checkpoints of a training in order, to measure the contributions of beside this one's",
+    )
     add("--samples", type=count_from_1, metavar="N", help="use only the first N sentences (default: all)")
     add(
         "--examples", type=count, default=3, metavar="N", help="sentences, of typical lengths, whose attention is shown"
@@ -59,6 +75,10 @@ def check(args: Namespace) -> None:
     """
     for part in args.parts or ():
         check_choice("part", part, REPORT_PARTS)
+    for kind in args.prefixes:
+        check_choice("--prefixes", kind, PREFIX_KINDS)
+    for model in args.compare_with:
+        check_model_name(model)
     check_output_dir(Path(args.output_dir))
     check_files(args.treebank)
     check_input(args)

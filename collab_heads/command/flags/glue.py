@@ -16,7 +16,7 @@ from collab_heads.extras import check_extra
 from collab_heads.training.data.glue_tasks import TASKS
 from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
 from collab_heads.training.flags.checks import check_flags
-from collab_heads.training.flags.parsing import count_from_1, path
+from collab_heads.training.flags.parsing import AUTO, count_from_1, path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     alphas.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)
     analyzing.add_analysis_arguments(parser)
-    arguments.add_training_arguments(parser)
+    arguments.add_training_arguments(parser, of_tasks=True)
     arguments.add_output_arguments(parser)
 
 
@@ -84,7 +84,7 @@ def check(args: Namespace) -> None:
 
 
 def check_data(args: Namespace) -> None:
-    """Check what a single flag of the data cannot know; the errors of `check`."""
+    """Check what a single flag of the data cannot know, and take the task's number of epochs; the errors of `check`."""
     files = [args.train_file, args.validation_file]
     if args.task_name is not None:
         args.task_name = args.task_name.lower()
@@ -95,6 +95,10 @@ def check_data(args: Namespace) -> None:
         raise ArgumentError("give --task_name, or --train_file and --validation_file")
     elif args.data_dir:
         raise ArgumentError("--data_dir needs --task_name")
+    if args.num_train_epochs == AUTO:
+        if args.task_name is None:
+            raise ArgumentError(f"--num_train_epochs {AUTO} is for GLUE's tasks: give files of your own a number")
+        args.num_train_epochs = TASKS[args.task_name].epochs
     if args.do_predict and args.task_name is None and not args.test_file:
         raise ArgumentError("--do_predict needs --test_file")
     if args.do_predict and args.output_dir is None:

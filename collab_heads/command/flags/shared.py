@@ -83,12 +83,17 @@ def check_input(args: Namespace) -> None:
         ArgumentError: if the model is a path to nothing, or a folder without a model.
         DataError: if a text file is missing.
     """
-    folder = Path(args.model)
+    check_model_name(args.model)
+    check_files(*(getattr(args, "data", None) or ()))
+
+
+def check_model_name(name: str) -> None:
+    """Raise ArgumentError for a path to nothing, or a folder without a model; other names may be on the Hub."""
+    folder = Path(name)
     if folder.is_dir():
         check_folder(folder)
-    elif folder.is_absolute() or args.model.startswith((".", "~")) or len(folder.parts) > 2:
-        raise ArgumentError(f"there is no folder {args.model} (MODEL is a folder, or a name on the Hub)")
-    check_files(*(getattr(args, "data", None) or ()))
+    elif folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
+        raise ArgumentError(f"there is no folder {name} (MODEL is a folder, or a name on the Hub)")
 
 
 def check_files(*names: str | None) -> None:

@@ -37,6 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     alphas.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)
     analyzing.add_analysis_arguments(parser)
+    analyzing.add_prefix_argument(parser)
     arguments.add_training_arguments(parser)
     add_translation_training(parser)
     risk.add_risk_arguments(parser)

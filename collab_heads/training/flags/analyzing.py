@@ -4,11 +4,12 @@ import argparse
 from argparse import Namespace
 
 from collab_heads.analysis.treebank.conllu import Sentence, read_conllu
+from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
 from collab_heads.extras import check_extra
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count_from_1, interval, path
-from collab_heads.words import ReportPart
+from collab_heads.words import PREFIX_KINDS, ReportPart
 
 ABLATION: tuple[ReportPart, ...] = ("statistics", "roles", "relevance", "gradient", "ablation")
 
@@ -54,6 +55,17 @@ def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_prefix_argument(parser: argparse.ArgumentParser) -> None:
+    """What is shown of a model that translates, beside its heads."""
+    parser.add_argument(
+        "--analyze_prefixes",
+        nargs="+",
+        metavar="KIND",
+        help="for --analyze: what the decoder has read when contributions of source and target are measured, some of "
+        "reference, own (the model's translations) and random (those of other sentences) (default: reference)",
+    )
+
+
 def check_analysis(args: Namespace) -> None:
     """Check what can be checked without model and data; a treebank is read once.
 
@@ -62,9 +74,11 @@ def check_analysis(args: Namespace) -> None:
         DataError: if the treebank is missing or broken.
         MissingPackageError: if there is no matplotlib to draw with, or no Pillow for pictures that move.
     """
-    for flag in ("analyze_treebank", "analyze_ablation"):
-        if getattr(args, flag) and not args.analyze:
+    for flag in ("analyze_treebank", "analyze_ablation", "analyze_prefixes"):
+        if getattr(args, flag, None) and not args.analyze:
             raise ArgumentError(f"--{flag} has no effect without --analyze")
+    for kind in getattr(args, "analyze_prefixes", None) or ():
+        check_choice("--analyze_prefixes", kind, PREFIX_KINDS)
     if args.analyze_samples and not (args.analyze or args.analyze_every):
         raise ArgumentError("--analyze_samples has no effect without --analyze or --analyze_every")
     for flag in ("analyze", "analyze_every"):

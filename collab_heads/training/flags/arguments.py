@@ -1,16 +1,19 @@
 """The command-line flags that the scripts share, under the names of the Hugging Face no-trainer examples."""
 
 import argparse
+from collections.abc import Callable
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.collaborative import check_fit, check_swap
 from collab_heads.training.flags.distilling import check_distillation
 from collab_heads.training.flags.parsing import (
+    AUTO,
     count,
     count_from_1,
     decay,
     epochs,
+    epochs_or_auto,
     interval,
     not_negative,
     path,
@@ -60,8 +63,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, of_images: bool = Fa
     )
 
 
-def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fine-tuning."""
+def add_training_arguments(parser: argparse.ArgumentParser, *, of_tasks: bool = False) -> None:
+    """Fine-tuning; `of_tasks`: of the tasks of GLUE, which may say themselves how long they train."""
     group = parser.add_argument_group("training")
     add = group.add_argument
     for kind in ("train", "eval"):
@@ -86,7 +89,14 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="clip gradients of a larger norm to this one; 0: never",
     )
-    add("--num_train_epochs", type=epochs, default=3, metavar="N", help="training epochs; 0: only evaluate the model")
+    parse: Callable[[str], float | str] = epochs_or_auto if of_tasks else epochs
+    values, explained = "N", "training epochs; 0: only evaluate the model"
+    if of_tasks:
+        values += f"|{AUTO}"
+        explained += (
+            f"; {AUTO}: 10 for RTE and SST-2, 3 for the other tasks, as in the source of collaborative attention"
+        )
+    add("--num_train_epochs", type=parse, default=3, metavar=values, help=explained)
     add("--max_train_steps", type=count, metavar="N", help="optimizer steps; replaces --num_train_epochs")
     add("--eval_steps", type=count_from_1, metavar="N", help="evaluate every N steps (default: after every epoch)")
     add(

@@ -13,6 +13,7 @@ from collab_heads.training.flags.old_flags import check_old_flag
 from collab_heads.words import ROLES
 
 MAX_COUNT, MAX_SEED, MAX_EPOCHS = 2**31 - 1, 2**32 - 2**16, 10_000
+AUTO = "auto"  # what leaves a number to the task
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -166,6 +167,14 @@ def epochs(text: str) -> float:
     if not_negative(text) > MAX_EPOCHS:
         raise argparse.ArgumentTypeError(f"{text} is too large: {MAX_EPOCHS:,} at most; --max_train_steps takes more")
     return float(text)
+
+
+def epochs_or_auto(text: str) -> float | str:
+    """Parse a number of epochs, or "auto"."""
+    return text if text == AUTO else epochs(text)
+
+
+epochs_or_auto.__name__ = f"number of epochs, or {AUTO}"  # argparse quotes it
 
 
 def not_negative(text: str) -> float:

@@ -17,6 +17,7 @@ from collab_heads.text import portable_name
 from collab_heads.training.flags.analyzing import ABLATION, LOSS, treebank
 from collab_heads.training.runs.learner import Learner
 from collab_heads.training.storage.output import REPORT, STATISTICS
+from collab_heads.words import ReportPart
 
 RECORDS = 100  # of the gates, over a training
 
@@ -106,7 +107,10 @@ def save_report(learner: Learner, gate_history: GateHistory | None) -> None:
         session.accelerator.print("no heads are left: there is nothing to report on them")
         return
     batches = list(shown_batches(learner))
-    ablation = {}
+    ablation, prefixes = {}, getattr(args, "analyze_prefixes", None)  # a flag of translation alone
+    parts: tuple[ReportPart, ...] | None = None
+    if args.analyze_ablation:
+        parts = (*ABLATION, "contributions") if prefixes else ABLATION
     if args.analyze_ablation not in (False, LOSS):
         metric = args.analyze_ablation
         ablation = {
@@ -117,11 +121,12 @@ def save_report(learner: Learner, gate_history: GateHistory | None) -> None:
     report = analyze_heads(
         learner.model,
         batches,
-        parts=ABLATION if args.analyze_ablation else None,
+        parts=parts,
         tokenizer=learner.tokenizer,
         treebank=treebank(args),
         exclude=learner.end_tokens,
         gate_history=gate_history,
+        prefixes=prefixes or "reference",
         **ablation,
         data=f"validation examples of {portable_name(str(learner.task))}",
     )

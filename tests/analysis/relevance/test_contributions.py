@@ -23,8 +23,7 @@ FAR = 1e-3
 
 
 def contributions(model, batches, **options):
-    options = {"exclude": [EOS], "keep_sentences": True, **options}
-    return token_contributions(model, [cast(each, model.dtype) for each in batches], **options)
+    return token_contributions(model, [cast(each, model.dtype) for each in batches], **{"exclude": [EOS], **options})
 
 
 def by_hand(model, inputs) -> list[list[float]]:
@@ -53,8 +52,8 @@ def test_it_is_the_share_of_the_source_at_every_position():
     model, (inputs, _) = model_in("t5"), ended("t5")
     expected, found = by_hand(model, inputs), contributions(model, [inputs])
     assert found.counts.tolist() == [sum(steps > position for steps in STEPS) for position in range(max(STEPS))]
-    for row, shares in zip(found.sentences, expected, strict=True):
-        assert row == pytest.approx(shares, abs=FP32_NORMS)
+    for row, shares in zip(found.rows("source"), expected, strict=True):
+        assert row.tolist() == pytest.approx(shares, abs=FP32_NORMS)
     for position, share in enumerate(found.source.tolist()):
         shares = [row[position] for row in expected if len(row) > position]
         assert share == pytest.approx(sum(shares) / len(shares), abs=FP32_NORMS)
@@ -75,7 +74,7 @@ def test_sentences_count_alike_in_whatever_batch(name):
         found = contributions(model, batches)
         torch.testing.assert_close(found.source, whole.source, rtol=0, atol=tolerance)
         assert found.counts.tolist() == whole.counts.tolist()
-        assert sorted(map(len, found.sentences)) == sorted(STEPS)
+        assert sorted(map(len, found.rows("source"))) == sorted(STEPS)
     assert whole.counts.tolist() == [3, 3, 3, 2, 2, 1]
 
 
@@ -105,8 +104,8 @@ def test_a_models_own_translation():
     model, inputs = FAMILIES["marian"].build(), labelled("marian")
     del inputs["labels"]
     ids = model.generate(**inputs, max_new_tokens=5, do_sample=False)
-    found = token_contributions(model, [{**inputs, "decoder_input_ids": ids[:, :-1]}], keep_sentences=True)
-    assert list(map(len, found.sentences)) == [
+    found = token_contributions(model, [{**inputs, "decoder_input_ids": ids[:, :-1]}])
+    assert list(map(len, found.rows("source"))) == [
         1 + int(((row[1:] != 1) & (row[1:] != EOS)).sum()) for row in ids[:, :-1]
     ]
 
@@ -152,9 +151,10 @@ def test_the_table_and_the_numbers():
     model, inputs = model_in("marian"), labelled("marian")
     found = contributions(model, [inputs])
     lines, share = str(found).split("\n"), float(found.source[3])
-    assert lines[5].split() == ["3", "2", f"{share:.3f}", f"{1 - share:.3f}"]
-    assert f"{found.mean:.3f} of all 14 tokens" in lines[-1]
+    entropies = [f"{float(found.curve(measure).mean[3]):.3f}" for measure in ("source_entropy", "target_entropy")]
+    assert lines[5].split() == ["3", "2", f"{share:.3f}", f"{1 - share:.3f}", *entropies]
+    assert f"{found.mean:.3f} of all 14 tokens" in lines[-1] and "(reference prefixes)" in lines[-1]
     numbers = json.loads(json.dumps(found.to_dict()))
     assert numbers["source"] == found.source.tolist() and numbers["counts"] == [3, 3, 3, 2, 2, 1]
-    assert numbers["sentences"][1] == list(found.sentences[1]) and numbers["mean"] == found.mean
-    assert contributions(model, [inputs]) == found != contributions(model, [inputs], keep_sentences=False)
+    assert numbers["sentences"][1] == found.sentences[1].to_dict() and numbers["mean"] == found.mean
+    assert contributions(model, [inputs]) == found != contributions(model, [inputs], keep_relevance=True)

@@ -59,7 +59,11 @@ def by_hand(model) -> list[list[float]]:
 
 
 def contributions(model, batches, **options):
-    return token_contributions(model, batches, keep_sentences=True, **options)
+    return token_contributions(model, batches, **options)
+
+
+def shares_of(found) -> list[list[float]]:
+    return [row.tolist() for row in found.rows("source")]
 
 
 @pytest.mark.parametrize("left", (False, True))
@@ -69,7 +73,7 @@ def test_it_is_the_share_of_the_prompt_at_every_position(name, left):
     model = model_in(name)
     expected, found = by_hand(model), contributions(model, [batch(left=left)])
     assert found.counts.tolist() == [3, 3, 3, 1, 1] and found.names == ("prompt", "continuation")
-    for row, shares in zip(found.sentences, expected, strict=True):
+    for row, shares in zip(shares_of(found), expected, strict=True):
         assert row == pytest.approx(shares, abs=FP32_NORMS)
         assert row[0] == pytest.approx(1, abs=EXACT64)  # nothing was said yet
         assert max(row[1:]) < 1 - FAR
@@ -91,9 +95,9 @@ def test_labels_say_what_counts_and_not_the_ends_of_sentences():
 def test_turns():
     """A later question is no continuation: its tokens count as prompt, and what predicts them is not explained."""
     model, inputs = model_in("qwen3"), batch([0])
-    whole = contributions(model, [inputs]).sentences[0]
+    whole = shares_of(contributions(model, [inputs]))[0]
     inputs["labels"][0, 6] = -100  # the third of five
-    found = contributions(model, [inputs]).sentences[0]
+    found = shares_of(contributions(model, [inputs]))[0]
     assert len(found) == 4 and found[:2] == pytest.approx(whole[:2], abs=EXACT64)
     assert all(mine > all_said + FAR for mine, all_said in zip(found[2:], whole[3:], strict=True))
 
@@ -134,7 +138,7 @@ def test_what_a_model_itself_makes_of_a_prompt():
 def test_the_table_the_numbers_and_the_report():
     model, inputs = model_in("qwen3"), batch()
     found = contributions(model, [inputs])
-    assert str(found).split("\n")[0].split() == ["position", "sentences", "prompt", "continuation"]
+    assert str(found).split("\n")[0].split()[:4] == ["position", "sentences", "prompt", "continuation"]
     assert f"the prompt gives {found.mean:.3f} of all 11 tokens" in str(found)
     assert found.to_dict()["names"] == ["prompt", "continuation"]
     report = analyze_heads(model, [inputs], exclude=[EOS])

@@ -242,3 +242,27 @@ def test_a_continued_run_may_differ_in_where_it_writes_and_in_nothing_else(parse
         name = flags.split()[0].removeprefix("--")
         other = fingerprint(parse(*flags.split()))
         assert {key for key in first if first[key] != other[key]} == {name}
+
+
+@pytest.mark.parametrize("task, epochs", (("rte", 10), ("SST2", 10), ("mrpc", 3), ("wnli", 3), ("cola", 3)))
+def test_automatic_epochs_are_those_of_the_task(task, epochs):
+    """As epfml/collaborative-attention's run_glue.py sets them; a run that goes on may name the number instead."""
+    flags = ["--model_name_or_path", "x", "--task_name", task]
+    automatic = run_glue.parse([*flags, "--num_train_epochs", "auto"])
+    assert automatic.num_train_epochs == epochs
+    assert arguments.fingerprint(automatic) == arguments.fingerprint(
+        run_glue.parse([*flags, "--num_train_epochs", str(epochs)])
+    )
+    assert run_glue.parse(flags).num_train_epochs == 3  # unless they are asked for
+
+
+def test_automatic_epochs_are_for_tasks(parse):
+    own = ["--model_name_or_path", "x", "--train_file", "a.csv", "--validation_file", "b.csv"]
+    with pytest.raises(ArgumentError, match="--num_train_epochs auto is for GLUE's tasks"):
+        run_glue.parse([*own, "--num_train_epochs", "auto"])
+    with pytest.raises(ArgumentError, match="argument --num_train_epochs: invalid epochs value: 'auto'"):
+        parse("--num_train_epochs", "auto")  # other scripts
+    with pytest.raises(ArgumentError, match="invalid number of epochs, or auto value: 'autoo'"):
+        run_glue.parse([*own, "--num_train_epochs", "autoo"])
+    with pytest.raises(ArgumentError, match="-1 must be a finite number"):
+        run_glue.parse([*own, "--num_train_epochs", "-1"])

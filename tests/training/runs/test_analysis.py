@@ -86,6 +86,19 @@ def test_a_metric_without_each_head(marian, bilingual, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_pictures")
+def test_contributions_after_prefixes_beside_an_ablation(marian, bilingual, tmp_path):
+    more = ("--analyze", "--max_train_steps", 0, "--analyze_samples", 3, "--val_max_target_length", 8)
+    more += ("--analyze_prefixes", "own", "reference", "--analyze_ablation")
+    translation_script.run(marian, bilingual, tmp_path / "out", *more)
+    found = report_of(tmp_path / "out")
+    assert found["contributions"]["prefixes"] == "own" and found["ablation"]["metric"] == "loss"
+    assert [run["contributions"]["prefixes"] for run in found["compared_contributions"]["runs"]] == ["own", "reference"]
+    with pytest.raises(ArgumentError, match="unknown --analyze_prefixes 'owm'"):
+        run_translation.parse(translation_script.flags(marian, bilingual, tmp_path, *more, "--analyze_prefixes", "owm"))
+
+
 def test_gates_over_training_are_the_same_after_a_resumed_run(
     marian, bilingual, tmp_path, monkeypatch, without_pictures
 ):
@@ -125,6 +138,7 @@ def test_a_recorder_keeps_some_hundred_steps_and_the_last():
     (
         (("--analyze_samples", "3"), ArgumentError, "--analyze_samples has no effect without --analyze"),
         (("--analyze_treebank", "x"), ArgumentError, "--analyze_treebank has no effect"),
+        (("--analyze_prefixes", "own"), ArgumentError, "--analyze_prefixes has no effect"),
         (("--analyze_ablation",), ArgumentError, "--analyze_ablation has no effect"),
         (("--analyze", "--analyze_treebank", "missing.conllu"), DataError, "missing.conllu"),
     ),

@@ -1,0 +1,251 @@
+"""Contributions of several models, of one model over its training, or after several kinds of prefixes, side by side."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from collab_heads.analysis.measures.sentences import Sentences
+from collab_heads.analysis.relevance.contribution_curve import difference_and_error
+from collab_heads.analysis.relevance.contribution_results import (
+    PER_TOKEN,
+    VERSION,
+    Contribution,
+    TokenContributions,
+    none_for_nan,
+)
+from collab_heads.analysis.relevance.contributions import token_contributions
+from collab_heads.analysis.relevance.prefixes import check_prefixes
+from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.checks import check_choice
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.files import write_file
+from collab_heads.reading import parse_json
+from collab_heads.text import portable_name, text_table
+from collab_heads.words import PrefixKind
+
+Model = PreTrainedModel | str | Path
+SMALLEST = 1e-9  # share of a token, for divergence: what has none would make it infinite
+
+
+@dataclass(frozen=True, eq=False)
+class ContributionComparison:
+    """What `compare_contributions` measured.
+
+    Attributes:
+        runs: name of the model, and what was measured of it, in the order in which models and prefixes were given.
+        divergence: name of the model -> how far its contributions are from those of the last model: the mean over
+            tokens, after reference prefixes, of the Kullback-Leibler divergence from the last one's to its own, in
+            nats. Empty for one model, and without reference prefixes.
+    """
+
+    runs: tuple[tuple[str, TokenContributions], ...]
+    divergence: Mapping[str, float] = field(default_factory=dict)
+
+    def labels(self) -> list[str]:
+        """What tells the runs apart: models, prefixes, or both."""
+        models = len({name for name, _ in self.runs})
+        kinds = len({run.prefixes for _, run in self.runs})
+        return [
+            ", ".join([name] * (models > 1 or kinds == 1) + [f"{run.prefixes} prefixes"] * (kinds > 1))
+            for name, run in self.runs
+        ]
+
+    def models(self) -> list[str]:
+        """The names of the models, in their order."""
+        return list(dict.fromkeys(name for name, _ in self.runs))
+
+    def steps(self) -> list[int] | None:
+        """The numbers in which the names of the models end, such as those of checkpoints, if they increase; or None."""
+        found = [re.search(r"(\d+)\D*$", name) for name in self.models()]
+        steps = [int(each[1]) for each in found if each]
+        increase = all(earlier < later for earlier, later in pairwise(steps))
+        return steps if len(steps) == len(found) and increase else None
+
+    def over_models(self, measure: Contribution, prefixes: PrefixKind | None = None) -> list[tuple[float, float]]:
+        """The mean of a measure, and its standard error, of every model: over a training, if these are checkpoints.
+
+        Args:
+            measure: "source", "source_entropy" or "target_entropy".
+            prefixes: after which; None for the first kind that was measured.
+
+        Raises:
+            ArgumentError: on another measure, or prefixes that were not measured.
+        """
+        kinds = [run.prefixes for _, run in self.runs]
+        prefixes = prefixes or kinds[0]
+        check_choice("prefixes", prefixes, kinds)
+        return [run.average(measure) for _, run in self.runs if run.prefixes == prefixes]
+
+    def difference(self, index: int, measure: Contribution = "source") -> tuple[float, float]:
+        """The mean of a run less that of the first, and its standard error: the sentences are the same.
+
+        Raises:
+            ArgumentError: on a measure that is not one of generated tokens.
+        """
+        check_choice("measure", measure, PER_TOKEN)
+        return difference_and_error(self.runs[index][1].rows(measure), self.runs[0][1].rows(measure))
+
+    def without_relevance(self) -> "ContributionComparison":
+        """The same without the relevance of every token to every token."""
+        return replace(self, runs=tuple((name, run.without_relevance()) for name, run in self.runs))
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """A row per run: its header, and the rows."""
+        names = self.runs[0][1].names
+        more = ["divergence"] * bool(self.divergence)
+        header = ["model", "prefixes", "tokens", f"share of the {names[0]}", "less the first"]
+        header += [*(f"entropy of the {name}" for name in names), *more]
+        rows = []
+        for index, (name, run) in enumerate(self.runs):
+            row = [name, run.prefixes, str(run.tokens), with_error(*run.average("source"))]
+            row.append(with_error(*self.difference(index), sign=True) if index else "")
+            row += [with_error(*run.average(measure)) for measure in PER_TOKEN[1:]]
+            far = self.divergence.get(name) if run.prefixes == "reference" else None
+            rows.append(row + ["" if far is None else f"{far:.4f}"] * bool(self.divergence))
+        return header, rows
+
+    def __str__(self) -> str:
+        return text_table(*self.table(), "means over generated tokens, \u00b1 the standard error over sentences")
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        differences = [
+            {measure: [none_for_nan(each) for each in self.difference(index, measure)] for measure in PER_TOKEN}
+            for index in range(len(self.runs))
+        ]
+        runs = [
+            {"name": name, "less the first": difference, "contributions": run.to_dict()}
+            for (name, run), difference in zip(self.runs, differences, strict=True)
+        ]
+        return {"version": VERSION, "divergence": dict(self.divergence), "runs": runs}
+
+    def save(self, path: str | Path) -> Path:
+        """Write a JSON file; an old one is replaced when the new one is complete."""
+        return write_file(path, (json.dumps(self.to_dict(), allow_nan=False) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ContributionComparison":
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: if the file is missing, damaged or of another version.
+        """
+        try:
+            stored = parse_json(Path(path).read_text(encoding="utf-8"))
+            if stored["version"] != VERSION:
+                raise DataError(f"{path} is of version {stored['version']!r}; this package reads version {VERSION}")
+            runs = tuple((each["name"], TokenContributions.from_dict(each["contributions"])) for each in stored["runs"])
+            return cls(runs, stored["divergence"])
+        except DataError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise DataError(f"{path} is missing or holds no comparison: {error!r}") from error
+
+
+def compare_contributions(
+    models: Mapping[str, Model] | Sequence[str | Path],
+    batches: Iterable[Mapping],
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    *,
+    prefixes: PrefixKind | Sequence[PrefixKind] = "reference",
+    exclude: Iterable[int] | None = None,
+    num_beams: int = 1,
+    seed: int = 0,
+    keep_relevance: bool = False,
+) -> ContributionComparison:
+    """Measure `token_contributions` of several models, or of the checkpoints of a training, on the same sentences.
+
+    A model that suffers from exposure bias goes on with whatever was said: compare the share of the source after
+    random prefixes, and after prefixes of its own, of models that were trained with and without minimum risk or word
+    dropout. Over a training, the divergence says when the contributions have become what they are in the end:
+
+        compare_contributions(sorted(Path("out").glob("step_*"), key=...), batches)
+
+    Args:
+        models: name -> a model or a folder; or folders alone, such as checkpoints, in order, which are named after
+            themselves. One that is a folder is loaded when its turn comes, and only then held.
+        batches: as `token_contributions` takes them, in a list or anything else that can be read again.
+        adapter: the families' adapter; None looks it up by model type.
+        prefixes: one kind or several: "reference", "own" (each model's), "random".
+        exclude: as in `token_contributions`; as are `num_beams`, `seed` and `keep_relevance`.
+        num_beams: with which models find their own prefixes.
+        seed: of the drawing of random prefixes, which are the same for all models.
+        keep_relevance: also keep the relevance of every token to every generated token.
+
+    Returns:
+        The comparison; `print` it.
+
+    Raises:
+        ArgumentError: if there are no models, two have a name, prefixes are unknown, or the batches can be read once.
+        CollabHeadsError: what `token_contributions` raises.
+        OSError: if a folder holds no model.
+
+    Source: Voita, Sennrich, Titov 2021, arXiv:2010.10907, sections 5 and 7.
+    """
+    named = named_models(models)
+    kinds = check_prefixes(prefixes)
+    sentences, excluded = Sentences(batches), None if exclude is None else list(exclude)
+    diverges = len(named) > 1 and "reference" in kinds
+    runs: list[tuple[str, TokenContributions]] = []
+    for name, model in named.items():
+        loaded = model if isinstance(model, PreTrainedModel) else load(model)
+        for kind in kinds:
+            run = token_contributions(
+                loaded,
+                sentences,
+                adapter,
+                prefixes=kind,
+                exclude=excluded,
+                num_beams=num_beams,
+                seed=seed,
+                keep_relevance=keep_relevance or (diverges and kind == "reference"),
+            )
+            runs.append((name, run))
+    references = {name: run for name, run in runs if run.prefixes == "reference"} if diverges else {}
+    last = list(references.values())[-1] if references else None
+    far = {name: divergence(last, run) for name, run in references.items()} if last is not None else {}
+    whole = ContributionComparison(tuple(runs), far)
+    return whole if keep_relevance else whole.without_relevance()
+
+
+def named_models(models: Mapping[str, Model] | Sequence[str | Path]) -> dict[str, Model]:
+    """The models by name."""
+    if isinstance(models, str | Path | PreTrainedModel):
+        raise ArgumentError("models are several: give a list of folders, or a dict of names and models")
+    pairs = list(models.items()) if isinstance(models, Mapping) else [(Path(each).name, each) for each in models]
+    if not pairs:
+        raise ArgumentError("there are no models to compare")
+    if not isinstance(models, Mapping) and len({name for name, _ in pairs}) < len(pairs):
+        pairs = [(portable_name(str(each)), each) for each in models]
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        raise ArgumentError(f"two models are called {pairs[-1][0]!r}: give a dict with names that differ")
+    return named
+
+
+def load(folder: str | Path) -> PreTrainedModel:
+    """A model that translates or goes on, of a folder or a name on the Hub."""
+    auto = AutoModelForSeq2SeqLM if AutoConfig.from_pretrained(folder).is_encoder_decoder else AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def divergence(last: TokenContributions, other: TokenContributions) -> float:
+    """The mean over tokens of the Kullback-Leibler divergence of contributions, from one model's to another's."""
+    total = 0.0
+    for one, two in zip(last.sentences, other.sentences, strict=True):
+        if one.relevance is None or two.relevance is None:
+            raise ArgumentError("divergence needs contributions that were measured with keep_relevance=True")
+        p, q = (torch.cat(each.relevance.contributions(), dim=1) for each in (one, two) if each.relevance)
+        total += float(torch.special.xlogy(p, p.clamp(min=SMALLEST) / q.clamp(min=SMALLEST)).sum())
+    return total / last.tokens
+
+
+def with_error(mean: float, error: float, sign: bool = False) -> str:
+    """A mean and its standard error, for a table."""
+    return f"{mean:{'+' if sign else ''}.3f}" + ("" if none_for_nan(error) is None else f" \u00b1 {error:.3f}")

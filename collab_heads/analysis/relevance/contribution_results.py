@@ -1,0 +1,227 @@
+"""What `token_contributions` measured: for people (`str`), for machines (`to_dict`), as curves, as a file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from collab_heads.analysis.relevance.contribution_curve import Curve, mean_and_error, mean_curve
+from collab_heads.analysis.relevance.sentence_contributions import SentenceContributions
+from collab_heads.analysis.relevance.sides import SourceAndTarget
+from collab_heads.checks import check_choice
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.files import write_file
+from collab_heads.reading import parse_json
+from collab_heads.text import text_table
+from collab_heads.words import PrefixKind
+
+VERSION = 1
+PARTS = 10  # of a sentence, in JSON and pictures
+
+Contribution = Literal["source", "source_entropy", "target_entropy", "influence"]
+CONTRIBUTIONS: tuple[Contribution, ...] = get_args(Contribution)
+PER_TOKEN: tuple[Contribution, ...] = CONTRIBUTIONS[:3]  # a number per generated token; influence: per source token
+
+
+@dataclass(frozen=True, eq=False)
+class ContributionExample:
+    """One sentence with its tokens.
+
+    Attributes:
+        source: [P, S], contributions of the source tokens to the generated ones.
+        target: [P, T], those of the target prefix.
+        source_tokens: [S], as text; as are the others.
+        target_tokens: [T].
+        said: [P].
+        names: what the two sides are called.
+    """
+
+    source: Tensor
+    target: Tensor
+    source_tokens: tuple[str, ...]
+    target_tokens: tuple[str, ...]
+    said: tuple[str, ...]
+    names: tuple[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenContributions:
+    """What `token_contributions` measured.
+
+    Attributes:
+        sentences: what the tokens of each sentence contribute, in the order of the batches.
+        excluded: ids of the tokens that did not count as positions.
+        names: what shares are of, and the rest: "source" and "target prefix", or "prompt" and "continuation".
+        prefixes: what the decoder had read: "reference", "own" or "random".
+    """
+
+    sentences: tuple[SentenceContributions, ...]
+    excluded: tuple[int, ...]
+    names: tuple[str, str] = SourceAndTarget.names
+    prefixes: PrefixKind = "reference"
+
+    @property
+    def source(self) -> Tensor:
+        """[P], the mean share of the source at every position; the rest is the target prefix."""
+        return self.curve("source").mean
+
+    @property
+    def counts(self) -> Tensor:
+        """[P], how many sentences have such a position."""
+        return self.curve("source").counts
+
+    @property
+    def mean(self) -> float:
+        """The share of the source, of all generated tokens."""
+        return self.average("source")[0]
+
+    @property
+    def tokens(self) -> int:
+        """How many generated tokens were explained."""
+        return sum(len(sentence.source) for sentence in self.sentences)
+
+    def average(self, measure: Contribution) -> tuple[float, float]:
+        """The mean over all generated tokens, and its standard error over sentences (NaN for a single sentence).
+
+        Raises:
+            ArgumentError: on a measure that is not one of generated tokens.
+        """
+        check_choice("measure", measure, PER_TOKEN)
+        return mean_and_error(self.rows(measure))
+
+    def curve(self, measure: Contribution = "source", parts: int | None = None) -> Curve:
+        """A measure by position: a mean over sentences, each of which counts alike, with its standard error.
+
+        Args:
+            measure: "source", "source_entropy" or "target_entropy", by the position of the generated token; or
+                "influence", by that of the source token.
+            parts: compare sentences of all lengths by this many parts of a sentence; None counts positions. A mean at
+                late positions is one of long sentences only: see `of_length`, and `parts`.
+
+        Raises:
+            ArgumentError: on an unknown measure, or no parts.
+        """
+        check_choice("measure", measure, CONTRIBUTIONS)
+        return mean_curve(self.rows(measure), parts)
+
+    def rows(self, measure: Contribution) -> list[Tensor]:
+        """The numbers of every sentence."""
+        return [getattr(sentence, measure) for sentence in self.sentences]
+
+    def of_length(self, tokens: int, source: int | None = None) -> "TokenContributions":
+        """Only the sentences of one length, as the paper compares them.
+
+        Args:
+            tokens: generated tokens.
+            source: source tokens; None for any number.
+
+        Raises:
+            ArgumentError: if there is none.
+        """
+        kept = [
+            sentence
+            for sentence in self.sentences
+            if len(sentence.source) == tokens and source in (None, len(sentence.influence))
+        ]
+        if not kept:
+            known = sorted({len(sentence.source) for sentence in self.sentences})
+            raise ArgumentError(
+                f"no sentence of {tokens} generated tokens{'' if source is None else f' and {source} source tokens'}; "
+                f"there are sentences of {', '.join(map(str, known))}"
+            )
+        return replace(self, sentences=tuple(kept))
+
+    def typical(self, tokenizer: PreTrainedTokenizerBase | None = None) -> ContributionExample | None:
+        """The sentence of middle length whose relevance was kept, to look at; None if there is none.
+
+        Args:
+            tokenizer: turns ids into text; None shows ids.
+        """
+        kept = [sentence.relevance for sentence in self.sentences if sentence.relevance and len(sentence.source)]
+        if not kept:
+            return None
+        middle = sorted(kept, key=lambda each: len(each.source))[(len(kept) - 1) // 2]
+        return ContributionExample(*middle.contributions(), *middle.words(tokenizer), self.names)
+
+    def without_relevance(self) -> "TokenContributions":
+        """The same without the relevance of every token to every token, which is most of what a file holds."""
+        return replace(self, sentences=tuple(replace(sentence, relevance=None) for sentence in self.sentences))
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        averages = {measure: list(self.average(measure)) for measure in PER_TOKEN}
+        return {
+            "version": VERSION,
+            "mean": self.mean,
+            "averages": {measure: [none_for_nan(each) for each in pair] for measure, pair in averages.items()},
+            "source": self.source.tolist(),
+            "counts": self.counts.tolist(),
+            "by_position": {measure: self.curve(measure).to_dict() for measure in CONTRIBUTIONS},
+            "by_part": {measure: self.curve(measure, PARTS).to_dict() for measure in CONTRIBUTIONS},
+            "excluded": list(self.excluded),
+            "names": list(self.names),
+            "prefixes": self.prefixes,
+            "sentences": [sentence.to_dict() for sentence in self.sentences],
+        }
+
+    @classmethod
+    def from_dict(cls, stored: dict) -> "TokenContributions":
+        """What `to_dict` gave."""
+        sentences = tuple(SentenceContributions.from_dict(each) for each in stored["sentences"])
+        names = cast(tuple[str, str], tuple(stored["names"]))
+        return cls(sentences, tuple(stored["excluded"]), names, stored["prefixes"])
+
+    def save(self, path: str | Path) -> Path:
+        """Write a JSON file; an old one is replaced when the new one is complete."""
+        return write_file(path, (json.dumps(self.to_dict(), allow_nan=False) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "TokenContributions":
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: if the file is missing, damaged or of another version.
+        """
+        try:
+            stored = parse_json(Path(path).read_text(encoding="utf-8"))
+            if stored["version"] != VERSION:
+                raise DataError(f"{path} is of version {stored['version']!r}; this package reads version {VERSION}")
+            return cls.from_dict(stored)
+        except DataError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise DataError(f"{path} is missing or holds no contributions: {error!r}") from error
+
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, TokenContributions) else NotImplemented
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """A row per position: its header, and the rows."""
+        curves = [self.curve(measure) for measure in PER_TOKEN]
+        header = ["position", "sentences", *self.names, *(f"entropy of the {name}" for name in self.names)]
+        rows = []
+        for position, count in enumerate(curves[0].counts.tolist()):
+            share, *entropies = (float(curve.mean[position]) for curve in curves)
+            numbers: Sequence[float] = (share, 1 - share, *entropies)
+            rows.append([str(position), str(count), *(f"{number:.3f}" for number in numbers)])
+        return header, rows
+
+    def __str__(self) -> str:
+        return text_table(*self.table(), self.summary())
+
+    def summary(self) -> str:
+        """What was found, in a sentence."""
+        (share, _), (source, _), (target, _) = map(self.average, PER_TOKEN)
+        said = f"the {self.names[0]} gives {share:.3f} of all {self.tokens} tokens"
+        entropies = f"entropy {source:.2f} nats over its tokens, {target:.2f} over those of the {self.names[1]}"
+        return f"{said}, {entropies} ({self.prefixes} prefixes)"
+
+
+def none_for_nan(number: float) -> float | None:
+    """JSON has no NaN."""
+    return None if torch.tensor(number).isnan() else number

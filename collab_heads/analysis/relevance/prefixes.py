@@ -1,0 +1,189 @@
+"""What a decoder has read when it says a token: the reference, what the model itself says, or something unrelated."""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from collab_heads.analysis.relevance.sides import IGNORED, PromptAndContinuation, Sides
+from collab_heads.checks import check_choice, check_count, check_seed
+from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, UnsupportedModelError
+from collab_heads.model.backends import evaluating
+from collab_heads.model.batches import each_batch
+from collab_heads.model.examples import moved, num_rows
+from collab_heads.model.modalities import check_modalities
+from collab_heads.model.offloading import input_device
+from collab_heads.model.translations import translate
+from collab_heads.words import PREFIX_KINDS, PrefixKind
+
+OF_DECODER = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
+Text = tuple[list[int], list[int]]  # a prompt and its continuation
+Change = Callable[[Mapping], Mapping]
+
+
+def with_prefixes(
+    model: PreTrainedModel,
+    sides: Sides,
+    batches: Iterable[Mapping],
+    kind: PrefixKind,
+    *,
+    num_beams: int = 1,
+    seed: int = 0,
+) -> Iterable[Mapping]:
+    """Batches whose decoder reads prefixes of a kind; one batch is held at a time.
+
+    Args:
+        model: generates its own prefixes, in evaluation mode and without sampling.
+        sides: those of the model.
+        batches: as `token_contributions` takes them; for "own" of an encoder-decoder the source alone will do.
+        kind: "reference": as they are. "own": what the model makes of the source, or of the prompt. "random": those of
+            another sentence of the batch, each sentence's once; a batch of one takes one from the batch before it.
+        num_beams: for "own".
+        seed: for "random".
+
+    Raises:
+        ArgumentError: on another kind, no beams, no seed, or a single sentence for "random".
+        CalibrationError: if the model cannot generate from a batch; it is numbered.
+        UnsupportedModelError: if a model that does not generate is asked for its own prefixes.
+    """
+    check_choice("prefixes", kind, PREFIX_KINDS)
+    check_count("num_beams", num_beams, least=1)
+    check_seed(seed)
+    alone = isinstance(sides, PromptAndContinuation)
+    if kind == "own":
+        if not model.can_generate():
+            raise UnsupportedModelError(f"{type(model).__name__} generates nothing, so it has no prefixes of its own")
+        change = own_of(model, num_beams, alone)
+    else:
+        change = RandomPrefixes(seed, alone) if kind == "random" else lambda batch: batch
+    return Changed(model, batches, change)
+
+
+def check_prefixes(prefixes: PrefixKind | Sequence[PrefixKind]) -> tuple[PrefixKind, ...]:
+    """The kinds of prefixes that are asked for, one or several, each once.
+
+    Raises:
+        ArgumentError: on an unknown kind, or if there are none.
+    """
+    kinds = (prefixes,) if isinstance(prefixes, str) else tuple(dict.fromkeys(prefixes))
+    for kind in kinds:
+        check_choice("prefixes", kind, PREFIX_KINDS)
+    if not kinds:
+        raise ArgumentError(f"prefixes is empty: name some of {', '.join(PREFIX_KINDS)}")
+    return kinds
+
+
+class Changed:
+    """Batches, each changed when it is asked for; what goes wrong is told with its number.
+
+    Args:
+        model: that takes them.
+        batches: any iterable.
+        change: batch -> the changed one.
+    """
+
+    def __init__(self, model: PreTrainedModel, batches: Iterable[Mapping], change: Change):
+        self.model, self.batches, self.change = model, batches, change
+
+    def __length_hint__(self) -> int:
+        return operator.length_hint(self.batches)
+
+    def __iter__(self) -> Iterator[Mapping]:
+        for index, batch in enumerate(each_batch(self.batches)):
+            try:
+                check_modalities(self.model, batch)
+                changed = self.change(batch)
+            except CollabHeadsError:
+                raise
+            except Exception as error:  # whatever the model raises about its inputs
+                raise CalibrationError(
+                    f"{type(self.model).__name__} cannot generate from batch {index}: {error}"
+                ) from error
+            yield changed
+
+
+def own_of(model: PreTrainedModel, num_beams: int, alone: bool) -> Change:
+    """Batches with what the model makes of them."""
+
+    def own(batch: Mapping) -> Mapping:
+        with evaluating(model):
+            if alone:
+                return continued(model, batch, num_beams)
+            source = {name: value for name, value in batch.items() if name not in OF_DECODER}
+            return source | translate(model, source, num_beams)
+
+    return own
+
+
+class RandomPrefixes:
+    """Gives every sentence the target of another one, or every prompt the continuation of another one.
+
+    Args:
+        seed: of the drawing.
+        alone: whether a decoder alone reads both.
+    """
+
+    def __init__(self, seed: int, alone: bool):
+        self.generator, self.alone = torch.Generator().manual_seed(seed), alone
+        self.before: Mapping | None = None
+
+    def __call__(self, batch: Mapping) -> Mapping:
+        """A batch with the targets in another order, in which none keeps its own."""
+        count = num_rows(batch)
+        if count is None:
+            raise ArgumentError("random prefixes need batches of tensors with a row per sentence")
+        if count == 1 and self.before is None:
+            raise ArgumentError("random prefixes are those of other sentences: give batches of two or more")
+        cycle = torch.randperm(count, generator=self.generator)
+        others = torch.empty_like(cycle)
+        others[cycle] = cycle.roll(1)  # a single round through all
+        lender, self.before = (batch, batch) if count > 1 or self.before is None else (self.before, batch)
+        if self.alone:
+            prompts, lent = texts_of(batch), texts_of(lender)
+            return batch_of([(prompts[row][0], lent[other][1]) for row, other in enumerate(others.tolist())])
+        lent_tensors = {name: lender[name] for name in OF_DECODER if isinstance(lender.get(name), Tensor)}
+        return {**batch, **{name: each[others.to(each.device)] for name, each in lent_tensors.items()}}
+
+
+def texts_of(batch: Mapping) -> list[Text]:
+    """Prompts, up to the first label, and their continuations, up to the last; padding is left out."""
+    texts = []
+    if batch.get("labels") is None:
+        raise CalibrationError(f"a decoder needs labels that say where a prompt ends: {IGNORED} for its tokens")
+    mask = batch.get("attention_mask")
+    used = torch.ones_like(batch["labels"], dtype=torch.bool) if mask is None else mask.bool()
+    for ids, labels, is_token in zip(batch["input_ids"], batch["labels"], used, strict=True):
+        labelled = (labels != IGNORED).nonzero().flatten().tolist()
+        if not labelled or not is_token[: labelled[0]].any():
+            raise CalibrationError(f"a sentence has no prompt, or no continuation: labels are {IGNORED} for prompts")
+        first, last = labelled[0], labelled[-1] + 1
+        prompt = ids[:first][is_token[:first]].tolist()
+        texts.append((prompt, ids[first:last].tolist()))
+    return texts
+
+
+def batch_of(texts: list[Text]) -> dict[str, Tensor]:
+    """Prompts with continuations, as a decoder reads them, padded on the right."""
+    length = max(len(prompt) + len(more) for prompt, more in texts)
+    rows: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
+    for prompt, more in texts:
+        missing = length - len(prompt) - len(more)
+        rows["input_ids"].append([*prompt, *more, *[0] * missing])  # which id stands there does not matter
+        rows["attention_mask"].append([1] * (length - missing) + [0] * missing)
+        rows["labels"].append([*[IGNORED] * len(prompt), *more, *[IGNORED] * missing])
+    return {name: torch.tensor(values) for name, values in rows.items()}
+
+
+def continued(model: PreTrainedModel, batch: Mapping, num_beams: int) -> dict[str, Tensor]:
+    """What the model makes of every prompt, of the length of the given continuation at most; up to its end token."""
+    texts = []
+    generate = cast(Any, model).generate  # a mixin, to type checkers
+    for prompt, more in texts_of(batch):
+        read = torch.tensor([prompt])
+        inputs = moved({"input_ids": read, "attention_mask": torch.ones_like(read)}, input_device(model))
+        ids = generate(**inputs, max_new_tokens=len(more), num_beams=num_beams, do_sample=False, pad_token_id=0)
+        texts.append((prompt, ids[0, len(prompt) :].tolist()))  # a row alone has nothing after its end
+    return batch_of(texts)

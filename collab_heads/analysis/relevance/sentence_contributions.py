@@ -1,0 +1,130 @@
+"""What the tokens of one sentence contribute to what is generated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from collab_heads.analysis.relevance.token_relevance import entropy, shares
+
+NUMBERS = ("source", "source_entropy", "target_entropy", "influence")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRelevance:
+    """The relevance of every token of a sentence to every token that was generated, for P, S source and T others.
+
+    Attributes:
+        source: [P, S], signed, in units of the logit that is explained.
+        target: [P, T], the same of the target prefix (of a continuation, for a decoder alone); 0 for what comes later.
+        source_ids: [S], which tokens these are; empty where the source is no text.
+        target_ids: [T], the same.
+        said: [P], the tokens that are explained: the model's first choices; empty for a model without logits.
+    """
+
+    source: Tensor
+    target: Tensor
+    source_ids: tuple[int, ...] = ()
+    target_ids: tuple[int, ...] = ()
+    said: tuple[int, ...] = ()
+
+    def contributions(self) -> tuple[Tensor, Tensor]:
+        """[P, S] and [P, T]: absolute relevance, as shares of all; a row of both sums to one."""
+        both = torch.cat([self.source, self.target], dim=1)
+        split = [self.source.shape[1], self.target.shape[1]]
+        source, target = shares(both, torch.ones_like(both, dtype=torch.bool)).split(split, dim=1)
+        return source, target
+
+    def words(
+        self, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Source, target and what was said as text: [S], [T], [P]; as ids without a tokenizer, else as numbers."""
+        sizes = (self.source.shape[1], self.target.shape[1], len(self.source))
+        source, target, said = (
+            as_text(ids, size, tokenizer)
+            for ids, size in zip((self.source_ids, self.target_ids, self.said), sizes, strict=True)
+        )
+        return source, target, said
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, ready for JSON."""
+        ids = {name: list(getattr(self, name)) for name in ("source_ids", "target_ids", "said")}
+        return {"source": self.source.tolist(), "target": self.target.tolist()} | ids
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> "TokenRelevance":
+        """What `to_dict` gave."""
+        source, target = (as_matrix(stored[name]) for name in ("source", "target"))
+        ids = (tuple(map(int, stored[name])) for name in ("source_ids", "target_ids", "said"))
+        return cls(source, target, *ids)
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceContributions:
+    """One sentence, of P generated tokens and S source tokens; float64 on the CPU.
+
+    Attributes:
+        source: [P], the share of the source; the rest is the target prefix.
+        source_entropy: [P], how widely the source's share is spread over its tokens, in nats: 0 where it comes from a
+            single token, or there is none.
+        target_entropy: [P], the same of the target prefix.
+        influence: [S], how much each source token gives to the whole output, in units of what the mean source token
+            gives: contributions as shares of the source's, averaged over the generated tokens, times S.
+        relevance: of every token to every token, if it was kept.
+    """
+
+    source: Tensor
+    source_entropy: Tensor
+    target_entropy: Tensor
+    influence: Tensor
+    relevance: TokenRelevance | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, ready for JSON."""
+        kept = {} if self.relevance is None else {"relevance": self.relevance.to_dict()}
+        return {name: getattr(self, name).tolist() for name in NUMBERS} | kept
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> "SentenceContributions":
+        """What `to_dict` gave."""
+        relevance = TokenRelevance.from_dict(stored["relevance"]) if "relevance" in stored else None
+        return cls(**{name: as_tensor(stored[name]) for name in NUMBERS}, relevance=relevance)
+
+
+def of_sentence(relevance: Tensor, is_source: Tensor) -> SentenceContributions:
+    """What one sentence's tokens contribute.
+
+    Args:
+        relevance: [P, C], signed, of its tokens to what was generated.
+        is_source: [C] bool; the others are the target's.
+    """
+    everything = shares(relevance, torch.ones_like(is_source))
+    of_source, of_target = shares(relevance, is_source), shares(relevance, ~is_source)
+    # without heads on the source nothing comes from it, and no token of it has more than another
+    influence = of_source[:, is_source].mean(0) * int(is_source.sum()) if len(relevance) else relevance.new_zeros(0)
+    return SentenceContributions(
+        source=(everything * is_source).sum(-1),
+        source_entropy=entropy(of_source),
+        target_entropy=entropy(of_target),
+        influence=influence,
+    )
+
+
+def as_text(ids: tuple[int, ...], size: int, tokenizer: PreTrainedTokenizerBase | None) -> tuple[str, ...]:
+    """Tokens as text; ids without a tokenizer, and places where there are no ids."""
+    if not ids:
+        return tuple(map(str, range(size)))
+    return tuple(map(str, ids if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))))
+
+
+def as_tensor(values: Sequence) -> Tensor:
+    """Numbers of JSON as they were."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def as_matrix(rows: Sequence[Sequence[float]]) -> Tensor:
+    """The same of rows, also of none."""
+    return as_tensor(rows).reshape(len(rows), len(rows[0]) if rows else 0)
