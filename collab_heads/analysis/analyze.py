@@ -151,6 +151,8 @@ class Analysis:
         has_source = sides is not None and sides.in_batch(first)
         has_labels = first.get("labels") is not None or bool(first.get("return_loss"))  # CLIP's pairs are its labels
         self.parts, self.notes = options.choose(has_labels, has_source)
+        if "contributions" not in self.parts and (options.compare_with or options.prefixes != "reference"):
+            self.notes.append("prefixes and other models were not looked at: contributions were not measured")
         self.results: dict[str, Any] = {}
         self.seconds: dict[str, float] = {}
 

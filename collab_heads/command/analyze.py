@@ -29,8 +29,8 @@ def run(args: Namespace) -> HeadReport:
         tokenizer=tokenizer,
         treebank=sentences,
         num_examples=args.examples,
-        prefixes=args.prefixes,
-        compare_with=args.compare_with,
+        prefixes=args.prefixes or "reference",
+        compare_with=args.compare_with or (),
         data=", ".join(map(portable_name, args.data)),
     )
     print(report)

@@ -220,6 +220,13 @@ def test_contributions_after_several_prefixes_and_beside_other_models(tmp_path):
             analyze_heads(model, batches, **wrong)
 
 
+def test_prefixes_without_contributions_are_noted():
+    model = model_in("bert")
+    for more, noted in (({"prefixes": "own"}, True), ({"compare_with": {"twin": model}}, True), ({}, False)):
+        notes = analyze_heads(model, split(labelled("bert", model)), parts="relevance", exclude=[EOS], **more).notes
+        assert any("contributions were not measured" in note for note in notes) == noted
+
+
 @pytest.mark.slow
 def test_a_page_shows_contributions(tmp_path):
     pytest.importorskip("matplotlib")

@@ -46,15 +46,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add(
         "--prefixes",
         nargs="+",
-        default=["reference"],
         metavar="KIND",
-        help="what the decoder has read when contributions are measured: reference, the second text or the "
-        "continuation; own, what the model makes of it; random, that of other sentences (default: reference)",
+        help="what the decoder of a translation model has read when contributions are measured: reference, the second "
+        "text; own, what the model makes of the first; random, the translations of others (default: reference)",
     )
     add(
         "--compare_with",
         nargs="+",
-        default=[],
         metavar="MODEL",
         help="other models, or checkpoints of a training in order, to measure the contributions of beside this one's",
     )
@@ -75,9 +73,9 @@ def check(args: Namespace) -> None:
     """
     for part in args.parts or ():
         check_choice("part", part, REPORT_PARTS)
-    for kind in args.prefixes:
+    for kind in args.prefixes or ():
         check_choice("--prefixes", kind, PREFIX_KINDS)
-    for model in args.compare_with:
+    for model in args.compare_with or ():
         check_model_name(model)
     check_output_dir(Path(args.output_dir))
     check_files(args.treebank)
