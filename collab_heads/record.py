@@ -170,9 +170,8 @@ def own_configs(model: PreTrainedModel) -> None:
         if isinstance(module, PreTrainedModel):
             copy.deepcopy(module.config, copies)
     for module in model.modules():
-        config = vars(module).get("config")
-        if isinstance(config, PretrainedConfig) and id(config) in copies:
-            vars(module)["config"] = copies[id(config)]
+        held = {name: each for name, each in vars(module).items() if isinstance(each, PretrainedConfig)}
+        vars(module).update({name: copies[id(each)] for name, each in held.items() if id(each) in copies})
 
 
 def plain_path(path: str) -> str:
