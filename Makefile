@@ -81,6 +81,7 @@ bench-nmt: $(VENV)/.bench
 # what heads do: about forty minutes on two cores
 bench-seen: $(VENV)/.bench
 	for part in marian minilm balance speed; do $(BIN)/python benchmarks/heads_seen.py $$part || exit 1; done
+	$(BIN)/python benchmarks/contributions.py
 
 # every kind beside stock on a CUDA device, in ten minutes and without data; .venv needs a torch built for the device:
 # make PIP_ARGS="--index-url ..." bench-gpu

@@ -102,6 +102,18 @@ def roles_seen() -> str:
     return "; ".join(texts)
 
 
+def fifths(measure: str, prefixes: str = "reference") -> str:
+    """A measure of contributions over a sentence: first and last fifth, and the end token."""
+    found = row("contributions", measure=measure, prefixes=prefixes)
+    return f"{found['part 1']:.2f} → {found['part 5']:.2f}, {found['last token']:.2f} at the end token"
+
+
+def less_reference(measure: str, prefixes: str) -> str:
+    """How much a measure of contributions differs from that after the reference, with its standard error."""
+    found = row("contributions", measure=measure, prefixes=prefixes)
+    return f"{prefixes} {found['less the reference']:+.3f} ± {found['± less']:.3f}"
+
+
 def correlation(measure: str) -> float:
     """Spearman's, of a measure with the rise of the loss without the head, over all heads of the Marian."""
     record = json.loads((RESULTS / "seen_marian.json").read_text())["correlations"]
@@ -245,6 +257,35 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "3",
             f"{OPEN}: every interval holds 0",
             MIXED,
+        ),
+    ),
+    "contributions": (
+        Claim(
+            "The source gives less as a translation goes on, and little at its end",
+            "curves",
+            lambda: fifths("source"),
+            "1 model, 200 sentences",
+            HOLDS,
+            SEEN,
+        ),
+        Claim(
+            "The entropy of source contributions rises, and falls in the last third",
+            "curves",
+            lambda: fifths("entropy of source"),
+            "1 model, 200 sentences",
+            f"the rise {HOLDS}; the fall does not",
+            SEEN,
+        ),
+        Claim(
+            "After prefixes of its own a model looks at the source more, after random ones far less",
+            "curves",
+            lambda: (
+                "share of the source less that after the reference: "
+                + ", ".join(less_reference("source", prefixes) for prefixes in ("own", "random"))
+            ),
+            "1 model, 200 sentences",
+            f"own: {HOLDS}; random: the direction, not the size",
+            SEEN,
         ),
     ),
 }
