@@ -50,6 +50,7 @@ def test_minilm_lossless(minilm, kind):
     torch.testing.assert_close(embed(model, test), expected, rtol=0, atol=FP32_NOISE)
 
 
+@pytest.mark.slow
 def test_calibration_and_refinement_pay(minilm):
     """At a sixth of the width: weights only < calibrated < refined, by agreement with the original embeddings."""
     test, calibration = (batches(minilm, sentences(48, seed=seed)) for seed in (1, 0))

@@ -130,6 +130,7 @@ def test_memory_is_what_a_model_holds_and_what_a_call_adds(timing, monkeypatch):
     assert timing.peak_memory(lambda: None, 20 * mib, torch.device("cpu")) is None
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_stored_with_the_device(gpu, monkeypatch):
     properties = SimpleNamespace(name="a device", major=9, minor=0, total_memory=2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

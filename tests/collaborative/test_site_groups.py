@@ -44,7 +44,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("family", ("bert", "marian"))
+@pytest.mark.parametrize("family", ("bert", pytest.param("marian", marks=pytest.mark.slow)))
 def test_groups_of_one_do_what_one_group_does(change, family, monkeypatch):
     together, apart = FAMILIES[family].build(), FAMILIES[family].build()
     batches, seen = batches_of(FAMILIES[family], 12), (passes(together), passes(apart))

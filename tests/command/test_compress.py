@@ -97,6 +97,7 @@ def test_a_quality_instead_of_a_budget(bert, texts, tmp_path):
     assert report.costs["parameters"].share < 1
 
 
+@pytest.mark.slow
 def test_a_smaller_model_learns_from_its_original(bert, texts, tmp_path):
     plain = run(bert, "--data", texts, "--budget", 0.3, "--output_dir", tmp_path / "plain", *QUICK)
     more = ("--distill_steps", 20, "--batch_size", 4)

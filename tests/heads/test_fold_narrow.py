@@ -50,6 +50,7 @@ def test_the_folded_model_is_a_stock_one_that_computes_the_same(name, gates):
     torch.testing.assert_close(output(model, family.inputs()), before, rtol=0, atol=EXACT64)
 
 
+@pytest.mark.slow
 def test_plain_transformers_loads_it(tmp_path):
     family = FAMILIES["t5"]
     model = family.build().double().eval()

@@ -61,6 +61,7 @@ def test_a_translation_model_learns_before_it_is_trained(marian, bilingual, tmp_
     assert report.after.output <= report.before.output
 
 
+@pytest.mark.slow
 def test_another_model_can_be_learned_from(bert, files, tmp_path, seen):
     run(bert, files, tmp_path / "teacher", "--max_train_steps", 3)
     teacher = load_file(tmp_path / "teacher" / "model.safetensors")
@@ -117,6 +118,7 @@ def test_two_processes_learn_as_one(files, tmp_path):
         torch.testing.assert_close(weights[name], expected[name], rtol=0, atol=ADAM32)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_in_the_distillation_begins_it_again(bert, files, tmp_path, monkeypatch):
     def stop(*args, **more):
         raise KeyboardInterrupt

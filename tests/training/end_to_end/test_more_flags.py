@@ -25,6 +25,7 @@ def differ(one, other):
     return any(not torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_adam_runs_with_the_settings_of_the_flags(bert, files, tmp_path):
     """The defaults that the help names are those without flags; others change the steps."""
     few = ("--max_train_steps", 2)

@@ -119,6 +119,7 @@ def test_score_terms_stay_restricted_through_training(terms, bert, files, tmp_pa
         assert all((tensor == 0).all() == (kind == terms) for tensor in found)
 
 
+@pytest.mark.slow
 def test_bf16_trains(bert, files):
     results = run(bert, files, None, *SWAP, "--mixed_precision", "bf16", *LEARNS)
     assert results["eval_accuracy"] > 0.9

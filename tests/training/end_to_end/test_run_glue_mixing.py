@@ -188,6 +188,7 @@ def test_a_folded_model_loads_without_this_package(bert, files, tmp_path):
     torch.testing.assert_close(found, logits(tmp_path / "mixed"), rtol=0, atol=FP32_NOISE)
 
 
+@pytest.mark.slow
 def test_folding_gates_and_what_has_nothing_to_fold(bert, files, tmp_path):
     """Removed heads come back as zeros; a weight that closes none leaves a stock model, which is none the worse."""
     results = run(bert, files, tmp_path / "out", "--target_heads", 3, *RANKED, "--max_train_steps", 4, "--fold_heads")
@@ -247,6 +248,7 @@ def test_alphas_go_with_all_else(more, stages, bert, files, tmp_path):
     check_loads(results, out, files)
 
 
+@pytest.mark.slow
 def test_what_is_left_to_mix(bert, files, tmp_path):
     """Of a configuration with one head here and three there; and of one with single heads, where there is nothing."""
     alive = tmp_path / "alive.json"

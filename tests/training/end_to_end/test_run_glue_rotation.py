@@ -125,6 +125,7 @@ def test_heads_that_a_policy_chooses(policy, metric, bert, files, tmp_path, batc
     assert json.loads((out / "epoch_0_3" / "progress.json").read_text())["rotation"]["swapped"] == {}
 
 
+@pytest.mark.slow
 def test_gates_and_alphas_beside_rotation(bert, files, tmp_path):
     """Gates leave with their heads, alphas stay; removed heads take no part."""
     more = (*EPOCHS, "--rotate", "hard")

@@ -129,6 +129,7 @@ def test_translations_of_every_evaluation_are_written_and_tracked(marian, biling
     assert [point.step for point in events.Scalars("train_loss")] == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_beam_and_length_settings_reach_generation(marian, bilingual, tmp_path):
     found = {}
     for name, more in (
@@ -171,6 +172,7 @@ def table(path: Path, pairs, nested: bool) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_same_pairs_from_text_tables_and_the_hub(marian, bilingual, tmp_path, monkeypatch, capsys):
     """Gzipped, with an empty line, as JSON of either kind: the same run."""
     pairs = {"train": tiny.pairs(200, 0), "validation": tiny.pairs(12, 1), "test": tiny.pairs(7, 2)}
@@ -218,6 +220,7 @@ def test_the_test_split_is_translated_and_scored(marian, bilingual, tmp_path):
     assert results["train"][0]["examples"] <= 6 * 9
 
 
+@pytest.mark.slow
 def test_same_seed_same_run(marian, bilingual):
     more = ("--word_dropout", 0.2, "--label_smoothing", 0.1, "--max_train_steps", 3)
     histories = [run(marian, bilingual, None, *more, "--seed", seed)["history"] for seed in (1, 1, 2)]

@@ -102,6 +102,7 @@ def test_what_earlier_checkpoints_hold_is_not_looked_for_elsewhere(more, marian,
             run(marian, bilingual, out, *more, *resume)
 
 
+@pytest.mark.slow
 def test_damaged_or_other_best_weights_are_seen(marian, bilingual, tmp_path, caplog):
     out, more = tmp_path / "out", ("--load_best_model_at_end", "--max_train_steps", 2, "--checkpointing_steps", 1)
     run(marian, bilingual, out, *more)
