@@ -32,6 +32,7 @@ from collab_heads.model.undoing import undone
 from collab_heads.record import FIELD, CollabConfig, plain_path
 from families import FAMILIES, aligned, bert_config, output, sites
 
+SLOW = pytest.mark.slow
 INPUTS = FAMILIES["bert"].inputs()
 
 
@@ -67,7 +68,9 @@ def check_saved(model, folder, recorded, inputs=INPUTS):
     return again
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change", [pytest.param(name, marks=SLOW if name in ("gates", "alphas") else ()) for name in CHANGES]
+)
 def test_another_model_of_the_same_config_stays_what_it_is(change, tmp_path):
     changed, other = twins()
     assert changed.config is other.config
@@ -78,6 +81,7 @@ def test_another_model_of_the_same_config_stays_what_it_is(change, tmp_path):
     assert all(module.config is other.config for module in other.modules() if hasattr(module, "config"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("t5", "marian", "clip"))
 def test_stacks_with_configs_of_their_own(name, tmp_path):
     changed, other = twins(name)
@@ -101,6 +105,7 @@ def test_two_changes_under_one_config(tmp_path):
     check_saved(first, tmp_path / "again", 2)
 
 
+@pytest.mark.slow
 def test_one_that_was_made_of_a_changed_one_keeps_its_change(tmp_path):
     pruned = FAMILIES["bert"].build()
     prune(pruned)
@@ -144,6 +149,7 @@ def test_a_layer_in_two_places_is_recorded_twice():
     assert list(CollabConfig.on(model).sites) == [f"encoder.layer.{i}.attention.self" for i in range(2)]
 
 
+@pytest.mark.slow
 def test_a_copy_has_a_record_of_its_own(tmp_path):
     model = FAMILIES["bert"].build()
     prune(model)
@@ -198,7 +204,7 @@ def folders(tmp_path):
     return tmp_path / "changed", tmp_path / "stock"
 
 
-@pytest.mark.parametrize("changed", ("encoder", "decoder"))
+@pytest.mark.parametrize("changed", ("encoder", pytest.param("decoder", marks=SLOW)))
 def test_an_encoder_decoder_made_of_a_changed_model(changed, folders, tmp_path):
     whole = pair(*folders) if changed == "encoder" else pair(*reversed(folders))
     part = BertModel.from_pretrained(folders[0])
@@ -211,6 +217,7 @@ def test_an_encoder_decoder_made_of_a_changed_model(changed, folders, tmp_path):
     prune_heads(fold, {"enc-self" if changed == "encoder" else "dec-self": [[1], []]})
 
 
+@pytest.mark.slow
 def test_the_parts_of_an_encoder_decoder_are_changed_in_it(tmp_path):
     config = EncoderDecoderConfig.from_encoder_decoder_configs(bert_config(), bert_config())
     whole, other = EncoderDecoderModel(config), EncoderDecoderModel(config)
@@ -223,6 +230,7 @@ def test_the_parts_of_an_encoder_decoder_are_changed_in_it(tmp_path):
     check_saved(again, tmp_path / "decoder", 4, inputs)
 
 
+@pytest.mark.slow
 def test_a_model_in_one_of_no_family(tmp_path):
     """Its config is found among those of the whole, which made itself a copy of it."""
     vision = CLIPVisionConfig(
