@@ -24,7 +24,7 @@ def read_flags(flags: ModuleType, argv: Sequence[str] | None) -> Namespace:
 
 def check_all(flags: ModuleType, args: Namespace) -> None:
     """Check what a single flag cannot know: as the first look does, then with what takes long to import."""
-    flags.check(args)
+    flags.check_together(args)
     if not args.demo:
         check_tables(args)
         check_model_type(args)

@@ -10,7 +10,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.files import write_file
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
-from collab_heads.wrappers import model_inside
+from collab_heads.wrappers import check_passed, model_inside
 
 FILE = "collab_heads.safetensors"
 
@@ -40,9 +40,10 @@ def save_heads(model: nn.Module, folder: str | Path) -> None:
         folder: where `save_pretrained` writes the adapters.
 
     Raises:
-        UnsupportedModelError: if there is no transformers model in `model`.
+        UnsupportedModelError: if there is no transformers model in `model`, or `model` takes other inputs than it.
         OutputError: if the file cannot be written.
     """
+    check_passed(model)
     if tensors := beside_adapters(model):
         write_file(Path(folder) / FILE, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
 
@@ -62,8 +63,9 @@ def load_heads(model: nn.Module, folder: str | Path) -> None:
 
     Raises:
         ArgumentError: if nothing is there, or what is there is that of other sites or heads; the model is as it was.
-        UnsupportedModelError: if there is no transformers model in `model`.
+        UnsupportedModelError: if there is no transformers model in `model`, or `model` takes other inputs than it.
     """
+    check_passed(model)
     file, tensors = Path(folder) / FILE, head_tensors(model_inside(model).base_model)
     if not file.is_file():
         raise ArgumentError(f"there are no gates and alphas beside the adapters in {folder}: it has no {FILE}")

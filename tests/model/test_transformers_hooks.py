@@ -287,7 +287,7 @@ def test_a_transformers_that_saves_otherwise_is_refused(taken, monkeypatch):
         monkeypatch.delattr(transformers.PretrainedConfig, taken)
     model_class = stand_in()
     before = dict(vars(model_class))
-    with pytest.raises(UnsupportedVersionError, match=r"has no \w+\(\.\.\., (self|repo_id)\)"):
+    with pytest.raises(UnsupportedVersionError, match=r"has no \w+\(\.\.\., (self|repo_id|json_file_path)\)"):
         install_hooks(model_class)
     assert dict(vars(model_class)) == before
 

@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Check that what training needs is installed, the files, and what the flags say together.
+    """Check that what training needs is installed, what the flags say together, and that the files are there.
 
     Raises:
         MissingPackageError: if a package is missing.
@@ -53,10 +53,16 @@ def check(args: Namespace) -> None:
         DataError: if a file is missing, or one that the flags name is broken.
     """
     check_extra("train", "fine-tuning and translation")
+    check_together(args)
     if not args.demo:
         check_files(
             *(name for split in (args.train_file, args.validation_file, args.test_file) for name in split or ())
         )
+
+
+def check_together(args: Namespace) -> None:
+    """Check what a single flag cannot know; the errors of `check`."""
+    if not args.demo:
         check_translation(args)
         risk.check_risk(args)
         check_flags(args)

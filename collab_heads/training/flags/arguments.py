@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.training.flags.collaborative import check_fit, check_swap
+from collab_heads.training.flags.collaborative import check_fit, check_smaller, check_swap
 from collab_heads.training.flags.distilling import check_distillation
 from collab_heads.training.flags.parsing import (
     AUTO,
@@ -203,6 +203,7 @@ def check_together(args: argparse.Namespace) -> None:
 def check_tables(args: argparse.Namespace) -> None:
     """Check what stands in tables of packages that take long to import, or on the Hub; the errors of `check_shared`."""
     check_fit(args)
+    check_smaller(args)
     if args.with_tracking and args.report_to != "all":
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 

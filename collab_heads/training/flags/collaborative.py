@@ -115,18 +115,12 @@ def add_fit_arguments(add: Callable[..., object]) -> None:
     add("--decomposition_method", default="als", metavar="NAME", help="als, or parafac of the package tensorly")
 
 
-def check_collaborative(args: argparse.Namespace) -> None:
-    """Check the flags of the swap.
+def check_swap(args: argparse.Namespace) -> None:
+    """Check what the flags of a swap say together, without the tables of the library.
 
     Raises:
         ArgumentError: naming the flag and the way out.
     """
-    check_swap(args)
-    check_fit(args)
-
-
-def check_swap(args: argparse.Namespace) -> None:
-    """Check what they say together, without the tables of the library; the errors of `check_collaborative`."""
     check_choice("--swap", args.swap, SWAPS)
     check_choice("--allocation", args.allocation, ALLOCATIONS)
     if args.allocation == "balanced" and not args.calibration_samples:
@@ -143,13 +137,12 @@ def check_swap(args: argparse.Namespace) -> None:
 
 
 def check_fit(args: argparse.Namespace) -> None:
-    """Check the kind of the projections and how they are fitted; the errors of `check_collaborative`.
+    """Check the kind of the projections and how they are fitted; the errors of `check_swap`.
 
     What there is stands in tables of the library, which takes long to import.
     """
     from collab_heads.collaborative.kinds import FITS
     from collab_heads.collaborative.solvers import METHODS, check_method
-    from collab_heads.compression.compression_plan import check_budget
 
     check_choice("--mixing", args.mixing, offered())
     check_choice("--decomposition_method", args.decomposition_method, METHODS)
@@ -159,6 +152,12 @@ def check_fit(args: argparse.Namespace) -> None:
         raise ArgumentError(f"--decomposition_method has no meaning for --mixing {args.mixing}, {why}")
     if args.decomposition_tol >= 1:
         raise ArgumentError(f"--decomposition_tol {args.decomposition_tol} must be below 1")
+
+
+def check_smaller(args: argparse.Namespace) -> None:
+    """Check the budget and the kind of a compression, as `check_fit` does those of a swap."""
+    from collab_heads.compression.compression_plan import check_budget
+
     if args.compress_budget is not None:
         check_budget(args.compress_budget)
     if args.compress_mixing is not None:
@@ -178,7 +177,7 @@ def wants_swap(args: argparse.Namespace) -> bool:
 
 
 def check_compression(args: argparse.Namespace) -> None:
-    """Check the flags of the compression; the errors of `check_collaborative`."""
+    """Check the flags of the compression; the errors of `check_swap`."""
     if args.compress_budget is None:
         if given := [f"--{flag}" for flag in OF_COMPRESSION if getattr(args, flag) is not None]:
             raise ArgumentError(f"{' and '.join(given)} have no effect without --compress_budget")

@@ -5,10 +5,11 @@ import torch
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import get_adapter
-from collab_heads.analysis.measures.head_scores import METRICS, head_scores
+from collab_heads.analysis.measures.head_scores import head_scores
 from collab_heads.analysis.measures.map_scores import OF_MAPS, map_scores
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import ArgumentError, CalibrationError
+from collab_heads.words import METRIC_WORDS
 from families import EXACT64, FAMILIES
 
 
@@ -17,7 +18,7 @@ def test_scores_together_are_scores_alone(family):
     """Excluded ids count for tokens, and not for whole maps."""
     model, inputs = FAMILIES[family].build().double(), FAMILIES[family].inputs()
     exclude = [int(inputs["input_ids"][0, 1])]
-    together = head_scores(model, [inputs], METRICS, exclude=exclude)
+    together = head_scores(model, [inputs], METRIC_WORDS, exclude=exclude)
     adapter = get_adapter(model)
     for measure in OF_MAPS:
         for path, scores in map_scores(model, [inputs], adapter, measure).items():
@@ -35,6 +36,6 @@ def test_what_is_refused():
     with refused(model, ArgumentError, "unknown metric 'confident'", "did you mean 'confidence'"):
         head_scores(model, [inputs], ["base", "confident"])
     with refused(model, CalibrationError):
-        head_scores(model, [], METRICS)
+        head_scores(model, [], METRIC_WORDS)
     assert head_scores(model, [inputs], []) == {}
     assert_unchanged(model, before)

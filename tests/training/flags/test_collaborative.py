@@ -4,11 +4,11 @@ import pytest
 
 from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.alphas import check_alpha_flags
-from collab_heads.training.flags.collaborative import check_collaborative, wants_swap
+from collab_heads.training.flags.collaborative import check_fit, check_smaller, check_swap, wants_swap
 from collab_heads.training.flags.pruning import check_heads
 from collab_heads.training.flags.rotating import check_rotation
 
-CHECKS = (check_collaborative, check_heads, check_alpha_flags, check_rotation)
+CHECKS = (check_swap, check_fit, check_smaller, check_heads, check_alpha_flags, check_rotation)
 
 
 def check(args):
