@@ -102,7 +102,7 @@ def test_help_and_wrong_flags_import_nothing_heavy(tmp_path):
         ("compress", "x", "--bugdet", "1"): 2,
         ("compress", "/nowhere", "--data", "x", "--plan"): 2,
         ("analyze", "x", "--data", "nothing"): 1,
-        ("translate", "--train_file", "none", "--validation_file", "none"): 1,
+        ("translate", "--train_file", "none", "--validation_file", "none", "--model_name_or_path", "x"): 1,
         ("glue", *GLUE, "--push_to_hub"): 2,
         ("glue", *GLUE, "--alpha_growth_beside", "sum"): 2,
         ("glue", *GLUE, "--rotate", "softly"): 2,
