@@ -135,9 +135,10 @@ class CollabConfig:
         return all(CollabConfig.alone(config) == part for config, part in self.parts(model))
 
     def parts(self, model: PreTrainedModel) -> list[tuple[PretrainedConfig, "CollabConfig"]]:
-        """The configs of a model and of its inner stacks, and what each is to record."""
+        """The configs of a model and of its stacks, and what each is to record; other models in it keep theirs."""
         stacks = stacks_of(model.config)
-        configs = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+        inside = [module.config for module in model.base_model.modules() if isinstance(module, PreTrainedModel)]
+        configs = [model.config, *inside]
         wanted = {stack.model_type: self.part(prefix) for prefix, stack in stacks} | {model.config.model_type: self}
         distinct = {id(config): config for config in [*configs, *(stack for _, stack in stacks)]}
         return [(each, wanted[each.model_type]) for each in distinct.values() if each.model_type in wanted]

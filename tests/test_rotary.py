@@ -260,7 +260,7 @@ def test_gates_and_moments_travel_with_the_group():
 def test_groups_that_cannot_change_places():
     model = FAMILIES["qwen3"].build()
     first, second = sites(model)
-    with refused(model, ArgumentError, "number 0 and 1 of theirs", "pair heads of one number"):
+    with refused(model, ArgumentError, "the places 0 and 1 in theirs", "pair heads of the same place"):
         swap_heads(model, [((first, 0), (second, 1))])
     with refused(model, ArgumentError, "head 0 of ", "head 1 of ", "share a key head", "name one of them"):
         swap_heads(model, [((first, 0), (first, 1))])

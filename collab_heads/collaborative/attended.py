@@ -30,7 +30,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tens
         return block(query, key, value, scale, bias)
     size = max(query.shape[-2] * SCORES_BYTES // whole, 1)
     count = math.ceil(query.shape[-2] / size)
-    biases = [bias] * count if bias is None or bias.shape[-2] == 1 else bias.split(size, dim=-2)
+    biases = [bias] * count if bias is None or bias.ndim < 2 or bias.shape[-2] == 1 else bias.split(size, dim=-2)
     found = []
     for rows, of_rows in zip(query.split(size, dim=-2), biases, strict=True):
         if is_grad_enabled():

@@ -38,11 +38,12 @@ def swap_heads(
 ) -> None:
     """Let pairs of heads change places, in place: rows of W_Q, W_K, W_V and their biases.
 
-    The columns of W_O stay, else nothing would change; so do alphas, and T5's position bias, which belongs to the
-    place of a head. Gates travel with their heads. So does what the optimizer keeps about these rows (Adam's moments,
-    SGD's momentum); counts of steps, and second moments that a group shares, stay. Parameters stay the same objects,
-    with their dtype, device and `requires_grad`. The same pairs in reversed order restore every bit. Swap between
-    optimizer steps: gradients stay where they are. On an error everything is left as it was.
+    The columns of W_O stay, else nothing would change; so do alphas, norms of queries and keys, and T5's position
+    bias, which belongs to the place of a head. Gates travel with their heads. So does what the optimizer keeps about
+    these rows (Adam's moments, SGD's momentum); counts of steps, and second moments that a group shares, stay.
+    Parameters stay the same objects, with their dtype, device and `requires_grad`. The same pairs in reversed order
+    restore every bit. Swap between optimizer steps: gradients stay where they are. On an error everything is left as
+    it was.
 
     Heads that share a key head move together, with it and in their order: name one of them, for the others.
 

@@ -43,7 +43,7 @@ def check_members(pair: tuple[Slot, Slot], ends: Sequence[tuple[list[int], int]]
     if places[0] != places[1]:
         raise ArgumentError(
             f"{pair[0]} and {pair[1]} cannot change places: heads that share a key head move together, in their order, "
-            f"and these are number {places[0]} and {places[1]} of theirs; pair heads of one number"
+            f"and these have the places {places[0]} and {places[1]} in theirs; pair heads of the same place"
         )
 
 

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files import write_file
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
@@ -30,6 +31,8 @@ def head_tensors(model: nn.Module) -> dict[str, Tensor]:
 def save_heads(model: nn.Module, folder: str | Path) -> None:
     """Write the gates and alphas of a model with PEFT's adapters beside these; nothing of a model that is stored whole.
 
+    Where there is nothing to write, the file of an earlier call goes: it was of another model.
+
         wrapped.save_pretrained(folder)
         save_heads(wrapped, folder)
 
@@ -46,6 +49,8 @@ def save_heads(model: nn.Module, folder: str | Path) -> None:
     check_passed(model)
     if tensors := beside_adapters(model):
         write_file(Path(folder) / FILE, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+    else:
+        (Path(folder) / FILE).unlink(missing_ok=True)
 
 
 def load_heads(model: nn.Module, folder: str | Path) -> None:
@@ -63,13 +68,17 @@ def load_heads(model: nn.Module, folder: str | Path) -> None:
 
     Raises:
         ArgumentError: if nothing is there, or what is there is that of other sites or heads; the model is as it was.
+        DataError: if the file is damaged.
         UnsupportedModelError: if there is no transformers model in `model`, or `model` takes other inputs than it.
     """
     check_passed(model)
     file, tensors = Path(folder) / FILE, head_tensors(model_inside(model).base_model)
     if not file.is_file():
         raise ArgumentError(f"there are no gates and alphas beside the adapters in {folder}: it has no {FILE}")
-    stored = load_file(file)
+    try:
+        stored = load_file(file)
+    except SafetensorError as error:
+        raise DataError(f"{file} is damaged: {error}") from error
     ours, theirs = ({name: tuple(each.shape) for name, each in found.items()} for found in (tensors, stored))
     if differing := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
         name = differing[0]

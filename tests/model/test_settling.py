@@ -16,6 +16,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.bert.modeling_bert import BertPreTrainedModel
 
 from collab_heads import (
     fold_heads,
@@ -263,3 +264,71 @@ def test_a_model_whose_config_is_not_found_is_refused(tmp_path):
     narrow(whole.second)
     with pytest.raises(UnsupportedModelError, match=r"of second in this Pair is changed.*it has none.*'second'"):
         whole.save_pretrained(tmp_path / "changed")
+
+
+class Named(BertPreTrainedModel):
+    """Its base has a name of its own, so that it is no base model to transformers."""
+
+    def __init__(self, config, towers=1):
+        super().__init__(config)
+        self.first_tower = BertModel(config)
+        if towers > 1:
+            self.second_tower = BertModel(copy.deepcopy(config))
+        self.post_init()
+
+    def forward(self, **inputs):
+        return self.first_tower(**inputs)
+
+
+class Pair(Named):
+    def __init__(self, config):
+        super().__init__(config, towers=2)
+
+
+def test_a_base_of_another_name(tmp_path):
+    model = aligned(Named(bert_config()).eval())
+    narrow(model.first_tower)
+    for folder in (tmp_path / "once", tmp_path / "twice"):  # what was loaded is saved again
+        model.save_pretrained(folder)
+        again = Named.from_pretrained(folder).eval()
+        assert torch.equal(again(**INPUTS)[0], model(**INPUTS)[0])
+        model = again
+
+
+def test_two_models_that_one_config_builds(tmp_path):
+    model = aligned(Pair(bert_config()).eval())
+    narrow(model.first_tower)
+    with pytest.raises(UnsupportedModelError, match=r"several bert models.*second_tower\.encoder.*save each"):
+        model.save_pretrained(tmp_path)
+    assert not any(tmp_path.iterdir())
+    narrow(model.second_tower)
+    model.save_pretrained(tmp_path)
+    again = Pair.from_pretrained(tmp_path).eval()
+    assert torch.equal(again.second_tower(**INPUTS)[0], model.second_tower(**INPUTS)[0])
+
+
+class Student(BertForSequenceClassification):
+    def __init__(self, config):
+        super().__init__(config)
+        self.teacher = BertForSequenceClassification(copy.deepcopy(config))
+        self.post_init()
+
+
+@pytest.mark.parametrize("which", ("student", "teacher"))
+def test_a_student_that_is_built_with_its_teacher(which, tmp_path):
+    model = aligned(Student(bert_config()).eval())
+    narrow(model if which == "student" else model.teacher)
+    with pytest.raises(UnsupportedModelError, match=r"several bert models.*teacher\.bert\.encoder"):
+        model.save_pretrained(tmp_path)
+    model.teacher.save_pretrained(tmp_path)  # alone
+
+
+def test_a_teacher_that_was_given_to_a_student(tmp_path):
+    """What the class does not build cannot be built wrong; and its config is its own."""
+    student, teacher = (aligned(BertForSequenceClassification(bert_config()).eval()) for _ in range(2))
+    student.teacher = teacher
+    narrow(student)
+    assert not hasattr(teacher.config, FIELD)
+    student.save_pretrained(tmp_path)
+    again = BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(**INPUTS).logits, student(**INPUTS).logits)

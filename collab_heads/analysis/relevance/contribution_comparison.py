@@ -218,6 +218,8 @@ def named_models(models: Mapping[str, Model] | Sequence[str | Path]) -> dict[str
     """The models by name."""
     if isinstance(models, str | Path | PreTrainedModel):
         raise ArgumentError("models are several: give a list of folders, or a dict of names and models")
+    if not isinstance(models, Mapping) and any(isinstance(each, PreTrainedModel) for each in models):
+        raise ArgumentError("a list is one of folders: give a dict of names and models")
     pairs = list(models.items()) if isinstance(models, Mapping) else [(Path(each).name, each) for each in models]
     if not pairs:
         raise ArgumentError("there are no models to compare")

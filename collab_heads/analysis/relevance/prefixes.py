@@ -184,6 +184,13 @@ def continued(model: PreTrainedModel, batch: Mapping, num_beams: int) -> dict[st
     for prompt, more in texts_of(batch):
         read = torch.tensor([prompt])
         inputs = moved({"input_ids": read, "attention_mask": torch.ones_like(read)}, input_device(model))
-        ids = generate(**inputs, max_new_tokens=len(more), num_beams=num_beams, do_sample=False, pad_token_id=0)
+        ids = generate(
+            **inputs,
+            max_new_tokens=len(more),
+            num_beams=num_beams,
+            num_return_sequences=1,
+            do_sample=False,
+            pad_token_id=0,
+        )
         texts.append((prompt, ids[0, len(prompt) :].tolist()))  # a row alone has nothing after its end
     return batch_of(texts)
