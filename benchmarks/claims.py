@@ -172,7 +172,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "29.60 → 29.06 with 36 of 144",
             lambda: (
                 kept((36, 18), ("learned", "importance", "random"))
-                + f", distilled for 600 steps first {row('nmt_mended', mended='18 heads, distilled')['difference']:+.2f}"
+                + f", distilled first {row('nmt_mended', mended='18 heads, distilled')['difference']:+.2f}"
                 + f"; 21, by lambda 0.03: {row('nmt_heads', heads='lambda 0.03')['difference']:+.2f}"
             ),
             "1",
