@@ -331,6 +331,7 @@ def orders(model):
     return heads, alphas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, kind", list(zip(LAYOUTS, itertools.cycle(KINDS))))
 def test_every_order(name, kind):
     """Gates, alphas, a lossless swap and the removal of heads: one config, one output, whatever comes first."""

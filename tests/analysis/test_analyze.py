@@ -196,6 +196,7 @@ def test_what_is_refused():
         analyze_heads(empty, batches)
 
 
+@pytest.mark.slow
 def test_contributions_after_several_prefixes_and_beside_other_models(tmp_path):
     model = model_in("marian", dtype=torch.float32)
     batches = split(labelled("marian", model))

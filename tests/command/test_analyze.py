@@ -57,6 +57,7 @@ def test_sentences_that_are_too_long_are_left_out_and_counted(bert, tmp_path, ca
         run([str(bert), "--data", text, *PARTS, "--max_length", "2"])
 
 
+@pytest.mark.slow
 def test_contributions_after_prefixes_and_beside_a_checkpoint(marian, pairs, capsys):
     flags = ["--parts", "contributions", "--samples", "4", "--prefixes", "reference", "random"]
     report = run([marian, "--data", *pairs, *flags, "--compare_with", marian])

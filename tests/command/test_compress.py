@@ -77,6 +77,7 @@ def test_head_and_dtype_stay_and_pairs_are_read_as_pairs(bert, table, tmp_path):
     assert torch.equal(stored["classifier.weight"], kept["classifier.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sides", (1, 2))
 def test_a_translation_model(marian, tmp_path, sides):
     data = translation_script.write_pairs(tmp_path, "dev", 16, 5)[:sides]
@@ -91,6 +92,7 @@ def test_a_translation_model(marian, tmp_path, sides):
     assert model.generate(**tokenizer(line, return_tensors="pt"), max_new_tokens=5).shape[1] > 1
 
 
+@pytest.mark.slow
 def test_a_quality_instead_of_a_budget(bert, texts, tmp_path):
     report = run(bert, "--data", texts, "--quality", 0.06, "--output_dir", tmp_path / "small", *QUICK)
     assert report.budget is None and 0 < report.measured_error <= 0.06

@@ -53,6 +53,7 @@ def test_a_classifier_learns_from_itself_before_the_change(change, precision, be
     assert report.steps > 0 and report.after.total(1.0) <= report.before.total(1.0)
 
 
+@pytest.mark.slow
 def test_a_translation_model_learns_before_it_is_trained(marian, bilingual, tmp_path, seen):
     results = translation_script.run(marian, bilingual, tmp_path / "out", *COMPRESS, *DISTILL)
     assert list(results["stages"]) == ["loaded", "compressed", "distilled", "fine_tuned"]

@@ -107,6 +107,7 @@ def test_a_translation_ends_early_with_its_best_weights(marian, bilingual, tmp_p
         translation_script.run(marian, bilingual, tmp_path / "other", "--early_stopping_patience", 2, *every)
 
 
+@pytest.mark.slow
 def test_tokenized_pairs_are_kept_and_read(marian, bilingual, tmp_path, monkeypatch):
     """The same examples and weights; other lengths, sentences or a damaged file are made anew."""
     made = []

@@ -37,6 +37,7 @@ from families import sites
 FP64_SUM = 1e-12  # the same float64 sum, begun again from a number in JSON; seen: 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "swap, stages",
     (
@@ -86,6 +87,7 @@ def test_a_run_without_output_folder_writes_nothing(bert, files, tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_same_seed_same_run(bert, files, tmp_path):
     runs = [run(bert, files, None, *SWAP, "--seed", seed)["history"] for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
@@ -218,6 +220,7 @@ def test_a_checkpoint_of_nan_is_not_written(bert, files, tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["manifest.json"]
 
 
+@pytest.mark.slow
 def test_checkpoints_are_models(bert, files, tmp_path):
     run(bert, files, tmp_path / "out", *SWAP, "--checkpointing_steps", "epoch")
     last = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "epoch_0_2").state_dict()

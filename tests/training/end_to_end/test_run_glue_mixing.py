@@ -65,6 +65,7 @@ def check_loads(results: dict, out: Path, files) -> None:
     assert as_json(results, *results) == as_json(json.loads((out / "all_results.json").read_text()), *results)
 
 
+@pytest.mark.slow
 def test_alphas_learn_from_their_start_on(bert, files, tmp_path):
     """ceil(0.4 * 6) steps without; then they move, and their norms rise. The saved model has them."""
     out = tmp_path / "out"
@@ -160,6 +161,7 @@ assert not [name for name in sys.modules if name.startswith("collab_heads")], "n
 """
 
 
+@pytest.mark.slow
 def test_folding_makes_a_stock_checkpoint(bert, files, tmp_path):
     """The same outputs, and nothing of ours in the config."""
     more = ("--alpha_mixing", *GROWTH, "--max_train_steps", 6)
@@ -293,6 +295,7 @@ def likeness(out: Path) -> float:
     return float(torch.stack([(each.sum() - each.diagonal().sum()) / (HEADS * (HEADS - 1)) for each in found]).mean())
 
 
+@pytest.mark.slow
 def test_disagreement_drives_heads_apart(bert, files, tmp_path):
     found = {}
     for weight in (0, 2):
@@ -313,6 +316,7 @@ def test_disagreement_with_gradient_checkpointing(bert, files, tmp_path):
             torch.testing.assert_close(found[name], expected[name], rtol=0, atol=ADAM32)
 
 
+@pytest.mark.slow
 def test_bf16(bert, files, tmp_path):
     """All at once, in half precision; the weights and alphas stay in full."""
     more = ("--alpha_mixing", *GROWTH, "--disagreement_weight", 0.1, "--mixed_precision", "bf16", "--rotate", "hard")

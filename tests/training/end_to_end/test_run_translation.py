@@ -51,6 +51,7 @@ def test_collaborative_from_scratch(model_type, mixing, bilingual, tmp_path):
     assert again["stages"] == {"loaded": results["stages"]["fine_tuned"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "swap, stages",
     (
@@ -86,7 +87,9 @@ def test_a_lossless_swap_translates_the_same(marian, bilingual, tmp_path):
     assert results["stages"]["swapped"] == results["stages"]["loaded"]
 
 
-@pytest.mark.parametrize("family", ("bart", "mbart", "mbart50", "m2m_100", "t5"))
+@pytest.mark.parametrize(
+    "family", ("bart", "mbart", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mbart50", "m2m_100", "t5")))
+)
 def test_every_family_learns_three_sentences_by_heart(family, tmp_path):
     """Languages, prefix, what the decoder starts from, training and generation: any mistake would show."""
     folder, count = tmp_path / "start", 3

@@ -70,6 +70,7 @@ def test_a_glue_run_with_an_ablation_and_a_treebank(bert, files, tmp_path):
     assert found["statistics"]["excluded"] == [tiny.SPECIAL.index("[SEP]")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 def test_a_metric_without_each_head(marian, bilingual, tmp_path):
     """As the evaluations measure it; and one that is not measured is refused before anything is written."""
