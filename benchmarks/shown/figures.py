@@ -1,0 +1,80 @@
+"""Our own figures in the table of claims, from the stored records."""
+
+from collections.abc import Mapping
+
+from shown.records import row, rows_of, stored
+
+
+def against_first(name: str, key: str, value: str, part: str = "") -> str:
+    """The difference of a row to the first row of its table, with its interval."""
+    found = row(name, part, **{key: value})
+    return f"{found['difference']:+.2f} BLEU ({found['95 %']})"
+
+
+def scores(name: str, shown: Mapping[str, tuple[str, str]], score: str) -> str:
+    """Scores of some rows, label -> (key, value)."""
+    return ", ".join(f"{label} {row(name, **{key: value})[score]:.2f}" for label, (key, value) in shown.items())
+
+
+def exact() -> str:
+    """Swaps at full width."""
+    found = [each["identical"] for each in rows_of("translation") if each.get("method") == "lossless"]
+    return f"{', '.join(sorted(set(found)))} translations identical, in {len(found)} swaps"
+
+
+def glue(settings: Mapping[str, str]) -> str:
+    """Averages over the tasks after training again, of the original first."""
+    return scores("glue", {label: ("R", value) for label, value in settings.items()}, "average again")
+
+
+def born_digits() -> str:
+    """Shared over narrow heads, a quarter of the width, by seed, after one training and one twice as long."""
+    record = rows_of("digits")
+    texts = []
+    for what, label in (("born", "456 steps"), ("longer", "912 steps")):
+        shared, narrow = (
+            next(r["accuracies"] for r in record if (r["what"], r["mixing"], r["R"]) == (what, mixing, 16))
+            for mixing in ("shared", "per_head")
+        )
+        gaps = [one - other for one, other in zip(shared, narrow, strict=True)]
+        texts.append(f"{label}: {', '.join(f'{gap:+.2f}' for gap in gaps)} points")
+    return "; ".join(texts)
+
+
+def kept(counts: tuple[int, ...], ways: tuple[str, ...]) -> str:
+    """Differences to the whole model by heads kept and way to choose them."""
+    texts = []
+    for count in counts:
+        found = {way: row("nmt_heads", heads=f"{way} {count}")["difference"] for way in ways}
+        texts.append(f"{count}: " + ", ".join(f"{way} {gap:+.2f}" for way, gap in found.items()))
+    return "; ".join(texts)
+
+
+def roles_seen() -> str:
+    """How many heads have which role, in the models that were looked at."""
+    seen = {"Marian": ("seen_marian", "positional", "rare tokens")}  # it reads no treebank
+    seen["MiniLM"] = ("seen_minilm", "positional", "rare tokens", "syntactic")
+    texts = []
+    for label, (name, *roles) in seen.items():
+        rows = rows_of(name)
+        counts = [f"{sum(each[role] for each in rows)} {role}" for role in roles]
+        texts.append(f"{label}: of {sum(each['heads'] for each in rows)} heads {', '.join(counts)}")
+    return "; ".join(texts)
+
+
+def fifths(measure: str, prefixes: str = "reference") -> str:
+    """A measure of contributions over a sentence: first and last fifth, and the end token."""
+    found = row("contributions", measure=measure, prefixes=prefixes)
+    return f"{found['part 1']:.2f} → {found['part 5']:.2f}, {found['last token']:.2f} at the end token"
+
+
+def less_reference(measure: str, prefixes: str) -> str:
+    """How much a measure of contributions differs from that after the reference, with its standard error."""
+    found = row("contributions", measure=measure, prefixes=prefixes)
+    return f"{prefixes} {found['less the reference']:+.3f} ± {found['± less']:.3f}"
+
+
+def correlation(measure: str) -> float:
+    """Spearman's, of a measure with the rise of the loss without the head, over all heads of the Marian."""
+    record = stored("seen_marian")["correlations"]
+    return next(each["all"] for each in record if (each["measure"], each["harm to"]) == (measure, "loss"))

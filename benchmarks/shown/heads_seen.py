@@ -1,0 +1,80 @@
+"""Tables of what heads do, and of what a translation comes from."""
+
+from shown.columns import made, named, plain, shown
+from shown.records import stored
+
+plain(
+    "seen_marian",
+    "seen_marian",
+    {
+        "role": "",
+        "heads": "",
+        "confidence": ".2f",
+        "entropy": ".2f",
+        "attention distance": ("attention_distance", ".2f"),
+    }
+    | {"positional": "", "rare tokens": "", "balance of relevance": ("relevance_balance", ".2f")}
+    | {"most relevant (layer.head share)": ("most relevant (layer.head)", "")},
+)
+ROLES = {role: ".2f" for role in ("enc-self", "dec-self", "dec-enc")}
+plain("seen_balance", "seen_balance", {"model": "", "measure": "", "heads": ""} | ROLES)
+plain("seen_speed", "seen_speed", {"what": "", "ratio": ".2f", "seconds": ".2f"})
+plain("seen_memory", "seen_speed", {"sentences": "", "peak MB": ".0f"}, "memory")
+FIFTHS = {f"part {part}": ".2f" for part in range(1, 6)}
+
+
+@made
+def contributions() -> str:
+    """Shares and entropies over a sentence, after three kinds of prefixes."""
+    rows = [
+        row
+        | {"mean ±": f"{row['mean']:.3f} ± {row['± mean']:.3f}"}
+        | ({"less": f"{row['less the reference']:+.3f} ± {row['± less']:.3f}"} if "± less" in row else {})
+        for row in sorted(stored("contributions")["rows"], key=lambda row: list(MEASURED).index(row["measure"]))
+    ]
+    columns = {"of each generated token": ("measure", ""), "prefixes": ""} | FIFTHS
+    columns |= {"last token": ".2f", "mean": ("mean ±", ""), "less after the reference": ("less", "")}
+    return shown(named(rows, "measure", MEASURED), columns)
+
+
+MEASURED = {
+    "source": "share of the source",
+    "entropy of source": "entropy of the source",
+    "entropy of target": "entropy of the target prefix",
+}
+
+
+@made
+def marian_measures() -> str:
+    """Which measures say what is lost without a head: a translation model."""
+    signed = {role: "+.2f" for role in ("all", *ROLES)}
+    return shown(stored("seen_marian")["correlations"], {"Marian: measure": ("measure", "")} | signed)
+
+
+@made
+def minilm_measures() -> str:
+    """The same for sentence embeddings: a column for each kind of harm."""
+    harms = {"1 - cosine to the original": "embeddings move", "Spearman x 100": "STS-B Spearman"}
+    rows: dict[str, dict] = {}
+    for row in stored("seen_minilm")["correlations"]:
+        rows.setdefault(row["measure"], {"MiniLM: measure": row["measure"]})[harms[row["harm to"]]] = row["all"]
+    return shown(rows.values(), {"MiniLM: measure": ""} | {name: "+.2f" for name in harms.values()})
+
+
+@made
+def minilm_roles() -> str:
+    """What the heads of all-MiniLM-L6-v2 do: a row per head and label."""
+    roles = stored("seen_minilm")["report"]["roles"]
+    rows = []
+    for site in roles["sites"]:
+        for head, labels in enumerate(roles["labels"][site["path"]]):
+            for label in labels:
+                relation = roles["syntax"][site["path"]].get(label)
+                looks = roles["positional"][site["path"]]
+                share = looks["first_token" if label == "first token" else "share"] if relation is None else relation
+                row = {"layer.head": f"{site['layer']}.{head}", "what it does": label.replace("->", " → ")}
+                row["share"] = share[head]
+                row["offset"] = roles["baselines"][label]["accuracy"] if relation else None
+                rows.append(row)
+    columns = {"layer.head": "", "what it does": "", "share or accuracy": ("share", ".2f")}
+    return shown(rows, columns | {"best fixed offset": ("offset", ".2f")})

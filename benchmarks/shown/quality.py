@@ -1,0 +1,129 @@
+"""Tables of what is lost for what is saved: sentence encoders, compression, language models, chemistry."""
+
+from shown.columns import LOST, PARAMETERS, TABLES, TASKS, Columns, made, plain, shown
+from shown.records import stored
+
+plain(
+    "glue",
+    "glue",
+    {"R": ""}
+    | {f"{task}{again}": (f"{key}{again}", ".2f") for again in ("", " again") for task, key in TASKS.items()}
+    | PARAMETERS,
+)
+plain(
+    "heads",
+    "heads",
+    {"heads": ""}
+    | {
+        f"{task}{suffix}": (f"{TASKS[task]}{suffix}", spec)
+        for task in ("MRPC", "STS-B")
+        for suffix, spec in ((" kept", ""), ("", ".2f"), (" range", ""))
+    },
+)
+plain(
+    "values",
+    "values",
+    {
+        "query and key": ("width", ""),
+        "values": "",
+        "method": "",
+        "sentences": "",
+        "Spearman": ("spearman", ".2f"),
+        "drop of every draw": ("drops", ""),
+        "attention": ".0%",
+        "cache": ".0%",
+    },
+)
+REPAIR = {"heads": "", "chosen by": "", "W_O": "", "lost": ".2f", "lost in every draw": ("losses", "")}
+
+
+def repair(model: str, score: str) -> str:
+    """The rows of one model."""
+    rows = [row for row in stored("repair")["rows"] if row["model"] == model]
+    return shown(rows, {"heads": "", "chosen by": "", "W_O": "", score: ("score", ".2f")} | REPAIR)
+
+
+TABLES["repair_minilm"] = lambda: repair("minilm", "Spearman")
+TABLES["repair_marian"] = lambda: repair("marian", "BLEU")
+COMPRESSION = {"budget": "", "method": "", "steps": ""}
+COMPRESSED = {"heads of all": ("heads", ".0f"), "cache": ".2f", "predicted error": ("predicted", ".3f")}
+COMPRESSED |= {"error": ".3f", "seconds": ".0f"}
+
+
+def compression(score: str, more: Columns, *models: str) -> str:
+    """The rows of some models."""
+    rows = [row | {"steps": row["steps"] or None} for row in stored("compression")["rows"] if row["model"] in models]
+    several = {"model": ""} if len(models) > 1 else {}
+    return shown(rows, several | {"may change": ("parts", "")} | COMPRESSION | {score: ("score", ".2f")} | more)
+
+
+TABLES["compression_encoder"] = lambda: compression(
+    "Spearman", LOST | {"lost on SST-2": ("lost elsewhere", ".2f")} | COMPRESSED, "minilm"
+)
+TABLES["compression_translation"] = lambda: compression("BLEU", LOST | COMPRESSED, "marian", "t5")
+plain(
+    "peers",
+    "peers",
+    {"task": "", "budget": "", "method": "", "attention": ".2f", "score": ".2f"}
+    | LOST
+    | {"F1": ("f1", ".2f"), "seconds": ("cpu_seconds", ".0f")},
+)
+plain(
+    "lm",
+    "lm",
+    {"model": "", "method": "", "distilled": "", "attention": ".2f", "cache": ",.0f", "val": ".2f", "more": "+.1f"}
+    | {"test_2016_flickr": ".2f", "time": ".2f"},
+)
+plain(
+    "rotary_widths",
+    "rotary_widths",
+    {"chosen by": ("method", ""), "query/key width": ("width", ".2f"), "fit": "", "attention": ".2f", "cache": ",.0f"}
+    | {"val": ".2f", "least": ".2f", "most": ".2f", "draws": "", "time": ".2f"},
+)
+
+
+@made
+def stsb() -> str:
+    """Rows of a width together, ours first; how long a swap took is not shown, as they ran on different days."""
+    methods = ["original", "weights only", "calibrated", "calibrated, refined", "balanced, calibrated, refined"]
+    methods.append("calibrated, refined (240 steps)")
+
+    def place(row: dict) -> tuple:
+        width = int(str(row.get("width", 999)).split()[0])
+        rank = methods.index(row["method"]) if row["method"] in methods else len(methods)
+        return -width, row.get("mixing") == "per_head", rank
+
+    columns = {"R": ("width", ""), "mixing": "", "method": "", "sentences": "", "Spearman": ("spearman", ".2f")}
+    columns |= {"drop of every draw": ("drops", ""), "worst drop": ("worst_drop", ".2f")}
+    return shown(sorted(stored("stsb")["rows"], key=place), columns | PARAMETERS)
+
+
+@made
+def chemistry() -> str:
+    """A row per model and mixing: exactness at full width, errors and size at half of it."""
+    found: dict[tuple, dict] = {}
+    parameters = {}
+    for row in stored("chemistry")["rows"]:
+        if row["method"] == "original":
+            parameters[row["model"]] = row["parameters"]
+            continue
+        cases = found.setdefault((row["model"], row["mixing"]), {})
+        cases[row["method"] if row["method"] != "lossless" else row["dtype"]] = row
+    rows = []
+    methods = ("weights only", "calibrated", "calibrated, refined")
+    for (model, mixing), cases in found.items():
+        row = {"model": model, "mixing": mixing}
+        row["lossless"] = f"{cases['float32']['largest']:.0e} / {cases['float64']['largest']:.0e}"
+        for what, digits in (("logits", 1), ("hidden", 0)):
+            row[what] = " → ".join(f"{100 * cases[method][what]:.{digits}f} %" for method in methods)
+        row["parameters"] = f"{parameters[model]:,} → {cases[methods[-1]]['parameters']:,}"
+        rows.append(row)
+    columns = {
+        "model": "",
+        "mixing": "",
+        "full width: largest difference of a logit, float32 / float64": ("lossless", ""),
+        "half width: error of the logits, weights only → calibrated → refined": ("logits", ""),
+        "of the hidden states": ("hidden", ""),
+        "parameters": "",
+    }
+    return shown(rows, columns)

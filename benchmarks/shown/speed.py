@@ -1,0 +1,109 @@
+"""Tables of time, memory and stopped runs."""
+
+from collections import Counter
+
+from shown.columns import PARAMETERS, TABLES, made, plain, shown
+from shown.records import stored
+
+plain("nmt_inference", "nmt_speed_inference", {"model": ("variant", ""), "time": ".3f", "quartiles": ""})
+BLOCK = {"mixing": "", "width": ""} | {f"{n} tokens": (n, ".2f") for n in ("32", "128", "512")}
+plain("attention", "attention", BLOCK)
+DECODE = {"mixing": "", "width": ""} | {f"{n} cached": (n, ".2f") for n in ("32", "128", "512")}
+plain("decoding", "attention", DECODE | {"cached elements per token": ("cache", "")}, "decoding")
+plain(
+    "decomposition",
+    "decomposition",
+    {"method": "", "seconds": ".3f", "relative error": ("error", ".4f"), "sweeps": ""}
+    | {"peak memory, MB": ("peak_mb", ".0f"), "times faster": ("times_faster", ".0f")},
+)
+plain(
+    "pruning",
+    "pruning",
+    {"model": "", "heads": "", "parameters": ",", "cache bytes per token": ",", "operations": ".3f"}
+    | {"encoding time": ".3f", "share realised": ".2f", "greedy time": ".3f", "greedy tokens/s": ".0f"}
+    | {"beam time": ".3f", "beam tokens/s": ".0f"},
+)
+plain(
+    "training",
+    "training",
+    {"variant": "", "width": "", "ratio": ".3f", "examples per second": ("examples_per_second", ".1f")} | PARAMETERS,
+)
+plain(
+    "nmt_speed",
+    "nmt_speed",
+    {"variant": "", "ratio": ".3f", "quartiles": "", "target pieces per second": ("targets_per_second", ".0f")}
+    | PARAMETERS,
+)
+
+
+def compression_speed(wanted: tuple[str, ...], settings: tuple[str, ...]) -> str:
+    """Shares of stock's time of some parts of models, by setting."""
+    rows = [row for row in stored("compression_speed")["rows"] if row["what"] in wanted and row["variant"] != "stock"]
+    return shown(rows, {"what": "", "threads": "", "variant": ""} | dict.fromkeys(settings, ".2f"))
+
+
+TABLES["compression_speed_encoder"] = lambda: compression_speed(
+    ("block", "encoder"), ("1 x 32", "1 x 128", "1 x 512", "32 x 32", "32 x 128", "32 x 512")
+)
+TABLES["compression_speed_decoder"] = lambda: compression_speed(("greedy", "beam"), ("1", "32"))
+plain(
+    "scale_pieces",
+    "scale",
+    {"work": "", "width": "", "layers": "", "model, MB": ("model_mb", ".0f"), "peak, of the model": ("peak", ".2f")}
+    | {"seconds of the processor": ("cpu_seconds", ".1f")},
+)
+plain(
+    "real_sizes",
+    "real_sizes",
+    {"model": "", "work": "", "model, MB": ("model_mb", ".0f"), "peak, of the model": ("peak", ".2f")}
+    | {"of a forward pass": ("of forward", ".2f"), "seconds of the processor": ("cpu_seconds", ".1f")},
+)
+plain(
+    "scale_memory",
+    "scale",
+    {"model": "", "in bfloat16, GB": ("model_gb", ",.0f"), "moments of all sites, GB": ("all_moments_gb", ",.0f")}
+    | {
+        "groups of sites": ("groups", ""),
+        "compress, GB": ("compress_gb", ",.0f"),
+        "of the model": ("compress_share", ".2f"),
+    }
+    | {"compress, offloaded, GB": ("offloaded_gb", ",.0f"), "distill, GB": ("distill_gb", ",.0f")}
+    | {"train, GB": ("train_gb", ",.0f"), "train, GB of each of 8": ("shard_gb", ",.0f")},
+    rows="sizes",
+)
+plain(
+    "scale_time",
+    "scale",
+    {"model": "", "passes over 131,072 tokens": ("passes", ".0f"), "their operations, 10^15": ("operations", ",.0f")}
+    | {"hours of one thread here": ("pass_hours", ",.0f"), "solves, hours of one thread": ("solve_hours", ",.1f")}
+    | {"operations of a training step of 4,096 tokens, 10^15": ("step_operations", ",.2f")},
+    rows="sizes",
+)
+
+
+@made
+def decomposition_base() -> str:
+    """A whole model on one thread, to which the library keeps at this size."""
+    rows = [row for row in stored("decomposition")["base"] if row["threads"] == 1]
+    columns = {"tol": ".0e", "seconds": ".1f", "per layer": ("per_layer", ".2f")}
+    return shown(rows, columns | {"relative error": ("error", ".4f")})
+
+
+@made
+def swap_speed() -> str:
+    """What a calibrated swap costs, against a forward pass or against itself on an idle machine."""
+    rows = [row | {"against": row["pass"] or row.get("alone")} for row in stored("swap_speed")["rows"]]
+    columns = {"what": "", "sentences": "", "mixing": "", "compared with": ("against", ",.2f"), "swap": ",.2f"}
+    return shown(rows, columns | {"ratio": ".2f", "range": ""})
+
+
+@made
+def kills() -> str:
+    """Where runs were killed, by the kind of operation."""
+    counts: Counter[str] = Counter()
+    for row in stored("kills")["rows"]:
+        where = row["killed before"]  # an operation and a place, or a random moment
+        counts[where if where == "a random moment" else f"before `{where.split()[0]}`"] += row["kills"]
+    return shown(
+        ({"killed": where, "times": times} for where, times in counts.most_common()), {"killed": "", "times": ""}
+    )
