@@ -5,13 +5,15 @@ python benchmarks/nmt.py PART [--rows NAME ...] [--seeds 0 1 2] [--work DIR] [--
 heads    the Marian of the shared folder with some of its 72 heads: learned, by importance, at random, by lambda
 widths   the same Marian with narrower shared keys, before and after fine-tuning
 scratch  small Marians trained from the start: collaborative against narrow concatenated heads
+longer   the narrowest of them and the plain one, trained twice as long, until the learning rate is zero
 t5       the T5 of the shared folder: a swap and a pruning
 mixing   the same Marian trained on, with alphas, with growth loss, with heads that rotate
 born     small Marians trained from the start in these ways
 mended   the same Marian with 18 of 72 heads, mended before it is trained on (mended.py)
 risk     the same Marian trained on, to lower the risk of its translations, and as long with cross-entropy
 
-Every run is one of run_translation.py and translates the test set at the end of its steps: nothing is selected on it.
+Every run is one of run_translation.py and translates the test set at the end of its steps: nothing is selected on it
+(or on the dev set, which "longer" translates every 800 steps to show whether BLEU still rises).
 Runs found complete in DIR are not repeated, so parts and seeds can run side by side; --table only collects and draws.
 With --rows it stores these under "again", beside the table that is there: rows that ran once more, with their own first
 row, are not those of the run before, whose machine may have rounded otherwise.
@@ -43,6 +45,7 @@ from collab_heads.training.runs.run import Run
 
 DATA, TEST = "data/multi30k", "test_2016_flickr"
 FILES = {"--train_file": "train", "--validation_file": TEST}
+FILES_WITH_DEV = {"--train_file": "train", "--validation_file": "val", "--test_file": TEST}
 DECODE = "--val_max_target_length 80 --per_device_eval_batch_size 50"
 EVERY = f"{DECODE} --label_smoothing 0.1"
 TUNE = f"{EVERY} --max_tokens 1000 --learning_rate 1e-3 --warmup_ratio 0.05 --max_train_steps 400 --eval_steps 400"
@@ -53,6 +56,7 @@ SCRATCH = (
     "--max_tokens 1200 --learning_rate 2e-3 --lr_scheduler_type inverse_sqrt --num_warmup_steps 300 "
     "--max_train_steps 1600 --eval_steps 1600"
 )
+LONGER = SCRATCH.replace("1600", "3200", 1).replace("1600", "800").replace("inverse_sqrt", "linear") + " --do_predict"
 MIX = (
     f"{EVERY} --max_tokens 1000 --learning_rate 3e-4 --warmup_ratio 0.05 --max_train_samples 7000 "
     "--num_train_epochs 4 --eval_steps 100000"
@@ -75,12 +79,14 @@ class Part:
         rows: name -> flags; the first is what the others are compared with.
         model: folder of the shared data to start from; None: from scratch.
         before: whether the model is measured before fine-tuning too.
+        dev: whether the dev set is translated during the training, and the test set after it.
     """
 
     common: str
     rows: dict[str, str]
     model: str | None = None
     before: bool = False
+    dev: bool = False
 
 
 def heads() -> dict[str, str]:
@@ -119,6 +125,7 @@ PARTS = {
     "heads": Part(LONG, heads(), MARIAN),
     "widths": Part(NARROW, {"original": ""} | narrow((128, 64, 32)), MARIAN, before=True),
     "scratch": Part(SCRATCH, {"plain": ""} | narrow((256,), ("shared",)) | narrow((64, 32, 16))),
+    "longer": Part(LONGER, {"plain": ""} | narrow((16,)), dev=True),
     "t5": Part(
         TUNE,
         {"original": ""} | narrow((128,), ("shared",)) | {"learned 36": "--target_heads 36"},
@@ -152,7 +159,7 @@ def run(part: str, name: str, seed: int, work: Path) -> None:
     """One run of run_translation.py, unless its results are there already."""
     folder, of = folder_of(work, part, name, seed), PARTS[part]
     flags = f"{of.common} {of.rows[name]} --seed {seed} --overwrite_output_dir --output_dir {folder}".split()
-    for flag, split in FILES.items():
+    for flag, split in (FILES_WITH_DEV if of.dev else FILES).items():
         flags += [flag, *(str(shared(f"{DATA}/{split}.{language}.gz")) for language in ("de", "en"))]
     if "--model_name_or_path" in flags:  # the row has a model of its own
         place = flags.index("--model_name_or_path") + 1
@@ -177,7 +184,7 @@ def run(part: str, name: str, seed: int, work: Path) -> None:
             evaluate(self, stage, *more)
 
     Run.learns = "--gate_weight" in flags or ("--target_heads" in flags and "learned" in name)
-    Run.evaluate = measured
+    Run.evaluate = evaluate if of.dev else measured
     norms = watch_alphas()
     run_translation.main(flags)
     if norms:
@@ -207,7 +214,7 @@ def folder_of(work: Path, part: str, name: str, seed: int) -> Path:
 
 def statistics_of(folder: Path) -> np.ndarray:
     """BLEU's counts of every sentence, [1000, 10]: four of matches, four of totals, both lengths."""
-    (final,) = sorted((folder / "translations").glob("*.txt"), key=lambda path: path.stat().st_mtime)[-1:]
+    (final,) = sorted((folder / "translations").glob("*.txt"), key=lambda path: path.stat().st_mtime)[-1:]  # the test's
     with gzip.open(shared(f"{DATA}/{TEST}.en.gz"), "rt", encoding="utf-8") as file:
         references = file.read().splitlines()
     metric = BLEU(effective_order=True)
@@ -248,7 +255,8 @@ def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = N
         results = {seed: json.loads((folder / "all_results.json").read_text()) for seed, folder in found.items()}
         counts = {seed: statistics_of(folder) for seed, folder in found.items()}
         first = first or counts
-        scores = {seed: one["eval_bleu"] for seed, one in results.items()}
+        finals = {seed: one["history"][-1]["metrics"] for seed, one in results.items()}
+        scores = {seed: one["bleu"] for seed, one in finals.items()}
         for seed, score in scores.items():
             assert abs(bleu(counts[seed].sum(0)) - score) < 1e-6, (name, seed)
         row: dict = {part: name, "runs": len(found), "bleu": statistics.mean(scores.values())}
@@ -263,7 +271,9 @@ def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = N
         stages = some["stages"]
         row["before"] = next((stages[s]["bleu"] for s in ("swapped", "loaded") if s in stages), None)
         row["seconds"] = statistics.mean(one["train"][-1]["seconds"] for one in results.values())
-        row["chrf"] = statistics.mean(one["eval_chrf"] for one in results.values())
+        row["chrf"] = statistics.mean(one["chrf"] for one in finals.values())
+        if PARTS[part].dev:
+            row["dev"] = {seed: dev_of(one) for seed, one in results.items()}
         row["parameters"], row["signature"] = some["parameters"], some["signatures"]["bleu"]
         if part in ("heads", "t5"):
             kept = [kept_of(one) for one in results.values()]
@@ -273,6 +283,11 @@ def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = N
         row["flags"] = f"{PARTS[part].common} {flags}".strip()
         rows.append(row)
     return rows
+
+
+def dev_of(results: dict) -> dict[int, float]:
+    """BLEU of the dev set: step -> BLEU."""
+    return {one["step"]: one["metrics"]["bleu"] for one in results["history"] if one["stage"] == "fine_tuned"}
 
 
 def kept_of(results: dict) -> list[int]:
