@@ -1,13 +1,15 @@
 """Fine-tune, swap at several widths, fine-tune again: run_glue.py on real GLUE tasks with all-MiniLM-L6-v2.
 
-python benchmarks/glue.py [--tasks mrpc stsb rte cola] [--work DIR] [--table]
+python benchmarks/glue.py [--tasks rte mrpc stsb cola] [--settings NAME ...] [--seeds 42] [--work DIR]
+                          [--table [--name glue]]
 
 Every row is a run of run_glue.py (its flags are in the JSON): the original is fine-tuned for three epochs; each width
 starts from it, is swapped and calibrated on 256 training examples, evaluated, fine-tuned for one more epoch (or three)
 and evaluated again; at 384, which is exact, training again is left out. "balanced" spreads the same parameters over the
-layers. "again" in the row of the original is the same extra epoch without a swap. "source" is the system of
+layers. "again" in the row of the original is the same extra epoch (or three) without a swap. "source" is the system of
 Cordonnier et al. 2020: CP decomposition of the dense tensor from a random start, scores divided by sqrt(R / H). Runs
-found complete in DIR are not repeated, so tasks can run side by side; --table only collects.
+found complete in DIR are not repeated, so tasks can run side by side; --table only collects, under a name of its own
+where these are not the tasks and settings of the table that is there.
 """
 
 import argparse
@@ -24,7 +26,8 @@ import run_glue
 from collab_heads.training.data.metrics import score
 from collab_heads.training.runs import swap as swapping
 
-TASKS = ("rte", "mrpc", "stsb", "cola")
+TASKS = ("rte", "mrpc", "stsb", "cola")  # of a table, if not told otherwise
+ALL_TASKS = (*TASKS, "wnli", "sst2")
 COMMON = "--per_device_train_batch_size 16 --per_device_eval_batch_size 32 --learning_rate 5e-5 --warmup_ratio 0.06"
 SETTINGS = {  # row -> flags of its swap
     "original": None,
@@ -35,6 +38,10 @@ SETTINGS = {  # row -> flags of its swap
     "64 per_head (96)": "--collaborative --dim_shared_query_key 64 --mixing per_head",
     "64 balanced": "--collaborative --dim_shared_query_key 64 --allocation balanced",
     "64 balanced, 3 epochs": "--collaborative --dim_shared_query_key 64 --allocation balanced --num_train_epochs 3",
+    "original, 3 epochs": "--num_train_epochs 3",
+    "192, 3 epochs": "--collaborative --dim_shared_query_key 192 --num_train_epochs 3",
+    "128, 3 epochs": "--collaborative --dim_shared_query_key 128 --num_train_epochs 3",
+    "64, 3 epochs": "--collaborative --dim_shared_query_key 64 --num_train_epochs 3",
     "64 source": "--collaborative --dim_shared_query_key 64 --decomposition_method parafac --calibration_samples 0",
 }
 
@@ -77,10 +84,10 @@ def run(task: str, name: str, work: Path, seed: int) -> dict:
     return json.loads(results.read_text())
 
 
-def rows_of(work: Path, tasks: list[str], seeds: list[int]) -> list[dict]:
+def rows_of(work: Path, tasks: list[str], settings: list[str], seeds: list[int]) -> list[dict]:
     """One row per setting, from the runs that are there."""
     rows = []
-    for name in SETTINGS:
+    for name in settings:
         row: dict = {"R": name}
         for stage, label in (("before", ""), ("after", " again")):
             found = []
@@ -89,6 +96,7 @@ def rows_of(work: Path, tasks: list[str], seeds: list[int]) -> list[dict]:
                 row[f"{task}{label}"] = sum(scores) / len(scores) if scores else None
                 found.append(row[f"{task}{label}"])
             row[f"average{label}"] = sum(found) / len(found) if None not in found else None
+        row["gaps"] = {task: gaps_of(work, task, name, seeds) for task in tasks}
         done = [path for task in tasks for seed in seeds if (path := results_path(work, task, seed, name)).exists()]
         if done:
             one = json.loads(done[0].read_text())
@@ -97,6 +105,13 @@ def rows_of(work: Path, tasks: list[str], seeds: list[int]) -> list[dict]:
             row["runs"] = {path.parent.name: run_record(json.loads(path.read_text())) for path in done}
         rows.append(row)
     return rows
+
+
+def gaps_of(work: Path, task: str, name: str, seeds: list[int]) -> list[float]:
+    """By seed, how much better a setting ends than the original after as many extra epochs."""
+    first = "original, 3 epochs" if name.endswith("3 epochs") else "original"
+    ends = [[stage_score(work, task, seed, each, "after") for each in (name, first)] for seed in seeds]
+    return [end - original for end, original in ends if end is not None and original is not None]
 
 
 def run_record(results: dict) -> dict:
@@ -116,7 +131,7 @@ def stage_score(work: Path, task: str, seed: int, name: str, stage: str) -> floa
     if not path.exists():
         return None
     stages = json.loads(path.read_text())["stages"]
-    before = "loaded" if name == "original" else "swapped"
+    before = "loaded" if name.startswith("original") else "swapped"
     metrics = stages.get(before if stage == "before" else "fine_tuned")
     return None if metrics is None else 100 * score(task, metrics)
 
@@ -124,22 +139,24 @@ def stage_score(work: Path, task: str, seed: int, name: str, stage: str) -> floa
 def main() -> None:
     """Run what is missing, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=ALL_TASKS)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[42])
     parser.add_argument("--work", type=Path, default=WORK / "collab-heads-glue")
     parser.add_argument("--table", action="store_true", help="collect only")
+    parser.add_argument("--name", default="glue", help="of the record")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     for seed in [] if arguments.table else arguments.seeds:
         for task in arguments.tasks:
             for name in ("fine-tuned", *arguments.settings):
                 run(task, name, arguments.work, seed)
-    rows = rows_of(arguments.work, list(TASKS), arguments.seeds)
-    columns = {"R": "", **{f"{task}{again}": ".2f" for again in ("", " again") for task in (*TASKS, "average")}}
+    rows = rows_of(arguments.work, arguments.tasks, arguments.settings, arguments.seeds)
+    tasks = (*arguments.tasks, "average")
+    columns = {"R": "", **{f"{task}{again}": ".2f" for again in ("", " again") for task in tasks}}
     print(table(rows, {**columns, "parameters": ","}))
     if arguments.table:
-        write("glue", rows, seeds=arguments.seeds)
+        write(arguments.name, rows, seeds=arguments.seeds)
 
 
 if __name__ == "__main__":

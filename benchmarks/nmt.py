@@ -1,11 +1,12 @@
 """Translation models with fewer heads or narrower keys: Multi30k de-en, test_2016_flickr, beams of 5, sacreBLEU.
 
-python benchmarks/nmt.py PART [--rows NAME ...] [--seeds 0 1 2] [--work DIR] [--table [--note WHY]]
+python benchmarks/nmt.py PART [--rows NAME ...] [--seeds 0 1 2] [--work DIR] [--keep] [--table [--note WHY]]
 
 heads    the Marian of the shared folder with some of its 72 heads: learned, by importance, at random, by lambda
 widths   the same Marian with narrower shared keys, before and after fine-tuning
 scratch  small Marians trained from the start: collaborative against narrow concatenated heads
 longer   the narrowest of them and the plain one, trained twice as long, until the learning rate is zero
+deep     a Marian of 6 + 6 layers, trained from the start, to look at its heads (heads_seen.py) and contributions
 t5       the T5 of the shared folder: a swap and a pruning
 mixing   the same Marian trained on, with alphas, with growth loss, with heads that rotate
 born     small Marians trained from the start in these ways
@@ -57,6 +58,11 @@ SCRATCH = (
     "--max_train_steps 1600 --eval_steps 1600"
 )
 LONGER = SCRATCH.replace("1600", "3200", 1).replace("1600", "800").replace("inverse_sqrt", "linear") + " --do_predict"
+DEEP = (
+    f"{EVERY} --model_type marian --d_model 256 --num_layers 6 --num_heads 8 --d_ff 512 --vocab_size 3000 "
+    "--max_tokens 1200 --learning_rate 1e-3 --lr_scheduler_type linear --num_warmup_steps 400 --max_train_steps 2400 "
+    "--eval_steps 2400 --checkpointing_steps 400"
+)
 MIX = (
     f"{EVERY} --max_tokens 1000 --learning_rate 3e-4 --warmup_ratio 0.05 --max_train_samples 7000 "
     "--num_train_epochs 4 --eval_steps 100000"
@@ -126,6 +132,7 @@ PARTS = {
     "widths": Part(NARROW, {"original": ""} | narrow((128, 64, 32)), MARIAN, before=True),
     "scratch": Part(SCRATCH, {"plain": ""} | narrow((256,), ("shared",)) | narrow((64, 32, 16))),
     "longer": Part(LONGER, {"plain": ""} | narrow((16,)), dev=True),
+    "deep": Part(DEEP, {"6 + 6 layers": ""}),
     "t5": Part(
         TUNE,
         {"original": ""} | narrow((128,), ("shared",)) | {"learned 36": "--target_heads 36"},
@@ -155,7 +162,7 @@ PARTS = {
 evaluate, step = Run.evaluate, AlphaPenalty.step
 
 
-def run(part: str, name: str, seed: int, work: Path) -> None:
+def run(part: str, name: str, seed: int, work: Path, keep: bool = False) -> None:
     """One run of run_translation.py, unless its results are there already."""
     folder, of = folder_of(work, part, name, seed), PARTS[part]
     flags = f"{of.common} {of.rows[name]} --seed {seed} --overwrite_output_dir --output_dir {folder}".split()
@@ -192,7 +199,8 @@ def run(part: str, name: str, seed: int, work: Path) -> None:
         found = AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
         alphas = {name: value.tolist() for name, value in found.items() if name.endswith("mixing.alpha")}
         (folder / "alphas.json").write_text(json.dumps(alphas))
-    (folder / "model.safetensors").unlink()
+    if not keep:
+        (folder / "model.safetensors").unlink()
 
 
 def watch_alphas() -> list[list[float]]:
@@ -303,6 +311,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="some of the table; all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--work", type=Path, default=WORK / "collab-heads-nmt")
+    parser.add_argument("--keep", action="store_true", help="leave the trained models in DIR")
     parser.add_argument("--table", action="store_true", help="collect and draw only")
     parser.add_argument("--note", help="with --table and --rows: why these ran again")
     arguments = parser.parse_args()
@@ -312,7 +321,7 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     for seed in [] if arguments.table else arguments.seeds:
         for name in arguments.rows or PARTS[part].rows:
-            run(part, name, seed, arguments.work)
+            run(part, name, seed, arguments.work, arguments.keep)
     if arguments.table and bool(arguments.rows) != bool(arguments.note):
         parser.error("--table with --rows needs --note, and goes beside what is stored: why did these run again?")
     rows = rows_of(arguments.work, part, arguments.seeds, arguments.rows)
