@@ -23,17 +23,14 @@ sentences (1,000 draws; the seeds of a row are drawn together).
 """
 
 import argparse
-import gzip
 import json
-import statistics
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from mended import MENDED, mended
+from mended import mended
+from nmt_parts import DATA, FILES, FILES_WITH_DEV, PARTS
 from nmt_pictures import draw_alphas, draw_heads
-from sacrebleu.metrics import BLEU
+from nmt_rows import folder_of, rows_of
 from transformers import AutoModelForSeq2SeqLM
 
 from common import ROOT, WORK, shared, table, write, write_again
@@ -44,121 +41,6 @@ from collab_heads.heads.penalty.alphas import AlphaPenalty
 from collab_heads.training.flags.arguments import fingerprint
 from collab_heads.training.runs.run import Run
 
-DATA, TEST = "data/multi30k", "test_2016_flickr"
-FILES = {"--train_file": "train", "--validation_file": TEST}
-FILES_WITH_DEV = {"--train_file": "train", "--validation_file": "val", "--test_file": TEST}
-DECODE = "--val_max_target_length 80 --per_device_eval_batch_size 50"
-EVERY = f"{DECODE} --label_smoothing 0.1"
-TUNE = f"{EVERY} --max_tokens 1000 --learning_rate 1e-3 --warmup_ratio 0.05 --max_train_steps 400 --eval_steps 400"
-LONG = TUNE.replace("400", "1200") + " --selection_share 0.05"
-NARROW = f"{EVERY} --max_tokens 1000 --learning_rate 3e-4 --warmup_ratio 0.05 --max_train_steps 300 --eval_steps 300"
-SCRATCH = (
-    f"{EVERY} --model_type marian --d_model 256 --num_layers 2 --num_heads 4 --d_ff 512 --vocab_size 3000 "
-    "--max_tokens 1200 --learning_rate 2e-3 --lr_scheduler_type inverse_sqrt --num_warmup_steps 300 "
-    "--max_train_steps 1600 --eval_steps 1600"
-)
-LONGER = SCRATCH.replace("1600", "3200", 1).replace("1600", "800").replace("inverse_sqrt", "linear") + " --do_predict"
-DEEP = (
-    f"{EVERY} --model_type marian --d_model 256 --num_layers 6 --num_heads 8 --d_ff 512 --vocab_size 3000 "
-    "--max_tokens 1200 --learning_rate 1e-3 --lr_scheduler_type linear --num_warmup_steps 400 --max_train_steps 2400 "
-    "--eval_steps 2400 --checkpointing_steps 400"
-)
-MIX = (
-    f"{EVERY} --max_tokens 1000 --learning_rate 3e-4 --warmup_ratio 0.05 --max_train_samples 7000 "
-    "--num_train_epochs 4 --eval_steps 100000"
-)
-RISK = (
-    f"{DECODE} --learning_rate 1e-4 --lr_scheduler_type constant_with_warmup --num_warmup_steps 10 --eval_steps 100000"
-)
-RISK_STEPS, CROSS_STEPS = 50, 1600  # of about the same time
-SAMPLED = "--objective minimum_risk --risk_samples 20 --max_tokens 250 --gradient_accumulation_steps 2"
-ENCODER = "--gated_sites enc-self --target_heads 5"
-ROLES = ("enc-self", "dec-self", "dec-enc")
-
-
-@dataclass(frozen=True)
-class Part:
-    """A table: the flags of all its rows, and those of each.
-
-    Attributes:
-        common: flags of every row.
-        rows: name -> flags; the first is what the others are compared with.
-        model: folder of the shared data to start from; None: from scratch.
-        before: whether the model is measured before fine-tuning too.
-        dev: whether the dev set is translated during the training, and the test set after it.
-    """
-
-    common: str
-    rows: dict[str, str]
-    model: str | None = None
-    before: bool = False
-    dev: bool = False
-
-
-def heads() -> dict[str, str]:
-    """Rows of heads kept."""
-    rows = {"original": ""}
-    for how, counts in {"learned": (36, 18, 9), "importance": (36, 18, 9), "random": (36, 18)}.items():
-        rows |= {f"{how} {count}": f"--target_heads {count} --head_selection {how}" for count in counts}
-    rows |= {f"lambda {weight}": f"--gate_weight {weight}" for weight in (0.003, 0.01, 0.03)}
-    rows |= {f"encoder, {how} 5": f"{ENCODER} --head_selection {how}" for how in ("learned", "importance", "random")}
-    return rows
-
-
-def narrow(widths: tuple[int, ...], mixings: tuple[str, ...] = ("shared", "per_head")) -> dict[str, str]:
-    """Rows of key widths."""
-    return {
-        f"{mixing} {width}": f"--collaborative --dim_shared_query_key {width} --mixing {mixing}"
-        for mixing in mixings
-        for width in widths
-    }
-
-
-def mixed(layers: int, heads: int) -> dict[str, str]:
-    """Rows of alphas and rotation: heads change places before epoch 2, and back before epoch 3."""
-    swaps = [{"role": "dec-enc", "layers": [0, layers - 1], "heads": [head, head]} for head in range(heads)]
-    schedule = json.dumps({"2": swaps, "3": swaps}, separators=(",", ":"))
-    rows = {"plain": "", "alphas": "--alpha_mixing --alpha_start 0.31"}
-    growth = "--alpha_growth_weight 40 --alpha_growth_beside sum --alpha_growth_radius 1e-4"  # the source's numbers
-    rows["alphas, growth"] = f"{rows['alphas']} {growth}"
-    rows["manual rotation"] = f"--rotation_schedule {schedule}"
-    cycle = "--rotation_count 2 --rotation_start 2 --rotation_end 2"
-    return rows | {f"{policy} rotation": f"--rotate {policy} {cycle}" for policy in ("soft", "hard", "random")}
-
-
-MARIAN, T5 = "models/marian-multi30k-de-en", "models/t5-multi30k-de-en"
-PARTS = {
-    "heads": Part(LONG, heads(), MARIAN),
-    "widths": Part(NARROW, {"original": ""} | narrow((128, 64, 32)), MARIAN, before=True),
-    "scratch": Part(SCRATCH, {"plain": ""} | narrow((256,), ("shared",)) | narrow((64, 32, 16))),
-    "longer": Part(LONGER, {"plain": ""} | narrow((16,)), dev=True),
-    "deep": Part(DEEP, {"6 + 6 layers": ""}),
-    "t5": Part(
-        TUNE,
-        {"original": ""} | narrow((128,), ("shared",)) | {"learned 36": "--target_heads 36"},
-        T5,
-        before=True,
-    ),
-    "mixing": Part(MIX, mixed(layers=3, heads=8), MARIAN),
-    "born": Part(SCRATCH, mixed(layers=2, heads=4)),
-    "mended": Part(
-        LONG,
-        {"original": "", "18 heads": "--target_heads 18 --head_selection importance"}
-        | {f"18 heads, {how}": f"--model_name_or_path {how}" for how in MENDED},
-        MARIAN,
-        before=True,
-    ),
-    "risk": Part(
-        RISK,
-        {
-            "cross-entropy": f"--label_smoothing 0.1 --max_tokens 1000 --max_train_steps {CROSS_STEPS}",
-            "minimum risk": f"{SAMPLED} --max_train_steps {RISK_STEPS}",
-            "minimum risk, chrF": f"{SAMPLED} --max_train_steps {RISK_STEPS} --risk_metric chrf",
-            "both": f"{SAMPLED} --max_train_steps {RISK_STEPS} --risk_cross_entropy 0.1",
-        },
-        MARIAN,
-    ),
-}
 evaluate, step = Run.evaluate, AlphaPenalty.step
 
 
@@ -213,95 +95,6 @@ def watch_alphas() -> list[list[float]]:
 
     AlphaPenalty.step = watched
     return norms
-
-
-def folder_of(work: Path, part: str, name: str, seed: int) -> Path:
-    """Where the results of a run are."""
-    return work / f"{part}-{name.replace(',', '').replace(' ', '-')}-{seed}"
-
-
-def statistics_of(folder: Path) -> np.ndarray:
-    """BLEU's counts of every sentence, [1000, 10]: four of matches, four of totals, both lengths."""
-    (final,) = sorted((folder / "translations").glob("*.txt"), key=lambda path: path.stat().st_mtime)[-1:]  # the test's
-    with gzip.open(shared(f"{DATA}/{TEST}.en.gz"), "rt", encoding="utf-8") as file:
-        references = file.read().splitlines()
-    metric = BLEU(effective_order=True)
-    scores = (
-        metric.sentence_score(line, [reference])
-        for line, reference in zip(final.read_text(encoding="utf-8").splitlines(), references, strict=True)
-    )
-    return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
-
-
-def bleu(sums: np.ndarray) -> float:
-    """Corpus BLEU of summed counts [10]."""
-    numbers = [int(number) for number in sums]
-    return BLEU.compute_bleu(numbers[:4], numbers[4:8], numbers[8], numbers[9]).score
-
-
-def compared(ours: list[np.ndarray], theirs: list[np.ndarray]) -> tuple[float, float]:
-    """The 95 % interval of the difference of the mean BLEUs, sentences drawn with replacement."""
-    generator, differences = np.random.default_rng(0), []
-    for _ in range(1000):
-        drawn = generator.integers(len(ours[0]), size=len(ours[0]))
-        means = [statistics.mean(bleu(one[drawn].sum(0)) for one in systems) for systems in (ours, theirs)]
-        differences.append(means[0] - means[1])
-    low, high = np.quantile(differences, [0.025, 0.975])
-    return float(low), float(high)
-
-
-def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = None) -> list[dict]:
-    """One row per setting, all or some: mean and spread over seeds, and the difference to the first."""
-    rows, first = [], {}
-    for name, flags in PARTS[part].rows.items():
-        if names and name not in names:
-            continue
-        found = {seed: folder_of(work, part, name, seed) for seed in seeds}
-        found = {seed: folder for seed, folder in found.items() if (folder / "all_results.json").exists()}
-        if not found:
-            continue
-        results = {seed: json.loads((folder / "all_results.json").read_text()) for seed, folder in found.items()}
-        counts = {seed: statistics_of(folder) for seed, folder in found.items()}
-        first = first or counts
-        finals = {seed: one["history"][-1]["metrics"] for seed, one in results.items()}
-        scores = {seed: one["bleu"] for seed, one in finals.items()}
-        for seed, score in scores.items():
-            assert abs(bleu(counts[seed].sum(0)) - score) < 1e-6, (name, seed)
-        row: dict = {part: name, "runs": len(found), "bleu": statistics.mean(scores.values())}
-        row["range"] = f"{min(scores.values()):.2f} to {max(scores.values()):.2f}" if len(found) > 1 else ""
-        common = [seed for seed in counts if seed in first]
-        if rows and common:
-            base = statistics.mean(bleu(first[seed].sum(0)) for seed in common)
-            row["difference"] = statistics.mean(scores[seed] for seed in common) - base
-            row["interval"] = compared([counts[s] for s in common], [first[s] for s in common])
-            row["95 %"] = f"{row['interval'][0]:+.2f} to {row['interval'][1]:+.2f}"
-        some = results[min(results)]
-        stages = some["stages"]
-        row["before"] = next((stages[s]["bleu"] for s in ("swapped", "loaded") if s in stages), None)
-        row["seconds"] = statistics.mean(one["train"][-1]["seconds"] for one in results.values())
-        row["chrf"] = statistics.mean(one["chrf"] for one in finals.values())
-        if PARTS[part].dev:
-            row["dev"] = {seed: dev_of(one) for seed, one in results.items()}
-        row["parameters"], row["signature"] = some["parameters"], some["signatures"]["bleu"]
-        if part in ("heads", "t5"):
-            kept = [kept_of(one) for one in results.values()]
-            row["kept"] = "/".join(map(str, sorted({sum(one) for one in kept}, reverse=True)))
-            row["enc/dec/cross"] = ", ".join("/".join(map(str, one)) for one in kept)
-            row["per seed"] = [{"bleu": s, "kept": k} for s, k in zip(scores.values(), kept, strict=True)]
-        row["flags"] = f"{PARTS[part].common} {flags}".strip()
-        rows.append(row)
-    return rows
-
-
-def dev_of(results: dict) -> dict[int, float]:
-    """BLEU of the dev set: step -> BLEU."""
-    return {one["step"]: one["metrics"]["bleu"] for one in results["history"] if one["stage"] == "fine_tuned"}
-
-
-def kept_of(results: dict) -> list[int]:
-    """Heads kept per role, of 24 each."""
-    sites = results["heads"]["pruned"]["sites"] if results["heads"] else []
-    return [24 - sum(s["heads_before"] - s["heads_after"] for s in sites if s["role"] == role) for role in ROLES]
 
 
 def main() -> None:

@@ -1,0 +1,103 @@
+"""The rows of a table of nmt.py, from the runs that are there: BLEU, its interval, dev set, heads kept."""
+
+import gzip
+import json
+import statistics
+from pathlib import Path
+
+import numpy as np
+from nmt_parts import DATA, PARTS, TEST
+from sacrebleu.metrics import BLEU
+
+from common import shared
+
+ROLES = ("enc-self", "dec-self", "dec-enc")
+
+
+def folder_of(work: Path, part: str, name: str, seed: int) -> Path:
+    """Where the results of a run are."""
+    return work / f"{part}-{name.replace(',', '').replace(' ', '-')}-{seed}"
+
+
+def statistics_of(folder: Path) -> np.ndarray:
+    """BLEU's counts of every sentence, [1000, 10]: four of matches, four of totals, both lengths."""
+    (final,) = sorted((folder / "translations").glob("*.txt"), key=lambda path: path.stat().st_mtime)[-1:]  # the test's
+    with gzip.open(shared(f"{DATA}/{TEST}.en.gz"), "rt", encoding="utf-8") as file:
+        references = file.read().splitlines()
+    metric = BLEU(effective_order=True)
+    scores = (
+        metric.sentence_score(line, [reference])
+        for line, reference in zip(final.read_text(encoding="utf-8").splitlines(), references, strict=True)
+    )
+    return np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores])
+
+
+def bleu(sums: np.ndarray) -> float:
+    """Corpus BLEU of summed counts [10]."""
+    numbers = [int(number) for number in sums]
+    return BLEU.compute_bleu(numbers[:4], numbers[4:8], numbers[8], numbers[9]).score
+
+
+def compared(ours: list[np.ndarray], theirs: list[np.ndarray]) -> tuple[float, float]:
+    """The 95 % interval of the difference of the mean BLEUs, sentences drawn with replacement."""
+    generator, differences = np.random.default_rng(0), []
+    for _ in range(1000):
+        drawn = generator.integers(len(ours[0]), size=len(ours[0]))
+        means = [statistics.mean(bleu(one[drawn].sum(0)) for one in systems) for systems in (ours, theirs)]
+        differences.append(means[0] - means[1])
+    low, high = np.quantile(differences, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = None) -> list[dict]:
+    """One row per setting, all or some: mean and spread over seeds, and the difference to the first."""
+    rows, first = [], {}
+    for name, flags in PARTS[part].rows.items():
+        if names and name not in names:
+            continue
+        found = {seed: folder_of(work, part, name, seed) for seed in seeds}
+        found = {seed: folder for seed, folder in found.items() if (folder / "all_results.json").exists()}
+        if not found:
+            continue
+        results = {seed: json.loads((folder / "all_results.json").read_text()) for seed, folder in found.items()}
+        counts = {seed: statistics_of(folder) for seed, folder in found.items()}
+        first = first or counts
+        finals = {seed: one["history"][-1]["metrics"] for seed, one in results.items()}
+        scores = {seed: one["bleu"] for seed, one in finals.items()}
+        for seed, score in scores.items():
+            assert abs(bleu(counts[seed].sum(0)) - score) < 1e-6, (name, seed)
+        row: dict = {part: name, "runs": len(found), "bleu": statistics.mean(scores.values())}
+        row["range"] = f"{min(scores.values()):.2f} to {max(scores.values()):.2f}" if len(found) > 1 else ""
+        common = [seed for seed in counts if seed in first]
+        if rows and common:
+            base = statistics.mean(bleu(first[seed].sum(0)) for seed in common)
+            row["difference"] = statistics.mean(scores[seed] for seed in common) - base
+            row["interval"] = compared([counts[s] for s in common], [first[s] for s in common])
+            row["95 %"] = f"{row['interval'][0]:+.2f} to {row['interval'][1]:+.2f}"
+        some = results[min(results)]
+        stages = some["stages"]
+        row["before"] = next((stages[s]["bleu"] for s in ("swapped", "loaded") if s in stages), None)
+        row["seconds"] = statistics.mean(one["train"][-1]["seconds"] for one in results.values())
+        row["chrf"] = statistics.mean(one["chrf"] for one in finals.values())
+        if PARTS[part].dev:
+            row["dev"] = {seed: dev_of(one) for seed, one in results.items()}
+        row["parameters"], row["signature"] = some["parameters"], some["signatures"]["bleu"]
+        if part in ("heads", "t5"):
+            kept = [kept_of(one) for one in results.values()]
+            row["kept"] = "/".join(map(str, sorted({sum(one) for one in kept}, reverse=True)))
+            row["enc/dec/cross"] = ", ".join("/".join(map(str, one)) for one in kept)
+            row["per seed"] = [{"bleu": s, "kept": k} for s, k in zip(scores.values(), kept, strict=True)]
+        row["flags"] = f"{PARTS[part].common} {flags}".strip()
+        rows.append(row)
+    return rows
+
+
+def dev_of(results: dict) -> dict[int, float]:
+    """BLEU of the dev set: step -> BLEU."""
+    return {one["step"]: one["metrics"]["bleu"] for one in results["history"] if one["stage"] == "fine_tuned"}
+
+
+def kept_of(results: dict) -> list[int]:
+    """Heads kept per role, of 24 each."""
+    sites = results["heads"]["pruned"]["sites"] if results["heads"] else []
+    return [24 - sum(s["heads_before"] - s["heads_after"] for s in sites if s["role"] == role) for role in ROLES]
