@@ -20,17 +20,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from PIL import Image
-from sklearn.datasets import load_digits
 
 from common import ROOT, WORK, table, write
 
 sys.path.insert(0, str(ROOT / "examples"))
 import run_image_classification
+from collab_heads.training.demo.image_demo import TRAIN as TRAINING
+from collab_heads.training.demo.image_demo import write_digits
 
-SEEDS, SPLIT_SEED, TRAINING = (1, 2, 3), 0, 1197
+SEEDS = (1, 2, 3)
 SIZES = "--model_type deit --image_size 16 --patch_size 4 --d_model 64 --num_layers 4 --num_heads 4 --d_ff 128".split()
 TRAIN = (
     "--num_train_epochs 24 --per_device_train_batch_size 64 --per_device_eval_batch_size 100 --learning_rate 1e-3 "
@@ -43,19 +42,6 @@ BORN = {"shared": (32, 16, 8, 4), "per_head": (32, 16)}
 LONGER = {"shared": (16,), "per_head": (16,)}  # trained twice as long
 SWAPPED = {"shared": (32, 16, 8, 4, 2), "per_head": (32, 16)}
 COLUMNS = {"what": "", "mixing": "", "R": "", "accuracy": ".2f", "range": "", "parameters": ","}
-
-
-def write_digits(folder: Path) -> list[str]:
-    """Write the digits as PNGs in class folders; returns the flags that name them."""
-    digits = load_digits()
-    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    order = np.random.default_rng(SPLIT_SEED).permutation(len(pixels))
-    for split, indices in (("train", order[:TRAINING]), ("validation", order[TRAINING:])):
-        for index in indices:
-            path = folder / split / str(digits.target[index]) / f"{index:04}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels[index]).save(path)
-    return ["--train_dir", str(folder / "train"), "--validation_dir", str(folder / "validation")]
 
 
 def run(out: Path, flags: Sequence[str]) -> dict:

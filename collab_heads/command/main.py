@@ -28,6 +28,7 @@ COMMANDS = {
     "analyze": "show what the heads of a model do",
     "glue": "fine-tune on GLUE or on tables of your own (run_glue.py)",
     "translate": "train, compress and prune translation models (run_translation.py)",
+    "images": "train, compress and prune classifiers of images",
 }
 DONE, FAILED, WRONG_FLAGS, INTERRUPTED = 0, 1, 2, 130  # exit codes
 

@@ -1,33 +1,40 @@
 """What the commands that train have in common: how flags are read and checked, and how a run begins."""
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
+from collab_heads.checks import check_choice
 from collab_heads.training.flags.arguments import check_tables
 from collab_heads.training.flags.parsing import Parser
-from collab_heads.training.flags.translation_arguments import check_model_type
 from collab_heads.training.runs.learner import Learner
 from collab_heads.training.runs.run import Run
 from collab_heads.training.runs.session import Session, launched
 
 
-def read_flags(flags: ModuleType, argv: Sequence[str] | None) -> Namespace:
-    """Read the flags of a command, whose module `flags` is, and check what can be checked without data or model."""
+def read_flags(flags: ModuleType, argv: Sequence[str] | None, model_types: Collection[str] = ()) -> Namespace:
+    """Read the flags of a command, whose module `flags` is, and check what can be checked without data or model.
+
+    Args:
+        flags: a module of command/flags.
+        argv: the command line.
+        model_types: of which there can be a model from scratch.
+    """
     parser = Parser(description=flags.__doc__)
     flags.add_arguments(parser)
     args = parser.parse_args(argv)
-    check_all(flags, args)
+    check_all(flags, args, model_types)
     return args
 
 
-def check_all(flags: ModuleType, args: Namespace) -> None:
+def check_all(flags: ModuleType, args: Namespace, model_types: Collection[str] = ()) -> None:
     """Check what a single flag cannot know: as the first look does, then with what takes long to import."""
     flags.check_together(args)
     if not args.demo:
         check_tables(args)
-        check_model_type(args)
+        if getattr(args, "model_type", None) is not None:
+            check_choice("--model_type", args.model_type, model_types)
 
 
 def train(args: Namespace, load: Callable[[Session, Any], Learner], load_data: Callable[[Namespace], Any]) -> dict:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from collab_heads.command.flags import translate as flags
 from collab_heads.command.training import check_all, read_flags, train
+from collab_heads.registry import blueprints
 from collab_heads.training.data.parallel import Corpus, from_files, from_hub
 from collab_heads.training.demo import translation_demo
 from collab_heads.training.runs.translator import Translator
@@ -17,12 +18,12 @@ def main(argv: Sequence[str] | None = None) -> dict:
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
     """Read the flags and check what can be checked without data or model."""
-    return read_flags(flags, argv)
+    return read_flags(flags, argv, blueprints())
 
 
 def run(args: Namespace) -> dict:
     """Check the flags and run; returns what `all_results.json` holds."""
-    check_all(flags, args)
+    check_all(flags, args, blueprints())
     return work(args)
 
 

@@ -109,6 +109,8 @@ def test_help_and_wrong_flags_import_nothing_heavy(tmp_path):
         ("glue", *GLUE, "--rotate", "soft", "--num_train_epochs", "0"): 2,
         ("glue", *GLUE, "--analyze_samples", "8"): 2,
         ("translate", *TRANSLATE, "--label_smoothing", "1"): 2,
+        ("images", "--train_dir", "none", "--validation_dir", "none", "--model_type", "vit"): 1,
+        ("images", "--model_type", "vit"): 2,
         ("translate", *TRANSLATE, "--model_name_or_path", "x", "--d_model", "8"): 2,
         ("translate", *TRANSLATE, "--model_name_or_path", "x", "--risk_samples", "8"): 2,
         ("translate", *TRANSLATE, "--model_type", "marian", "--alpha_mixing", "--alpha_growth_beside", "men"): 2,

@@ -16,9 +16,3 @@ def check_flags(args: Namespace) -> None:
     alphas.check_alpha_flags(args)
     rotating.check_rotation(args)
     analyzing.check_analysis(args)
-
-
-def check_run(args: Namespace) -> None:
-    """Check all that can be checked without data or model; the errors of `check_flags`."""
-    check_flags(args)
-    arguments.check_tables(args)

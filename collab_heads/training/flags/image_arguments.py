@@ -1,10 +1,9 @@
-"""The flags of run_image_classification.py that the other scripts do not have."""
+"""The flags of `collab-heads images` that the other commands do not have."""
 
 import argparse
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError
-from collab_heads.registry import image_blueprints
 from collab_heads.state import MIXING_INITS
 from collab_heads.training.flags.parsing import count_from_1, not_negative, path
 from collab_heads.training.flags.scratch import add_sizes, check_born, check_sizes_fit
@@ -75,6 +74,4 @@ def check_images(args: argparse.Namespace) -> None:
             raise ArgumentError(f"--{flag} has no meaning for images: leave it out")
     check_sizes_fit(args, DEFAULT_SIZES)
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)
-    if args.model_type is not None:
-        check_choice("--model_type", args.model_type, image_blueprints())
     check_born(args)

@@ -202,11 +202,3 @@ def check_scratch(args: argparse.Namespace) -> None:
     check_sizes_fit(args, DEFAULT_SIZES)
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)
     check_born(args)
-
-
-def check_model_type(args: argparse.Namespace) -> None:
-    """Raise ArgumentError for a type of model that there is not, once the families are imported."""
-    if getattr(args, "model_type", None) is not None:
-        from collab_heads.registry import blueprints
-
-        check_choice("--model_type", args.model_type, blueprints())

@@ -1,0 +1,60 @@
+r"""Train, fine-tune, compress and prune classifiers of images: ViT, DeiT, DINOv2.
+
+    collab-heads images --model_name_or_path facebook/deit-small-patch16-224 --train_dir images/train \
+        --validation_dir images/validation --ignore_mismatched_sizes --collaborative --dim_shared_query_key 192 \
+        --swap between --output_dir out
+    collab-heads images --model_type deit --image_size 32 --patch_size 4 --train_dir images/train \
+        --validation_dir images/validation --collaborative --dim_shared_query_key 64
+    collab-heads images --demo
+
+With several processes: `accelerate launch -m collab_heads images ...`.
+"""
+
+from argparse import ArgumentParser, Namespace
+
+from collab_heads.command.flags.shared import check_files
+from collab_heads.extras import check_extra
+from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
+from collab_heads.training.flags.checks import check_flags
+from collab_heads.training.flags.image_arguments import add_image_data, add_image_scratch_arguments, check_images
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help="try everything on handwritten digits with a small model; ignores other flags",
+    )
+    add_image_data(parser)
+    arguments.add_model_arguments(parser, of_images=True)
+    add_image_scratch_arguments(parser)
+    collaborative.add_collaborative_arguments(parser)
+    distilling.add_distill_arguments(parser)
+    pruning.add_head_arguments(parser)
+    alphas.add_alpha_arguments(parser)
+    rotating.add_rotation_arguments(parser)
+    analyzing.add_analysis_arguments(parser)
+    arguments.add_training_arguments(parser)
+    arguments.add_output_arguments(parser)
+
+
+def check(args: Namespace) -> None:
+    """Check that what training needs is installed, what the flags say together, and that the folders are there.
+
+    Raises:
+        MissingPackageError: if a package is missing.
+        ArgumentError: naming the flag and the way out.
+        DataError: if a folder is missing, or a file that the flags name is broken.
+    """
+    check_extra("train", "fine-tuning and translation")
+    check_together(args)
+    if not args.demo:
+        check_files(args.train_dir, args.validation_dir, args.test_dir)
+
+
+def check_together(args: Namespace) -> None:
+    """Check what a single flag cannot know; the errors of `check`."""
+    if not args.demo:
+        check_images(args)
+        check_flags(args)
