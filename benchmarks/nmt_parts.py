@@ -91,7 +91,7 @@ PARTS = {
     "heads": Part(LONG, heads(), MARIAN),
     "widths": Part(NARROW, {"original": ""} | narrow((128, 64, 32)), MARIAN, before=True),
     "scratch": Part(SCRATCH, {"plain": ""} | narrow((256,), ("shared",)) | narrow((64, 32, 16))),
-    "longer": Part(LONGER, {"plain": ""} | narrow((16,)), dev=True),
+    "longer": Part(LONGER, {"plain": ""} | narrow((16,)) | {"plain, half the rate": "--learning_rate 1e-3"}, dev=True),
     "deep": Part(DEEP, {"6 + 6 layers": ""}),
     "t5": Part(
         TUNE,

@@ -23,6 +23,7 @@ LAYERS = (
         "files",
         "folders",
         "reading",
+        "documents",
         "text",
         "words",
         "extras",

@@ -1,18 +1,17 @@
 """How open gates were during a training: plain numbers, kept beside the model."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from collab_heads.checks import did_you_mean
-from collab_heads.errors import ArgumentError, DataError, NonFiniteError, ShapeError
-from collab_heads.files import write_file
-from collab_heads.reading import parse_json
+from collab_heads.documents import read_document, write_document
+from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
 from collab_heads.sites import AttentionSite
 
 VERSION = 1
@@ -81,7 +80,7 @@ class GateHistory:
             "steps": list(self.steps),
             "probabilities": {path: each.tolist() for path, each in self.probabilities.items()},
         }
-        write_file(path, (json.dumps(described) + "\n").encode())
+        write_document(path, described)
 
     @classmethod
     def load(cls, path: str | Path) -> "GateHistory":
@@ -90,24 +89,21 @@ class GateHistory:
         Raises:
             DataError: if the file is missing, damaged or of another version.
         """
-        try:
-            stored = parse_json(Path(path).read_text(encoding="utf-8"))
-            if stored["version"] != VERSION:
-                raise DataError(f"{path} is of version {stored['version']!r}; this package reads version {VERSION}")
-            sites = tuple(AttentionSite.from_dict(site) for site in stored["sites"])
-            heads = {path: tuple(numbers) for path, numbers in stored["heads"].items()}
-            steps = tuple(int(step) for step in stored["steps"])
-            numbers = {
-                site.path: torch.tensor(stored["probabilities"][site.path], dtype=torch.float64).reshape(
-                    len(steps), site.num_heads
-                )
-                for site in sites
-            }
-            return cls(sites, heads, steps, numbers)
-        except DataError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise DataError(f"{path} is missing or no history of gates: {error!r}") from error
+        return read_document(path, VERSION, "history of gates", cls._from_dict)
+
+    @classmethod
+    def _from_dict(cls, stored: Any) -> "GateHistory":
+        """What a file holds."""
+        sites = tuple(AttentionSite.from_dict(site) for site in stored["sites"])
+        heads = {path: tuple(numbers) for path, numbers in stored["heads"].items()}
+        steps = tuple(int(step) for step in stored["steps"])
+        numbers = {
+            site.path: torch.tensor(stored["probabilities"][site.path], dtype=torch.float64).reshape(
+                len(steps), site.num_heads
+            )
+            for site in sites
+        }
+        return cls(sites, heads, steps, numbers)
 
 
 def check_probabilities(site: AttentionSite, probabilities: Tensor | None, steps: int) -> None:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from collab_heads.checks import did_you_mean
-from collab_heads.errors import ArgumentError, DataError, NonFiniteError, ShapeError
+from collab_heads.documents import built, read_document
+from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
 from collab_heads.files import write_file
-from collab_heads.reading import parse_json
 from collab_heads.sites import AttentionSite
 
 VERSION = 1
@@ -140,26 +140,24 @@ class HeadHistory:
         Raises:
             DataError: if it is something else, or of another version.
         """
-        try:
-            if stored["version"] != VERSION:
-                raise DataError(f"version {stored['version']!r}; this package reads version {VERSION}")
-            sites = tuple(AttentionSite.from_dict(site) for site in stored["sites"])
-            heads = {path: tuple(map(int, numbers)) for path, numbers in stored["heads"].items()}
-            moments = tuple(Moment(int(step), int(epoch), str(stage)) for step, epoch, stage in stored["moments"])
-            values = {
-                measure: {
-                    path: torch.tensor(with_nan(rows), dtype=torch.float64).reshape(
-                        len(moments), *(len(heads[path]),) * (2 if measure == ALPHAS else 1)
-                    )
-                    for path, rows in of_measure.items()
-                }
-                for measure, of_measure in stored["values"].items()
+        return built(stored, VERSION, "this is no history of heads", cls._from_dict)
+
+    @classmethod
+    def _from_dict(cls, stored: Any) -> "HeadHistory":
+        """What `to_dict` made."""
+        sites = tuple(AttentionSite.from_dict(site) for site in stored["sites"])
+        heads = {path: tuple(map(int, numbers)) for path, numbers in stored["heads"].items()}
+        moments = tuple(Moment(int(step), int(epoch), str(stage)) for step, epoch, stage in stored["moments"])
+        values = {
+            measure: {
+                path: torch.tensor(with_nan(rows), dtype=torch.float64).reshape(
+                    len(moments), *(len(heads[path]),) * (2 if measure == ALPHAS else 1)
+                )
+                for path, rows in of_measure.items()
             }
-            return cls(sites, heads, moments, values)
-        except DataError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-            raise DataError(f"this is no history of heads: {error!r:.200}") from error
+            for measure, of_measure in stored["values"].items()
+        }
+        return cls(sites, heads, moments, values)
 
     def to_json(self) -> str:
         """As one line of JSON."""
@@ -176,14 +174,7 @@ class HeadHistory:
         Raises:
             DataError: if the file is missing, damaged or of another version.
         """
-        try:
-            stored = parse_json(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} is missing or no history of heads: {error!r:.200}") from error
-        try:
-            return cls.from_dict(stored)
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from error
+        return read_document(path, VERSION, "history of heads", cls._from_dict)
 
 
 def rounded(values: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Contributions of several models, of one model over its training, or after several kinds of prefixes, side by side."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
@@ -23,9 +23,8 @@ from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.analysis.relevance.prefixes import check_prefixes
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
-from collab_heads.errors import ArgumentError, DataError
-from collab_heads.files import write_file
-from collab_heads.reading import parse_json
+from collab_heads.documents import read_document, write_document
+from collab_heads.errors import ArgumentError
 from collab_heads.text import portable_name, text_table
 from collab_heads.words import PrefixKind
 
@@ -127,7 +126,7 @@ class ContributionComparison:
 
     def save(self, path: str | Path) -> Path:
         """Write a JSON file; an old one is replaced when the new one is complete."""
-        return write_file(path, (json.dumps(self.to_dict(), allow_nan=False) + "\n").encode())
+        return write_document(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "ContributionComparison":
@@ -136,16 +135,13 @@ class ContributionComparison:
         Raises:
             DataError: if the file is missing, damaged or of another version.
         """
-        try:
-            stored = parse_json(Path(path).read_text(encoding="utf-8"))
-            if stored["version"] != VERSION:
-                raise DataError(f"{path} is of version {stored['version']!r}; this package reads version {VERSION}")
-            runs = tuple((each["name"], TokenContributions.from_dict(each["contributions"])) for each in stored["runs"])
-            return cls(runs, stored["divergence"])
-        except DataError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise DataError(f"{path} is missing or holds no comparison: {error!r}") from error
+        return read_document(path, VERSION, "comparison of contributions", cls._from_dict)
+
+    @classmethod
+    def _from_dict(cls, stored: Any) -> "ContributionComparison":
+        """What a file holds."""
+        runs = tuple((each["name"], TokenContributions.from_dict(each["contributions"])) for each in stored["runs"])
+        return cls(runs, stored["divergence"])
 
 
 def compare_contributions(

@@ -1,6 +1,5 @@
 """What `token_contributions` measured: for people (`str`), for machines (`to_dict`), as curves, as a file."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +13,8 @@ from collab_heads.analysis.relevance.contribution_curve import Curve, mean_and_e
 from collab_heads.analysis.relevance.sentence_contributions import SentenceContributions
 from collab_heads.analysis.relevance.sides import SourceAndTarget
 from collab_heads.checks import check_choice
-from collab_heads.errors import ArgumentError, DataError
-from collab_heads.files import write_file
-from collab_heads.reading import parse_json
+from collab_heads.documents import read_document, write_document
+from collab_heads.errors import ArgumentError
 from collab_heads.text import text_table
 from collab_heads.words import PrefixKind
 
@@ -178,7 +176,7 @@ class TokenContributions:
 
     def save(self, path: str | Path) -> Path:
         """Write a JSON file; an old one is replaced when the new one is complete."""
-        return write_file(path, (json.dumps(self.to_dict(), allow_nan=False) + "\n").encode())
+        return write_document(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "TokenContributions":
@@ -187,15 +185,7 @@ class TokenContributions:
         Raises:
             DataError: if the file is missing, damaged or of another version.
         """
-        try:
-            stored = parse_json(Path(path).read_text(encoding="utf-8"))
-            if stored["version"] != VERSION:
-                raise DataError(f"{path} is of version {stored['version']!r}; this package reads version {VERSION}")
-            return cls.from_dict(stored)
-        except DataError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise DataError(f"{path} is missing or holds no contributions: {error!r}") from error
+        return read_document(path, VERSION, "contributions of tokens", cls.from_dict)
 
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, TokenContributions) else NotImplemented

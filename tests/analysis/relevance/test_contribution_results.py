@@ -102,10 +102,10 @@ def test_what_is_stored_comes_back(found, tmp_path):
 @pytest.mark.parametrize(
     "text, words",
     (
-        ("", "holds no contributions"),
-        ("[]", "holds no contributions"),
+        ("", "no contributions of tokens"),
+        ("[]", "no contributions of tokens"),
         ('{"version": 2}', "is of version 2; this package reads version 1"),
-        ('{"version": 1, "sentences": [{}]}', "holds no contributions"),
+        ('{"version": 1, "sentences": [{}]}', "no contributions of tokens"),
     ),
 )
 def test_other_files_are_refused(text, words, tmp_path):
