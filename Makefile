@@ -72,9 +72,9 @@ bench-heads: $(VENV)/.bench
 	$(BIN)/python benchmarks/heads.py
 	$(BIN)/python benchmarks/heads.py --table
 
-# the tables of translation models: about six hours on two cores; runs that are complete are not repeated
+# the tables of translation models: about nine hours on two cores; runs that are complete are not repeated
 bench-nmt: $(VENV)/.bench
-	for part in heads widths scratch t5 mixing born; do \
+	for part in heads widths scratch longer t5 mixing born; do \
 		$(BIN)/python benchmarks/nmt.py $$part && $(BIN)/python benchmarks/nmt.py $$part --table || exit 1; \
 	done
 
@@ -82,6 +82,7 @@ bench-nmt: $(VENV)/.bench
 bench-seen: $(VENV)/.bench
 	for part in marian minilm balance speed; do $(BIN)/python benchmarks/heads_seen.py $$part || exit 1; done
 	$(BIN)/python benchmarks/contributions.py
+	$(BIN)/python benchmarks/roles.py
 
 # every kind beside stock on a CUDA device, in ten minutes and without data; .venv needs a torch built for the device:
 # make PIP_ARGS="--index-url ..." bench-gpu

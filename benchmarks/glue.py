@@ -59,6 +59,10 @@ def source_swap(args, model, calibration):
 swapping_swap = swapping.swap
 
 
+AGAIN_AS_LONG = ("original, 3 epochs", "192, 3 epochs", "128, 3 epochs", "64, 3 epochs")  # a table of their own
+USUAL = [name for name in SETTINGS if name not in AGAIN_AS_LONG]
+
+
 def slug(name: str) -> str:
     """A setting as part of a folder's name."""
     return name.replace(" ", "-").replace(",", "")
@@ -107,11 +111,11 @@ def rows_of(work: Path, tasks: list[str], settings: list[str], seeds: list[int])
     return rows
 
 
-def gaps_of(work: Path, task: str, name: str, seeds: list[int]) -> list[float]:
-    """By seed, how much better a setting ends than the original after as many extra epochs."""
+def gaps_of(work: Path, task: str, name: str, seeds: list[int]) -> dict[int, float]:
+    """Seed -> how much better a setting ends than the original after as many extra epochs."""
     first = "original, 3 epochs" if name.endswith("3 epochs") else "original"
-    ends = [[stage_score(work, task, seed, each, "after") for each in (name, first)] for seed in seeds]
-    return [end - original for end, original in ends if end is not None and original is not None]
+    ends = {seed: [stage_score(work, task, seed, each, "after") for each in (name, first)] for seed in seeds}
+    return {seed: end - original for seed, (end, original) in ends.items() if None not in (end, original)}
 
 
 def run_record(results: dict) -> dict:
@@ -140,12 +144,15 @@ def main() -> None:
     """Run what is missing, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=ALL_TASKS)
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--settings", nargs="+", default=USUAL, choices=list(SETTINGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[42])
     parser.add_argument("--work", type=Path, default=WORK / "collab-heads-glue")
     parser.add_argument("--table", action="store_true", help="collect only")
     parser.add_argument("--name", default="glue", help="of the record")
     arguments = parser.parse_args()
+    usual = set(arguments.tasks) == set(TASKS) and set(arguments.settings) == set(USUAL)
+    if arguments.table and arguments.name == "glue" and not usual:
+        parser.error("--table with other tasks or settings needs --name: the stored table has others")
     arguments.work.mkdir(parents=True, exist_ok=True)
     for seed in [] if arguments.table else arguments.seeds:
         for task in arguments.tasks:

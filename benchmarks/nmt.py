@@ -60,7 +60,8 @@ def run(part: str, name: str, seed: int, work: Path, keep: bool = False) -> None
         schedule.write_text(flags[place])
         flags[place] = str(schedule)
     asked = json.loads(json.dumps(fingerprint(run_translation.parse(flags))))
-    if (folder / "all_results.json").exists() and ("--alpha_mixing" not in flags or (folder / "alphas.json").exists()):
+    needed = ["all_results.json"] + ["alphas.json"] * ("--alpha_mixing" in flags) + ["model.safetensors"] * keep
+    if all((folder / name).exists() for name in needed):
         done = json.loads((folder / "all_results.json").read_text())["arguments"]
         if all(done.get(flag) == value for flag, value in asked.items() if flag != "mixed_precision"):
             return

@@ -51,7 +51,7 @@ def compared(ours: list[np.ndarray], theirs: list[np.ndarray]) -> tuple[float, f
 
 def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = None) -> list[dict]:
     """One row per setting, all or some: mean and spread over seeds, and the difference to the first."""
-    rows, first = [], {}
+    rows, of = [], {}  # of: name -> seed -> counts
     for name, flags in PARTS[part].rows.items():
         if names and name not in names:
             continue
@@ -61,19 +61,17 @@ def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = N
             continue
         results = {seed: json.loads((folder / "all_results.json").read_text()) for seed, folder in found.items()}
         counts = {seed: statistics_of(folder) for seed, folder in found.items()}
-        first = first or counts
+        of[name] = counts
         finals = {seed: one["history"][-1]["metrics"] for seed, one in results.items()}
         scores = {seed: one["bleu"] for seed, one in finals.items()}
         for seed, score in scores.items():
             assert abs(bleu(counts[seed].sum(0)) - score) < 1e-6, (name, seed)
         row: dict = {part: name, "runs": len(found), "bleu": statistics.mean(scores.values())}
         row["range"] = f"{min(scores.values()):.2f} to {max(scores.values()):.2f}" if len(found) > 1 else ""
-        common = [seed for seed in counts if seed in first]
-        if rows and common:
-            base = statistics.mean(bleu(first[seed].sum(0)) for seed in common)
-            row["difference"] = statistics.mean(scores[seed] for seed in common) - base
-            row["interval"] = compared([counts[s] for s in common], [first[s] for s in common])
-            row["95 %"] = f"{row['interval'][0]:+.2f} to {row['interval'][1]:+.2f}"
+        if rows:
+            row |= differences(counts, of[rows[0][part]])
+        if name.startswith("per_head") and (sharing := of.get(name.replace("per_head", "shared"))):  # of that width
+            row["shared over it"] = differences(sharing, counts)
         some = results[min(results)]
         stages = some["stages"]
         row["before"] = next((stages[s]["bleu"] for s in ("swapped", "loaded") if s in stages), None)
@@ -90,6 +88,17 @@ def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = N
         row["flags"] = f"{PARTS[part].common} {flags}".strip()
         rows.append(row)
     return rows
+
+
+def differences(ours: dict[int, np.ndarray], theirs: dict[int, np.ndarray]) -> dict:
+    """The difference of the mean BLEUs over the seeds that both have, and by seed; its interval, in words, too."""
+    seeds = [seed for seed in ours if seed in theirs]
+    if not seeds:
+        return {}
+    gaps = [bleu(ours[seed].sum(0)) - bleu(theirs[seed].sum(0)) for seed in seeds]
+    low, high = compared([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+    found = {"difference": statistics.mean(gaps), "interval": (low, high), "95 %": f"{low:+.2f} to {high:+.2f}"}
+    return found | {"by seed": gaps}
 
 
 def dev_of(results: dict) -> dict[int, float]:

@@ -10,7 +10,7 @@ from collab_heads.files import write_file
 from collab_heads.reading import parse_json
 
 T = TypeVar("T")
-WRONG = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)  # of a file that was changed
+WRONG = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)  # of a file that was changed
 
 
 def write_document(path: str | Path, content: Mapping) -> Path:
@@ -37,8 +37,10 @@ def read_document(path: str | Path, version: int, what: str, build: Callable[[An
     """
     try:
         stored = parse_json(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is missing or no {what}: {error!r:.200}") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is no {what}: {error!r:.200}") from error
     return built(stored, version, f"{path} is no {what}", build)
 
 

@@ -19,8 +19,8 @@ def test_what_was_written_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     (
-        (None, "is missing or no list of numbers"),
-        ("{", "is missing or no list of numbers"),
+        (None, "cannot read .*: No such file or directory"),
+        ("{", "is no list of numbers: JSONDecodeError"),
         ("[]", "is no list of numbers: TypeError"),
         ('{"numbers": []}', "is no list of numbers: KeyError"),
         ('{"version": 2, "numbers": []}', "it is of version 2; this package reads version 1"),

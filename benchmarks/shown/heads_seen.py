@@ -18,6 +18,13 @@ plain(
 )
 ROLES = {role: ".2f" for role in ("enc-self", "dec-self", "dec-enc")}
 plain("seen_balance", "seen_balance", {"model": "", "measure": "", "heads": ""} | ROLES)
+plain(
+    "roles",
+    "roles",
+    {"model": "", "role": "", "heads": "", "positional": "", "first token": "", "rare tokens": ""}
+    | {"nearest to positional": ("best positional", ".2f"), "median": ".2f"}
+    | {"nearest to rare tokens": ("best rare", ".2f"), "chance": ".2f"},
+)
 plain("seen_speed", "seen_speed", {"what": "", "ratio": ".2f", "seconds": ".2f"})
 plain("seen_memory", "seen_speed", {"sentences": "", "peak MB": ".0f"}, "memory")
 FIFTHS = {f"part {part}": ".2f" for part in range(1, 6)}

@@ -29,12 +29,12 @@ def read_flags(flags: ModuleType, argv: Sequence[str] | None, model_types: Colle
 
 
 def check_all(flags: ModuleType, args: Namespace, model_types: Collection[str] = ()) -> None:
-    """Check what a single flag cannot know: as the first look does, then with what takes long to import."""
+    """Check what a single flag cannot know, and what stands in tables that take long to import."""
+    if getattr(args, "model_type", None) is not None and not args.demo:
+        check_choice("--model_type", args.model_type, model_types)
     flags.check_together(args)
     if not args.demo:
         check_tables(args)
-        if getattr(args, "model_type", None) is not None:
-            check_choice("--model_type", args.model_type, model_types)
 
 
 def train(args: Namespace, load: Callable[[Session, Any], Learner], load_data: Callable[[Namespace], Any]) -> dict:

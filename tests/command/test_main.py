@@ -25,6 +25,7 @@ print(collab_heads.swap_to_collaborative.__name__, "torch" in sys.modules)
 """
 GLUE = ("--task_name", "mrpc", "--model_name_or_path", "bert-base-uncased")
 TRANSLATE = ("--train_file", "pairs.csv", "--validation_file", "pairs.csv")
+IMAGES = ("--train_dir", ".", "--validation_dir", ".")
 LIGHT = """
 import json, sys
 for argv in json.loads(sys.argv[1]):
@@ -111,6 +112,8 @@ def test_help_and_wrong_flags_import_nothing_heavy(tmp_path):
         ("translate", *TRANSLATE, "--label_smoothing", "1"): 2,
         ("images", "--train_dir", "none", "--validation_dir", "none", "--model_type", "vit"): 1,
         ("images", "--model_type", "vit"): 2,
+        ("images", "--train_dir", "pairs.csv", "--validation_dir", ".", "--model_type", "vit"): 1,
+        ("images", *IMAGES, "--model_type", "vit", "--image_size", "5"): 2,
         ("translate", *TRANSLATE, "--model_name_or_path", "x", "--d_model", "8"): 2,
         ("translate", *TRANSLATE, "--model_name_or_path", "x", "--risk_samples", "8"): 2,
         ("translate", *TRANSLATE, "--model_type", "marian", "--alpha_mixing", "--alpha_growth_beside", "men"): 2,

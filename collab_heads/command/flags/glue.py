@@ -10,7 +10,7 @@ With several processes: `accelerate launch -m collab_heads glue ...`.
 from argparse import ArgumentParser, Namespace
 
 from collab_heads.checks import check_choice
-from collab_heads.command.flags.shared import check_files
+from collab_heads.command.flags.shared import check_demo, check_files
 from collab_heads.errors import ArgumentError
 from collab_heads.extras import check_extra
 from collab_heads.training.data.glue_tasks import TASKS
@@ -84,7 +84,7 @@ def check(args: Namespace) -> None:
 
 def check_together(args: Namespace) -> None:
     """Check what a single flag cannot know; the errors of `check`."""
-    if not args.demo:
+    if not check_demo(args):
         check_data(args)
         check_flags(args)
 

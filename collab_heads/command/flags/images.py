@@ -11,8 +11,10 @@ With several processes: `accelerate launch -m collab_heads images ...`.
 """
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
-from collab_heads.command.flags.shared import check_files
+from collab_heads.command.flags.shared import check_demo
+from collab_heads.errors import DataError
 from collab_heads.extras import check_extra
 from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
 from collab_heads.training.flags.checks import check_flags
@@ -47,14 +49,23 @@ def check(args: Namespace) -> None:
         ArgumentError: naming the flag and the way out.
         DataError: if a folder is missing, or a file that the flags name is broken.
     """
-    check_extra("train", "fine-tuning and translation")
+    check_extra("train", "training on images")
     check_together(args)
     if not args.demo:
-        check_files(args.train_dir, args.validation_dir, args.test_dir)
+        check_folders(args)
+
+
+def check_folders(args: Namespace) -> None:
+    """Raise DataError for a folder of images that is not there."""
+    for flag in ("train_dir", "validation_dir", "test_dir"):
+        folder = getattr(args, flag)
+        if folder is not None and not Path(folder).is_dir():
+            what = "not a folder" if Path(folder).exists() else "missing"
+            raise DataError(f"--{flag} {folder} is {what}: give a folder with a folder of images for every class")
 
 
 def check_together(args: Namespace) -> None:
     """Check what a single flag cannot know; the errors of `check`."""
-    if not args.demo:
+    if not check_demo(args):
         check_images(args)
         check_flags(args)

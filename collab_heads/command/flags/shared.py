@@ -10,6 +10,17 @@ from collab_heads.training.flags.parsing import count_from_1, path, seed
 MODULES = "modules.json"  # of sentence-transformers: the parts that a model goes through, and their folders
 
 
+def check_demo(args: Namespace) -> bool:
+    """Whether the demo is asked for, which nothing else has to be checked for.
+
+    Raises:
+        ArgumentError: in several processes, each of which would run it.
+    """
+    if args.demo and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ArgumentError("--demo is for one process: start it without `accelerate launch` or `torchrun`")
+    return args.demo
+
+
 def add_model_argument(parser: ArgumentParser) -> None:
     """The model."""
     parser.add_argument("model", metavar="MODEL", help="folder, or name on the Hub, of the model")

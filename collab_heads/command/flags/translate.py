@@ -9,7 +9,7 @@ With several processes: `accelerate launch -m collab_heads translate ...`.
 
 from argparse import ArgumentParser, Namespace
 
-from collab_heads.command.flags.shared import check_files
+from collab_heads.command.flags.shared import check_demo, check_files
 from collab_heads.extras import check_extra
 from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, risk, rotating
 from collab_heads.training.flags.checks import check_flags
@@ -62,7 +62,7 @@ def check(args: Namespace) -> None:
 
 def check_together(args: Namespace) -> None:
     """Check what a single flag cannot know; the errors of `check`."""
-    if not args.demo:
+    if not check_demo(args):
         check_translation(args)
         risk.check_risk(args)
         check_flags(args)

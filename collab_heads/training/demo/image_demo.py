@@ -1,4 +1,4 @@
-"""The demo of run_image_classification.py: train a small DeiT from scratch, swap, compress and prune it, compare.
+"""The demo of `collab-heads images`: train a small DeiT from scratch, swap, compress and prune it, compare.
 
 The images are scikit-learn's handwritten digits, 8 x 8 pixels, which come with the package. No network.
 """
@@ -60,14 +60,14 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         data = [*write_digits(Path(folder)), *FLAGS.split()]
 
-        def go(name: str, flags: str) -> None:
-            print(f"\n== {name}: run_image_classification.py {flags}", flush=True)
+        def go(name: str, flags: str, *more: str) -> None:
+            print(f"\n== {name}: collab-heads images {flags}", flush=True)
             output_dir = Path(folder) / name.replace(" ", "_")
-            results[name] = run([*data, *flags.split(), "--output_dir", str(output_dir)])
+            results[name] = run([*data, *flags.split(), *more, "--output_dir", str(output_dir)])
 
         go("original", f"{MODEL} {FIRST}")
         for name, flags in SETTINGS.items():
-            go(name, f"--model_name_or_path {Path(folder) / 'original'} {AGAIN} {flags}")
+            go(name, f"{AGAIN} {flags}", "--model_name_or_path", str(Path(folder) / "original"))
     print(f"\n{report(results)}\n\n{time.perf_counter() - started:.0f} seconds in all.")
     return results
 

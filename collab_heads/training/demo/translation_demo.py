@@ -55,16 +55,16 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
         dev = files(Path(folder), "dev", DEV, SEED + 1)
         data += ["--validation_file", *dev, *FLAGS.split()]
 
-        def go(name: str, flags: str) -> None:
+        def go(name: str, flags: str, *more: str) -> None:
             print(f"\n== {name}: run_translation.py {flags}", flush=True)
             output_dir = Path(folder) / name.replace(" ", "_").replace(",", "")
-            results[name] = run([*data, *flags.split(), "--output_dir", str(output_dir)])
+            results[name] = run([*data, *flags.split(), *more, "--output_dir", str(output_dir)])
             newest = max((output_dir / "translations").glob("validation-*"), key=lambda path: path.stat().st_mtime)
             samples[name] = newest.read_text(encoding="utf-8").splitlines()[:SAMPLES]
 
         go("original", f"{MODEL} {FIRST}")
         for name, flags in SETTINGS.items():
-            go(name, f"--model_name_or_path {Path(folder) / 'original'} {AGAIN} {flags}")
+            go(name, f"{AGAIN} {flags}", "--model_name_or_path", str(Path(folder) / "original"))
         sources, references = (Path(path).read_text(encoding="utf-8").splitlines()[:SAMPLES] for path in dev)
     print(f"\n{report(results)}\n\n{translations(sources, references, samples)}")
     print(f"\n{time.perf_counter() - started:.0f} seconds in all.")

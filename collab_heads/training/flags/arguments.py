@@ -29,7 +29,7 @@ PRECISIONS = ("no", "bf16", "fp16")
 FREE_ON_RESUME = frozenset(
     "output_dir overwrite_output_dir resume_from_checkpoint checkpointing_steps save_total_limit logging_steps "
     "with_tracking report_to push_to_hub hub_model_id hub_token dataloader_num_workers cache_dir "
-    "preprocessing_num_workers".split()
+    "preprocessing_num_workers demo".split()
 )
 
 
@@ -188,7 +188,8 @@ def check_together(args: argparse.Namespace) -> None:
     if args.model_name_or_path is None and not (
         getattr(args, "config_name", None) or getattr(args, "model_type", None)
     ):
-        raise ArgumentError("--model_name_or_path is missing: a folder, or a name on the Hub (or run --demo)")
+        other = ", or --model_type for a model from scratch" if hasattr(args, "model_type") else ""
+        raise ArgumentError(f"--model_name_or_path is missing: a folder, or a name on the Hub{other} (or run --demo)")
     check_swap(args)
     check_distillation(args)
     if args.output_dir is None:

@@ -64,7 +64,9 @@ def check_images(args: argparse.Namespace) -> None:
         ArgumentError: naming the flag and the way out.
     """
     if not (args.train_dir and args.validation_dir):
-        raise ArgumentError("give --train_dir and --validation_dir: folders with a folder of images for every class")
+        raise ArgumentError(
+            "give --train_dir and --validation_dir, with a folder of images for every class (or run --demo)"
+        )
     if args.test_dir and args.output_dir is None:
         raise ArgumentError("--test_dir needs --output_dir, where predictions are written")
     if args.horizontal_flip > 1:
@@ -75,3 +77,13 @@ def check_images(args: argparse.Namespace) -> None:
     check_sizes_fit(args, DEFAULT_SIZES)
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)
     check_born(args)
+    if args.model_type is not None:
+        wanted = sizes_of(args)
+        for name, part in (("d_model", "num_heads"), ("image_size", "patch_size")):
+            if wanted[name] % wanted[part]:
+                raise ArgumentError(f"--{name} {wanted[name]} is not a multiple of --{part} {wanted[part]}")
+
+
+def sizes_of(args: argparse.Namespace) -> dict[str, float]:
+    """Name of a size -> that of a model from scratch: what the flags say, or what is usual."""
+    return {name: usual if (given := getattr(args, name)) is None else given for name, usual in DEFAULT_SIZES.items()}

@@ -1,4 +1,4 @@
-"""How `run_image_classification.py` loads, feeds and measures its models."""
+"""How `collab-heads images` loads, feeds and measures its models."""
 
 import inspect
 from argparse import Namespace

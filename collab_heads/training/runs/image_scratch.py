@@ -18,7 +18,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.registry import image_blueprints
 from collab_heads.training.data.classification import Labels, configure
 from collab_heads.training.data.glue_tasks import Task
-from collab_heads.training.flags.image_arguments import DEFAULT_SIZES
+from collab_heads.training.flags.image_arguments import sizes_of
 from collab_heads.training.runs.loading import backend_options, load_or_explain
 from collab_heads.training.runs.machine import check_memory
 
@@ -63,11 +63,8 @@ def untrained(args: Namespace, task: Task) -> tuple[PreTrainedModel, BaseImagePr
 
 def new_config(args: Namespace) -> PretrainedConfig:
     """A config of the sizes that the flags give, under the names that the model type has for them."""
-    wanted = {name: size if (given := getattr(args, name)) is None else given for name, size in DEFAULT_SIZES.items()}
+    wanted = sizes_of(args)
     width, inner, layers = wanted["d_model"], wanted["d_ff"], wanted["num_layers"]
-    for name, part in (("d_model", "num_heads"), ("image_size", "patch_size")):
-        if wanted[name] % wanted[part]:
-            raise ArgumentError(f"--{name} {wanted[name]} is not a multiple of --{part} {wanted[part]}")
     names = image_blueprints()[args.model_type].sizes
     if "d_ff_ratio" in names:
         if inner % width:

@@ -1,13 +1,18 @@
+import json
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import run_image_classification
+from collab_heads.command import main
 from collab_heads.training.demo import image_demo
 
 
-def test_the_demo_goes_through_the_script(capsys):
-    """Every row is a run of the real command line; all others start from the trained original."""
+def test_the_demo_goes_through_the_script(capsys, tmp_path, monkeypatch):
+    """Every row is a run of the real command line; all others start from the trained original; paths have spaces."""
+    (tmp_path / "a b").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a b"))
     runs = []
 
     def run(flags):
@@ -29,6 +34,17 @@ def test_the_demo_goes_through_the_script(capsys):
     assert rows["original"][1:] == ["0.900", "1,000", "+0.0%"]
     assert rows["shared 16 of 64"][-4:] == ["0.800", "0.900", "900", "-10.0%"]
     assert rows["half of attention"][-4:] == ["0.700", "0.900", "1,000", "+0.0%"]
+
+
+@pytest.mark.parametrize("processes, code", ((None, 0), ("1", 0), ("2", 2)))
+def test_the_command_runs_it_in_one_process(processes, code, monkeypatch, capsys):
+    monkeypatch.setattr(image_demo, "main", lambda run: {"original": 1})
+    if processes:
+        monkeypatch.setenv("WORLD_SIZE", processes)
+    assert main.main(["images", "--demo", "--json"]) == code
+    said = capsys.readouterr()
+    assert json.loads(said.out or "null") == (None if code else {"original": 1})
+    assert ("--demo is for one process" in said.err) is bool(code)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The demo of run_translation.py: every row is a run of the script; the table says what the runs found."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from collab_heads.training.demo import translation_demo as demo
 from collab_heads.training.demo.grammar import corpus
 
 
-def test_the_demo_goes_through_the_script(capsys):
+def test_the_demo_goes_through_the_script(capsys, tmp_path, monkeypatch):
+    (tmp_path / "a b").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a b"))
     runs = []
 
     def run(flags):

@@ -9,7 +9,7 @@ DIRS = "--train_dir a --validation_dir b "
 NEW = DIRS + "--model_type vit "
 REFUSED = (
     ("--model_type vit --train_dir a", "give --train_dir and --validation_dir"),
-    (DIRS, "--model_name_or_path is missing"),
+    (DIRS, "--model_name_or_path is missing: .* or --model_type for a model from scratch"),
     (NEW + "--test_dir c", "--test_dir needs --output_dir"),
     (NEW + "--horizontal_flip 1.5", "--horizontal_flip 1.5 is a probability"),
     (NEW + "--group_by_length", "--group_by_length has no meaning for images"),
@@ -21,6 +21,8 @@ REFUSED = (
     (DIRS + "--model_name_or_path x --patch_size 8", "--patch_size describe a model from scratch"),
     (NEW + "--mixing_init ones", "--mixing_init has no effect without --collaborative and a model from scratch"),
     (NEW + "--mixing_init zeros --collaborative", "'zeros'; known: concatenate"),
+    (NEW + "--image_size 5 --patch_size 2", "--image_size 5 is not a multiple of --patch_size 2"),
+    (NEW + "--num_heads 5", "--d_model 192 is not a multiple of --num_heads 5"),
     (NEW + "--dropout 1", "--dropout 1.0 must be below 1"),
     (NEW + "--collaborative --allocation balanced", "--allocation balanced has no meaning from scratch"),
     (NEW + "--compress_budget 0.5", "--compress_budget has nothing to go by"),
