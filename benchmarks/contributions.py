@@ -22,17 +22,21 @@ KINDS, BEAMS, PARTS = ("reference", "own", "random"), 5, 5
 MEASURES = {"source": "source", "source_entropy": "entropy of source", "target_entropy": "entropy of target"}
 COLUMNS = {"model": "", "prefixes": "", "measure": "", **{f"part {n}": ".3f" for n in range(1, PARTS + 1)}}
 COLUMNS |= {"last token": ".3f", "mean": ".3f", "± mean": ".3f", "less the reference": "+.3f", "± less": ".3f"}
+COLUMNS |= {"less the first model": "+.3f", "± less first": ".3f"}
 
 
 def rows_of(comparison: ContributionComparison) -> list[dict]:
     """A row per model, kind of prefixes and measure: fifths of a sentence without its last token, that token, the mean.
 
-    The difference is to the same model after the reference; its error is that of a mean over pairs of sentences.
+    Differences are to the same model after the reference, and to the first model after the same prefixes; their errors
+    are those of a mean over pairs of sentences.
     """
     rows = []
+    first = {run.prefixes: run for name, run in comparison.runs if name == comparison.runs[0][0]}
     for name, run in comparison.runs:
         of_model = [each for other, each in comparison.runs if other == name]
         pair = ContributionComparison((("reference", of_model[0]), ("this", run)))
+        beside = ContributionComparison((("first", first[run.prefixes]), ("this", run)))
         for measure, title in MEASURES.items():
             row: dict = {"model": name, "prefixes": run.prefixes, "measure": title, "tokens": run.tokens}
             curve = without_last(run).curve(measure, PARTS)
@@ -43,6 +47,8 @@ def rows_of(comparison: ContributionComparison) -> list[dict]:
             row["mean"], row["± mean"] = run.average(measure)
             if run is not of_model[0]:
                 row["less the reference"], row["± less"] = pair.difference(1, measure)
+            if run is not first[run.prefixes]:
+                row["less the first model"], row["± less first"] = beside.difference(1, measure)
             rows.append(row)
     return rows
 

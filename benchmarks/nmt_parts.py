@@ -74,6 +74,13 @@ def narrow(widths: tuple[int, ...], mixings: tuple[str, ...] = ("shared", "per_h
     }
 
 
+def lasting() -> dict[str, str]:
+    """Rows of longer trainings, at the usual learning rate and at half of it."""
+    rows = {"plain": ""} | narrow((64, 16))
+    halved = {f"{name}, half the rate": f"{rows[name]} --learning_rate 1e-3" for name in ("plain", *narrow((16,)))}
+    return rows | halved
+
+
 def mixed(layers: int, heads: int) -> dict[str, str]:
     """Rows of alphas and rotation: heads change places before epoch 2, and back before epoch 3."""
     swaps = [{"role": "dec-enc", "layers": [0, layers - 1], "heads": [head, head]} for head in range(heads)]
@@ -91,7 +98,7 @@ PARTS = {
     "heads": Part(LONG, heads(), MARIAN),
     "widths": Part(NARROW, {"original": ""} | narrow((128, 64, 32)), MARIAN, before=True),
     "scratch": Part(SCRATCH, {"plain": ""} | narrow((256,), ("shared",)) | narrow((64, 32, 16))),
-    "longer": Part(LONGER, {"plain": ""} | narrow((16,)) | {"plain, half the rate": "--learning_rate 1e-3"}, dev=True),
+    "longer": Part(LONGER, lasting(), dev=True),
     "deep": Part(DEEP, {"6 + 6 layers": ""}),
     "t5": Part(
         TUNE,

@@ -21,7 +21,7 @@ from common import shared, table, write
 
 COLUMNS = {"model": "", "role": "", "heads": "", "positional": "", "first token": "", "rare tokens": ""}
 COLUMNS |= dict.fromkeys(("best positional", "median", "best rare", "chance"), ".2f")
-TITLES = {"marian": "Marian, 3 + 3 layers", "t5": "T5, 3 + 3", "gpt2": "GPT-2, 4", "qwen3": "Qwen3, 4"}
+TITLES = {"marian": "Marian (3 + 3 layers)", "t5": "T5 (3 + 3)", "gpt2": "GPT-2 (4)", "qwen3": "Qwen3 (4)"}
 
 
 def rows_of(model: str, report) -> list[dict]:
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--deep", metavar="FOLDER", help="the deeper Marian, too")
     arguments = parser.parse_args()
     folders = {TITLES[name]: shared(path) for name, path in MODELS.items()}
-    folders |= {"Marian, 6 + 6": arguments.deep} if arguments.deep else {}
+    folders |= {"Marian (6 + 6)": arguments.deep} if arguments.deep else {}
     rows = []
     for title, folder in folders.items():
         model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)

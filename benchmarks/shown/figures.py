@@ -27,6 +27,15 @@ def glue(settings: Mapping[str, str]) -> str:
     return scores("glue", {label: ("R", value) for label, value in settings.items()}, "average again")
 
 
+def longer() -> str:
+    """Shared keys over narrow heads of 16 dimensions, from scratch and trained until the learning rate is zero."""
+    kinds = ("shared 16", "per_head 16", "plain")
+    found = row("nmt_longer", longer="per_head 16")["shared over it"]
+    ends = scores("nmt_longer", {each: ("longer", each) for each in kinds}, "bleu")
+    gaps = ", ".join(f"{gap:+.2f}" for gap in found["by seed"])
+    return f"{ends}; shared over per_head {found['difference']:+.2f} ({found['95 %']}), by seed {gaps}"
+
+
 def born_digits() -> str:
     """Shared over narrow heads, a quarter of the width, by seed, after one training and one twice as long."""
     record = rows_of("digits")
@@ -52,6 +61,7 @@ def kept(counts: tuple[int, ...], ways: tuple[str, ...]) -> str:
 
 def roles_seen() -> str:
     """How many heads have which role, in the models that were looked at."""
+    others = [each for each in rows_of("roles") if not each["model"].startswith("Marian (3")]
     seen = {"Marian": ("seen_marian", "positional", "rare tokens")}  # it reads no treebank
     seen["MiniLM"] = ("seen_minilm", "positional", "rare tokens", "syntactic")
     texts = []
@@ -59,7 +69,21 @@ def roles_seen() -> str:
         rows = rows_of(name)
         counts = [f"{sum(each[role] for each in rows)} {role}" for role in roles]
         texts.append(f"{label}: of {sum(each['heads'] for each in rows)} heads {', '.join(counts)}")
-    return "; ".join(texts)
+    names = ", ".join(dict.fromkeys(each["model"] for each in others))
+    counts = [f"{sum(each[role] for each in others)} {role}" for role in ("positional", "rare tokens")]
+    return "; ".join([*texts, f"{names}: of {sum(each['heads'] for each in others)} heads {', '.join(counts)}"])
+
+
+def beside_first(measure: str, prefixes: str) -> str:
+    """How much lowering the risk changes a measure of contributions, with its standard error."""
+    found = row("contributions_risk", model="minimum risk", measure=measure, prefixes=prefixes)
+    return f"{found['less the first model']:+.3f} ± {found['± less first']:.3f}"
+
+
+def over_training(measure: str) -> str:
+    """The mean of a measure of contributions at every moment of a training."""
+    rows = [each for each in rows_of("contributions_training") if each["prefixes"] == "reference"]
+    return " → ".join(f"{each['mean']:.3f}" for each in rows if each["measure"] == measure)
 
 
 def fifths(measure: str, prefixes: str = "reference") -> str:

@@ -44,6 +44,33 @@ def contributions() -> str:
     return shown(named(rows, "measure", MEASURED), columns)
 
 
+@made
+def contributions_training() -> str:
+    """Means over a training: a row per checkpoint."""
+    rows: dict[str, dict] = {}
+    for row in stored("contributions_training")["rows"]:
+        found = rows.setdefault(row["model"], {"after": row["model"]})
+        found[f"{MEASURED[row['measure']]}, {row['prefixes']}"] = f"{row['mean']:.3f} ± {row['± mean']:.3f}"
+    wanted = [f"{MEASURED['source']}, {prefixes}" for prefixes in ("reference", "own", "random")]
+    wanted += [f"{MEASURED[measure]}, reference" for measure in ("entropy of source", "entropy of target")]
+    return shown(rows.values(), {"after": ""} | dict.fromkeys(wanted, ""))
+
+
+@made
+def contributions_risk() -> str:
+    """Means before and after training to lower the risk: a row per measure and kind of prefixes."""
+    rows: dict[tuple, dict] = {}
+    for row in stored("contributions_risk")["rows"]:
+        found = rows.setdefault(
+            (row["measure"], row["prefixes"]), {"of each generated token": MEASURED[row["measure"]]}
+        )
+        found |= {"prefixes": row["prefixes"], row["model"]: f"{row['mean']:.3f}"}
+        if "± less first" in row:
+            found["difference"] = f"{row['less the first model']:+.3f} ± {row['± less first']:.3f}"
+    columns = ("of each generated token", "prefixes", "before", "minimum risk", "difference")
+    return shown(rows.values(), dict.fromkeys(columns, ""))
+
+
 MEASURED = {
     "source": "share of the source",
     "entropy of source": "entropy of the source",

@@ -1,5 +1,7 @@
 """Tables of translation models: swapped, trained on, trained from the start."""
 
+from statistics import mean
+
 from shown.columns import AFTER, BLEU, CONTINUED, DIFFERENCE, PARAMETERS, made, named, plain, shown
 from shown.records import stored
 
@@ -22,6 +24,20 @@ plain(
     | {"lost": "+.2f", "identical": "", "stepwise": ".0e", "cache per token (cross)": ("cache", "")}
     | PARAMETERS,
 )
+
+
+@made
+def nmt_longer() -> str:
+    """The longer trainings: dev set on the way, test set at the end."""
+    rows = []
+    for row in stored("nmt_longer")["rows"]:
+        steps = next(iter(row["dev"].values()))
+        means = {f"{int(step):,}": mean(of[step] for of in row["dev"].values()) for step in steps}
+        over = row.get("shared over it")
+        rows.append(row | means | ({"over": f"{over['difference']:+.2f} ({over['95 %']})"} if over else {}))
+    dev = {f"dev, step {step}": (step, ".2f") for step in means}
+    columns = {"keys": ("longer", ""), "seeds": ("runs", "")} | dev | BLEU | {"range": ""} | DIFFERENCE
+    return shown(rows, columns | {"shared over it": ("over", "")} | PARAMETERS)
 
 
 @made
