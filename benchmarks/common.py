@@ -43,10 +43,16 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{p: metadata.version(p) for p in PACKAGES if p in installed}}
 
 
+def portable(argument: str) -> str:
+    """An argument without the folders of this machine; also one of the form NAME=FOLDER."""
+    name, equals, folder = argument.partition("=")
+    return f"{name}={portable_name(folder)}" if equals else portable_name(argument)
+
+
 def record(rows: list[Mapping], **more) -> dict:
     """The rows of a table with the command, versions and machine that made them."""
     return {
-        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable_name, sys.argv[1:])]),
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable, sys.argv[1:])]),
         "versions": versions(),
         "machine": {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()},
         **more,
