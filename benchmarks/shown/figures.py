@@ -27,13 +27,20 @@ def glue(settings: Mapping[str, str]) -> str:
     return scores("glue", {label: ("R", value) for label, value in settings.items()}, "average again")
 
 
+ALONE = {"at 64": "per_head 64", "at half the rate": "per_head 16, half the rate"}  # one seed
+
+
 def longer() -> str:
     """Shared keys over narrow heads of 16 dimensions, from scratch and trained until the learning rate is zero."""
     kinds = ("shared 16", "per_head 16", "plain")
     found = row("nmt_longer", longer="per_head 16")["shared over it"]
     ends = scores("nmt_longer", {each: ("longer", each) for each in kinds}, "bleu")
     gaps = ", ".join(f"{gap:+.2f}" for gap in found["by seed"])
-    return f"{ends}; shared over per_head {found['difference']:+.2f} ({found['95 %']}), by seed {gaps}"
+    plain = row("nmt_longer", longer="plain, half the rate")["bleu"]
+    text = f"{ends}, at half the learning rate {plain:.2f}; shared over per_head {found['difference']:+.2f}"
+    others = {label: row("nmt_longer", longer=name)["shared over it"]["difference"] for label, name in ALONE.items()}
+    alone = ", ".join(f"{label} {gap:+.2f}" for label, gap in others.items())
+    return f"{text} ({found['95 %']}), by seed {gaps}; {alone}"
 
 
 def born_digits() -> str:
