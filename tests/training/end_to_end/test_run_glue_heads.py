@@ -190,6 +190,7 @@ def as_json(results: dict, *names: str) -> list[str]:
     return [json.dumps(results[name]) for name in names]
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_the_selection_ends_as_an_unbroken_one(bert, files, tmp_path):
     more = (*LEARNED, "--checkpointing_steps", 5)
     unbroken = run(bert, files, tmp_path / "unbroken", *more)
@@ -233,6 +234,7 @@ def test_another_target_does_not_continue_a_run(bert, files, tmp_path):
     run(bert, files, tmp_path / "out", "--target_heads", "enc-self=3", *more, "--resume_from_checkpoint")
 
 
+@pytest.mark.slow
 def test_two_processes_keep_the_heads_of_one(files, tmp_path):
     """Without dropout, whose random numbers differ: ranking, subsets, weights and metrics are the same."""
     bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)

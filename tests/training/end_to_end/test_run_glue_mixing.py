@@ -366,6 +366,7 @@ def test_resuming_in_one_process(name, resumed, bert, files, tmp_path):
         assert measured is None or HeadStatistics.load(statistics) == measured
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
     """SIGKILL while two heads have changed places, right after a checkpoint appears."""
     more = ("--alpha_mixing", *GROWTH, "--alpha_start", 0.2, "--rotate", "hard", "--rotation_frequency", 2)

@@ -66,7 +66,7 @@ def test_a_weight_per_head(marian, bilingual, tmp_path):
     assert run(marian, bilingual, None, "--gate_weight", 0, *more)["heads"]["pruned"]["removed"] == 0
 
 
-@pytest.mark.parametrize("swap", ("before", "between"))
+@pytest.mark.parametrize("swap", ("before", pytest.param("between", marks=pytest.mark.slow)))
 def test_heads_and_the_swap_go_together(swap, marian, bilingual, tmp_path):
     more = (*SWAP, "--swap", swap, "--max_train_steps", 3)
     run(marian, bilingual, tmp_path / "out", *more, "--target_heads", "enc-self=1", *RANKED)
