@@ -16,8 +16,11 @@ import argparse
 import dataclasses
 import json
 import math
+import statistics
 import sys
 from pathlib import Path
+
+from scipy.stats import t as student
 
 from common import ROOT, WORK, minilm, shared, table, write
 
@@ -101,6 +104,7 @@ def rows_of(work: Path, tasks: list[str], settings: list[str], seeds: list[int])
                 found.append(row[f"{task}{label}"])
             row[f"average{label}"] = sum(found) / len(found) if None not in found else None
         row["gaps"] = {task: gaps_of(work, task, name, seeds) for task in tasks}
+        row |= average_gap(list(row["gaps"].values()))
         done = [path for task in tasks for seed in seeds if (path := results_path(work, task, seed, name)).exists()]
         if done:
             one = json.loads(done[0].read_text())
@@ -116,6 +120,16 @@ def gaps_of(work: Path, task: str, name: str, seeds: list[int]) -> dict[int, flo
     first = "original, 3 epochs" if name.endswith("3 epochs") else "original"
     ends = {seed: [stage_score(work, task, seed, each, "after") for each in (name, first)] for seed in seeds}
     return {seed: end - original for seed, (end, original) in ends.items() if None not in (end, original)}
+
+
+def average_gap(gaps: list[dict[int, float]]) -> dict:
+    """The gap of the average over tasks: mean over the seeds that all tasks have, Student's 95 % interval, by seed."""
+    by_seed = [statistics.mean(of[seed] for of in gaps) for seed in gaps[0] if all(seed in of for of in gaps)]
+    if len(by_seed) < 2 or not any(by_seed):  # one seed has no interval; the original lies at 0 from itself
+        return {}
+    mean, error = statistics.mean(by_seed), statistics.stdev(by_seed) / math.sqrt(len(by_seed))
+    low, high = (mean + sign * student.ppf(0.975, len(by_seed) - 1) * error for sign in (-1, 1))
+    return {"difference": mean, "interval": (low, high), "95 %": f"{low:+.2f} to {high:+.2f}", "by seed": by_seed}
 
 
 def run_record(results: dict) -> dict:
