@@ -9,9 +9,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from collab_heads.documents import read_document
 from collab_heads.errors import DataError
 from collab_heads.files import write_file
-from collab_heads.reading import parse_json
 
 TENSORS, DESCRIPTION = "head_statistics.safetensors", "head_statistics.json"
 VERSION = 1
@@ -39,16 +39,11 @@ def read_statistics(folder: Path) -> tuple[dict[str, Tensor], dict]:
         The tensors by name, and the description.
 
     Raises:
-        DataError: if one is missing, damaged or of a newer version; the file is named.
+        DataError: if one is missing, damaged or of another version; the file is named.
     """
-    path = folder / DESCRIPTION
+    description = read_document(folder / DESCRIPTION, VERSION, "description of head statistics", dict)
+    path = folder / TENSORS
     try:
-        description = parse_json(path.read_text(encoding="utf-8"))
-        if description["version"] != VERSION:
-            raise DataError(f"{path} is of version {description['version']!r}; this package reads version {VERSION}")
-        path = folder / TENSORS
         return load_file(path), description
-    except DataError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"{path} is missing or damaged: {error!r}") from error
