@@ -11,6 +11,8 @@ from transformers import Trainer
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
+from collab_heads.model.card import NAME, complete
+from collab_heads.model.settling import settle
 from collab_heads.trainer.heads_file import beside_adapters, load_heads, save_heads
 
 ADAMW = frozenset(inspect.signature(torch.optim.AdamW).parameters) - {"params"}
@@ -93,6 +95,14 @@ class AttachedTrainer(Trainer):
         super()._load_callback_state()
         if ours is not None:
             stored[name] = ours
+
+    def create_model_card(self, *args, **kwargs):
+        """Write the Trainer's card, and into it what the attention of the model is."""
+        super().create_model_card(*args, **kwargs)
+        model = self.head_training.model
+        if self.is_world_process_zero() and not getattr(model, "peft_config", None):  # its folder holds adapters alone
+            settle(model)
+            complete(model.config, Path(cast(str, self.args.output_dir)), self.hub_model_id or NAME)
 
     def log(self, logs, *args, **kwargs):
         """Log beside a training loss what there is to watch of gates and alphas."""

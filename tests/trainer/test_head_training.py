@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from trainers import BATCH, EXAMPLES, STEPS, classifier, exact, examples, gated, mixed, train, trainer_of
 from transformers import Trainer, get_scheduler
 
@@ -252,3 +253,14 @@ def test_a_model_that_was_changed_after_its_training_needs_a_new_trainer(change,
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     trainer_of(trainer.model, tmp_path, max_steps=1).train()
     assert all(not torch.equal(tensor, before[name]) for name, tensor in trainer.model.named_parameters())
+
+
+def test_the_card_of_a_trainer_says_what_the_attention_is(tmp_path):
+    trainer = trainer_of(gated(classifier()), tmp_path, HeadTraining(gate_weight=0.1), num_train_epochs=1)
+    trainer.train()
+    trainer.save_model()
+    for _ in range(2):  # each upload writes it anew
+        trainer.create_model_card(model_name="small", tags=["mine"])
+        card = ModelCard.load(tmp_path / "README.md")
+        assert "### Training hyperparameters" in card.text and card.text.count("attention: begin") == 1
+        assert {"mine", "generated_from_trainer", "gated-heads"} <= set(card.data.tags)

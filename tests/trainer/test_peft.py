@@ -140,3 +140,11 @@ def test_rotation_beside_adapters_is_refused_before_the_training(tmp_path):
     heads = HeadTraining(rotation=DynamicRotation("random", count=2))
     with pytest.raises(ArgumentError, match=r"weights that PEFT does not store.*merge_and_unload"):
         trainer_of(adapted(classifier()), tmp_path, heads).train()
+
+
+def test_the_card_of_adapters_does_not_say_how_a_whole_model_loads(tmp_path):
+    trainer = trainer_of(adapted(gated(classifier())), tmp_path, HeadTraining(gate_weight=0.05))
+    trainer.save_model()
+    trainer.create_model_card(model_name="small")
+    card = (tmp_path / "README.md").read_text()
+    assert "library_name: peft" in card and "collab_heads attention" not in card
