@@ -119,12 +119,14 @@ class CollabConfig:
         """
         if not CollabConfig.on(model).is_in(model):
             own_configs(model)
+        ordered: dict[str, SiteState] = {}
         for path, module in model.base_model.named_modules(remove_duplicate=False):
             if state := self.sites.get(plain_path(path)):
                 setattr(module, STATE, state)
+                ordered[plain_path(path)] = state
             elif STATE in vars(module):
                 delattr(module, STATE)
-        for config, part in self.parts(model):
+        for config, part in CollabConfig(ordered | dict(self.sites)).parts(model):  # in the order of the model
             if part.sites:
                 setattr(config, FIELD, part.to_dict())
             elif hasattr(config, FIELD):

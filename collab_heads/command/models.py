@@ -45,7 +45,7 @@ def load(args: Namespace) -> Loaded:
     device = getattr(args, "device", "cpu")
     try:
         return Loaded(model.to(device), tokenizer, config.dtype or torch.float32)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch was built without it, or finds none
         raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}") from error
 
 

@@ -16,6 +16,7 @@ from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.choices import PARTS, Part, size_of
 from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget
 from collab_heads.compression.fitting import FittedSite, put
+from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measures import COUNTED, Measure
 from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
@@ -109,6 +110,8 @@ def compress(
     # Nothing has changed up to here; nothing can fail from here on.
     put(model, made.evidence.adapter, chosen.fitted)
     parameters, seconds = model.num_parameters(), time.perf_counter() - started
+    if made is batches:
+        seconds += made.seconds
     return dataclasses.replace(report, model_parameters_after=parameters, seconds=seconds)
 
 
@@ -131,28 +134,31 @@ def smallest(made: CompressionPlan, quality: float) -> Chosen:
     limit, best, least, errors = quality, None, 1.0, []
     for _ in range(ATTEMPTS):
         chosen = Chosen.of(made, made.within(limit))
+        if not chosen.fitted:  # the model as it is
+            break
         errors.append(error := chosen.error)
         if error <= quality and made.share(chosen.choices) < least:
             best, least = chosen, made.share(chosen.choices)
-        if NEAR * quality <= error <= quality or not chosen.fitted:
+        if NEAR * quality <= error <= quality:
             break
         limit *= NEAR**0.5 * quality / max(error, quality / 2)
     if best is None:
-        raise ArgumentError(
-            f"quality {quality!r}: no smaller model keeps to it; those that were tried moved the output by "
-            f"{', '.join(f'{error:.4g}' for error in errors)}"
-        )
+        tried = f"those that were tried moved the output by {', '.join(f'{error:.4g}' for error in errors)}"
+        untried = f"the least that any is expected to move the output by is {made.least_error:.4g}"
+        raise ArgumentError(f"quality {quality!r}: no smaller model keeps to it; {tried if errors else untried}")
     return best
 
 
 def costs(made: CompressionPlan, choices: Choices) -> dict[Measure, Cost]:
     """What attention costs by every measure that is known, and of which it has something."""
     found = {}
-    for measure, cost in {**COUNTED, made.of: made.cost}.items():
+    for measure, cost in COUNTED.items():
         before = sum(cost(use, use.shape.unchanged) for use in made.uses.values())
         after = sum(cost(use, choices[path]) for path, use in made.uses.items())
         if before:
             found[measure] = Cost(before, after)
+    if isinstance(made.cost, Latencies):
+        found[made.of] = Cost(*made.cost.again(made.uses, choices))
     return found
 
 

@@ -41,7 +41,10 @@ class CompressionPlan:
         evidence: what was measured of the model.
         of: what budgets are of.
         whole: what the attention that may change costs now, in the units of `of`.
+        seconds: that planning took.
     """
+
+    seconds = 0.0
 
     def __init__(self, evidence: Evidence, of: Measure, cost: Callable[[SiteUse, Choice], float]):
         self.evidence, self.of, self.cost = evidence, of, cost
@@ -63,6 +66,17 @@ class CompressionPlan:
     def least(self) -> float:
         """The smallest budget there is, as a share."""
         return self.spending.least / self.whole
+
+    @property
+    def least_error(self) -> float:
+        """The smallest error of the output that any change is expected to make."""
+        changes = (
+            self.option(path, choice).error
+            for path, choices in self.choices.items()
+            for choice in choices
+            if choice != self.uses[path].shape.unchanged
+        )
+        return math.sqrt(min(changes, default=0.0))
 
     def choose(self, budget: float) -> dict[str, Choice]:
         """What each site gets under a budget: path -> choice.

@@ -1,8 +1,10 @@
 """How long a site takes on this machine, as it is and as it would be, for the inputs that the user gives."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,8 @@ from collab_heads.model.undoing import undone
 from collab_heads.sites import Role
 
 KNOTS = 4  # sizes of each part that are timed, or one more; between them times are interpolated
-ROUNDS, LEAST_SECONDS = 5, 0.02  # calls of each, at least
+TURNS, TURNS_AGAIN = 3, 10  # of a table; and of what was chosen beside what was there
+ROUNDS, LEAST_SECONDS = 2, 0.01  # calls in a turn, at least
 
 
 class Latencies:
@@ -40,6 +43,7 @@ class Latencies:
     def __init__(
         self, model: PreTrainedModel, sites: Sequence[OpenSite], shapes: Mapping[str, SiteShape], batch: Mapping
     ):
+        self.model, self.sites, self.batch = model, sites, batch
         self.tables: dict[tuple[SiteShape, Role], Table] = {}
         different = {(shapes[site.path], site.role): site for site in sites}
         for (shape, role), site in tqdm(different.items(), desc="timing sites", leave=False):
@@ -48,6 +52,27 @@ class Latencies:
     def __call__(self, use: SiteUse, choice: Choice) -> float:
         """Seconds that a site takes in one forward pass."""
         return use.calls * self.tables[use.shape, use.role].seconds(use.shape, choice)
+
+    def again(self, uses: Mapping[str, SiteUse], choices: Mapping[str, Choice]) -> tuple[float, float]:
+        """Time sites as they are and as chosen, in turns: the least of a table's many times is least by chance, too.
+
+        Args:
+            uses: path -> use.
+            choices: path -> choice.
+
+        Returns:
+            Seconds of all sites in one forward pass, before and after.
+        """
+        timed: dict[tuple[SiteShape, Role, Choice], list[float]] = {}
+        before = after = 0.0
+        for site in tqdm(self.sites, desc="timing what was chosen", leave=False):
+            use, choice = uses[site.path], choices[site.path]
+            key = use.shape, use.role, choice
+            if key not in timed:
+                pair = [use.shape.unchanged, choice] if choice != use.shape.unchanged else [choice]
+                timed[key] = time_choices(self.model, site, use.shape, pair, self.batch, TURNS_AGAIN)
+            before, after = before + use.calls * timed[key][0], after + use.calls * timed[key][-1]
+        return before, after
 
 
 class Table:
@@ -86,20 +111,33 @@ def knots(smaller: Sequence[int], whole: int) -> list[int]:
 
 
 def time_site(model: PreTrainedModel, site: OpenSite, shape: SiteShape, batch: Mapping) -> Table:
-    """Time a site at all combinations of some sizes, in turns."""
+    """Time a site at all combinations of some sizes."""
     axes = (
         knots(shape.head_counts(), shape.num_heads),
         knots(shape.query_key_widths(), shape.whole_query_key),
         knots(shape.value_widths(), shape.dim_value),
     )
-    call, seconds = captured(model, site, batch), np.zeros(tuple(map(len, axes)))
-    for place in np.ndindex(seconds.shape):
-        heads, width, value = (axis[i] for axis, i in zip(axes, place, strict=True))
-        choice = Choice(heads, width if width < shape.whole_query_key else None, value)
-        with undone(model, [site]), evaluating(model):
-            resize(reopened(site), shape, choice)
-            seconds[place] = best_seconds(lambda: call(reopened(site)))
-    return Table(axes, seconds)
+    choices = [
+        Choice(heads, width if width < shape.whole_query_key else None, value)
+        for heads, width, value in itertools.product(*axes)
+    ]
+    seconds = time_choices(model, site, shape, choices, batch, TURNS)
+    return Table(axes, np.array(seconds).reshape([len(axis) for axis in axes]))
+
+
+def time_choices(
+    model: PreTrainedModel, site: OpenSite, shape: SiteShape, choices: Sequence[Choice], batch: Mapping, turns: int
+) -> list[float]:
+    """The shortest of some calls of a site at some sizes, in turns: what disturbs the machine for a while hits all."""
+    call, seconds = captured(model, site, batch), [math.inf] * len(choices)
+    with evaluating(model):
+        for _ in range(turns):
+            for i, choice in enumerate(choices):
+                with undone(model, [site]):
+                    resize(reopened(site), shape, choice)
+                    now = reopened(site)
+                    seconds[i] = min(seconds[i], best_seconds(partial(call, now)))
+    return seconds
 
 
 def captured(model: PreTrainedModel, site: OpenSite, batch: Mapping) -> Callable[[OpenSite], object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -71,6 +72,7 @@ def plan(
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
         SwapError: if a site has gates or alphas, or cannot be changed safely.
     """
+    started = time.perf_counter()
     check_choice("measure", of, MEASURES)
     parts = (parts,) if isinstance(parts, str) else tuple(parts)
     for part in parts:
@@ -87,7 +89,8 @@ def plan(
     listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))
     batches = [batch for _, batch in with_translations(model, list(listed))]
     evidence = gather(model, adapter, batches, sites, mixing, parts, options)
-    if of in COUNTED:
-        return CompressionPlan(evidence, of, COUNTED[of])
     shapes = {path: curves.shape for path, curves in evidence.curves.items()}
-    return CompressionPlan(evidence, of, Latencies(model, evidence.sites, shapes, batches[0]))
+    cost = COUNTED[of] if of in COUNTED else Latencies(model, evidence.sites, shapes, batches[0])
+    made = CompressionPlan(evidence, of, cost)
+    made.seconds = time.perf_counter() - started
+    return made

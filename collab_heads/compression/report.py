@@ -9,6 +9,7 @@ from collab_heads.state import QueryKeyKind
 from collab_heads.text import text_table
 
 SURPRISE = 2  # times the predicted error that a measured one may be, before the reader is told
+LATE = 1.1  # times the budget of time that attention may take, before the reader is told
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,10 @@ class CompressReport:
         measured_error: the error on calibration examples that no fit has seen. For numbers and states the root mean
             square of the change, as a share of how they vary; for distributions the root of twice the mean
             Kullback-Leibler divergence.
-        costs: measure -> what the attention that could change costs.
+        costs: measure -> what the attention that could change costs. "time" is not the plan's: sites that changed were
+            timed again, in turns with the original.
         model_parameters_before, model_parameters_after: of the whole model.
-        seconds: in all.
+        seconds: in all, those of a plan that was handed over included.
     """
 
     sites: tuple[CompressedSite, ...]
@@ -103,12 +105,20 @@ class CompressReport:
 
     def notes(self) -> list[str]:
         """What a reader should know: a plan that did not hold."""
+        notes = []
+        if self.of == "time" and self.budget is not None and self.costs["time"].share > LATE * self.budget:
+            notes.append(
+                f"note: attention takes {self.costs['time'].share:.1%} of its time, timed again in turns with the "
+                f"original, and {self.budget:.1%} was asked for: times say little where other programs run, or where "
+                "a batch is small; try a larger first batch on a quiet machine, or a budget of operations"
+            )
         if self.measured_error <= SURPRISE * self.predicted_error:
-            return []
+            return notes
         times = self.measured_error / self.predicted_error if self.predicted_error else float("inf")
         return [
+            *notes,
             f"note: the measured error is {times:.1f} times the predicted one: so few calibration examples say little "
-            "about others; pass more, at best 128 to 512 sentences"
+            "about others; pass more, at best 128 to 512 sentences",
         ]
 
 

@@ -29,7 +29,8 @@ def title(config: PretrainedConfig) -> str:
 
 def attention(config: PretrainedConfig, name: str) -> str:
     """What the attention of a model is now, and how it is loaded."""
-    rows = [row(path, state) for path, state in changed_sites(config).items()]
+    key_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
+    rows = [row(path, state, key_heads) for path, state in changed_sites(config).items()]
     return "\n".join(
         [
             "## Attention changed by collab_heads",
@@ -79,16 +80,19 @@ def changed_sites(config: PretrainedConfig) -> dict[str, SiteState]:
     return sites
 
 
-def row(path: str, state: SiteState) -> list[str]:
-    """The cells of one site."""
+def row(path: str, state: SiteState, key_heads: int | None) -> list[str]:
+    """The cells of one site; `key_heads` is how many there were, of a model whose heads share key heads."""
     query_key, values, gates = state.query_key, state.values, state.gates
+    value_heads = state.heads, state.num_heads
+    if query_key is not None and query_key.groups is not None:
+        value_heads = len(set(query_key.groups)), key_heads or state.num_heads
     heads = f"{state.heads} ({state.num_heads})"
     return [
         f"`{path}`",
         state.role,
         heads if state.kept is not None else str(state.num_heads),
         f"{query_key.kind}, {query_key.dim} ({state.num_heads * query_key.dim_head})" if query_key else "",
-        f"{state.heads * values.dim} ({state.num_heads * values.dim_head})" if values else "",
+        f"{value_heads[0] * values.dim} ({value_heads[1] * values.dim_head})" if values else "",
         gates.kind if gates else "",
         "yes" if state.alphas else "",
     ]

@@ -23,7 +23,11 @@ def glue(monkeypatch):
 
 @pytest.fixture
 def work(tmp_path):
-    for task, ends in {"rte": ((0.60, 0.58), (0.62, 0.63), (0.61, 0.64)), "wnli": ((0.5, 0.5),) * 3}.items():
+    for task, ends in {
+        "rte": ((0.60, 0.58), (0.62, 0.63), (0.61, 0.64)),
+        "sst2": ((0.5, 0.5),) * 3,
+        "wnli": ((0.3, 0.4),) * 3,
+    }.items():
         for seed, (original, swapped) in enumerate(ends):
             run(tmp_path / f"{task}-{seed}-original", 0.59, original, "loaded")
             run(tmp_path / f"{task}-{seed}-64", 0.55, swapped)
@@ -31,10 +35,11 @@ def work(tmp_path):
 
 
 def test_rows(glue, work):
-    original, narrow = glue.rows_of(work, ["rte", "wnli"], ["original", "64"], [0, 1, 2])
+    original, narrow = glue.rows_of(work, ["rte", "wnli", "sst2"], ["original", "64"], [0, 1, 2])
     assert original["rte"] == pytest.approx(59) and original["rte again"] == pytest.approx(61)
     assert narrow["average"] == pytest.approx(55) and narrow["average again"] == pytest.approx((61.6667 + 50) / 2)
     assert "difference" not in original
+    assert narrow["wnli again"] == pytest.approx(40)  # and is in no average
     assert narrow["by seed"] == pytest.approx([-1, 0.5, 1.5])  # half of RTE's -2, +1, +3
     mean, half = 1 / 3, 4.302653 * 1.2583057 / 3**0.5  # Student's quantile of two degrees of freedom
     assert narrow["difference"] == pytest.approx(mean)
@@ -43,6 +48,6 @@ def test_rows(glue, work):
 
 def test_a_seed_that_one_task_lacks_is_left_out(glue, work):
     for seed in (1, 2):
-        (work / f"wnli-{seed}-64" / "all_results.json").unlink()
-    _, narrow = glue.rows_of(work, ["rte", "wnli"], ["original", "64"], [0, 1, 2])
-    assert narrow["gaps"]["wnli"] == {0: pytest.approx(0)} and "difference" not in narrow
+        (work / f"sst2-{seed}-64" / "all_results.json").unlink()
+    _, narrow = glue.rows_of(work, ["rte", "sst2"], ["original", "64"], [0, 1, 2])
+    assert narrow["gaps"]["sst2"] == {0: pytest.approx(0)} and "difference" not in narrow

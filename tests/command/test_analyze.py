@@ -87,6 +87,8 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
         ([short, "--data", short], ArgumentError, "there is no folder .*short"),
         (["nothing", "--data", short], ArgumentError, "cannot load AutoConfig from 'nothing'"),
         ([bert, "--data", short, "--parts", "lrp"], ArgumentError, "unknown part 'lrp'"),
+        ([marian, "--data", *pairs, "--parts", "roles", "--prefixes", "own"], ArgumentError, "--prefixes is of contrib"),
+        ([marian, "--data", *pairs, "--parts", "roles", "--compare_with", marian], ArgumentError, "--compare_with is of"),
         ([marian, "--data", *pairs, "--prefixes", "owm"], ArgumentError, "unknown --prefixes 'owm'"),
         ([marian, "--data", *pairs, "--compare_with", tmp_path / "nothing"], ArgumentError, "no folder .*nothing"),
         ([bert, "--data", short, "--device", "nonsense"], ArgumentError, "--device nonsense"),

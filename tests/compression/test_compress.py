@@ -256,7 +256,8 @@ def test_a_plan_has_options_of_its_own():
         compress(model, made, 0.5, of="cache", seed=1)
 
 
-def test_a_budget_of_time_is_kept_by_the_measured_table(monkeypatch):
+@pytest.mark.parametrize("after, noted", ((0.1, False), (1.0, True)))
+def test_a_budget_of_time_is_kept_by_the_measured_table_and_timed_again(after, noted, monkeypatch):
     """Of a model as tiny as this one nothing but noise would be measured."""
 
     def times(model, site, shape, batch):
@@ -264,9 +265,38 @@ def test_a_budget_of_time_is_kept_by_the_measured_table(monkeypatch):
         seconds = [[[heads * (width + value) for value in axes[2]] for width in axes[1]] for heads in axes[0]]
         return latency.Table(axes, np.array(seconds, dtype=float))
 
+    def again(model, site, shape, choices, batch, turns):
+        return [1.0 if choice == shape.unchanged else after for choice in choices]
+
     monkeypatch.setattr(latency, "time_site", times)
     model = BERT.build()
     made = plan(model, batches_of(BERT), of="time", **QUICK)
     assert made.least == pytest.approx(8 / 64)
-    report = compress(model, made, (made.least + 1) / 2)
-    assert report.costs["time"].share <= (made.least + 1) / 2
+    monkeypatch.setattr(latency, "time_choices", again)
+    budget = (made.least + 1) / 2
+    choices = made.choose(budget)
+    assert made.share(choices) <= budget
+    unchanged = [choice == made.uses[path].shape.unchanged for path, choice in choices.items()]
+    report = compress(model, made, budget)
+    assert not all(unchanged) and report.costs["time"].before == len(unchanged)
+    assert report.costs["time"].after == pytest.approx(sum(1.0 if same else after for same in unchanged))
+    assert ("timed again" in str(report)) == noted
+
+
+def test_the_seconds_of_a_plan_count():
+    model = BERT.build()
+    made = plan(model, batches_of(BERT), **QUICK)
+    assert made.seconds > 0
+    made.seconds = 1000.0
+    assert compress(model, made, 0.5).seconds > 1000
+    assert compress(BERT.build(), batches_of(BERT), 0.5, **QUICK).seconds < 1000
+
+
+def test_a_quality_that_nothing_has_is_refused_with_the_least_that_is_lost():
+    model = BERT.build()
+    made = plan(model, batches_of(BERT), **QUICK)
+    assert made.least_error > 1e-9
+    with refused(
+        model, ArgumentError, f"the least that any is expected to move the output by is {made.least_error:.4g}"
+    ):
+        compress(model, made, quality=1e-9)

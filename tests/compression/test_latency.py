@@ -6,6 +6,7 @@ from compressing import batches_of, first_site
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import get_adapter
+from collab_heads.compression import latency
 from collab_heads.compression.choices import Choice, SiteShape
 from collab_heads.compression.latency import Latencies, Table, best_seconds, knots
 from collab_heads.compression.measures import SiteUse
@@ -50,7 +51,25 @@ def test_every_shape_of_site_has_a_table_and_the_model_stays():
     assert times(SiteUse(use.shape, use.role, 3, 9.0), use.shape.unchanged) == pytest.approx(3 * whole)
 
 
+def test_sizes_are_timed_in_turns(monkeypatch):
+    model = BERT.build()
+    site = first_site(model)
+    shape = SiteShape.of(site, "per_head")
+    choices = [shape.unchanged, Choice(2, None, shape.dim_value), Choice(4, 4, 4)]
+    seen, before = [], snapshot(model)
+
+    def seconds(function):
+        function()
+        seen.append(function.args[0].num_heads)
+        return 10.0 - len(seen)
+
+    monkeypatch.setattr(latency, "best_seconds", seconds)
+    found = latency.time_choices(model, site, shape, choices, batches_of(BERT, 1)[0], 2)
+    assert seen == [4, 2, 4] * 2 and found == [6, 5, 4]
+    assert_unchanged(model, before)
+
+
 def test_the_shortest_call_counts():
     calls = []
     assert 0 <= best_seconds(lambda: calls.append(1)) < 1
-    assert len(calls) > 5
+    assert len(calls) > latency.ROUNDS

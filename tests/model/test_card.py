@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import ModelCard
 from transformers import BertForSequenceClassification
 
-from collab_heads import fold_heads, model_card, prune_heads, swap_to_gated
+from collab_heads import fold_heads, model_card, prune_heads, swap_to_collaborative, swap_to_gated
 from collab_heads.model import card_text
 from collab_heads.model.card import GENERATED, complete, is_generated
 from families import FAMILIES, swap
@@ -47,6 +47,17 @@ def test_a_saved_model_says_what_it_is_and_how_it_loads(tmp_path):
     exec(code.split("```")[0].replace("path/or/name", str(tmp_path)), namespace)
     assert type(namespace["model"]) is BertForSequenceClassification
     assert namespace["model"].config.collab_heads == model.config.collab_heads
+
+
+def test_values_are_counted_over_key_heads_and_sites_stand_in_the_order_of_the_model():
+    model = FAMILIES["qwen3"].build()  # 4 heads share 2 key heads of width 8
+    prune_heads(model, {"layers.1.self_attn": [0, 1]})
+    swap_to_collaborative(model, dim_value={"layers.0.self_attn": 8, "layers.1.self_attn": 4})
+    rows = [line for line in model_card(model).text.splitlines() if line.startswith("| `layers")]
+    assert rows == [
+        "| `layers.0.self_attn` | dec-self | 4 | rotary, 32 (32) | 8 (16) |  |  |",
+        "| `layers.1.self_attn` | dec-self | 2 (4) | rotary, 16 (32) | 4 (16) |  |  |",
+    ]
 
 
 def test_an_unchanged_model_gets_none_and_leaves_one(tmp_path):

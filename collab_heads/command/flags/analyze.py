@@ -22,6 +22,7 @@ from collab_heads.command.flags.shared import (
     check_model_name,
     check_output_dir,
 )
+from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.parsing import count, count_from_1
 from collab_heads.words import PREFIX_KINDS, REPORT_PARTS
 
@@ -77,6 +78,10 @@ def check(args: Namespace) -> None:
         check_choice("--prefixes", kind, PREFIX_KINDS)
     for model in args.compare_with or ():
         check_model_name(model)
+    if args.parts and "contributions" not in args.parts:
+        for flag in ("prefixes", "compare_with"):
+            if getattr(args, flag):
+                raise ArgumentError(f"--{flag} is of contributions, which --parts does not name: add contributions")
     check_output_dir(Path(args.output_dir))
     check_files(args.treebank)
     check_input(args)
