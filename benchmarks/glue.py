@@ -9,12 +9,13 @@ and evaluated again; at 384, which is exact, training again is left out. "balanc
 layers. "again" in the row of the original is the same extra epoch (or three) without a swap. SST-2 is trained on 8,000
 of its sentences; WNLI is in no average. "source" is the system of Cordonnier et al. 2020: CP decomposition of the dense
 tensor from a random start, scores divided by sqrt(R / H). Runs that are complete in DIR are not repeated, so tasks can
-run side by side; --table only collects, under a name of its own where these are not the tasks and settings of the table
-that is there.
+run side by side, and runs of the stored table are at hand for another one; --table only collects, under a name of its
+own where these are not the tasks and settings of the table that is there.
 """
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import random
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from scipy.stats import t as student
 
-from common import ROOT, WORK, minilm, shared, table, write
+from common import RESULTS, ROOT, WORK, minilm, shared, table, write
 
 sys.path.insert(0, str(ROOT))
 import run_glue
@@ -123,13 +124,18 @@ def rows_of(work: Path, tasks: list[str], settings: list[str], seeds: list[int])
             row[f"average{label}"] = sum(found) / len(found) if None not in found else None
         row["gaps"] = {task: gaps_of(work, task, name, seeds) for task in tasks}
         row |= average_gap([row["gaps"][task] for task in averaged])
-        done = [path for task in tasks for seed in seeds if (path := results_path(work, task, seed, name)).exists()]
+        done = {
+            f"{task}-{seed}-{slug(name)}": found
+            for task in tasks
+            for seed in seeds
+            if (found := results_of(work, task, seed, name)) is not None
+        }
         if done:
-            one = json.loads(done[0].read_text())
+            one = next(each for each in done.values() if "parameters" in each)
             row["parameters"], row["swap"] = one["parameters"], one["swap"] and one["swap"]["mean_relative_error"]
             row["flags"] = f"--group_by_length {COMMON} {SETTINGS[name] or ''}".strip()
             row["drawn"] = {"sst2": SENTENCES} if "sst2" in tasks else {}
-            row["runs"] = {path.parent.name: run_record(json.loads(path.read_text())) for path in done}
+            row["runs"] = {run: found if "widths" in found else run_record(found) for run, found in done.items()}
         rows.append(row)
     return rows
 
@@ -157,17 +163,25 @@ def run_record(results: dict) -> dict:
     return {"stages": results["stages"], "widths": swap and [site["dim"] for site in swap["sites"]]}
 
 
-def results_path(work: Path, task: str, seed: int, name: str) -> Path:
-    """Where a run's results are."""
-    return work / f"{task}-{seed}-{slug(name)}" / "all_results.json"
+def results_of(work: Path, task: str, seed: int, name: str) -> dict | None:
+    """The results of a run that is complete in `work`; else its part of the stored table "glue"; None if neither is."""
+    path = work / f"{task}-{seed}-{slug(name)}" / "all_results.json"
+    return json.loads(path.read_text()) if path.exists() else stored_runs().get(path.parent.name)
+
+
+@functools.cache
+def stored_runs() -> dict[str, dict]:
+    """The runs of the stored table: name -> what `run_record` keeps."""
+    rows = json.loads((RESULTS / "glue.json").read_text())["rows"]
+    return {name: run for row in rows for name, run in row["runs"].items()}
 
 
 def stage_score(work: Path, task: str, seed: int, name: str, stage: str) -> float | None:
     """GLUE's number for a task, x 100, before or after the extra epoch; None if the run is missing."""
-    path = results_path(work, task, seed, name)
-    if not path.exists():
+    found = results_of(work, task, seed, name)
+    if found is None:
         return None
-    stages = json.loads(path.read_text())["stages"]
+    stages = found["stages"]
     before = "loaded" if name.startswith("original") else "swapped"
     metrics = stages.get(before if stage == "before" else "fine_tuned")
     return None if metrics is None else 100 * score(task, metrics)

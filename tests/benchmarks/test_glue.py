@@ -51,3 +51,11 @@ def test_a_seed_that_one_task_lacks_is_left_out(glue, work):
         (work / f"sst2-{seed}-64" / "all_results.json").unlink()
     _, narrow = glue.rows_of(work, ["rte", "sst2"], ["original", "64"], [0, 1, 2])
     assert narrow["gaps"]["sst2"] == {0: pytest.approx(0)} and "difference" not in narrow
+
+
+def test_a_run_of_the_stored_table_counts_where_there_is_none(glue, tmp_path):
+    stored = glue.results_of(tmp_path, "rte", 42, "64 balanced")
+    assert stored["stages"].keys() == {"loaded", "swapped", "fine_tuned"} and len(stored["widths"]) == 6
+    run(tmp_path / "rte-42-64-balanced", 0.1, 0.2)
+    assert glue.results_of(tmp_path, "rte", 42, "64 balanced")["stages"]["fine_tuned"] == {"accuracy": 0.2}
+    assert glue.results_of(tmp_path, "rte", 7, "64 balanced") is None
