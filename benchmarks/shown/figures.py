@@ -23,8 +23,10 @@ def exact() -> str:
 
 
 def glue(settings: Mapping[str, str]) -> str:
-    """Averages over the tasks after training again, of the original first."""
-    return scores("glue", {label: ("R", value) for label, value in settings.items()}, "average again")
+    """Averages over the tasks after training again: of the original, and how far from it each setting ends."""
+    ends = {label: row("glue_seeds", R=value) for label, value in settings.items()}
+    gaps = ", ".join(f"{label} {end['difference']:+.2f} ({end['95 %']})" for label, end in ends.items())
+    return f"original {row('glue_seeds', R='original')['average again']:.2f}, {gaps}"
 
 
 ALONE = {"at 64": "per_head 64", "at half the rate": "per_head 16, half the rate"}  # one seed

@@ -10,6 +10,22 @@ plain(
     | {f"{task}{again}": (f"{key}{again}", ".2f") for again in ("", " again") for task, key in TASKS.items()}
     | PARAMETERS,
 )
+SEEDS_OF_GLUE = {"RTE": "rte", "MRPC": "mrpc", "STS-B": "stsb", "CoLA": "cola", "SST-2": "sst2"}
+SEEDS_OF_GLUE |= {"average": "average", "WNLI": "wnli"}
+BY_SEED = {"against the original": ("difference", "+.2f"), "95 %": "", "by seed": ("gaps_in_words", "")}
+
+
+@made
+def glue_seeds() -> str:
+    """The rows of three seeds: averages after the swap, scores after training again, distance to the original."""
+    rows = [
+        each | {"gaps_in_words": ", ".join(f"{gap:+.2f}" for gap in each.get("by seed", ()))}
+        for each in stored("glue_seeds")["rows"]
+    ]
+    again = {f"{task} again": (f"{key} again", ".2f") for task, key in SEEDS_OF_GLUE.items()}
+    return shown(rows, {"R": "", "average": ".2f"} | again | BY_SEED | PARAMETERS)
+
+
 plain(
     "heads",
     "heads",

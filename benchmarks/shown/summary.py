@@ -45,14 +45,14 @@ def summary() -> str:
     per_head = row("stsb", mixing="per_head", width="128 (144)", method="calibrated, refined")
     block = [row("attention", mixing="per_head", width=144)[length] for length in ("32", "128", "512")]
     half = row("values", width="384 of 384", values="16 of 32", sentences=256)
-    glue, balanced = row("glue", R="original"), row("glue", R="64 balanced")
+    glue, balanced = row("glue_seeds", R="original"), row("glue_seeds", R="64 balanced")
     keys = row("translation", model="marian", mixing="shared", width="64", method="calibrated, refined")
     mrpc, learned = row("heads", heads="original"), row("heads", heads="learned 18")
     sizes = {n: row("pruning", model="all-MiniLM-L6-v2", heads=n) for n in (72, 18)}
     bleu, halved = row("nmt_heads", heads="original"), row("nmt_heads", heads="learned 36")
     speeds = {n: row("pruning", model="Marian (Multi30k)", heads=n) for n in (72, 36)}
     cache = speeds[36]["cache bytes per token"] / speeds[72]["cache bytes per token"]
-    similarity, tasks, translation = "MiniLM, STS-B, Spearman", "MiniLM, four GLUE tasks", "Marian, Multi30k, BLEU"
+    similarity, tasks, translation = "MiniLM, STS-B, Spearman", "MiniLM, five GLUE tasks", "Marian, Multi30k, BLEU"
     original = {row["model"]: row for row in stored("compression")["rows"] if row["method"] == "original"}
     encoder = {b: row("compression", model="minilm", parts="all", method="refined", budget=b) for b in (0.5, 0.25)}
     translator = row("compression", model="marian", parts="all", method="refined", budget=0.5)
