@@ -79,7 +79,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "From scratch, shared keys beat concatenated heads of the same width in translation",
             "27.3 / 26.6 at 64 of 1024, 27.1 / 25.5 at 32",
             longer,
-            "3; plain 2; at 64 and at half the rate 1",
+            "3; plain at half the rate 2; at 64, and the others at half the rate, 1",
             HOLDS,
             TRANSLATION,
         ),
