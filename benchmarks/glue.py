@@ -1,7 +1,7 @@
 """Fine-tune, swap at several widths, fine-tune again: run_glue.py on real GLUE tasks with all-MiniLM-L6-v2.
 
 python benchmarks/glue.py [--tasks rte mrpc stsb cola] [--settings NAME ...] [--seeds 42] [--work DIR]
-                          [--table [--name glue]]
+                          [--table [--name glue] [--with_stored]]
 
 Every row is a run of run_glue.py (its flags are in the JSON): the original is fine-tuned for three epochs; each width
 starts from it, is swapped and calibrated on 256 training examples, evaluated, fine-tuned for one more epoch (or three)
@@ -9,18 +9,18 @@ and evaluated again; at 384, which is exact, training again is left out. "balanc
 layers. "again" in the row of the original is the same extra epoch (or three) without a swap. SST-2 is trained on 8,000
 of its sentences; WNLI is in no average. "source" is the system of Cordonnier et al. 2020: CP decomposition of the dense
 tensor from a random start, scores divided by sqrt(R / H). Runs that are complete in DIR are not repeated, so tasks can
-run side by side, and runs of the stored table are at hand for another one; --table only collects, under a name of its
-own where these are not the tasks and settings of the table that is there.
+run side by side; --table only collects, under a name of its own where these are not the tasks and settings of the table
+that is there.
 """
 
 import argparse
 import dataclasses
-import functools
 import json
 import math
 import random
 import statistics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from scipy.stats import t as student
@@ -29,6 +29,7 @@ from common import RESULTS, ROOT, WORK, minilm, shared, table, write
 
 sys.path.insert(0, str(ROOT))
 import run_glue
+from collab_heads.files import write_file
 from collab_heads.training.data.metrics import score
 from collab_heads.training.runs import swap as swapping
 
@@ -67,6 +68,7 @@ def source_swap(args, model, calibration):
 swapping_swap = swapping.swap
 
 
+ORIGINALS = ("original", "original, 3 epochs")  # after one extra epoch, after three
 AGAIN_AS_LONG = ("original, 3 epochs", "192, 3 epochs", "128, 3 epochs", "64, 3 epochs")  # a table of their own
 USUAL = [name for name in SETTINGS if name not in AGAIN_AS_LONG]
 
@@ -78,10 +80,10 @@ def slug(name: str) -> str:
 
 def run(task: str, name: str, work: Path, seed: int) -> dict:
     """One run of run_glue.py, unless its results are there already."""
-    folder = work / f"{task}-{seed}-{slug(name)}"
+    folder = work / run_name(task, seed, name)
     results = folder / "all_results.json"
     if not results.exists():
-        start = work / f"{task}-{seed}-fine-tuned"
+        start = work / run_name(task, seed, "fine-tuned")
         again = name != "fine-tuned"
         flags = [
             *f"--task_name {task} --group_by_length {COMMON} --num_train_epochs {1 if again else 3}".split(),
@@ -101,38 +103,45 @@ def data_of(task: str, work: Path) -> Path:
     whole = shared("data/glue")
     if task != "sst2":
         return whole
-    folder = work / "data" / "SST-2"
-    if folder.exists():
-        return folder.parent
-    folder.mkdir(parents=True)
-    header, *lines = (whole / "SST-2" / "train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
-    (folder / "train.tsv").write_text("".join([header, *random.Random(0).sample(lines, SENTENCES)]), encoding="utf-8")
-    (folder / "dev.tsv").write_bytes((whole / "SST-2" / "dev.tsv").read_bytes())
-    return folder.parent
+    part = work / "data"
+    header, *lines = (whole / "SST-2" / "train.tsv").read_bytes().splitlines(keepends=True)
+    write_file(part / "SST-2" / "train.tsv", b"".join([header, *random.Random(0).sample(lines, SENTENCES)]))
+    write_file(part / "SST-2" / "dev.tsv", (whole / "SST-2" / "dev.tsv").read_bytes())
+    return part
 
 
-def rows_of(work: Path, tasks: list[str], settings: list[str], seeds: list[int]) -> list[dict]:
-    """One row per setting, from the runs that are there."""
+def run_name(task: str, seed: int, name: str) -> str:
+    """A run, by task, seed and setting: the name of its folder."""
+    return f"{task}-{seed}-{slug(name)}"
+
+
+def runs_of(work: Path, with_stored: bool = False) -> dict[str, dict]:
+    """The results of the runs that are complete in `work`, and of others what the stored table "glue" has of them."""
+    rows = json.loads((RESULTS / "glue.json").read_text())["rows"] if with_stored else []
+    stored = {name: run for row in rows for name, run in row["runs"].items()}
+    return stored | {path.parent.name: json.loads(path.read_text()) for path in sorted(work.glob("*/all_results.json"))}
+
+
+def rows_of(runs: Mapping[str, dict], tasks: list[str], settings: list[str], seeds: list[int]) -> list[dict]:
+    """One row per setting, from the runs that are there: name -> results."""
     rows, averaged = [], [task for task in tasks if task != UNAVERAGED] or tasks
     for name in settings:
         row: dict = {"R": name}
         for stage, label in (("before", ""), ("after", " again")):
             for task in tasks:
-                scores = [value for seed in seeds if (value := stage_score(work, task, seed, name, stage)) is not None]
+                scores = [value for seed in seeds if (value := stage_score(runs, task, seed, name, stage)) is not None]
                 row[f"{task}{label}"] = sum(scores) / len(scores) if scores else None
             found = [row[f"{task}{label}"] for task in averaged]
             row[f"average{label}"] = sum(found) / len(found) if None not in found else None
-        row["gaps"] = {task: gaps_of(work, task, name, seeds) for task in tasks}
-        row |= average_gap([row["gaps"][task] for task in averaged])
-        done = {
-            f"{task}-{seed}-{slug(name)}": found
-            for task in tasks
-            for seed in seeds
-            if (found := results_of(work, task, seed, name)) is not None
-        }
+        row["gaps"] = {task: gaps_of(runs, task, name, seeds) for task in tasks}
+        if name not in ORIGINALS:
+            row |= average_gap([row["gaps"][task] for task in averaged])
+        names = [run_name(task, seed, name) for task in tasks for seed in seeds]
+        done = {each: runs[each] for each in names if each in runs}
+        if whole := [each for each in done.values() if "parameters" in each]:  # of the stored table less is known
+            swap = whole[0]["swap"]
+            row["parameters"], row["swap"] = whole[0]["parameters"], swap and swap["mean_relative_error"]
         if done:
-            one = next(each for each in done.values() if "parameters" in each)
-            row["parameters"], row["swap"] = one["parameters"], one["swap"] and one["swap"]["mean_relative_error"]
             row["flags"] = f"--group_by_length {COMMON} {SETTINGS[name] or ''}".strip()
             row["drawn"] = {"sst2": SENTENCES} if "sst2" in tasks else {}
             row["runs"] = {run: found if "widths" in found else run_record(found) for run, found in done.items()}
@@ -140,17 +149,17 @@ def rows_of(work: Path, tasks: list[str], settings: list[str], seeds: list[int])
     return rows
 
 
-def gaps_of(work: Path, task: str, name: str, seeds: list[int]) -> dict[int, float]:
+def gaps_of(runs: Mapping[str, dict], task: str, name: str, seeds: list[int]) -> dict[int, float]:
     """Seed -> how much better a setting ends than the original after as many extra epochs."""
-    first = "original, 3 epochs" if name.endswith("3 epochs") else "original"
-    ends = {seed: [stage_score(work, task, seed, each, "after") for each in (name, first)] for seed in seeds}
+    first = ORIGINALS[name.endswith("3 epochs")]
+    ends = {seed: [stage_score(runs, task, seed, each, "after") for each in (name, first)] for seed in seeds}
     return {seed: end - original for seed, (end, original) in ends.items() if None not in (end, original)}
 
 
 def average_gap(gaps: list[dict[int, float]]) -> dict:
     """The gap of the average over tasks: mean over the seeds that all tasks have, Student's 95 % interval, by seed."""
     by_seed = [statistics.mean(of[seed] for of in gaps) for seed in gaps[0] if all(seed in of for of in gaps)]
-    if len(by_seed) < 2 or not any(by_seed):  # one seed has no interval; the original lies at 0 from itself
+    if len(by_seed) < 2:  # one seed has no interval
         return {}
     mean, error = statistics.mean(by_seed), statistics.stdev(by_seed) / math.sqrt(len(by_seed))
     low, high = (mean + sign * student.ppf(0.975, len(by_seed) - 1) * error for sign in (-1, 1))
@@ -163,26 +172,10 @@ def run_record(results: dict) -> dict:
     return {"stages": results["stages"], "widths": swap and [site["dim"] for site in swap["sites"]]}
 
 
-def results_of(work: Path, task: str, seed: int, name: str) -> dict | None:
-    """The results of a run that is complete in `work`; else its part of the stored table "glue"; None if neither is."""
-    path = work / f"{task}-{seed}-{slug(name)}" / "all_results.json"
-    return json.loads(path.read_text()) if path.exists() else stored_runs().get(path.parent.name)
-
-
-@functools.cache
-def stored_runs() -> dict[str, dict]:
-    """The runs of the stored table: name -> what `run_record` keeps."""
-    rows = json.loads((RESULTS / "glue.json").read_text())["rows"]
-    return {name: run for row in rows for name, run in row["runs"].items()}
-
-
-def stage_score(work: Path, task: str, seed: int, name: str, stage: str) -> float | None:
+def stage_score(runs: Mapping[str, dict], task: str, seed: int, name: str, stage: str) -> float | None:
     """GLUE's number for a task, x 100, before or after the extra epoch; None if the run is missing."""
-    found = results_of(work, task, seed, name)
-    if found is None:
-        return None
-    stages = found["stages"]
-    before = "loaded" if name.startswith("original") else "swapped"
+    stages = runs.get(run_name(task, seed, name), {"stages": {}})["stages"]
+    before = "loaded" if name in ORIGINALS else "swapped"
     metrics = stages.get(before if stage == "before" else "fine_tuned")
     return None if metrics is None else 100 * score(task, metrics)
 
@@ -196,8 +189,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=WORK / "collab-heads-glue")
     parser.add_argument("--table", action="store_true", help="collect only")
     parser.add_argument("--name", default="glue", help="of the record")
+    parser.add_argument("--with_stored", action="store_true", help="runs of the stored table count where DIR has none")
     arguments = parser.parse_args()
     usual = set(arguments.tasks) == set(TASKS) and set(arguments.settings) == set(USUAL)
+    if arguments.with_stored and arguments.name == "glue":
+        parser.error("--with_stored needs --name: the stored table would be stored as if it had run again")
     if arguments.table and arguments.name == "glue" and not usual:
         parser.error("--table with other tasks or settings needs --name: the stored table has others")
     arguments.work.mkdir(parents=True, exist_ok=True)
@@ -205,7 +201,8 @@ def main() -> None:
         for task in arguments.tasks:
             for name in ("fine-tuned", *arguments.settings):
                 run(task, name, arguments.work, seed)
-    rows = rows_of(arguments.work, arguments.tasks, arguments.settings, arguments.seeds)
+    runs = runs_of(arguments.work, arguments.with_stored)
+    rows = rows_of(runs, arguments.tasks, arguments.settings, arguments.seeds)
     tasks = (*arguments.tasks, "average")
     columns = {"R": "", **{f"{task}{again}": ".2f" for again in ("", " again") for task in tasks}}
     print(table(rows, {**columns, "parameters": ","}))

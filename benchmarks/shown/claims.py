@@ -72,7 +72,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 + glue({"1/2": "192", "1/3": "128", "1/6": "64", "1/6 balanced": "64 balanced"})
             ),
             "3; five tasks",
-            f"at 1/2 and 1/3 {HOLDS}; 1/6 loses as much as in the paper, with balanced widths far less",
+            f"at 1/2 and 1/3 {HOLDS}; 1/6 loses about as much as in the paper, with balanced widths far less",
             GLUE_PAGE,
         ),
         Claim(

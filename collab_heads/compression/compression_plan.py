@@ -41,13 +41,12 @@ class CompressionPlan:
         evidence: what was measured of the model.
         of: what budgets are of.
         whole: what the attention that may change costs now, in the units of `of`.
-        seconds: that planning took.
+        seconds: that planning took, where `plan` made it.
     """
-
-    seconds = 0.0
 
     def __init__(self, evidence: Evidence, of: Measure, cost: Callable[[SiteUse, Choice], float]):
         self.evidence, self.of, self.cost = evidence, of, cost
+        self.seconds = 0.0
         self.seen, self.uses = condition_of(evidence.model), uses_of(evidence)
         self.choices = {path: list(use.shape.choices()) for path, use in self.uses.items()}
         self.spending = Spending(

@@ -108,9 +108,9 @@ class CompressReport:
         notes = []
         if self.of == "time" and self.budget is not None and self.costs["time"].share > LATE * self.budget:
             notes.append(
-                f"note: attention takes {self.costs['time'].share:.1%} of its time, timed again in turns with the "
-                f"original, and {self.budget:.1%} was asked for: times say little where other programs run, or where "
-                "a batch is small; try a larger first batch on a quiet machine, or a budget of operations"
+                f"note: attention takes {self.costs['time'].share:.1%} of the time that it took, timed again in turns "
+                f"with the original, and {self.budget:.1%} was asked for: times say little where other programs run, "
+                "or where a batch is small; try a larger first batch on a quiet machine, or a budget of operations"
             )
         if self.measured_error <= SURPRISE * self.predicted_error:
             return notes

@@ -35,7 +35,7 @@ def work(tmp_path):
 
 
 def test_rows(glue, work):
-    original, narrow = glue.rows_of(work, ["rte", "wnli", "sst2"], ["original", "64"], [0, 1, 2])
+    original, narrow = glue.rows_of(glue.runs_of(work), ["rte", "wnli", "sst2"], ["original", "64"], [0, 1, 2])
     assert original["rte"] == pytest.approx(59) and original["rte again"] == pytest.approx(61)
     assert narrow["average"] == pytest.approx(55) and narrow["average again"] == pytest.approx((61.6667 + 50) / 2)
     assert "difference" not in original
@@ -49,13 +49,16 @@ def test_rows(glue, work):
 def test_a_seed_that_one_task_lacks_is_left_out(glue, work):
     for seed in (1, 2):
         (work / f"sst2-{seed}-64" / "all_results.json").unlink()
-    _, narrow = glue.rows_of(work, ["rte", "sst2"], ["original", "64"], [0, 1, 2])
+    _, narrow = glue.rows_of(glue.runs_of(work), ["rte", "sst2"], ["original", "64"], [0, 1, 2])
     assert narrow["gaps"]["sst2"] == {0: pytest.approx(0)} and "difference" not in narrow
 
 
-def test_a_run_of_the_stored_table_counts_where_there_is_none(glue, tmp_path):
-    stored = glue.results_of(tmp_path, "rte", 42, "64 balanced")
-    assert stored["stages"].keys() == {"loaded", "swapped", "fine_tuned"} and len(stored["widths"]) == 6
-    run(tmp_path / "rte-42-64-balanced", 0.1, 0.2)
-    assert glue.results_of(tmp_path, "rte", 42, "64 balanced")["stages"]["fine_tuned"] == {"accuracy": 0.2}
-    assert glue.results_of(tmp_path, "rte", 7, "64 balanced") is None
+def test_runs_of_the_stored_table_count_where_it_is_asked_for_and_there_are_none(glue, tmp_path):
+    name = glue.run_name("rte", 42, "64 balanced")
+    assert glue.runs_of(tmp_path) == {}
+    stored = glue.runs_of(tmp_path, with_stored=True)
+    assert stored[name]["stages"].keys() == {"loaded", "swapped", "fine_tuned"} and len(stored[name]["widths"]) == 6
+    (row,) = glue.rows_of(stored, ["rte"], ["64 balanced"], [42])
+    assert row["rte again"] == pytest.approx(100 * stored[name]["stages"]["fine_tuned"]["accuracy"])
+    run(tmp_path / name, 0.1, 0.2)
+    assert glue.runs_of(tmp_path, with_stored=True)[name]["stages"]["fine_tuned"] == {"accuracy": 0.2}

@@ -133,7 +133,7 @@ class HeadStatistics:
         """Read what `save` wrote.
 
         Raises:
-            DataError: if a file is missing, damaged or of a newer version, or the two do not fit each other.
+            DataError: if a file is missing, damaged or of another version, or the two do not fit each other.
         """
         folder = Path(folder)
         tensors, described = read_statistics(folder)
