@@ -90,11 +90,11 @@ class CompressionPlan:
             )
         if budget == 1:  # not even what costs no quality
             return {path: use.shape.unchanged for path, use in self.uses.items()}
-        return self.named(self.spending.choose(budget * self.whole))
+        return self.named(self.spending.choose(largest(budget * self.whole, lambda cost: cost / self.whole <= budget)))
 
     def within(self, error: float) -> dict[str, Choice]:
         """The cheapest that each site can get so that the error of the output is predicted to be no larger."""
-        return self.named(self.spending.within(error * error))
+        return self.named(self.spending.within(largest(error * error, lambda square: math.sqrt(square) <= error)))
 
     def named(self, indices: Sequence[int]) -> dict[str, Choice]:
         """Indices of options as choices of sites."""
@@ -102,11 +102,11 @@ class CompressionPlan:
 
     def share(self, choices: Choices) -> float:
         """What choices cost, as a share of what attention costs now."""
-        return sum(self.cost(self.uses[path], choice) for path, choice in choices.items()) / self.whole
+        return math.fsum(self.cost(self.uses[path], choice) for path, choice in choices.items()) / self.whole
 
     def predicted(self, choices: Choices) -> float:
         """The error of the output that choices are expected to make, see `Probe.error`."""
-        return math.sqrt(sum(self.option(path, choice).error for path, choice in choices.items()))
+        return math.sqrt(math.fsum(self.option(path, choice).error for path, choice in choices.items()))
 
     def fit(self, choices: Choices) -> dict[str, FittedSite]:
         """Fit what sites are to have; the model stays as it is."""
@@ -143,7 +143,6 @@ class CompressionPlan:
     def curve(self) -> list[tuple[float, float]]:
         """The predicted error by budget: (budget, error), from the smallest budget to 1."""
         budgets = torch.linspace(self.least, 1.0, POINTS, dtype=torch.float64).tolist()
-        budgets = [math.ceil(budgets[0] * 1e9) / 1e9, *budgets[1:]]  # not a rounding error below the least
         return [(budget, self.predicted(self.choose(min(budget, 1.0)))) for budget in budgets]
 
     def picture(self, measured: Sequence[tuple[float, float]] = ()) -> Figure:
@@ -188,6 +187,15 @@ def uses_of(evidence: Evidence) -> dict[str, SiteUse]:
         )
         for site in evidence.sites
     }
+
+
+def largest(near: float, fits: Callable[[float], bool]) -> float:
+    """The largest number that fits, next to one that misses it by rounding at most."""
+    while fits(above := math.nextafter(near, math.inf)):
+        near = above
+    while not fits(near):
+        near = math.nextafter(near, -math.inf)
+    return near
 
 
 def check_budget(budget: float) -> float:

@@ -6,63 +6,97 @@ import math
 import numpy as np
 import pytest
 
-from collab_heads.compression.spending import UNITS, Option, Spending, worthwhile
+from collab_heads.compression import spending as module
+from collab_heads.compression.spending import Option, Spending, worthwhile
+
+UNITS = (1, 16, module.UNITS)  # whatever the units are, what is found is exact
 
 
-def options(seed, sites=4, each=6):
-    """Whole costs, so that budgets fall between them."""
+def options(seed, sites=4, each=6, whole=True):
+    """Whole costs, of which many plans have the same, or any."""
     chance = np.random.default_rng(seed)
+    costs = chance.integers(1, 60, (sites, each)) if whole else 60 * chance.random((sites, each))
+    errors = chance.random((sites, each)) + (60 - costs) / 30
     return [
-        [
-            Option(float(cost), float(error))
-            for cost, error in zip(chance.integers(1, 60, each), chance.random(each), strict=True)
-        ]
-        for _ in range(sites)
+        [Option(float(c), float(e)) for c, e in zip(*both, strict=True)] for both in zip(costs, errors, strict=True)
     ]
 
 
-def by_trying(all_options, budget):
-    """The smallest error of all combinations within a budget."""
-    sums = [
-        (sum(option.cost for option in chosen), sum(option.error for option in chosen))
-        for chosen in itertools.product(*all_options)
-    ]
-    return min((error for cost, error in sums if cost <= budget), default=math.inf)
+def total(tried, indices):
+    """Cost and error of a plan."""
+    chosen = [each[index] for each, index in zip(tried, indices, strict=True)]
+    return math.fsum(option.cost for option in chosen), math.fsum(option.error for option in chosen)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_it_is_the_best_for_every_budget(seed):
-    tried = options(seed)
-    spending = Spending(tried)
-    slack = (len(tried) + 1) * (spending.most - spending.least) / UNITS  # by which costs are rounded up
-    assert slack < 1  # whole costs: what fits without rounding fits with it, if a budget is half a unit more
-    for budget in np.arange(spending.least, spending.most, 7):
-        chosen = spending.choose(budget + 0.5)
-        spent = sum(each[index].cost for each, index in zip(tried, chosen, strict=True))
-        error = sum(each[index].error for each, index in zip(tried, chosen, strict=True))
-        assert spent <= budget + 0.5
-        assert error == pytest.approx(by_trying(tried, budget), abs=1e-12)
+def unbeaten(tried):
+    """Cost and error of all plans that no other one beats in both, by rising cost."""
+    plans, kept = sorted(total(tried, each) for each in itertools.product(*(range(len(each)) for each in tried))), []
+    for plan in plans:
+        if not kept or plan[1] < kept[-1][1]:
+            kept.append(plan)
+    return kept
+
+
+@pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize("whole", [True, False], ids=["whole costs", "any costs"])
+@pytest.mark.parametrize("seed", range(2))
+def test_every_plan_that_no_other_beats_is_found(seed, whole, units, monkeypatch):
+    monkeypatch.setattr(module, "UNITS", units)
+    tried = options(seed, whole=whole)
+    spending, plans = Spending(tried), unbeaten(tried)
+    assert len(plans) > 10 and (spending.least, spending.most) == (plans[0][0], plans[-1][0])
+    for plan, dearer in itertools.pairwise([*plans, (plans[-1][0] + 9, 0)]):
+        for budget in (plan[0], (plan[0] + dearer[0]) / 2, math.nextafter(dearer[0], 0)):
+            assert total(tried, spending.choose(budget)) == plan
+    for worse, plan in itertools.pairwise([(0, plans[0][1] + 1), *plans]):
+        for error in (plan[1], (plan[1] + worse[1]) / 2, math.nextafter(worse[1], 0)):
+            assert total(tried, spending.within(error)) == plan
+    assert total(tried, spending.within(plans[-1][1] / 2)) == plans[-1]  # nothing has as little
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """(partial plans that were looked at together, those that were kept), site by site."""
+    seen, all_unbeaten = [], Spending.unbeaten
+
+    def watched(self, found):
+        kept = all_unbeaten(self, found)
+        seen.append((sum(map(len, found)), len(kept)))
+        return kept
+
+    monkeypatch.setattr(Spending, "unbeaten", watched)
+    return seen
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_cheapest_within_an_error(seed):
-    tried = options(seed)
+def test_where_too_many_plans_may_win_memory_is_bounded_and_a_budget_kept_and_nearly_used(seed, sizes, monkeypatch):
+    """Errors that fall as costs rise make all plans as good."""
+    for name, small in (("PARTIAL", 64), ("UNITS", 64), ("AT_ONCE", 1)):
+        monkeypatch.setattr(module, name, small)
+    tried = [[Option(each.cost, 60 - each.cost) for each in of_site] for of_site in options(seed, whole=False)]
+    spending, plans = Spending(tried), unbeaten(tried)
+    assert len(plans) > 1000
+    for cost, error in plans[::50]:
+        spent, found = total(tried, spending.choose(cost))
+        assert spent <= cost and found <= error + 2 * len(tried) * spending.unit
+        spent, found = total(tried, spending.within(error))
+        assert found <= error and spent <= cost + 2 * len(tried) * spending.unit
+    most = module.UNITS + 1 + 2 * len(tried)
+    assert max(kept for _, kept in sizes) <= most and max(seen for seen, _ in sizes) <= 2 * most
+
+
+def test_of_many_options_of_many_sites_few_plans_are_looked_at(sizes):
+    tried = options(0, sites=12, each=300, whole=False)
     spending = Spending(tried)
-    best = by_trying(tried, math.inf)
-    for limit in (best + 0.05, best + 0.3, best + 1.0):
-        chosen = spending.within(limit)
-        spent = sum(each[index].cost for each, index in zip(tried, chosen, strict=True))
-        assert by_trying(tried, spent) <= limit
-        assert by_trying(tried, spent - 1.5) > limit
+    budget = (spending.least + spending.most) / 4
+    assert budget - spending.unit < total(tried, spending.choose(budget))[0] <= budget
+    assert sum(seen for seen, _ in sizes) < 100_000
 
 
 def test_all_there_is_when_the_budget_allows_it():
     tried = options(0)
     best = [min(range(len(each)), key=lambda i: each[i].error) for each in tried]
-    spending = Spending(tried)
-    assert [each[i].error for each, i in zip(tried, spending.choose(spending.most), strict=True)] == [
-        each[i].error for each, i in zip(tried, best, strict=True)
-    ]
+    assert Spending(tried).choose(math.inf) == best
     assert Spending([[Option(3.0, 0.1)], [Option(2.0, 0.0)]]).choose(5.0) == [0, 0]
 
 

@@ -1,0 +1,56 @@
+"""A plan gets all that a budget or an error allows, to the last parameter."""
+
+import itertools
+import math
+
+import pytest
+from compressing import batches_of
+from transformers import BertConfig, BertForSequenceClassification
+
+from collab_heads import compress, plan
+from collab_heads.compression.compression_plan import CompressionPlan
+from collab_heads.compression.measures import COUNTED
+from families import FAMILIES, TEXT, make
+
+BERT = FAMILIES["bert"]
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    """Of a model whose heads have a few widths."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 37}
+    model = make(BertForSequenceClassification, BertConfig(initializer_range=0.3, **sizes, **TEXT))
+    return plan(model, batches_of(BERT), refine_steps=0).evidence
+
+
+def seconds(use, choice):
+    """What no number of units divides."""
+    return math.sqrt(COUNTED["parameters"](use, choice)) / 1e5
+
+
+def unbeaten(made):
+    """(share, predicted error) of all plans that no other one beats in both, by rising share."""
+    plans = (dict(zip(made.choices, each, strict=True)) for each in itertools.product(*made.choices.values()))
+    kept = []
+    for share, error in sorted((made.share(choices), made.predicted(choices)) for choices in plans):
+        if not kept or error < kept[-1][1]:
+            kept.append((share, error))
+    return kept
+
+
+@pytest.mark.parametrize("of", [*COUNTED, "time"])
+def test_every_budget_and_every_error_gets_the_best_that_it_allows(evidence, of):
+    made = CompressionPlan(evidence, of, COUNTED.get(of, seconds))
+    plans = unbeaten(made)
+    assert len(plans) > 20 and made.least == plans[0][0]
+    for (share, error), (more, _) in itertools.pairwise([*plans[:-1], (1.0, 0.0)]):
+        for chosen in (made.choose(share), made.choose(math.nextafter(more, 0)), made.within(error)):
+            assert (made.share(chosen), made.predicted(chosen)) == (share, error)
+
+
+def test_a_plan_that_costs_exactly_half_is_found(evidence):
+    made = CompressionPlan(evidence, "cache", COUNTED["cache"])
+    best = next(error for share, error in unbeaten(made) if share == 0.5)
+    report = compress(evidence.model, made)
+    assert report.costs["cache"].share == 0.5
+    assert report.predicted_error == best
