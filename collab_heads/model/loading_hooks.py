@@ -8,15 +8,18 @@
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, fusion_mapping, modeling_utils
 
 from collab_heads.errors import ConfigError
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
-from collab_heads.model.marks import is_mark, is_unfinished
+from collab_heads.model.marks import FUSION, WEIGHTS, is_mark, is_unfinished
 from collab_heads.model.ties import check_tie, recorded
 from collab_heads.record import STATE
+
+FILES = ("model.safetensors", "model-*.safetensors")  # in this order transformers looks for weights
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,16 @@ def fuse(stock: Callable, model_class: type, config: PretrainedConfig, fusion_co
     asked = fusion_config or {}
     check_finished(asked, config.name_or_path)
     return stock(model_class, config, {name: how for name, how in asked.items() if not is_mark(name)})
+
+
+def check_stored(config: PretrainedConfig, folder: Path) -> None:
+    """Check what lies in a folder without loading it: that its save has ended, and that its weights are its config's.
+
+    Raises:
+        ConfigError: if not; the folder or the file is named.
+    """
+    check_finished((getattr(config, WEIGHTS, None), *(getattr(config, FUSION, None) or ())), folder)
+    check_tie(config, [file for name in FILES for file in sorted(folder.glob(name))][:1])
 
 
 def check_finished(sentences: Iterable[object], folder: object) -> None:
