@@ -43,6 +43,14 @@ def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def is_size(value: object) -> TypeGuard[int]:
+    """Whether `value` is a positive integer that a number of heads, or a width, can be."""
+    return is_count(value) and value <= MAX_SIZE
+
+
+MAX_SIZE = 1 << 24  # beyond any model; products of two fit what torch counts in
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Whether `value` is a finite number, not a bool, and no larger than a float can be."""
     largest = sys.float_info.max

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from collab_heads.checks import is_count, is_index, is_number
+from collab_heads.checks import MAX_SIZE, is_index, is_number, is_size
 from collab_heads.errors import ConfigError
 from collab_heads.words import ROLES, Role
 
 MAX_SCALE = 1e6  # scores are scaled by 1 or less; anything near this is a damaged file
 GATE_RANGE = (1e-6, 1e3)  # of temperatures, and of what a stretch adds to [0, 1]; beyond it float32 loses the gates
+SIZE = f"a positive integer of at most {MAX_SIZE}"
 
 QueryKeyKind = Literal["shared", "per_head", "rotary"]
 KINDS: tuple[QueryKeyKind, ...] = get_args(QueryKeyKind)
@@ -46,8 +47,8 @@ class QueryKeyState:
 
     def __post_init__(self):
         expect(self.kind in KINDS, "query_key.kind", self.kind, f"one of {', '.join(KINDS)}")
-        expect(is_count(self.dim), "query_key.dim", self.dim, "a positive integer")
-        expect(is_count(self.dim_head), "query_key.dim_head", self.dim_head, "a positive integer")
+        expect(is_size(self.dim), "query_key.dim", self.dim, SIZE)
+        expect(is_size(self.dim_head), "query_key.dim_head", self.dim_head, SIZE)
         valid_scale = isinstance(self.scale, int | float) and 0 < self.scale <= MAX_SCALE
         expect(valid_scale and not isinstance(self.scale, bool), "query_key.scale", self.scale, "a positive number")
         expect(isinstance(self.bias, bool), "query_key.bias", self.bias, "true or false")
@@ -55,12 +56,8 @@ class QueryKeyState:
         expect(self.mixing_init in MIXING_INITS, "query_key.mixing_init", self.mixing_init, wanted)
         if self.groups is not None:
             numbers = isinstance(self.groups, Sequence) and all(type(key) is int for key in self.groups)
-            valid = (
-                numbers
-                and len(self.groups) > 0
-                and list(dict.fromkeys(self.groups)) == list(range(max(self.groups) + 1))
-            )
-            valid = valid and list(self.groups) == sorted(self.groups)
+            steps = [after - key for key, after in zip(self.groups, self.groups[1:], strict=False)] if numbers else []
+            valid = numbers and list(self.groups[:1]) == [0] and set(steps) <= {0, 1}
             wanted = "the key/value head of every head: from 0 on, ascending, none left out"
             expect(valid, "query_key.groups", self.groups, wanted)
             object.__setattr__(self, "groups", tuple(self.groups))  # JSON has lists
@@ -83,8 +80,8 @@ class ValueState:
     dim_head: int
 
     def __post_init__(self):
-        expect(is_count(self.dim_head), "values.dim_head", self.dim_head, "a positive integer")
-        valid = is_count(self.dim) and self.dim <= self.dim_head
+        expect(is_size(self.dim_head), "values.dim_head", self.dim_head, SIZE)
+        valid = is_size(self.dim) and self.dim <= self.dim_head
         expect(valid, "values.dim", self.dim, f"a positive integer of at most {self.dim_head}")
 
 
@@ -143,7 +140,7 @@ class SiteState:
 
     def __post_init__(self):
         expect(self.role in ROLES, "role", self.role, f"one of {', '.join(ROLES)}")
-        expect(is_count(self.num_heads), "num_heads", self.num_heads, "a positive integer")
+        expect(is_size(self.num_heads), "num_heads", self.num_heads, SIZE)
         if self.kept is not None:
             numbers = isinstance(self.kept, Sequence) and all(is_index(head, self.num_heads) for head in self.kept)
             ascending = numbers and all(a < b for a, b in zip(self.kept, self.kept[1:], strict=False))
@@ -199,4 +196,4 @@ class SiteState:
 def expect(condition: bool, name: str, value: object, wanted: str) -> None:
     """Raise ConfigError, with the name, the value and what is wanted instead, unless the condition holds."""
     if not condition:
-        raise ConfigError(f"{name} is {value!r}, expected {wanted}")
+        raise ConfigError(f"{name} is {value!r:.1000}, expected {wanted}")

@@ -10,6 +10,7 @@ OPERATIONS = (
     (os, "replace"),
     (os, "rename"),
     (os, "unlink"),
+    (os, "remove"),
     (os, "rmdir"),
     (os, "mkdir"),
     (os, "fsync"),

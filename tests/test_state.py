@@ -4,15 +4,17 @@ import copy
 import dataclasses
 import json
 import pickle
+import tracemalloc
 
 import pytest
 from closing import STATES, changed
 from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import prune_heads, swap_to_alpha
+from collab_heads.checks import MAX_SIZE
 from collab_heads.errors import ConfigError
 from collab_heads.record import FIELD, VERSION, CollabConfig
-from collab_heads.state import GateState, QueryKeyState, SiteState
+from collab_heads.state import GateState, QueryKeyState, SiteState, ValueState
 from families import FAMILIES, LAYOUTS, bert_config, swap
 
 PATH = "encoder.layer.1.attention.self"
@@ -424,3 +426,26 @@ def test_states_are_frozen():
     state = QueryKeyState("shared", 8, 8, 0.35, True)
     with pytest.raises(AttributeError):
         state.dim = 9
+
+
+@pytest.mark.parametrize("groups", ([0, 0, 1, 10**8], [0, 0, 1, 10**30], [10**8], [-1, 0], [0, 2], [1], [0, 1, 0], []))
+def test_groups_are_checked_before_anything_is_built_from_them(groups):
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=r"query_key\.groups is .*from 0 on, ascending, none left out"):
+            QueryKeyState("rotary", 16, 8, 0.35, False, groups=groups)
+        assert tracemalloc.get_traced_memory()[1] < 1e6  # bytes; 4 GB before, of 10**8
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", (MAX_SIZE + 1, 10**30, 10**400))
+def test_no_size_is_larger_than_a_model_can_have(size):
+    for make in (
+        lambda: SiteState("enc-self", size, kept=(0,)),
+        lambda: QueryKeyState("shared", size, 8, 0.35, True),
+        lambda: QueryKeyState("shared", 8, size, 0.35, True),
+        lambda: ValueState(8, size),
+    ):
+        with pytest.raises(ConfigError, match=f"a positive integer of at most {MAX_SIZE}"):
+            make()

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from collab_heads import CollabHeadsError
+from collab_heads.model.ties import read_metadata
 
 
 def snapshot(model) -> dict:
@@ -66,7 +67,7 @@ def without(folder, part):
     tensors = load_file(file)
     deleted = next(key for key in tensors if key.endswith(part))
     del tensors[deleted]
-    save_file(tensors, file, metadata={"format": "pt"})
+    save_file(tensors, file, metadata=read_metadata(file))
     return deleted
 
 

@@ -16,6 +16,7 @@ from collab_heads.command.inspected import FamilyFacts, FamilyList, ModelFacts, 
 from collab_heads.heads.prune import size_of
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import gates_of
+from collab_heads.model.loading_hooks import check_stored
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.record import CollabConfig
 from collab_heads.registry import adapter_for_config, supported_model_types
@@ -58,6 +59,7 @@ def family(adapter: AttentionAdapter, model_type: str) -> FamilyFacts:
 def facts_of_model(name: str, config: PretrainedConfig) -> ModelFacts:
     """What is in a model: built without memory for its weights, and changed as its config records."""
     adapter = adapter_for_config(config)
+    check_stored(config, Path(name))
     model = empty_model(config)
     adapter = adapter.variant(model.config)
     gates = stored_gates(model, Path(name))

@@ -2,8 +2,13 @@
 
 `transformers_weights` is the field in which a config names the file of the weights. Of a changed model it holds a
 sentence instead of a name. Every `from_pretrained` of transformers 5 refuses it, before any weight is read, with a
-ValueError that ends in that sentence; where this package is imported it is passed over (`transformers_hooks`).
+ValueError that ends in that sentence; where this package is imported it is passed over (`loading_hooks`).
 Configs and tokenizers load everywhere, and the weights keep their usual names.
+
+A config that is read and saved without this package loses that field: transformers drops it. It keeps `fusion_config`,
+which names layers to fuse, and among them our sentence: a ValueError, too. Distributed checkpoints meet that one only.
+
+While a save is under way another sentence stands in both places, which nobody passes over (`saving`).
 
 `auto_map` names the code that `trust_remote_code=True` runs: a small file beside the config that imports this package.
 
@@ -18,12 +23,13 @@ from transformers import AutoModel, PretrainedConfig
 
 from collab_heads.record import FIELD, configs_in
 
-WEIGHTS, CODE = "transformers_weights", "auto_map"  # fields of a config that transformers reads
+WEIGHTS, FUSION, CODE = "transformers_weights", "fusion_config", "auto_map"  # fields of a config, of transformers
 BEGINNING = "collab_heads changed the attention of this model"
 SENTENCE = (
     f"{BEGINNING}: pip install collab-heads, then `import collab_heads` before it is loaded "
     "(or AutoModel.from_pretrained with trust_remote_code=True)"
 )
+UNFINISHED = "collab_heads did not finish saving a model here, its files may belong to two models: save it again"
 MODULE = "modeling_collab_heads"
 MODULES = (MODULE, f"{MODULE}_2")  # the second where a file of its owner has the name of the first
 
@@ -31,6 +37,11 @@ MODULES = (MODULE, f"{MODULE}_2")  # the second where a file of its owner has th
 def is_mark(weights: object) -> bool:
     """Whether what should name a file of weights is our sentence, of this version or another."""
     return isinstance(weights, str) and weights.startswith(BEGINNING)
+
+
+def is_unfinished(weights: object) -> bool:
+    """Whether what should name a file of weights says that a save has not ended."""
+    return weights == UNFINISHED
 
 
 def is_changed(config: PretrainedConfig) -> bool:
@@ -46,13 +57,14 @@ def marked(config: PretrainedConfig, module: str | None = MODULE) -> PretrainedC
         module: the code that `auto_map` is to name; None for none.
     """
     config = copy.deepcopy(config)
+    is_lost = is_unfinished_config(config)
     unmark(config)
     mark(config)
     theirs = getattr(config, CODE, None) or {}
     has_models = bool(theirs.keys() & {*model_tables(), "AutoConfig"})  # code of others that ours cannot stand for
     if is_changed(config) and module and not has_models and (ours := auto_map(config, module)):
         setattr(config, CODE, {**ours, **theirs})
-    return config
+    return unfinished(config) if is_lost else config
 
 
 def mark(config: PretrainedConfig) -> None:
@@ -60,16 +72,51 @@ def mark(config: PretrainedConfig) -> None:
     for inner in configs_in(config).values():
         mark(inner)
     if is_changed(config):
-        setattr(config, WEIGHTS, SENTENCE)
+        put(config, SENTENCE)
+
+
+def unfinished(config: PretrainedConfig) -> PretrainedConfig:
+    """What is written of a config while its model is being saved: nothing loads with it, nor with those in it."""
+    config = copy.deepcopy(config)
+    drop_sentences(config)
+    put(config, UNFINISHED)
+    for name, inner in configs_in(config).items():
+        setattr(config, name, unfinished(inner))
+    return config
+
+
+def is_unfinished_config(config: PretrainedConfig) -> bool:
+    """Whether a config was read from a folder whose save did not end."""
+    return any(map(is_unfinished, (getattr(config, WEIGHTS, None), *(getattr(config, FUSION, None) or ()))))
+
+
+def put(config: PretrainedConfig, sentence: str) -> None:
+    """Put a sentence where transformers looks for the name of the weights, and for layers to fuse."""
+    setattr(config, WEIGHTS, sentence)
+    setattr(config, FUSION, {**(getattr(config, FUSION, None) or {}), sentence: True})
 
 
 def unmark(config: PretrainedConfig) -> None:
     """Take the marks from a config that was read; those in it belong to models of their own, which do so, too."""
-    if is_mark(getattr(config, WEIGHTS, None)):
-        delattr(config, WEIGHTS)
+    drop_sentences(config)
     if names_our_code(config):
         theirs = {name: code for name, code in getattr(config, CODE).items() if not is_our_code(code)}
         setattr(config, CODE, theirs) if theirs else delattr(config, CODE)
+
+
+def drop_sentences(config: PretrainedConfig) -> None:
+    """Take our sentences from a config; what others ask to be fused stays."""
+    if is_sentence(getattr(config, WEIGHTS, None)):
+        delattr(config, WEIGHTS)
+    fused = getattr(config, FUSION, None) or {}
+    if any(map(is_sentence, fused)):
+        theirs = {name: how for name, how in fused.items() if not is_sentence(name)}
+        setattr(config, FUSION, theirs) if theirs else delattr(config, FUSION)
+
+
+def is_sentence(text: object) -> bool:
+    """Whether a text is a mark of ours."""
+    return is_mark(text) or is_unfinished(text)
 
 
 def names_our_code(config: PretrainedConfig) -> bool:

@@ -30,6 +30,7 @@ from collab_heads.layers.shared_query_key import block_mixing
 from collab_heads.model import rebuild as rebuild_module
 from collab_heads.model import transformers_hooks
 from collab_heads.model.rebuild import rebuild
+from collab_heads.model.ties import read_metadata
 from collab_heads.model.transformers_hooks import supported_versions
 from families import FAMILIES, aligned, bert_config, cast, output, sites, swap
 
@@ -108,7 +109,7 @@ def test_a_missing_tensor_gets_a_start_value_and_a_warning(name, kind, part, tmp
     tensors = load_file(file)
     deleted = next(key for key in tensors if key.endswith(f".query_key.{part}"))
     del tensors[deleted]
-    save_file(tensors, file, metadata={"format": "pt"})
+    save_file(tensors, file, metadata=read_metadata(file))
     torch.manual_seed(0)
     loaded = type(model).from_pretrained(tmp_path)
     assert deleted in warnings_logged.text

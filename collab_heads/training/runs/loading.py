@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.registry import check_custom_code
+from collab_heads.training.runs.config_sizes import check_sizes
 
 DAMAGED = (EOFError, SafetensorError, UnpicklingError)  # what readers raise on truncated files
 
@@ -18,8 +19,9 @@ def load_or_explain(auto: Any, source: str, **kwargs: Any) -> Any:
     """`from_pretrained` of an Auto class, with an error that says what was asked for.
 
     Raises:
-        ArgumentError: if there is no such model, or it does not fit.
+        ArgumentError: if there is no such model, its config names sizes that no model has, or it does not fit.
     """
+    check_sizes(source)
     try:
         return auto.from_pretrained(source, **kwargs)
     except CollabHeadsError:
