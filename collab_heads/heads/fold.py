@@ -15,7 +15,7 @@ from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.model.offloading import input_device, opening_attention
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.model.refusals import check_forward, check_outputs, check_wrapper
+from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_wrapper
 from collab_heads.record import FIELD, CollabConfig
 from collab_heads.registry import get_adapter
 from collab_heads.state import SiteState
@@ -58,6 +58,8 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     for path in changed:
         for module in (sites[path].module, sites[path].output):
             check_forward(sites[path].site, module)
+        if sites[path].num_heads:  # beside quantised weights a checkpoint with a folded one would not load again
+            check_projection(sites[path].site, sites[path].value)
     check_prunable(model, adapter, [sites[path] for path, state in changed.items() if state.kept])
     before = model.num_parameters()
     kept = {path: state.kept for path, state in changed.items() if state.kept is not None}

@@ -21,6 +21,14 @@ def is_transposed(module: nn.Module) -> bool:
     return isinstance(module, Conv1D) or getattr(module, "stores_transposed", False)
 
 
+def is_quantised(weight: Tensor) -> bool:
+    """Whether a weight is stored as other numbers: as integers (bitsandbytes), or in a class of its own (torchao).
+
+    A tensor of such a class says that it is floating point.
+    """
+    return not weight.is_floating_point() or type(weight) not in (Tensor, nn.Parameter)
+
+
 def weight_of(module: nn.Module) -> Tensor:
     """The weight of a projection as [out, in]: its parameter, or a view of that, through which it can be changed."""
     weight = cast(Tensor, module.weight)

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
-from collab_heads.layers.layout import is_transposed
+from collab_heads.layers.layout import is_quantised, is_transposed
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.query_key_kinds import build_query_key
@@ -52,33 +53,69 @@ def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initiali
     """Initialise a collaborative site as the family initialises a stock one, then derive what is still missing from it.
 
     Stock projections stand in while the family's own initialisation runs, so its formulas need no copy here. What a
-    checkpoint has filled stays.
+    checkpoint has filled stays. Where it has filled the whole query/key projection nothing is derived, and its weights
+    may be quantised.
+
+    Raises:
+        UnsupportedModelError: if a part of the projection is missing where other weights of the site are quantised.
     """
     query_key = cast(QueryKey, module.query_key)
-    state, like = query_key.state, query_key.shared_query.weight
-    # a pruned site may share more dimensions than the heads that it has left had rows
-    width = max(state.dim_head, -(-state.dim // query_key.num_heads))
-    for name, projection, heads in (
-        (adapter.query, query_key.shared_query, query_key.num_heads),
-        (adapter.key, query_key.shared_key, count_key_heads(query_key.num_heads, state.groups)),
-    ):
-        # one for the key, too: SigLIP's initialisation wants it
-        stand_in = nn.Linear(projection.in_features, heads * width, state.bias, device=like.device, dtype=like.dtype)
-        stock_initialize(stand_in)
-        setattr(module, name, stand_in)
+    derives = not is_filled(query_key)
+    if derives:
+        check_float(module)
+        for name, stand_in in stand_ins(adapter, query_key).items():
+            stock_initialize(stand_in)
+            setattr(module, name, stand_in)
     missing = [name for name in adapter.stock_names(module) if not hasattr(module, name)]
     for name in missing:  # the family's own initialisation may touch what the stand-ins stand in for
         setattr(module, name, nn.Linear(1, 1))
     stock_initialize(module)
     for name in missing:
         delattr(module, name)
-    dims = [projection.in_features for projection in adapter.projections(module)]
-    initial = build_query_key(state, query_key.num_heads, *dims, device=like.device, dtype=like.dtype)
-    initial.initialize_from(adapter.read(module))
-    delattr(module, adapter.query)
-    delattr(module, adapter.key)
-    for tensor, value in zip(tensors_of(query_key), tensors_of(initial), strict=True):
-        fill(tensor, value)
+    if derives:
+        initial = built_like(query_key)
+        initial.initialize_from(adapter.read(module))
+        delattr(module, adapter.query)
+        delattr(module, adapter.key)
+        for tensor, value in zip(tensors_of(query_key), tensors_of(initial), strict=True):
+            fill(tensor, value)
+
+
+def stand_ins(adapter: AttentionAdapter, query_key: QueryKey) -> dict[str, nn.Linear]:
+    """Stock projections of the query and the key in the place of ours, by their names."""
+    state, like = query_key.state, query_key.shared_query.weight
+    # a pruned site may share more dimensions than the heads that it has left had rows
+    width = max(state.dim_head, -(-state.dim // query_key.num_heads))
+    rows_and_inputs = {
+        adapter.query: (query_key.num_heads, query_key.shared_query.in_features),
+        adapter.key: (count_key_heads(query_key.num_heads, state.groups), query_key.shared_key.in_features),
+    }
+    return {  # with a bias for the key, too: SigLIP's initialisation wants it
+        name: nn.Linear(inputs, heads * width, state.bias, device=like.device, dtype=like.dtype)
+        for name, (heads, inputs) in rows_and_inputs.items()
+    }
+
+
+def built_like(query_key: QueryKey) -> QueryKey:
+    """Another query/key projection with the same state, on the same device and in the same dtype, uninitialised."""
+    like, dims = query_key.shared_query.weight, (query_key.shared_query.in_features, query_key.shared_key.in_features)
+    return build_query_key(query_key.state, query_key.num_heads, *dims, device=like.device, dtype=like.dtype)
+
+
+def is_filled(module: nn.Module, *, recurse: bool = True) -> bool:
+    """Whether a checkpoint has filled all tensors of a module."""
+    tensors = (*module.parameters(recurse), *module.buffers(recurse))
+    return all(getattr(tensor, "_is_hf_initialized", False) for tensor in tensors)
+
+
+def check_float(module: nn.Module) -> None:
+    """Raise UnsupportedModelError if weights of a site are quantised, beside which none can be initialised."""
+    for name, tensor in module.named_parameters():
+        if is_quantised(tensor):
+            raise UnsupportedModelError(
+                f"the checkpoint lacks weights of a {type(module).__name__} in which {name} is to be quantised, and "
+                "quantised weights cannot be initialised: load it without quantization_config, save it, quantise that"
+            )
 
 
 def tensors_of(module: nn.Module) -> list[Tensor]:
@@ -104,6 +141,8 @@ def initialize_without_heads(adapter: AttentionAdapter, module: nn.Module, stock
 @torch.no_grad()
 def initialize_output(module: HeadOutputProjection | ConstantOutput, stock_initialize: Initialize) -> None:
     """Initialise a changed output projection: weights as the family does, gates open, a lone bias zero."""
+    if is_filled(module, recurse=False):
+        return
     if isinstance(module, HeadOutputProjection):
         stand_in = nn.Linear(
             module.in_features, module.out_features, module.bias is not None, device=module.weight.device

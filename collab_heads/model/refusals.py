@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError, UnsupportedModelError
 from collab_heads.layers.fused import FusedPart, identity, whole_of
-from collab_heads.layers.layout import PLAIN
+from collab_heads.layers.layout import PLAIN, is_quantised
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.sites import AttentionSite
@@ -133,5 +133,6 @@ def check_weight(site: AttentionSite, projection: nn.Module) -> None:
     weight = cast(Tensor, projection.weight)
     if weight.is_meta:
         raise SwapError(f"{site.path}: its weights are on the meta device: load the checkpoint before swapping")
-    if not weight.is_floating_point():
-        raise SwapError(f"{site.path}: its weights are {weight.dtype}, not floating point")
+    if is_quantised(weight):
+        kind = type(weight).__name__ if weight.is_floating_point() else weight.dtype
+        raise SwapError(f"{site.path}: its weights are {kind}, not floating point: change the model, then quantise it")

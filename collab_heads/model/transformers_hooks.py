@@ -16,10 +16,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import UnsupportedVersionError
+from collab_heads.model.four_bits import leave_wide_kernel
 from collab_heads.model.initialize import initialize_changed
 from collab_heads.model.marks import unmark
 from collab_heads.model.rebuild import rebuild
 from collab_heads.model.saving_hooks import install_saving_hooks, missing_functions
+from collab_heads.record import FIELD
 
 # What is wrapped -> the arguments it is called with, by position; more of them may follow.
 WRAPPED = {"post_init": ("self",), "_initialize_weights": ("self", "module")}
@@ -53,6 +55,8 @@ def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
 
         if getattr(module, "_is_hf_initialized", False) or not initialize_changed(self, module, stock):
             stock(module)
+        if hasattr(self.config, FIELD):
+            leave_wide_kernel(module)
 
     for name, wrapper in (("post_init", post_init), ("_initialize_weights", _initialize_weights)):
         setattr(wrapper, MARK, True)
