@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 
 from transformers import AutoModel, PretrainedConfig
 
+from collab_heads.extras import INSTALL
 from collab_heads.record import FIELD, configs_in
 
 WEIGHTS, CODE = "transformers_weights", "auto_map"  # fields of a config that transformers reads
 BEGINNING = "collab_heads changed the attention of this model"
 SENTENCE = (
-    f"{BEGINNING}: pip install collab-heads, then `import collab_heads` before it is loaded "
+    f"{BEGINNING}: {INSTALL}, then `import collab_heads` before it is loaded "
     "(or AutoModel.from_pretrained with trust_remote_code=True)"
 )
 MODULE = "modeling_collab_heads"
