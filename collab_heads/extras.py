@@ -1,12 +1,14 @@
-"""Packages that only some of the toolkit needs: looked for before the work, with a line that installs them."""
+"""How to install this package, and packages that only some of it needs: looked for before the work."""
 
 import sys
 from collections.abc import Collection
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 
 from collab_heads.errors import CollabHeadsError
+
+# Where the package comes from, as every message and model card says it. It is on no index, where anyone may take its
+# name: until it is, no text says "pip install" with it. The text in modeling_collab_heads.py is a copy.
+INSTALL = "install the package collab_heads (its README says how)"
 
 # extra of pyproject.toml -> what to install, and the module by which it is imported
 EXTRAS = {
@@ -57,16 +59,7 @@ def check_extra(extra: str, what: str, packages: Collection[str] | None = None) 
         MissingPackageError: if one is not; the message holds the line that installs it.
     """
     if names := [name for name in missing(extra) if packages is None or name in packages]:
-        raise MissingPackageError(f"{what} need {', '.join(names)}: {way_to_install(extra)}")
-
-
-def way_to_install(extra: str) -> str:
-    """The line that installs an extra: of what is installed already, however that was done; else of this checkout."""
-    try:
-        version("collab-heads")
-    except PackageNotFoundError:
-        return f'pip install -e "{Path(__file__).parents[1]}[{extra}]"'
-    return f'pip install "collab-heads[{extra}]"'
+        raise MissingPackageError(f"{what} need {', '.join(names)}: pip install {' '.join(names)}")
 
 
 def exit_without(extra: str, script: str) -> None:

@@ -1,6 +1,7 @@
 """Loads a model whose attention collab_heads changed, for `AutoModel.from_pretrained(..., trust_remote_code=True)`.
 
-It needs `pip install collab-heads`, and does no more than import that package: the models are those of transformers.
+It does no more than import the package collab_heads, whose README says how to install it: the models are those of
+transformers.
 """
 
 import transformers
@@ -8,7 +9,9 @@ import transformers
 try:
     import collab_heads  # noqa: F401  from now on transformers loads what it changed
 except ModuleNotFoundError as error:
-    raise ImportError("collab_heads changed the attention of this model: pip install collab-heads") from error
+    raise ImportError(
+        "collab_heads changed the attention of this model: install the package collab_heads (its README says how)"
+    ) from error
 
 
 def __getattr__(name: str) -> type:

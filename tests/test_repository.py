@@ -9,6 +9,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = "home", "work", "tmp", "root", "Users", "mnt", "opt"
 # put together, so that this file holds none
+INSTALL = re.compile(
+    rf"(?:pip3?|pipx|uv) (?:tool )?(?:{'install'}|add|run|wheel|download) (?!-e )[^\n]*\bcollab[-_]heads\b".encode()
+)
 PLACE = re.compile(rf"(?<![\w.~}})])/(?:{'|'.join(FOLDERS)})/[\w.-]+|[\w.-]*{'site'}-packages/[\w.-]+".encode())
 
 
@@ -35,3 +38,17 @@ def test_such_places_are_seen(place):
         assert PLACE.search(text.encode())
     for text in ("<a>/home/", "collab_heads/work/x", "https://x.org/tmp/a", "~/work/x", "${ROOT}/tmp/x"):
         assert not PLACE.search(text.encode())
+
+
+def test_no_file_installs_the_package_from_an_index():
+    """It is on none, where anyone may take its name: what says how to install it is `extras.INSTALL`."""
+    found = {str(path.relative_to(ROOT)): INSTALL.search(path.read_bytes()) for path in tracked()}
+    assert {name: match[0] for name, match in found.items() if match} == {}
+
+
+def test_such_lines_are_seen():
+    pip, package = f"pip {'install'}", "collab-heads"
+    for line in (f"{pip} {package}", f'{pip} -U "{package}[plots]"', f"uv {pip} -q collab_heads"):
+        assert INSTALL.search(line.encode()), line
+    for line in (f'{pip} -e ".[train]"', f"{pip} -e /checkout/collab_heads", f"pip show {package}", f"{pip} torch"):
+        assert not INSTALL.search(line.encode()), line

@@ -81,7 +81,7 @@ REPORTED = {
 def seen(tmp_path_factory) -> dict[str, str]:
     """Expression -> what mypy says of it: a type without its modules, or the code of an error."""
     if find_spec("mypy") is None:
-        pytest.skip("mypy is not installed (pip install 'collab-heads[lint]')")
+        pytest.skip("mypy is not installed (pip install mypy)")
     expressions = [*SEEN, *REPORTED]
     file = tmp_path_factory.mktemp("typing") / "snippet.py"
     file.write_text(SETUP + "".join(f"    reveal_type({each})\n" for each in expressions))

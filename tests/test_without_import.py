@@ -14,8 +14,9 @@ from planted import word_pieces
 from safetensors.torch import load_file, save_file
 from stranger import LOADED, refusals
 
+from collab_heads.extras import INSTALL
 from collab_heads.model.code_file import SOURCE
-from collab_heads.model.marks import SENTENCE, auto_map
+from collab_heads.model.marks import BEGINNING, SENTENCE, auto_map
 from families import FAMILIES, FP32_NOISE, LAYOUTS, output, swap
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +55,8 @@ def assert_named(told):
 
 
 def test_the_sentence_says_what_to_do():
-    assert "collab_heads" in SENTENCE and "`import collab_heads`" in SENTENCE and "pip install collab-heads" in SENTENCE
+    assert INSTALL in SENTENCE and "`import collab_heads`" in SENTENCE
+    assert f"{BEGINNING}: {INSTALL}" in SOURCE.read_text()  # a copy: it runs where the package is missing
 
 
 def is_usual(name, change):

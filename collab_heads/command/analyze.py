@@ -10,14 +10,14 @@ from collab_heads.analysis.treebank.treebank import longest_input
 from collab_heads.command.batches import batches_of, fitting
 from collab_heads.command.models import load
 from collab_heads.command.texts import read_data
-from collab_heads.extras import missing, way_to_install
+from collab_heads.extras import missing
 from collab_heads.text import portable_name
 
 
 def run(args: Namespace) -> HeadReport:
     """Analyze, print and write; returns the report. All input is read before the model runs."""
     if missing("plots"):
-        print(f"matplotlib is not installed: no curves and distributions ({way_to_install('plots')})", file=sys.stderr)
+        print("matplotlib is not installed: no curves and distributions (pip install matplotlib)", file=sys.stderr)
     sentences = read_conllu(args.treebank) if args.treebank else None
     texts = {side: lines[: args.samples] for side, lines in read_data(args).items()}
     model, tokenizer, _ = load(args)

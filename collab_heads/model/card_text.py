@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from transformers import PretrainedConfig
 
+from collab_heads.extras import INSTALL
 from collab_heads.model.marks import is_changed, marked, names_our_code
 from collab_heads.record import FIELD, CollabConfig, configs_in
 from collab_heads.state import SiteState
@@ -35,7 +36,7 @@ def attention(config: PretrainedConfig, name: str) -> str:
         [
             "## Attention changed by collab_heads",
             "",
-            "This model needs the package `collab-heads`; without it, it does not load.",
+            "This model needs the package `collab_heads`; without it, it does not load.",
             "",
             *loading(config, name),
             "",
@@ -59,7 +60,7 @@ def loading(config: PretrainedConfig, name: str) -> list[str]:
     )
     lines = [
         "```python",
-        "# pip install collab-heads",
+        f"# {INSTALL}",
         "import collab_heads  # from now on transformers loads what it changed",
         f"from transformers import {model}",
         "",

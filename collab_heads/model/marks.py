@@ -21,12 +21,13 @@ from collections.abc import Mapping, Sequence
 
 from transformers import AutoModel, PretrainedConfig
 
+from collab_heads.extras import INSTALL
 from collab_heads.record import FIELD, configs_in
 
 WEIGHTS, FUSION, CODE = "transformers_weights", "fusion_config", "auto_map"  # fields of a config, of transformers
 BEGINNING = "collab_heads changed the attention of this model"
 SENTENCE = (
-    f"{BEGINNING}: pip install collab-heads, then `import collab_heads` before it is loaded "
+    f"{BEGINNING}: {INSTALL}, then `import collab_heads` before it is loaded "
     "(or AutoModel.from_pretrained with trust_remote_code=True)"
 )
 UNFINISHED = "collab_heads did not finish saving a model here, its files may belong to two models: save it again"

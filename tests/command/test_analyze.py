@@ -106,7 +106,7 @@ def test_without_matplotlib_there_are_the_page_and_numbers(bert, tmp_path, monke
         monkeypatch.setattr(module, "missing", lambda extra: ["matplotlib"])
     report = run([bert, "--data", text, *PARTS, "--output_dir", tmp_path / "out"])
     said = capsys.readouterr()
-    assert said.err.startswith("matplotlib is not installed: no curves and distributions (pip install ")
+    assert said.err.startswith("matplotlib is not installed: no curves and distributions (pip install matplotlib)")
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(report.to_json())
     assert "what was measured" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8").lower()
 

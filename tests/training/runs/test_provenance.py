@@ -10,7 +10,8 @@ def test_provenance_is_the_command_and_the_versions(monkeypatch):
     monkeypatch.setattr("sys.argv", ["run_glue.py", "--seed", "3"])
     found = provenance()
     assert found["command"] == "run_glue.py --seed 3"
-    assert found["versions"]["torch"] == torch.__version__
+    public, _, _ = torch.__version__.partition("+")  # torch adds what it was built for, a wheel need not
+    assert found["versions"]["torch"].partition("+")[0] == public
     assert {"python", "transformers", "collab-heads"} < found["versions"].keys()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -176,8 +177,7 @@ def test_places_are_compared_as_the_system_does(out, tmp_path, monkeypatch):
     """Where upper and lower case are the same, two names are one folder; stood in for by a bind mount's like."""
     mounted = tmp_path / "OUT"
     write(mounted / "step_0_1" / "config.json")
-    stock, stock_stat = os.path.samestat, os.stat(out)
-    same = {(s.st_dev, s.st_ino) for s in (os.stat(mounted), stock_stat)}
-    monkeypatch.setattr(os.path, "samestat", lambda a, b: stock(a, b) or {(s.st_dev, s.st_ino) for s in (a, b)} <= same)
+    stock, same = Path.samefile, {mounted, out}
+    monkeypatch.setattr(Path, "samefile", lambda one, other: stock(one, other) or {one, other} <= same)
     assert lies_in(mounted / "step_0_1" / "config.json", out, ())
     assert lies_below(mounted / "step_0_1", out)

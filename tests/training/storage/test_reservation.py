@@ -91,7 +91,7 @@ def test_a_lock_that_was_removed_while_we_waited_is_not_taken(tmp_path, monkeypa
         ("file/below", "Not a directory"),
         ("file/far/below", "Not a directory"),
         ("file", "file is a file"),
-        ("null\0byte", "null byte"),
+        ("null\0byte", "embedded null"),
         ("long" * 80, "File name too long"),
         ("/".join(["deep" * 50] * 25), "File name too long"),
     ),
