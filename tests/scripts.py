@@ -11,7 +11,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
 import run_glue
 
@@ -37,6 +39,14 @@ def forget_accelerate() -> None:
     """Accelerate keeps its settings for the life of a process."""
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+def to_fsdp(accelerator: Accelerator, **options) -> Accelerator:
+    """Accelerate makes FSDP of accelerators only, torch of CPUs, too: so it is told after it was made."""
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(**options)
+    accelerator.state.distributed_type = DistributedType.FSDP
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # from here it is read again
+    return accelerator
 
 
 FORK = multiprocessing.get_context("fork")  # a copy of this process, which has imported everything

@@ -7,14 +7,16 @@ import pytest
 import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from safetensors.torch import load_file
-from scripts import ADAM32, SWAP, checkpoints, flags, run, run_on_two
+from scripts import ADAM32, SWAP, checkpoints, flags, run, run_on_two, to_fsdp
 from transformers import AutoModelForSequenceClassification
 
+import collab_heads.training.loop.training as training
 import collab_heads.training.runs.session as session
 import run_glue
 import tiny
 from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.errors import ArgumentError
+from collab_heads.heads.whole import is_divided
 from collab_heads.training.runs.session import make_accelerator
 from collab_heads.training.storage.sharding import check_sharding
 
@@ -33,18 +35,17 @@ RUNS = {
 
 
 def sharded_accelerator(args):
-    """Accelerate makes FSDP of accelerators only, torch of CPUs, too: so it is told after it was made."""
-    accelerator = make_accelerator(args)
     wraps = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["BertLayer"]}
-    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **wraps)
-    accelerator.state.distributed_type = DistributedType.FSDP
-    return accelerator
+    return to_fsdp(make_accelerator(args), fsdp_version=2, **wraps)
 
 
 def sharded(main: Callable) -> Callable:
     def run_sharded(arguments):
+        divided, copy = [], training.whole_copy
         session.make_accelerator = sharded_accelerator
+        training.whole_copy = lambda model, kind: divided.append(is_divided(model)) or copy(model, kind)
         main(arguments)
+        assert divided and all(divided)  # else these were runs with DDP
 
     return run_sharded
 
