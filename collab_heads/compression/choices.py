@@ -199,12 +199,16 @@ class SiteSize:
     Attributes:
         parameters: of its four projections.
         cache: elements that it caches per token.
-        score: multiplications per query token and key token, of the scores and of the sum of the values.
+        per_query: multiplications per query token, of the projections of queries and of what the heads put out.
+        per_key: multiplications per key token, of the projections of keys and values.
+        per_pair: multiplications per query token and key token, of the scores and of the sum of the values.
     """
 
     parameters: int
     cache: int
-    score: int
+    per_query: int
+    per_key: int
+    per_pair: int
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -213,15 +217,24 @@ def size_of(shape: SiteShape, choice: Choice) -> SiteSize:
     (dim_query, dim_key, dim_output), (query_bias, key_bias, value_bias, output_bias) = shape.dims, shape.biases
     key_heads, state = shape.key_heads(choice), shape.state(choice)
     values, summed = key_heads * choice.value, choice.heads * choice.value
-    count = values * (dim_key + value_bias) + summed * dim_output + dim_output * output_bias
     if state is None:
-        query, key = choice.heads * shape.dim_head, key_heads * shape.dim_head
-        count += query * (dim_query + query_bias) + key * (dim_key + key_bias)
-        return SiteSize(count, key + values, query + summed)
-    query_key = empty(state, choice.heads, dim_query, dim_key)
-    width = query_key.cache_width * choice.heads if query_key.has_one_key else state.dim
-    count += sum(parameter.numel() for parameter in query_key.parameters())
-    return SiteSize(count, query_key.cache_width + values, width + summed)
+        score, keys = choice.heads * shape.dim_head, key_heads * shape.dim_head
+        query_products, key_products = score * dim_query, keys * dim_key
+        count = query_products + score * query_bias + key_products + keys * key_bias
+    else:
+        query_key = empty(state, choice.heads, dim_query, dim_key)
+        keys = query_key.cache_width
+        score = keys * choice.heads if query_key.has_one_key else state.dim
+        query_products, key_products = query_key.products_per_token
+        count = sum(parameter.numel() for parameter in query_key.parameters())
+    value_products, output_products = values * dim_key, summed * dim_output
+    return SiteSize(
+        parameters=count + value_products + values * value_bias + output_products + dim_output * output_bias,
+        cache=keys + values,
+        per_query=query_products + output_products,
+        per_key=key_products + value_products,
+        per_pair=score + summed,
+    )
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -180,7 +180,7 @@ def site_report(made: CompressionPlan, path: str, choices: Choices) -> Compresse
         value_after=use.shape.key_heads(choice) * choice.value,
         parameters_before=before.parameters,
         parameters_after=after.parameters,
-        cache_before=before.cache * use.caches,
-        cache_after=after.cache * use.caches,
+        cache_before=before.cache * bool(use.cached),
+        cache_after=after.cache * bool(use.cached),
         predicted_error=math.sqrt(made.option(path, choice).error),
     )

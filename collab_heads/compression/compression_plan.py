@@ -176,14 +176,15 @@ def condition_of(model: PreTrainedModel) -> tuple[CollabConfig, list]:
 
 def uses_of(evidence: Evidence) -> dict[str, SiteUse]:
     """How the sites are used: path -> use. The encoder of an encoder-decoder runs once, and caches nothing."""
-    probe, translates = evidence.probe, evidence.model.config.is_encoder_decoder
+    work, translates = evidence.work, evidence.model.config.is_encoder_decoder
+    cached = {
+        site.path: 0.0 if translates and site.role == "enc-self" else work[site.path].keys / work[site.path].calls
+        for site in evidence.sites
+    }
+    most = max(cached.values()) or 1.0
     return {
         site.path: SiteUse(
-            evidence.curves[site.path].shape,
-            site.role,
-            probe.calls[site.path],
-            probe.keys[site.path],
-            caches=not (translates and site.role == "enc-self"),
+            evidence.curves[site.path].shape, site.role, work[site.path], cached=cached[site.path] / most
         )
         for site in evidence.sites
     }

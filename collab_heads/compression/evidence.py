@@ -1,6 +1,6 @@
 """All that is measured of a model before anything is planned."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
@@ -15,6 +15,7 @@ from collab_heads.compression.curves import SiteCurves, site_curves
 from collab_heads.compression.held_out import hold_out
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.sensitivity import sensitivities
+from collab_heads.compression.workload import Workload, count_work
 from collab_heads.errors import CalibrationError, SwapError
 from collab_heads.heads.prune import check_prunable
 from collab_heads.layers.output import HeadOutputProjection
@@ -35,6 +36,7 @@ class Evidence:
         sites: those that may change.
         options: how queries and keys are fitted in the end.
         fitted: what calibration saw on the examples to fit to.
+        work: path -> what the site is given to do on the batches.
         probe: measures how far the output of the model moves, on examples that no fit sees.
         curves: path -> squared errors of the site.
         sensitivity: path -> part -> squared error of the output by that of the site.
@@ -45,6 +47,7 @@ class Evidence:
     sites: list[OpenSite]
     options: FitOptions
     fitted: CalibratedSites
+    work: Mapping[str, Workload]
     probe: Probe
     curves: Mapping[str, SiteCurves]
     sensitivity: Mapping[str, Mapping[Part, float]]
@@ -53,7 +56,7 @@ class Evidence:
 def gather(
     model: PreTrainedModel,
     adapter: AttentionAdapter,
-    batches: Iterable[Mapping],
+    batches: Sequence[Mapping],
     names: str | Iterable[str] | None,
     kind: QueryKeyKind,
     parts: tuple[Part, ...],
@@ -63,11 +66,11 @@ def gather(
     sites = choose_sites(model, adapter, names)
     may_narrow = FITS[kind].capability in adapter.capabilities
     stock = [site for site in sites if may_narrow and not site.is_swapped]
-    batches, held = hold_out(batches)
-    fitted = CalibratedSites(model, stock, stock, sites, batches)
+    to_fit, held = hold_out(batches)
+    fitted = CalibratedSites(model, stock, stock, sites, to_fit)
     shown = CalibratedSites(model, stock, stock, sites, held)
-    probe = Probe(model, held, sites)
-    if max(probe.keys.values()) <= 1:
+    work, probe = count_work(model, batches, sites), Probe(model, held, sites)
+    if probe.longest <= 1:
         raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
     with few_threads(max(site.dim_value for site in sites)):
         curves = {
@@ -76,7 +79,7 @@ def gather(
         }
     del shown  # as large as what was seen of the examples to fit to
     sensitivity = sensitivities(sites, curves, fitted, probe, options)
-    return Evidence(model, adapter, sites, options, fitted, probe, curves, sensitivity)
+    return Evidence(model, adapter, sites, options, fitted, work, probe, curves, sensitivity)
 
 
 def choose_sites(

@@ -51,7 +51,7 @@ class Latencies:
 
     def __call__(self, use: SiteUse, choice: Choice) -> float:
         """Seconds that a site takes in one forward pass."""
-        return use.calls * self.tables[use.shape, use.role].seconds(use.shape, choice)
+        return use.work.calls * self.tables[use.shape, use.role].seconds(use.shape, choice)
 
     def again(self, uses: Mapping[str, SiteUse], choices: Mapping[str, Choice]) -> tuple[float, float]:
         """Time sites as they are and as chosen, in turns: the least of a table's many times is least by chance, too.
@@ -71,7 +71,7 @@ class Latencies:
             if key not in timed:
                 pair = [use.shape.unchanged, choice] if choice != use.shape.unchanged else [choice]
                 timed[key] = time_choices(self.model, site, use.shape, pair, self.batch, TURNS_AGAIN)
-            before, after = before + use.calls * timed[key][0], after + use.calls * timed[key][-1]
+            before, after = before + use.work.calls * timed[key][0], after + use.work.calls * timed[key][-1]
         return before, after
 
 

@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from collab_heads.compression.choices import Choice, SiteShape, size_of
+from collab_heads.compression.workload import Workload
 from collab_heads.sites import Role
 from collab_heads.words import MEASURES as MEASURES
 from collab_heads.words import Measure
 
 UNITS: Mapping[Measure, str] = {
     "parameters": "parameters of attention",
-    "operations": "multiplications of attention per token",
+    "operations": "multiplications of attention on the calibration batches",
     "cache": "cached elements per token",
     "time": "seconds of attention per batch",
 }
@@ -23,32 +24,35 @@ class SiteUse:
     Attributes:
         shape: of it.
         role: of it.
-        calls: how often it is called in one forward pass.
-        keys: tokens that a query token attends to, on average.
-        caches: whether its keys and values are kept while generating; of models that do not generate, as if they were.
+        work: what it is given to do on the calibration batches.
+        cached: how many tokens it caches while generating, as a share of the site that caches most; of models that do
+            not generate, as if they did.
     """
 
     shape: SiteShape
     role: Role
-    calls: int
-    keys: float
-    caches: bool = True
+    work: Workload
+    cached: float = 1.0
 
 
 def parameters(use: SiteUse, choice: Choice) -> float:
-    """Numbers in its four projections."""
+    """Numbers in its four projections, which all its calls share."""
     return size_of(use.shape, choice).parameters
 
 
 def operations(use: SiteUse, choice: Choice) -> float:
-    """Multiplications per token: of the projections, and of scores and values over the keys."""
-    size = size_of(use.shape, choice)
-    return use.calls * (size.parameters + use.keys * size.score)
+    """Multiplications in products of matrices: of the projections, of the scores, and of weights with values.
+
+    What is multiplied element by element is left out (scale, mixing, rotations), and so are zeros by which a fused
+    kernel widens the narrower of keys and values.
+    """
+    size, work = size_of(use.shape, choice), use.work
+    return work.queries * size.per_query + work.keys * size.per_key + work.pairs * size.per_pair
 
 
 def cache(use: SiteUse, choice: Choice) -> float:
-    """Elements that are cached per token."""
-    return use.calls * size_of(use.shape, choice).cache * use.caches
+    """Elements that are cached per token, of the site that caches most."""
+    return use.work.calls * size_of(use.shape, choice).cache * use.cached
 
 
 # Time is measured on the machine and for the inputs at hand: see `latency`.

@@ -52,9 +52,10 @@ def plan(
             is left is compressed further.
         batches: input dicts as the model takes them, without labels (128 to 512 sentences are enough). What a decoder
             reads may be given, as decoder inputs or labels; else the model translates its inputs itself, greedily.
-        of: what budgets are of: "parameters" of attention's four projections, "operations" (multiplications for the
-            lengths of the batches), "cache" (elements per token), or "time" (seconds on this machine, measured for the
-            first batch as it is).
+        of: what budgets are of: "parameters" of attention's four projections, "operations" (multiplications in its
+            products of matrices on the batches, as torch computes them: with padding, and in a decoder for all target
+            tokens at once), "cache" (elements per token; sources and targets count by their lengths in the batches), or
+            "time" (seconds on this machine, measured for the first batch as it is).
         adapter: the family's adapter, as class or instance; None looks it up by model type.
         sites: roles or paths of what may change; None for all.
         parts: what may become smaller: some of "heads" (their number), "query_key" and "values" (their widths).

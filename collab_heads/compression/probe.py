@@ -22,11 +22,10 @@ class Probe:
     Args:
         model: the model, as it is to be compared with.
         batches: input dicts as the model takes them.
-        sites: whose use is noted.
+        sites: whose tokens are counted.
 
     Attributes:
-        calls: path -> how often a site is called in one forward pass: more than once where layers share it.
-        keys: path -> tokens that it attends to, on average.
+        longest: the most tokens that a site attends to, without padding after them.
 
     Raises:
         CalibrationError: if there are no batches, the model cannot take one, or what it puts out does not vary.
@@ -34,24 +33,17 @@ class Probe:
     """
 
     def __init__(self, model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenSite]):
-        self.model, self.batches = model, batches
-        keys: dict[str, list[Tensor]] = {site.path: [] for site in sites}
-        handles = [
-            site.value.register_forward_pre_hook(lambda _, args, seen=keys[site.path]: seen.append(args[0]))
-            for site in sites
-        ]
+        self.model, self.batches, self.longest = model, batches, 0
+
+        def note_length(_: object, args: tuple[Tensor, ...]) -> None:
+            self.longest = max(self.longest, args[0].shape[1])
+
+        handles = [site.value.register_forward_pre_hook(note_length) for site in sites]
         try:
-            outputs = self.outputs()
+            self.kept = self.outputs()
         finally:
             for handle in handles:
                 handle.remove()
-        if missing := [path for path, seen in keys.items() if not seen]:
-            raise CalibrationError(f"{missing[0]} saw no tokens: give batches that reach it")
-        self.calls = {path: len(seen) // len(outputs) for path, seen in keys.items()}
-        self.keys = {
-            path: sum(each[..., 0].numel() for each in seen) / sum(map(len, seen)) for path, seen in keys.items()
-        }
-        self.kept = outputs
         for output in self.kept:  # a probability may be 0, its logarithm -inf
             if not torch.isfinite(output.rows.exp() if output.is_distribution else output.rows).all():
                 raise NonFiniteError("the model puts out NaN or inf on the calibration batches")

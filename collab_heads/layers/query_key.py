@@ -52,6 +52,11 @@ class QueryKey(nn.Module, ABC):
     def content_parameter(self) -> Tensor | None:
         """The parameter without which a score only compares query and key: its context term. None without a bias."""
 
+    @property
+    def products_per_token(self) -> tuple[int, int]:
+        """Multiplications in products of matrices that make the query of a token, and its key."""
+        return self.shared_query.weight.numel(), self.shared_key.weight.numel()
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         """The queries. A forward pass asks for them by a call, so that hooks that bring weights in are called, too."""
         return self.queries(hidden_states)

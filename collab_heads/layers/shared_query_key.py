@@ -47,6 +47,12 @@ class SharedQueryKey(QueryKey):
         return shared_cache_width(self.state.dim, self.num_heads if self.state.bias else 0)
 
     @property
+    def products_per_token(self) -> tuple[int, int]:
+        """Key tokens are multiplied with the content bias, too; the mixing is no product of matrices."""
+        query, key = super().products_per_token
+        return query, key + (0 if self.content_bias is None else self.content_bias.weight.numel())
+
+    @property
     def context_parameter(self) -> Tensor:
         """The mixing."""
         return self.mixing

@@ -83,8 +83,6 @@ def test_an_error_while_the_result_is_measured_leaves_the_model_as_it_was(monkey
 def test_the_encoder_of_a_translator_caches_nothing():
     model = MARIAN.build()
     report = compress(model, batches_of(MARIAN), 0.5, of="cache", **QUICK)
-    assert report.costs["cache"].before == sum(site.cache_before for site in report.sites)
-    assert report.costs["cache"].after == sum(site.cache_after for site in report.sites)
     for site in report.sites:
         is_of_encoder = site.role == "enc-self"
         assert (site.cache_before == 0) == is_of_encoder

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import collab_heads
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.compression import latency
 from collab_heads.compression.choices import PARTS
+from collab_heads.compression.compress import smallest
 from collab_heads.compression.measures import COUNTED
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model.open_site import open_sites
@@ -127,6 +129,25 @@ def test_a_quality_is_kept_by_the_smallest_of_some_models():
         errors.append(report.measured_error)
         sizes.append(attention_parameters(model))
     assert errors[0] < errors[1] and sizes[0] > sizes[1]
+
+
+def test_the_smallest_of_those_that_keep_a_quality_is_taken():
+    """The second try misses it, and the third, which keeps it, is larger than the first."""
+    tries = iter([(0.4, 0.08), (0.3, 0.12), (0.6, 0.099)])  # share, error
+    sizes = {}
+
+    def within(error):
+        share, found = next(tries)
+        sizes[share] = found
+        return {"site": share}
+
+    made = SimpleNamespace(
+        within=within,
+        fit=lambda choices: choices,
+        tried=lambda fitted: sizes[fitted["site"]],
+        share=lambda choices: choices["site"],
+    )
+    assert smallest(made, 0.1).choices == {"site": 0.4}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collab_heads.compression import latency
 from collab_heads.compression.choices import Choice, SiteShape
 from collab_heads.compression.latency import Latencies, Table, best_seconds, knots
 from collab_heads.compression.measures import SiteUse
+from collab_heads.compression.workload import Workload
 from collab_heads.model.open_site import open_sites
 from families import FAMILIES
 
@@ -45,10 +46,12 @@ def test_every_shape_of_site_has_a_table_and_the_model_stays():
     times = Latencies(model, sites, shapes, batches_of(family, 1)[0])
     assert_unchanged(model, before)
     assert {role for _, role in times.tables} == {"enc-self", "dec-self", "dec-enc"}
-    use = SiteUse(shapes[sites[0].path], sites[0].role, 1, 9.0)
+    use = SiteUse(shapes[sites[0].path], sites[0].role, Workload(1, 9, 9, 81))
     whole = times(use, use.shape.unchanged)
     assert whole > 0
-    assert times(SiteUse(use.shape, use.role, 3, 9.0), use.shape.unchanged) == pytest.approx(3 * whole)
+    assert times(SiteUse(use.shape, use.role, Workload(3, 27, 27, 243)), use.shape.unchanged) == pytest.approx(
+        3 * whole
+    )
 
 
 def test_sizes_are_timed_in_turns(monkeypatch):

@@ -1,0 +1,86 @@
+"""What attention is given to do on some batches: how many tokens, and pairs of tokens, each site computes with.
+
+Counted as torch computes. Padding is computed with, and so are pairs that a mask rules out, where attention is causal
+or looks at a window. A decoder reads what a batch gives it, all at once and without a cache.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from collab_heads.errors import CalibrationError
+from collab_heads.model.batches import run_batches
+from collab_heads.model.examples import num_rows, select
+from collab_heads.model.open_site import OpenSite
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one site is given to do.
+
+    Attributes:
+        calls: how often it is called in one forward pass: more than once where layers share it.
+        queries: tokens that attend, in all calls.
+        keys: tokens that keys and values are made of, in all calls; in cross-attention those of the source.
+        pairs: of a token that attends and one that is attended to, in all calls.
+    """
+
+    calls: int
+    queries: int
+    keys: int
+    pairs: int
+
+
+def count_work(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenSite]) -> dict[str, Workload]:
+    """Count what sites are given to do on batches, of each of which one example is run: the others are as long.
+
+    Args:
+        model: it is left as it was.
+        batches: input dicts as the model takes them.
+        sites: whose work is counted.
+
+    Returns:
+        path -> workload.
+
+    Raises:
+        CalibrationError: if no batch reaches a site.
+    """
+    tokens: dict[str, list[tuple[int, int]]] = {}  # path -> rows and tokens, of keys and of queries in turns
+
+    def listen(path: str, module: nn.Module) -> None:
+        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            tokens.setdefault(path, []).append((args[0].shape[0], args[0].shape[1]))
+
+        handles.append(module.register_forward_pre_hook(hook))
+
+    found = {site.path: Workload(0, 0, 0, 0) for site in sites}
+    handles: list = []
+    for site in sites:
+        listen(site.path, site.value)
+        listen(site.path, site.output)
+    try:
+        for batch in batches:
+            rows = num_rows(batch)
+            example, times = (batch, 1) if rows is None else (select(batch, slice(0, 1)), rows)
+            tokens.clear()
+            run_batches(model, [example], {}, "counting")
+            for path, seen in tokens.items():
+                found[path] = added(found[path], seen, times)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if missing := [path for path, work in found.items() if not work.calls]:
+        raise CalibrationError(f"{missing[0]} saw no tokens: give batches that reach it")
+    return found
+
+
+def added(work: Workload, seen: Sequence[tuple[int, int]], times: int) -> Workload:
+    """A workload with the calls of one more forward pass, on so many times what was seen."""
+    queries, keys, pairs = work.queries, work.keys, work.pairs
+    for (_, sources), (rows, targets) in zip(seen[::2], seen[1::2], strict=True):
+        queries += times * rows * targets
+        keys += times * rows * sources
+        pairs += times * rows * targets * sources
+    return Workload(max(work.calls, len(seen) // 2), queries, keys, pairs)

@@ -1,0 +1,59 @@
+"""How much the errors of sites move the output, and what refinement leaves of those of queries and keys."""
+
+import math
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from compressing import first_site
+
+from collab_heads.collaborative.fit import FitOptions
+from collab_heads.compression import sensitivity
+from collab_heads.compression.choices import SiteShape
+from collab_heads.compression.curves import QUICK, SiteCurves
+from families import FAMILIES
+
+SQUARES = {"heads": 0.1, "query_key": 0.2, "values": 0.4}  # of a site, by part
+
+
+def measured(monkeypatch, outputs, refined, steps, sites=6):
+    """`sensitivities` of sites that move the output by what is said; the paths of those that were refined."""
+    shape, tried = SiteShape.of(first_site(FAMILIES["bert"].build()), "per_head"), []
+    curves = SiteCurves(shape, {"heads": {2: 0.1}, "query_key": {4: 0.2}, "values": {4: 0.4}})
+
+    def fit_site(site, shape, choice, calibrations, options):
+        tried.append((site.path, choice, options))
+
+    def error():
+        path, choice, options = tried[-1]
+        part = next(part for part in SQUARES if curves.parts(choice)[part])
+        return math.sqrt(outputs[part] * (1.0 if options is QUICK else refined[path]))
+
+    for name, stub in {"fit_site": fit_site, "put": lambda *_: None, "undone": lambda *_: nullcontext()}.items():
+        monkeypatch.setattr(sensitivity, name, stub)
+    fake = [SimpleNamespace(path=str(i), dim_value=8, model=None, adapter=None) for i in range(sites)]
+    found = sensitivity.sensitivities(
+        fake,
+        {site.path: curves for site in fake},
+        SimpleNamespace(of=lambda path: None),
+        SimpleNamespace(error=error),
+        FitOptions(refine_steps=steps),
+    )
+    return found, [path for path, _, options in tried if options is not QUICK]
+
+
+def test_an_error_of_the_output_counts_by_that_of_the_site(monkeypatch):
+    outputs = {"heads": 0.3, "query_key": 0.5, "values": 0.2}
+    found, refined = measured(monkeypatch, outputs, {}, steps=0)
+    assert not refined and len(found) == 6
+    for of_site in found.values():
+        assert of_site == pytest.approx({part: outputs[part] / SQUARES[part] for part in SQUARES})
+
+
+def test_errors_of_queries_and_keys_count_as_much_less_as_refinement_leaves(monkeypatch):
+    outputs, left = {"heads": 0.3, "query_key": 0.5, "values": 0.2}, {"0": 0.25, "2": 0.5, "4": 4.0}
+    found, refined = measured(monkeypatch, outputs, left, steps=3)
+    assert refined == ["0", "2", "4"]  # every second of six
+    for of_site in found.values():
+        assert of_site["query_key"] == pytest.approx(0.5 / 0.2 * (0.25 * 0.5 * 1.0) ** (1 / 3))  # never made worse
+        assert of_site["values"] == pytest.approx(0.2 / 0.4) and of_site["heads"] == pytest.approx(0.3 / 0.1)

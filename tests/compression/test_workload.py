@@ -1,0 +1,79 @@
+"""Operations are those that torch counts, for every family, before and after."""
+
+import pytest
+import torch
+from compressing import batches_of
+from counting import attention_operations
+
+import collab_heads
+from collab_heads import compress, prune_heads, swap_to_collaborative
+from collab_heads.compression.choices import Choice, SiteShape
+from collab_heads.compression.measures import SiteUse, operations
+from collab_heads.compression.workload import count_work
+from collab_heads.errors import CalibrationError
+from collab_heads.model.open_site import open_sites
+from families import FAMILIES, KINDS, VOCABULARY, each
+
+MARIAN = FAMILIES["marian"]
+
+
+def sites_of(model):
+    return open_sites(model, collab_heads.get_adapter(model))
+
+
+def translations(*lengths):
+    """Batches of sources and targets of these lengths; two of three sources are padded."""
+    generator, found = torch.Generator().manual_seed(0), []
+    for source, target in lengths:
+        mask = torch.ones(3, source, dtype=torch.long)
+        mask[1:, source // 2 :] = 0
+        ids = [torch.randint(3, VOCABULARY, (3, length), generator=generator) for length in (source, target)]
+        found.append({"input_ids": ids[0], "attention_mask": mask, "decoder_input_ids": ids[1]})
+    return found
+
+
+@pytest.mark.parametrize("name", each(FAMILIES))
+def test_operations_are_those_that_torch_counts(name):
+    """With the eager backend: fused ones fill the narrower of keys and values up with zeros."""
+    family = FAMILIES[name]
+    batches = batches_of(family, 2)
+    for kind in KINDS if family.shares else ["per_head"]:
+        model = family.build()
+        work = count_work(model, batches, sites_of(model))
+        uses = {site.path: SiteUse(SiteShape.of(site, kind), site.role, work[site.path]) for site in sites_of(model)}
+        before = {path: operations(use, use.shape.unchanged) for path, use in uses.items()}
+        assert attention_operations(model, batches) == before
+        (narrow,) = {next(iter(use.shape.query_key_widths()), None) for use in uses.values()}
+        shape, choice = next(iter(uses.values())).shape, Choice(2, narrow, 4)
+        prune_heads(model, {path: [2, 3] for path in uses})
+        dim, value = shape.dim_query_key(choice), shape.key_heads(choice) * choice.value
+        swap_to_collaborative(model, dim_shared_query_key=dim, dim_value=value, mixing=kind)
+        after = {path: operations(use, choice) for path, use in uses.items()}
+        assert attention_operations(model, batches) == after
+        assert sum(after.values()) < 0.7 * sum(before.values())
+
+
+def test_a_batch_that_cannot_be_divided_runs_whole():
+    model, batch = FAMILIES["bert"].build(), FAMILIES["bert"].inputs()
+    positions = torch.arange(batch["input_ids"].shape[1])[None]
+    divided, whole = (
+        count_work(model, [each], sites_of(model)) for each in (batch, {**batch, "position_ids": positions})
+    )
+    assert whole == divided
+
+
+@pytest.mark.parametrize("lengths", [[(40, 8)], [(4, 30), (12, 3)]], ids=["long sources", "long targets"])
+def test_a_budget_of_operations_is_kept_where_lengths_differ(lengths):
+    model, batches = MARIAN.build(), translations(*lengths)
+    before = sum(attention_operations(model, batches).values())
+    report = compress(model, batches, 0.5, of="operations", refine_steps=0)
+    after = sum(attention_operations(model, batches).values())
+    assert report.costs["operations"].before == before
+    assert report.costs["operations"].after == after <= 0.5 * before
+    assert report.costs["operations"].share == after / before
+
+
+def test_sites_that_no_batch_reaches_are_named():
+    model = MARIAN.build()
+    with pytest.raises(CalibrationError, match=r"decoder\.layers\.0\.self_attn saw no tokens"):
+        count_work(model.model.encoder, [{"input_ids": torch.ones(1, 3, dtype=torch.long)}], sites_of(model))
