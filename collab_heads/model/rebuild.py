@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 from collab_heads.errors import ConfigError
 from collab_heads.layers.output import alphas_of, gates_of, install_alphas, install_gates, keep_output_heads
 from collab_heads.layers.query_key import QueryKey
-from collab_heads.layers.query_key_kinds import build_query_key
+from collab_heads.layers.query_key_kinds import EXACT_KIND, build_query_key
 from collab_heads.layers.values import keep_value_rows
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.record import FIELD, STATE, CollabConfig
 from collab_heads.registry import adapter_for_config, known_adapter
 from collab_heads.sites import kept_groups
-from collab_heads.state import QueryKeyState, SiteState
+from collab_heads.state import DIVIDED, QueryKeyKind, QueryKeyState, SiteState
 
 
 def rebuild(model: PreTrainedModel) -> None:
@@ -125,6 +125,7 @@ def check_record_fits(site: OpenSite, state: SiteState) -> None:
     recorded: dict[str, object] = {"heads": state.num_heads}
     actual: dict[str, object] = {"heads": heads}
     if state.query_key is not None:
+        check_kind_fits(site, state.query_key.kind)
         query, _ = site.projections
         recorded |= {"head width": state.query_key.dim_head, "query bias": state.query_key.bias}
         recorded |= {"scale": state.query_key.scale}
@@ -142,4 +143,14 @@ def check_record_fits(site: OpenSite, state: SiteState) -> None:
     if recorded != actual:
         raise ConfigError(
             f"config.{FIELD}, site {site.path!r}: the recorded {recorded} do not fit the model's {actual}"
+        )
+
+
+def check_kind_fits(site: OpenSite, kind: QueryKeyKind) -> None:
+    """Raise ConfigError if a family cannot have a kind of projection: rotations stand between query, key and score."""
+    exact = site.adapter.exact_kind
+    if kind != exact and (kind in DIVIDED or exact != EXACT_KIND):
+        raise ConfigError(
+            f"config.{FIELD}, site {site.path!r}: a query/key projection of the kind {kind!r} does not fit the model; "
+            f"{exact!r} does"
         )
