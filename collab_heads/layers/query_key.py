@@ -43,6 +43,11 @@ class QueryKey(nn.Module, ABC):
         """W, the elements cached per token for the key."""
 
     @property
+    def cached_heads(self) -> int:
+        """In how many heads a cache stores keys and values: one that holds those of all heads, side by side."""
+        return 1
+
+    @property
     @abstractmethod
     def context_parameter(self) -> Tensor:
         """The parameter without which a score depends on the key alone: its content term."""

@@ -59,6 +59,11 @@ class RotaryQueryKey(QueryKey):
         return self.num_key_heads * (self.state.dim // self.num_heads)
 
     @property
+    def cached_heads(self) -> int:
+        """H_k: as the stock classes store them."""
+        return self.num_key_heads
+
+    @property
     def context_parameter(self) -> Tensor:
         """The query's weight."""
         return self.shared_query.weight

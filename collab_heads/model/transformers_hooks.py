@@ -2,7 +2,7 @@
 
 Importing the package wraps `PreTrainedModel.post_init` (a model whose config records changed sites is rebuilt before
 weights are loaded or initialised) and `PreTrainedModel._initialize_weights` (changed modules initialise themselves).
-What is wrapped around saving stands in `saving_hooks`.
+What is wrapped around saving stands in `saving_hooks`, around static caches in `static_cache`.
 Models without the record pass through untouched.
 """
 
@@ -21,6 +21,7 @@ from collab_heads.model.initialize import initialize_changed
 from collab_heads.model.marks import unmark
 from collab_heads.model.rebuild import rebuild
 from collab_heads.model.saving_hooks import install_saving_hooks, missing_functions
+from collab_heads.model.static_cache import install_cache_hooks
 from collab_heads.record import FIELD
 
 # What is wrapped -> the arguments it is called with, by position; more of them may follow.
@@ -29,7 +30,7 @@ MARK = "collab_heads"  # attribute of a method that is wrapped already
 
 
 def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
-    """Wrap `post_init` and `_initialize_weights` of the class that all models inherit from, and saving, once.
+    """Wrap `post_init` and `_initialize_weights` of the class that all models inherit from, saving and caches, once.
 
     Raises:
         UnsupportedVersionError: if this version of transformers has no such methods, or calls them otherwise.
@@ -38,6 +39,7 @@ def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
     if missing := missing_functions():
         raise unsupported("; ".join(missing))
     install_saving_hooks()
+    install_cache_hooks()
     if hasattr(model_class.post_init, MARK):
         return
     stock_post_init, stock_initialize = model_class.post_init, model_class._initialize_weights
