@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# the CPU build of torch by default; another index or wheel folder: make PIP_ARGS="--index-url ..."
+# torch is what pip finds: on Linux a build for CUDA, of 6 GB. Without a GPU, install the CPU build in .venv first (see
+# pytorch.org, "Get started"), or say where it is: make PIP_ARGS="--index-url ...", PIP_ARGS="--find-links ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow test-portable lint docs bench bench-compress bench-glue bench-heads bench-images bench-nmt bench-seen bench-gpu clean
+.PHONY: demo test test-slow test-share test-portable test-lowest test-python lint docs bench bench-compress bench-glue bench-heads bench-images bench-nmt bench-seen bench-gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python run_glue.py --demo
@@ -15,7 +16,12 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 tests
 
 test-slow: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 -m slow tests
+	$(BIN)/python -m pytest -n 2 -m slow --durations 50 tests
+
+# slow tests of what changed, and some of the others, another part after every commit
+SLOW_MINUTES ?= 20
+test-share: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --maxschedchunk 8 -m slow --slow_minutes $(SLOW_MINUTES) --durations 20 tests
 
 # processors round sums in ways of their own: the numeric tests with other instructions and products, and one thread
 SETTINGS := "ATEN_CPU_CAPABILITY=default" \
@@ -29,6 +35,25 @@ test-portable: $(VENV)/.test
 	for setting in $(SETTINGS); do \
 		env $$setting $(BIN)/python -m pytest -n 2 $(NUMERIC) || exit 1; \
 	done
+
+# The lowest version of everything that pyproject.toml declares, and the newest on another Python, each in an environment
+# of its own. uv finds the interpreter or brings it: PYTHON_VERSION=3.13, or the path of one. Where torch comes from:
+# UV_ARGS="--find-links ...", else it is the build for CUDA, as above.
+LOWEST   ?= tests/test_registry.py tests/test_readme.py tests/test_docs.py tests/test_extras.py tests/test_contract.py \
+            tests/test_head_contract.py tests/layers tests/model tests/collaborative tests/heads tests/training
+NEWEST   ?= tests
+PYTHON_VERSION ?= 3.13
+UV       := $(BIN)/uv
+
+test-lowest: $(UV)
+	$(UV) venv --quiet --clear --python $(BIN)/python $(VENV)-lowest
+	$(UV) pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct $(UV_ARGS) -e ".[test]"
+	$(VENV)-lowest/bin/python -m pytest -n 2 $(LOWEST)
+
+test-python: $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON_VERSION) $(VENV)-newest
+	$(UV) pip install --quiet --python $(VENV)-newest/bin/python $(UV_ARGS) -e ".[test]"
+	$(VENV)-newest/bin/python -m pytest -n 2 $(NEWEST)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -92,9 +117,12 @@ bench-gpu: $(VENV)/.bench
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
+$(UV): | $(VENV)/bin/python
+	$(PIP) uv
+
 $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e ".[$*]"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest dist build

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from collab_heads.model.saving_hooks import HOOKS
 from families import FAMILIES, KINDS, cannot_share, each, is_left_to_slow
 
+pytest_plugins = ("slow_share",)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
