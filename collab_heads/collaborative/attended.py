@@ -2,47 +2,119 @@
 
 Scores are as large as the square of a text's length, and a gradient needs several tensors of that size. The scores of a
 30-second clip of Whisper base fill 72 MB, those of 2,048 tokens of a model with 32 heads 512 MB. Above `SCORES_BYTES`
-they are made a block at a time, and again for the gradient.
+they are made a block at a time, and the gradient of a block is found before the next block is made.
 """
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from torch import Tensor, cat, is_grad_enabled
-from torch.utils.checkpoint import checkpoint
+import torch
+from torch import Tensor
 
 from collab_heads.layers.query_key import products
 
 SCORES_BYTES = 32 * 2**20  # of the scores that are held at a time
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    """Softmax attention: [B, H, T, w], [B, H or 1, S, w], [B, H, S, d_v] -> [B, H, T, d_v].
+class Block(NamedTuple):
+    """What some query tokens attend with.
+
+    Attributes:
+        rows: which query tokens.
+        weights: [B, H, t, S], their attention.
+        heads: [B, H, t, d_v], what the heads give for them.
+    """
+
+    rows: slice
+    weights: Tensor
+    heads: Tensor
+
+
+def blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None) -> Iterator[Block]:
+    """Softmax attention without a gradient, a block of query tokens at a time.
 
     Args:
-        query: of every head.
-        key: of every head, or one for all.
-        value: of every head.
+        query: [B, H, T, w], of every head.
+        key: [B, H, S, w], or [B, 1, S, w] if all heads have one.
+        value: [B, H, S, d_v], of every head.
         scale: of the scores.
         bias: added to the scaled scores, broadcasts to [B, H, T, S]; None for nothing.
     """
-    whole = query.shape[:-1].numel() * key.shape[-2] * query.element_size()
-    if whole <= SCORES_BYTES:
-        return block(query, key, value, scale, bias)
-    size = max(query.shape[-2] * SCORES_BYTES // whole, 1)
-    count = math.ceil(query.shape[-2] / size)
-    biases = [bias] * count if bias is None or bias.ndim < 2 or bias.shape[-2] == 1 else bias.split(size, dim=-2)
-    found = []
-    for rows, of_rows in zip(query.split(size, dim=-2), biases, strict=True):
-        if is_grad_enabled():
-            found.append(checkpoint(block, rows, key, value, scale, of_rows, use_reentrant=False))
-        else:
-            found.append(block(rows, key, value, scale, of_rows))
-    return cat(found, dim=-2)
+    length, whole = query.shape[-2], query.shape[:-1].numel() * key.shape[-2] * query.element_size()
+    size = length if whole <= SCORES_BYTES else max(length * SCORES_BYTES // whole, 1)
+    for number in range(math.ceil(length / size)):
+        rows = slice(number * size, (number + 1) * size)
+        scores = products(query[..., rows, :], key).mul_(scale)
+        if bias is not None:
+            scores = scores.add_(bias if bias.ndim < 2 or bias.shape[-2] == 1 else bias[..., rows, :])
+        weights = scores.softmax(-1)
+        yield Block(rows, weights, weights @ value)
 
 
-def block(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    """The same for all query tokens at once."""
-    scores = scale * products(query, key)
-    if bias is not None:
-        scores = scores + bias
-    return scores.softmax(-1) @ value
+@torch.no_grad()
+def attended(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """What all query tokens get, [B, H, T, d_v]; for the arguments see `blocks`. No gradient reaches them."""
+    return torch.cat([block.heads for block in blocks(query, key, value, scale, bias)], dim=-2)
+
+
+class SquaredGap(torch.autograd.Function):
+    """The squared norm, after W_O, of what heads give less what they are to give; with gradients of query and key.
+
+    The gradients of a block are made with the block: attention is not kept, and not made again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        bias: Tensor | None,
+        target: Tensor,
+        used: Tensor | None,
+        gram: Tensor,
+    ) -> Tensor:
+        """-> [].
+
+        Args:
+            ctx: of autograd.
+            query: see `blocks`.
+            key: see `blocks`.
+            value: see `blocks`.
+            scale: see `blocks`.
+            bias: see `blocks`.
+            target: [B, T, H * d_v].
+            used: [B, T] bool, the query tokens that count; None for all.
+            gram: [H * d_v, H * d_v], W_O^T W_O.
+        """
+        total, (num_heads, key_heads) = query.new_zeros(()), (query.shape[1], key.shape[1])
+        wanted = any(ctx.needs_input_grad[:2])
+        query_gradient = torch.empty_like(query) if wanted else None
+        key_gradient = torch.zeros_like(key, memory_format=torch.contiguous_format) if wanted else None
+        for rows, weights, heads in blocks(query, key, value, scale, bias):
+            gap = heads.transpose(1, 2).flatten(-2) - target[:, rows]  # (B, t, H * d_v)
+            if used is not None:
+                gap *= used[:, rows, None]
+            product = gap @ gram
+            total += torch.dot(gap.flatten(), product.flatten())
+            if query_gradient is None or key_gradient is None:
+                continue
+            of_heads = product.mul_(2 * scale).unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, H, t, d_v)
+            of_scores = (of_heads @ value.mT).sub_((of_heads * heads).sum(-1, keepdim=True)).mul_(weights)
+            some = query[..., rows, :]
+            if key_heads == 1 < num_heads:  # all heads are rows of one product with the one key
+                shape, of_scores, some = of_scores.shape[1:3], of_scores.flatten(1, 2), some.flatten(1, 2)
+                query_gradient[..., rows, :] = (of_scores @ key[:, 0]).unflatten(1, shape)
+                key_gradient[:, 0] += of_scores.mT @ some
+            else:
+                query_gradient[..., rows, :] = of_scores @ key
+                key_gradient += of_scores.mT @ some
+        ctx.save_for_backward(query_gradient, key_gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        """Those of query and key."""
+        return *(gradient * each for each in ctx.saved_tensors), *[None] * 6

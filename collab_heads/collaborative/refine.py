@@ -1,32 +1,37 @@
 """Refine a decomposed site on what it computes: its own output on the calibration batches.
 
 The decomposition minimises the error of scores under second moments, as if queries and keys were independent and every
-key mattered alike. Neither holds. A few dozen Adam steps on the site's recorded inputs, towards the output that its
-stock weights give, close most of the gap. It needs no labels and no gradient through the rest of the model: every site
-is fitted alone.
+key mattered alike. Neither holds. A hundred Adam steps on the site's recorded inputs, a few sentences each, towards the
+output that its stock weights give, close most of the gap. It needs no labels and no gradient through the rest of the
+model: every site is fitted alone.
 
 The score error of the decomposition stays in the loss as a penalty. It stands for all pairs of tokens that the
 calibration could have shown, and keeps the fit from learning the few it did show.
 """
 
 import copy
-import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from collab_heads.collaborative.attended import attended
+from collab_heads.collaborative.attended import SquaredGap, attended
 from collab_heads.layers.query_key import QueryKey, split_heads
 from collab_heads.layers.query_key_kinds import EXACT_KIND, exact_query_key
 from collab_heads.model.attention_calls import Call
 from collab_heads.sites import AttentionWeights
 from collab_heads.state import QueryKeyKind
 
-RELATIVE_RATE = 0.02  # Adam's step per parameter, relative to the root mean square of its tensor
+# Adam's step per parameter, relative to the root mean square of its tensor
+RELATIVE_RATE = 0.012
+BETAS = 0.8, 0.98  # Adam's; of a hundred steps its own 0.9 and 0.999 would remember too much
 PENALTY = 1.0  # weight of the squared relative score error
-PENALTY_EVERY = 2  # steps: it costs as much as the rest of a step
+PENALTY_EVERY = 4  # steps; it changes slowly, and costs as much as the rest of a step
+# Query positions of a step, or so many rows of a call where they are longer: more steps on less gain more per second
+# than fewer steps on more, down to about here.
+POSITIONS, ROWS = 160, 4
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Refinement:
 
 @dataclass(frozen=True)
 class Sample:
-    """A recorded call, ready to be computed again.
+    """Some rows of a recorded call, ready to be computed again.
 
     Attributes:
         query_inputs, key_inputs: [B, T, D_q], [B, S, D_k].
@@ -47,7 +52,7 @@ class Sample:
         value: [B, H, S, d_v].
         used: [B, T] bool, or None for all.
         positions: cosines and sines, where positions are rotations; or None.
-        heads: [tokens, H * d_v]: what the heads of the stock site give for the tokens that count.
+        target: [B, T, H * d_v], what the heads of the stock site give.
     """
 
     query_inputs: Tensor
@@ -56,7 +61,23 @@ class Sample:
     value: Tensor
     used: Tensor | None
     positions: tuple[Tensor, Tensor] | None
-    heads: Tensor
+    target: Tensor
+
+    def of_rows(self, rows: slice) -> "Sample":
+        """Some rows of the batch."""
+
+        def some(tensor: Tensor) -> Tensor:
+            return tensor[rows] if len(tensor) > 1 else tensor
+
+        return Sample(
+            some(self.query_inputs),
+            some(self.key_inputs),
+            self.bias if self.bias is None or self.bias.ndim < 4 else some(self.bias),
+            some(self.value),
+            None if self.used is None else some(self.used),
+            None if self.positions is None else (some(self.positions[0]), some(self.positions[1])),
+            some(self.target),
+        )
 
 
 class OutputGap:
@@ -80,39 +101,32 @@ class OutputGap:
         output = output.to(dtype)
         self.gram = output.mT @ output  # (H * d_v, H * d_v)
         stock, value = exact_query_key(weights, kind).to(dtype=dtype), weights.value.flatten(0, 1).to(dtype)
-        self.samples = []
+        self.samples: list[Sample] = []
+        self.size = 0.0
         for call in calls:
             biases = [bias.to(dtype) for bias in call.biases]
             queries, keys = (  # outputs of an encoder that a batch brings may have a gradient, or be unfit for any
                 inputs.detach().to(dtype, copy=inputs.is_inference()) for inputs in (call.query_inputs, call.key_inputs)
             )
-            sample = Sample(
-                queries,
-                keys,
-                sum(biases[1:], biases[0]) if biases else None,
-                for_each_head(keys @ value.mT, weights),  # its bias adds the same whatever the scores are
-                call.used,
-                None if call.positions is None else (call.positions[0].to(dtype), call.positions[1].to(dtype)),
-                heads=value.new_zeros(()),
-            )
-            self.samples.append(dataclasses.replace(sample, heads=self.heads(stock, sample)))
-        self.size = sum(float(self.square(each.heads - each.heads.mean(0))) for each in self.samples)
+            positions = None if call.positions is None else (call.positions[0].to(dtype), call.positions[1].to(dtype))
+            bias = sum(biases[1:], biases[0]) if biases else None
+            values = for_each_head(keys @ value.mT, weights)  # its bias adds the same whatever the scores are
+            query, key = stock.meet(queries, keys, positions)
+            target = attended(query, key, values, self.scale, bias).transpose(1, 2).flatten(-2)
+            rows = target.flatten(0, 1) if call.used is None else target[call.used]
+            self.size += float(self.square(rows - rows.mean(0)))
+            self.samples += in_pieces(Sample(queries, keys, bias, values, call.used, positions, target))
 
-    def heads(self, query_key: QueryKey, sample: Sample) -> Tensor:
-        """What the heads give with a projection: [tokens, H * d_v]."""
-        query, key = query_key.meet(sample.query_inputs, sample.key_inputs, sample.positions)
-        heads = attended(query, key, sample.value, self.scale, sample.bias)
-        heads = heads.transpose(1, 2).flatten(-2)  # (B, T, H * d_v)
-        return heads.flatten(0, 1) if sample.used is None else heads[sample.used]
-
-    def square(self, heads: Tensor) -> Tensor:
+    def square(self, rows: Tensor) -> Tensor:
         """Squared norm after W_O of what heads give: [tokens, H * d_v] -> []."""
-        return Quadratic.apply(heads, self.gram)
+        return (rows * (rows @ self.gram)).sum()
 
     def squared_gap(self, query_key: QueryKey, index: int) -> Tensor:
-        """The squared gap in one recorded call, relative to the mean size of the output of a call."""
+        """The squared gap of one sample, relative to the mean size of the output of one; differentiable."""
         sample = self.samples[index]
-        return self.square(self.heads(query_key, sample) - sample.heads) * (len(self.samples) / max(self.size, 1e-30))
+        query, key = query_key.meet(sample.query_inputs, sample.key_inputs, sample.positions)
+        gap = SquaredGap.apply(query, key, sample.value, self.scale, sample.bias, sample.target, sample.used, self.gram)
+        return gap * (len(self.samples) / max(self.size, 1e-30))
 
     @torch.no_grad()
     def error(self, query_key: QueryKey) -> float:
@@ -127,21 +141,12 @@ def for_each_head(values: Tensor, weights: AttentionWeights) -> Tensor:
     return split if weights.groups is None else split[:, list(weights.groups)]
 
 
-class Quadratic(torch.autograd.Function):
-    """The sum of x G x^T over rows x, with the product of the forward pass used again in the backward pass."""
-
-    @staticmethod
-    def forward(ctx, rows: Tensor, gram: Tensor) -> Tensor:
-        """[N, D], [D, D] symmetric -> []."""
-        product = rows @ gram
-        ctx.save_for_backward(product)
-        return (rows * product).sum()
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):
-        """2 x G."""
-        (product,) = ctx.saved_tensors
-        return 2 * gradient * product, None
+def in_pieces(sample: Sample) -> list[Sample]:
+    """Cut the rows of a sample into pieces of about `POSITIONS` query positions, of `ROWS` rows at least; views."""
+    count, length = sample.query_inputs.shape[:2]
+    number = max(min(count * length // POSITIONS, count // ROWS), 1)
+    bounds = [count * piece // number for piece in range(number + 1)]
+    return [sample.of_rows(slice(start, stop)) for start, stop in itertools.pairwise(bounds)]
 
 
 def refine(
@@ -157,30 +162,32 @@ def refine(
         query_key: the projection, already decomposed, in float64; it is not part of the model yet.
         gap: what is made small.
         score_error: the squared relative score error of a projection, differentiable.
-        steps: Adam steps; one recorded call each.
-        seed: of the order of the calls.
+        steps: Adam steps; one sample each.
+        seed: of the order of the samples.
 
     Returns:
         The errors before and after. If the fit made the output worse, the projection is left as it was.
     """
     fitted = copy.deepcopy(query_key).to(dtype=gap.dtype).requires_grad_(True)
-    before = gap.error(fitted)
-    parameters = [
-        {"params": [parameter], "lr": RELATIVE_RATE * float(parameter.detach().square().mean().sqrt())}
-        for parameter in fitted.parameters()
-    ]
-    optimizer = torch.optim.Adam(parameters)
+    before, parameters = gap.error(fitted), list(fitted.parameters())
+    optimizer = torch.optim.Adam(
+        [
+            {"params": [parameter], "lr": RELATIVE_RATE * float(parameter.detach().square().mean().sqrt())}
+            for parameter in parameters
+        ],
+        betas=BETAS,
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     with torch.enable_grad():
         for step in range(steps):
-            order = order or torch.randperm(len(gap.samples), generator=generator).tolist()
-            loss = gap.squared_gap(fitted, order.pop())
             if step % PENALTY_EVERY == 0:
-                loss = loss + PENALTY_EVERY * PENALTY * score_error(fitted)
-            optimizer.zero_grad()
-            loss.backward()
+                pull = torch.autograd.grad(PENALTY * score_error(fitted), parameters, materialize_grads=True)
+            order = order or torch.randperm(len(gap.samples), generator=generator).tolist()
+            push = torch.autograd.grad(gap.squared_gap(fitted, order.pop()), parameters)
+            for parameter, one, other in zip(parameters, pull, push, strict=True):
+                parameter.grad = one + other
             optimizer.step()
             schedule.step()
     after = gap.error(fitted)

@@ -279,3 +279,24 @@ def test_a_fit_that_makes_it_worse_is_dropped(monkeypatch):
     for site in report.sites:
         assert site.output_error == site.output_error_before
     assert states_equal(model, refined(family, steps=0)[0])
+
+
+def test_a_step_takes_a_piece_of_a_call(monkeypatch):
+    """Short steps fit better per second; what is measured does not depend on how calls are cut."""
+    from collab_heads.collaborative import refine
+
+    family, cut, reports = FAMILIES["bert"], [], []
+    in_pieces = refine.in_pieces
+    monkeypatch.setattr(refine, "in_pieces", lambda sample: cut.append(in_pieces(sample)) or cut[-1])
+    for positions in (10**6, 1):
+        monkeypatch.setattr(refine, "POSITIONS", positions)
+        monkeypatch.setattr(refine, "ROWS", 1)
+        reports.append(refined(family)[1])
+    whole, pieces = cut[: len(cut) // 2], cut[len(cut) // 2 :]
+    assert {len(each) for each in whole} == {1} and {len(each) for each in pieces} != {1}
+    for (sample,), parts in zip(whole, pieces, strict=True):
+        assert torch.equal(sample.target, torch.cat([part.target for part in parts]))
+        assert {len(part.used) for part in parts} == {1}
+    for one, other in zip(*(report.sites for report in reports), strict=True):
+        assert one.output_error_before == pytest.approx(other.output_error_before, rel=FP32)
+        assert one.output_error != other.output_error
