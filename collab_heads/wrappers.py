@@ -9,8 +9,8 @@ from collab_heads.errors import UnsupportedModelError
 _CHANGE_INSTEAD = {
     "DistributedDataParallel": "swap the inner model (model.module) before wrapping, on every rank with the same data",
     "DataParallel": "swap the inner model (model.module) before wrapping",
-    "FullyShardedDataParallel": "swap before sharding",
-    "FSDPModule": "swap before sharding",
+    "FullyShardedDataParallel": "swap before sharding, or save the model and load it whole",
+    "FSDPModule": "swap before sharding, or save the model and load it whole",
     "DeepSpeedEngine": "swap before deepspeed.initialize",
     "OptimizedModule": "swap before torch.compile (the original is model._orig_mod)",
     "PeftModel": "swap the base model before adding adapters, or merge_and_unload() them first",

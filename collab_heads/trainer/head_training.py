@@ -20,6 +20,7 @@ from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.penalty.parts import PenaltyOptions
+from collab_heads.heads.whole import average_whole, check_version, is_divided, is_sharded
 from collab_heads.registry import get_adapter
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.manual import HeadRotation
@@ -102,10 +103,7 @@ class HeadTraining(TrainerCallback, ExportableState):
         """
         if self.trainer is not None or hasattr(trainer, "head_training"):
             raise ArgumentError("a HeadTraining is for one Trainer, and a Trainer has one HeadTraining")
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            raise ArgumentError("FSDP and DeepSpeed divide the weights of a head: train with DDP, or with the scripts")
-        if trainer.args.n_gpu > 1:
-            raise ArgumentError("one process on several GPUs copies the model for each: launch with torchrun (DDP)")
+        check_division(trainer, rotates=self.rotation is not None)
         if self.options.get("disagreement") is not None and not computes_loss(cast(nn.Module, trainer.model)):
             raise ArgumentError(
                 f"disagreement is of one pass of a batch, and the losses of a {type(trainer.model).__name__} may take "
@@ -217,8 +215,10 @@ class HeadTraining(TrainerCallback, ExportableState):
         return DataLoader(shard.dataset, self.trainer.args.per_device_eval_batch_size, collate_fn=shard.collate_fn)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        """Alphas that do not learn, or not yet, have no gradient."""
+        """Average the gradients that FSDP does not; alphas that do not learn, or not yet, have none."""
         if self.penalty is not None:
+            assert self.trainer is not None
+            average_whole(self.trainer.accelerator, self.model)
             self.penalty.before_step()
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -234,6 +234,30 @@ class HeadTraining(TrainerCallback, ExportableState):
             self.progress = self.penalty.state_dict()
             self.penalty.close()
             self.penalty = None
+
+
+def check_division(trainer: Trainer, *, rotates: bool) -> None:
+    """Raise ArgumentError if a Trainer divides weights or batches in a way that heads cannot follow."""
+    if trainer.is_deepspeed_enabled:
+        raise ArgumentError(
+            "DeepSpeed flattens weights and gradients inside its own engine, where those of gates and alphas cannot be "
+            "kept whole or reached before a step: use FSDP 2 (fsdp=True), or DDP"
+        )
+    if trainer.is_fsdp_xla_enabled:
+        raise ArgumentError("FSDP of XLA flattens weights into parts in which there are no heads: use FSDP 2, or DDP")
+    check_version(trainer.accelerator)
+    if rotates and is_sharded(trainer.accelerator):
+        raise ArgumentError(
+            "heads change places row by row, and with FSDP a process holds only a part of the rows: use DDP, or leave "
+            "the rotation out"
+        )
+    if is_divided(cast(nn.Module, trainer.model)):
+        raise ArgumentError(
+            "the weights are divided among processes already (distributed_config, tp_plan, or an earlier training): "
+            "load the model whole, and let the Trainer divide it (fsdp=True)"
+        )
+    if trainer.args.n_gpu > 1:
+        raise ArgumentError("one process on several GPUs copies the model for each: launch with torchrun (DDP)")
 
 
 def computes_loss(model: nn.Module) -> bool:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainers import STEPS, classifier, exact, gated, mixed, same_weights, trainer_of
+from trainers import STEPS, adapted, classifier, exact, gated, mixed, same_weights, trainer_of
 from transformers import TrainerCallback
 
 from collab_heads import DynamicRotation, HeadTraining, load_heads, prune_heads, save_heads, swap_to_gated
@@ -13,17 +13,6 @@ from collab_heads.errors import ArgumentError
 from collab_heads.trainer.heads_file import FILE
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
-
-
-def adapted(model):
-    """A model with random adapters on queries and values, whose gates and alphas train."""
-    torch.manual_seed(1)
-    lora = peft.LoraConfig(target_modules=["query", "value"], r=2, lora_dropout=0.1, modules_to_save=["classifier"])
-    wrapped = peft.get_peft_model(model, lora)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("log_alpha", ".alpha")):
-            parameter.requires_grad_(True)
-    return wrapped
 
 
 def plain(model):
