@@ -60,7 +60,7 @@ def model_inside(model: nn.Module) -> PreTrainedModel:
     Raises:
         UnsupportedModelError: if there is none.
     """
-    for module in model.modules():
+    for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, PreTrainedModel):
             return module
     raise UnsupportedModelError(f"there is no transformers model in a {type(model).__name__}")
