@@ -9,8 +9,8 @@ from collab_heads.errors import UnsupportedModelError
 _CHANGE_INSTEAD = {
     "DistributedDataParallel": "swap the inner model (model.module) before wrapping, on every rank with the same data",
     "DataParallel": "swap the inner model (model.module) before wrapping",
-    "FullyShardedDataParallel": "swap before sharding",
-    "FSDPModule": "swap before sharding",
+    "FullyShardedDataParallel": "swap before sharding, or save the model and load it whole",
+    "FSDPModule": "swap before sharding, or save the model and load it whole",
     "DeepSpeedEngine": "swap before deepspeed.initialize",
     "OptimizedModule": "swap before torch.compile (the original is model._orig_mod)",
     "PeftModel": "swap the base model before adding adapters, or merge_and_unload() them first",
@@ -60,7 +60,7 @@ def model_inside(model: nn.Module) -> PreTrainedModel:
     Raises:
         UnsupportedModelError: if there is none.
     """
-    for module in model.modules():
+    for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, PreTrainedModel):
             return module
     raise UnsupportedModelError(f"there is no transformers model in a {type(model).__name__}")

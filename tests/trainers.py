@@ -42,6 +42,19 @@ def mixed(model):
     return model
 
 
+def adapted(model):
+    """A model with random adapters on queries and values, whose gates and alphas train."""
+    import peft
+
+    torch.manual_seed(1)
+    lora = peft.LoraConfig(target_modules=["query", "value"], r=2, lora_dropout=0.1, modules_to_save=["classifier"])
+    wrapped = peft.get_peft_model(model, lora)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("log_alpha", ".alpha")):
+            parameter.requires_grad_(True)
+    return wrapped
+
+
 def trainer_of(model, folder, heads=None, kind=Trainer, **arguments):
     """A Trainer of a model, with a HeadTraining if there is one."""
     defaults = {"num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH, "learning_rate": 1e-3}

@@ -51,3 +51,18 @@ class HeadAdamW(torch.optim.AdamW):
             step = float(state["step"])
             scale = (first["mean_square"] / (1 - slow**step)).sqrt() + group["eps"]
             p -= group["lr"] * (state["exp_avg"] / (1 - decay**step) / scale).to(p.dtype)
+
+    def complete_state(self) -> None:
+        """Give parameters that have never had a gradient the state in which their first step would find them: zeros.
+
+        Alphas that wait have none. States of optimizers on FSDP 2 are stored and loaded for all parameters at once.
+        """
+        for group in self.param_groups:
+            moments = ["exp_avg"] if group.get("shared") else ["exp_avg", "exp_avg_sq"]
+            if group["amsgrad"] and not group.get("shared"):
+                moments.append("max_exp_avg_sq")
+            on_device = (group["fused"] or group["capturable"]) and not group.get("shared")
+            for p in group["params"]:
+                if p.requires_grad and not self.state.get(p):
+                    step = torch.zeros((), device=p.device if on_device else "cpu")
+                    self.state[p] = {"step": step} | {name: torch.zeros_like(p) for name in moments}

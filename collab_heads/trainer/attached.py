@@ -11,6 +11,7 @@ from transformers import Trainer
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
+from collab_heads.heads.whole import is_sharded, keep_whole
 from collab_heads.model.card import NAME, complete
 from collab_heads.model.settling import settle
 from collab_heads.trainer.heads_file import beside_adapters, load_heads, save_heads
@@ -45,6 +46,7 @@ class AttachedTrainer(Trainer):
     def create_optimizer(self, *args, **kwargs):
         """The Trainer's optimizer, with groups for gates and alphas; a second moment that gates share needs AdamW."""
         given = self.optimizer is not None
+        keep_whole(self.accelerator, self.head_training.model)
         penalty = self.head_training.begin(self.state)
         optimizer = super().create_optimizer(*args, **kwargs)
         if penalty is None:
@@ -75,6 +77,13 @@ class AttachedTrainer(Trainer):
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             save_heads(self.head_training.model, Path(output_dir or cast(str, self.args.output_dir)))
+
+    def _save_optimizer_and_scheduler(self, *args, **kwargs):
+        """Save the state of the optimizer: on FSDP that of all parameters, also of alphas that wait."""
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's around it
+        if isinstance(optimizer, HeadAdamW) and is_sharded(self.accelerator):
+            optimizer.complete_state()
+        super()._save_optimizer_and_scheduler(*args, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
         """Load the model, with the gates and alphas that are beside its adapters."""

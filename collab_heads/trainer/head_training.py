@@ -15,11 +15,12 @@ from transformers.trainer_callback import ExportableState
 
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import is_number
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, DataError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.penalty.parts import PenaltyOptions
+from collab_heads.heads.whole import average_whole, check_version, is_divided, is_sharded
 from collab_heads.registry import get_adapter
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.manual import HeadRotation
@@ -78,6 +79,9 @@ class HeadTraining(TrainerCallback, ExportableState):
         adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
         **options: Any,
     ):
+        for name, rate in (("gate_lr", gate_lr), ("alpha_lr", alpha_lr)):
+            if not (is_number(rate) and rate >= 0) and not (name == "alpha_lr" and rate is None):
+                raise ArgumentError(f"{name} {rate!r:.200} must be a number, 0 or more")
         if unknown := sorted(options.keys() - OPTIONS):
             raise ArgumentError(f"{unknown[0]} is no argument of a HeadPenalty; there are {', '.join(sorted(OPTIONS))}")
         if rotation is not None and not isinstance(rotation, HeadRotation | DynamicRotation):
@@ -87,7 +91,7 @@ class HeadTraining(TrainerCallback, ExportableState):
         self.rotation, self.batches, self.adapter = rotation, batches, adapter
         self.rates: dict[str, Any] = {"gate_lr": gate_lr, "alpha_lr": alpha_lr}
         self.steps, self.alpha_start, self.options = steps, alpha_start, options
-        self.trainer: Trainer | None = None
+        self.attached: Trainer | None = None
         self.penalty: HeadPenalty | None = None
         self.progress: dict[str, Any] | None = None  # of the penalty, between two trainings
         self.weights: list[weakref.ref] | None = None  # of the model at the end of the last training
@@ -97,21 +101,20 @@ class HeadTraining(TrainerCallback, ExportableState):
         """Let a Trainer do all this, in place, before it trains; it is returned.
 
         Raises:
-            ArgumentError: if this, or the Trainer, has been attached already, or it divides weights or batches in a
-                way that heads cannot follow.
+            ArgumentError: if this, or the Trainer, has been attached already, it is no Trainer, or it divides weights
+                or batches in a way that heads cannot follow.
         """
-        if self.trainer is not None or hasattr(trainer, "head_training"):
+        if not isinstance(cast(object, trainer), Trainer):
+            raise ArgumentError(f"attach takes a transformers Trainer, not {trainer!r:.200}")
+        if self.attached is not None or hasattr(trainer, "head_training"):
             raise ArgumentError("a HeadTraining is for one Trainer, and a Trainer has one HeadTraining")
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            raise ArgumentError("FSDP and DeepSpeed divide the weights of a head: train with DDP, or with the scripts")
-        if trainer.args.n_gpu > 1:
-            raise ArgumentError("one process on several GPUs copies the model for each: launch with torchrun (DDP)")
+        check_division(trainer, rotates=self.rotation is not None)
         if self.options.get("disagreement") is not None and not computes_loss(cast(nn.Module, trainer.model)):
             raise ArgumentError(
                 f"disagreement is of one pass of a batch, and the losses of a {type(trainer.model).__name__} may take "
                 "several: train without it"
             )
-        self.trainer = trainer
+        self.attached = trainer
         kind: Any = type(trainer)
         trainer.__class__ = attached_class(kind)
         trainer.head_training = self  # type: ignore[attr-defined]
@@ -119,9 +122,22 @@ class HeadTraining(TrainerCallback, ExportableState):
         return trainer
 
     @property
+    def trainer(self) -> Trainer:
+        """The Trainer that this is attached to.
+
+        Raises:
+            ArgumentError: if there is none.
+        """
+        if self.attached is None:
+            raise ArgumentError(
+                f"this {type(self).__name__} is not attached to a Trainer, whose loss and optimizer it changes: "
+                f"make the Trainer without it, then {type(self).__name__}(...).attach(trainer)"
+            )
+        return self.attached
+
+    @property
     def model(self) -> PreTrainedModel:
         """The transformers model that is trained, without what is around it (PEFT, sentence-transformers)."""
-        assert self.trainer is not None
         return model_inside(cast(nn.Module, self.trainer.model))
 
     def begin(self, state: TrainerState) -> HeadPenalty | None:
@@ -160,7 +176,6 @@ class HeadTraining(TrainerCallback, ExportableState):
 
     def check_unchanged(self) -> None:
         """Raise ArgumentError if the model has other weights than at the end of the last training, as its optimizer."""
-        assert self.trainer is not None
         if self.weights is None or self.trainer.optimizer is None:
             return
         now, then = {id(each) for each in self.model.parameters()}, {id(each()) for each in self.weights}
@@ -186,15 +201,24 @@ class HeadTraining(TrainerCallback, ExportableState):
 
         Raises:
             ArgumentError: if it is the state of something else.
+            DataError: if it is damaged.
         """
-        penalty, rotation = state["penalty"], state["rotation"]
-        if self.penalty is not None and penalty is not None:
-            self.penalty.load_state_dict(penalty)
-        if self.rotation is not None and rotation is not None:
-            self.rotation.load_state_dict(rotation)
+        try:
+            penalty, rotation = state["penalty"], state["rotation"]
+            if self.penalty is not None and penalty is not None:
+                self.penalty.load_state_dict(penalty)
+            if self.rotation is not None and rotation is not None:
+                self.rotation.load_state_dict(rotation)
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise DataError(f"what trainer_state.json records of the heads is damaged: {error!r:.200}") from error
+
+    def on_init_end(self, args, state, control, **kwargs):
+        """Refuse to be one of the Trainer's `callbacks`: these see a training, and do not change its loss."""
+        _ = self.trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Go on from a checkpoint, where there is one: `state` is what it held."""
+        _ = self.trainer  # also of `add_callback`
         self.load_state(state.stateful_callbacks[type(self).__name__]["attributes"])
         self.epoch = int(state.epoch or 0)
 
@@ -211,20 +235,20 @@ class HeadTraining(TrainerCallback, ExportableState):
 
     def ranking_batches(self) -> Iterable[Mapping] | None:
         """What heads are ranked on: only read where that is due."""
-        if self.batches is not None or self.trainer is None or self.trainer.eval_dataset is None:
+        if self.batches is not None or self.trainer.eval_dataset is None:
             return self.batches
         shard = self.trainer.get_eval_dataloader()  # of this process: all of them rank on the whole set
         return DataLoader(shard.dataset, self.trainer.args.per_device_eval_batch_size, collate_fn=shard.collate_fn)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        """Alphas that do not learn, or not yet, have no gradient."""
+        """Average the gradients that FSDP does not; alphas that do not learn, or not yet, have none."""
         if self.penalty is not None:
+            average_whole(self.trainer.accelerator, self.model)
             self.penalty.before_step()
 
     def on_step_end(self, args, state, control, **kwargs):
         """Go on after an optimizer step."""
         if self.penalty is not None:
-            assert self.trainer is not None
             self.penalty.step(skipped=self.trainer.accelerator.optimizer_step_was_skipped)
 
     def on_train_end(self, args, state, control, **kwargs):
@@ -234,6 +258,30 @@ class HeadTraining(TrainerCallback, ExportableState):
             self.progress = self.penalty.state_dict()
             self.penalty.close()
             self.penalty = None
+
+
+def check_division(trainer: Trainer, *, rotates: bool) -> None:
+    """Raise ArgumentError if a Trainer divides weights or batches in a way that heads cannot follow."""
+    if trainer.is_deepspeed_enabled:
+        raise ArgumentError(
+            "DeepSpeed flattens weights and gradients inside its own engine, where those of gates and alphas cannot be "
+            "kept whole or reached before a step: use FSDP 2 (fsdp=True), or DDP"
+        )
+    if trainer.is_fsdp_xla_enabled:
+        raise ArgumentError("FSDP of XLA flattens weights into parts in which there are no heads: use FSDP 2, or DDP")
+    check_version(trainer.accelerator)
+    if rotates and is_sharded(trainer.accelerator):
+        raise ArgumentError(
+            "heads change places row by row, and with FSDP a process holds only a part of the rows: use DDP, or leave "
+            "the rotation out"
+        )
+    if is_divided(cast(nn.Module, trainer.model)):
+        raise ArgumentError(
+            "the weights are divided among processes already (distributed_config, tp_plan, or an earlier training): "
+            "load the model whole, and let the Trainer divide it (fsdp=True)"
+        )
+    if trainer.args.n_gpu > 1:
+        raise ArgumentError("one process on several GPUs copies the model for each: launch with torchrun (DDP)")
 
 
 def computes_loss(model: nn.Module) -> bool:

@@ -1,5 +1,6 @@
 """Gates and alphas beside PEFT's adapters: what PEFT stores of a model are its adapters alone."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.files import write_file
+from collab_heads.files import write_file, writing
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
 from collab_heads.wrappers import check_passed, model_inside
@@ -28,6 +29,13 @@ def head_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {f"{path}.{name}": tensor for path, each in heads.items() for name, tensor in each.state_dict().items()}
 
 
+def file_in(folder: object) -> Path:
+    """The file of gates and alphas in a folder; raises ArgumentError if that is no path."""
+    if not isinstance(folder, str | os.PathLike) or "\0" in os.fspath(folder):
+        raise ArgumentError(f"folder {folder!r:.200} must be a path")
+    return Path(folder) / FILE
+
+
 def save_heads(model: nn.Module, folder: str | Path) -> None:
     """Write the gates and alphas of a model with PEFT's adapters beside these; nothing of a model that is stored whole.
 
@@ -43,14 +51,17 @@ def save_heads(model: nn.Module, folder: str | Path) -> None:
         folder: where `save_pretrained` writes the adapters.
 
     Raises:
+        ArgumentError: if `folder` is no path.
         UnsupportedModelError: if there is no transformers model in `model`, or `model` takes other inputs than it.
         OutputError: if the file cannot be written.
     """
+    file = file_in(folder)
     check_passed(model)
     if tensors := beside_adapters(model):
-        write_file(Path(folder) / FILE, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
-    else:
-        (Path(folder) / FILE).unlink(missing_ok=True)
+        write_file(file, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+    elif os.path.isdir(file.parent):
+        with writing(file):
+            file.unlink(missing_ok=True)
 
 
 def load_heads(model: nn.Module, folder: str | Path) -> None:
@@ -67,17 +78,18 @@ def load_heads(model: nn.Module, folder: str | Path) -> None:
         folder: of a checkpoint, or what `Trainer.save_model` wrote.
 
     Raises:
-        ArgumentError: if nothing is there, or what is there is that of other sites or heads; the model is as it was.
+        ArgumentError: if `folder` is no path, nothing is there, or what is there is that of other sites or heads; the model is as it was.
         DataError: if the file is damaged.
         UnsupportedModelError: if there is no transformers model in `model`, or `model` takes other inputs than it.
     """
+    file = file_in(folder)
     check_passed(model)
-    file, tensors = Path(folder) / FILE, head_tensors(model_inside(model).base_model)
-    if not file.is_file():
+    tensors = head_tensors(model_inside(model).base_model)
+    if not os.path.isfile(file):
         raise ArgumentError(f"there are no gates and alphas beside the adapters in {folder}: it has no {FILE}")
     try:
         stored = load_file(file)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise DataError(f"{file} is damaged: {error}") from error
     ours, theirs = ({name: tuple(each.shape) for name, each in found.items()} for found in (tensors, stored))
     if differing := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -87,3 +88,24 @@ def test_a_group_without_gradients_stays():
     before = gates.detach().clone()
     HeadAdamW([{"params": [gates], "shared": True}], lr=0.1).step()
     assert torch.equal(gates, before)
+
+
+@pytest.mark.parametrize("options", ({}, {"fused": True}, {"amsgrad": True}))
+def test_a_completed_state_changes_no_step(options):
+    """Parameters that wait for their first gradient take it as if they had no state."""
+    plain, completed = ([nn.Parameter(p.detach().float()) for p in parameters((3,), (2,), (4,), (2,))] for _ in "12")
+    optimizers = []
+    for waiting, stepped, *gates in (plain, completed):
+        groups = [{"params": [waiting, stepped]}, {"params": gates, "shared": True}]
+        optimizers.append(HeadAdamW(groups, lr=0.1, **options))
+    for step in range(4):
+        for held, optimizer in zip((plain, completed), optimizers, strict=True):
+            set_gradients(held, step)
+            if step < 2:
+                held[0].grad = held[3].grad = None
+            optimizer.step()
+        if step == 1:
+            optimizers[1].complete_state()
+            keys = [set(optimizers[1].state[held]) - {"mean_square"} for held in completed]
+            assert keys[0] == keys[1] and keys[2] == keys[3]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(completed, plain, strict=True))

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from trainers import BATCH, EXAMPLES, STEPS, classifier, exact, examples, gated, mixed, train, trainer_of
-from transformers import Trainer, get_scheduler
+from trainers import BATCH, EXAMPLES, QUIET, STEPS, classifier, exact, examples, gated, mixed, train, trainer_of
+from transformers import Trainer, TrainingArguments, get_scheduler
 
 from collab_heads import (
+    DynamicRotation,
     HeadAdamW,
     HeadPenalty,
     HeadTraining,
@@ -16,7 +17,7 @@ from collab_heads import (
     prune_heads,
     swap_to_gated,
 )
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, DataError, SwapError
 from families import FAMILIES
 
 ADAM32 = 5e-5  # float32 gradients summed in another order, magnified where Adam divides by small ones
@@ -214,6 +215,32 @@ def test_what_cannot_be_is_refused(tmp_path):
         with pytest.raises(ArgumentError, match="a HeadTraining is for one Trainer"):
             again.attach(trainer)
     assert isinstance(trainer, Trainer) and type(trainer).__name__ == "Trainer"
+
+
+def test_a_callback_that_is_not_attached_is_refused(tmp_path):
+    """It would see the training and change nothing of it."""
+    for make in (exact, lambda: HeadTraining(rotation=DynamicRotation("random", count=2))):
+        way_out = r"not attached to a Trainer.*HeadTraining\(...\)\.attach\(trainer\)"
+        with pytest.raises(ArgumentError, match=way_out):
+            Trainer(model=gated(classifier()), args=TrainingArguments(str(tmp_path), **QUIET), callbacks=[make()])
+        trainer = trainer_of(gated(classifier()), tmp_path, max_steps=1)
+        trainer.add_callback(make())
+        with pytest.raises(ArgumentError, match=way_out):
+            trainer.train()
+        with pytest.raises(ArgumentError, match=way_out):
+            _ = make().model
+
+
+def test_wrong_arguments_are_named(tmp_path):
+    with pytest.raises(ArgumentError, match="attach takes a transformers Trainer, not 'x'"):
+        HeadTraining().attach("x")
+    for name, value in (("gate_lr", "x"), ("gate_lr", None), ("alpha_lr", -1), ("alpha_lr", float("nan"))):
+        with pytest.raises(ArgumentError, match=f"{name} .* must be a number, 0 or more"):
+            HeadTraining(**{name: value})
+    heads = exact()
+    trainer_of(gated(classifier()), tmp_path, heads)
+    with pytest.raises(DataError, match=r"trainer_state.json records of the heads is damaged: KeyError\('penalty'\)"):
+        heads.load_state({})
 
 
 @pytest.mark.slow

@@ -5,25 +5,14 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainers import STEPS, classifier, exact, gated, mixed, same_weights, trainer_of
+from trainers import STEPS, adapted, classifier, exact, gated, mixed, same_weights, trainer_of
 from transformers import TrainerCallback
 
 from collab_heads import DynamicRotation, HeadTraining, load_heads, prune_heads, save_heads, swap_to_gated
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, OutputError, UnsupportedModelError
 from collab_heads.trainer.heads_file import FILE
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
-
-
-def adapted(model):
-    """A model with random adapters on queries and values, whose gates and alphas train."""
-    torch.manual_seed(1)
-    lora = peft.LoraConfig(target_modules=["query", "value"], r=2, lora_dropout=0.1, modules_to_save=["classifier"])
-    wrapped = peft.get_peft_model(model, lora)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("log_alpha", ".alpha")):
-            parameter.requires_grad_(True)
-    return wrapped
 
 
 def plain(model):
@@ -124,6 +113,22 @@ def test_gates_of_other_heads_are_refused(trained, tmp_path):
     with pytest.raises(ArgumentError, match=f"no gates and alphas beside the adapters in .*: it has no {FILE}"):
         load_heads(model, tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("function", (save_heads, load_heads))
+def test_wrong_calls_are_named(function, trained, tmp_path):
+    trainer, _ = trained
+    for folder in (None, 5, b"x", "a\0b"):
+        with pytest.raises(ArgumentError, match=r"folder .* must be a path"):
+            function(trainer.model, folder)
+    for model in (None, "x", torch.nn.Linear(2, 2)):
+        with pytest.raises(UnsupportedModelError, match="there is no transformers model in a"):
+            function(model, tmp_path)
+    with pytest.raises(OutputError if function is save_heads else ArgumentError):
+        function(trainer.model, "x" * 300)
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(OutputError if function is save_heads else ArgumentError):
+        function(trainer.model, tmp_path)
 
 
 @pytest.mark.slow

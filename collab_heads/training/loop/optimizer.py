@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, get_scheduler
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
-from collab_heads.training.storage.sharding import average_whole
+from collab_heads.heads.whole import average_whole
 
 BETAS = (0.9, 0.999)  # torch's, and the flags' defaults
 

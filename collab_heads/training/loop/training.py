@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import NonFiniteError, OutputError
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
+from collab_heads.heads.whole import is_sharded, keep_whole
 from collab_heads.training.loop.monitor import DIVERGED, Clock, Losses
 from collab_heads.training.loop.optimizer import (
     HeadRates,
@@ -34,7 +35,7 @@ from collab_heads.training.storage.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from collab_heads.training.storage.sharding import become, is_sharded, keep_whole, whole_copy
+from collab_heads.training.storage.sharding import become, whole_copy
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Training on FSDP2 through Accelerate: every process holds a part of each weight.
 
-Gates and alphas are small and are read as wholes (their number that is open, their nuclear norm): they stay whole on
-every process, and their gradients are averaged. For evaluations and checkpoints the weights are put together; so a
+Gates and alphas stay whole (`heads/whole.py`). For evaluations and checkpoints the weights are put together; so a
 checkpoint is what it is without FSDP, and one can go on from it with as many processes.
 """
 
@@ -12,8 +11,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
-from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -23,16 +20,9 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError
-from collab_heads.layers.alphas import HeadAlphas
-from collab_heads.layers.gates import HeadGates
+from collab_heads.heads.adamw import HeadAdamW
+from collab_heads.heads.whole import check_version, is_sharded
 from collab_heads.training.storage.optimizer_file import OPTIMIZER, read_optimizer, write_optimizer
-
-WHOLE = (HeadGates, HeadAlphas)  # modules whose parameters are not divided
-
-
-def is_sharded(accelerator: Accelerator) -> bool:
-    """Whether weights are divided among processes."""
-    return accelerator.distributed_type == DistributedType.FSDP
 
 
 def check_sharding(accelerator: Accelerator, refused: Mapping[str, object]) -> None:
@@ -45,31 +35,10 @@ def check_sharding(accelerator: Accelerator, refused: Mapping[str, object]) -> N
     Raises:
         ArgumentError: if it cannot; the message says what works instead.
     """
-    if not is_sharded(accelerator):
-        return
-    if accelerator.state.fsdp_plugin.fsdp_version != 2:
-        raise ArgumentError("FSDP version 1 keeps flat parts of weights: launch with --fsdp_version 2, or use DDP")
-    if given := [flag for flag, is_given in refused.items() if is_given]:
+    check_version(accelerator)
+    given = [flag for flag, is_given in refused.items() if is_given]
+    if is_sharded(accelerator) and given:
         raise ArgumentError(f"{', '.join(given)} cannot be with FSDP, which divides the weights of a head: use DDP")
-
-
-def keep_whole(accelerator: Accelerator, model: PreTrainedModel) -> None:
-    """Say which parameters are not to be divided, before the model is prepared."""
-    if is_sharded(accelerator):
-        plugin = accelerator.state.fsdp_plugin
-        plugin.ignored_modules = [module for module in model.modules() if isinstance(module, WHOLE)] or None
-        plugin.cpu_ram_efficient_loading = False  # every process has the changed model already
-
-
-def average_whole(accelerator: Accelerator, model: nn.Module) -> None:
-    """Average the gradients of parameters that are not divided, as FSDP averages those of the others."""
-    if not is_sharded(accelerator):
-        return
-    for module in model.modules():
-        if isinstance(module, WHOLE):
-            for parameter in module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad = accelerator.reduce(parameter.grad, "mean")
 
 
 def whole_copy(model: PreTrainedModel, kind: type[PreTrainedModel]) -> PreTrainedModel:
@@ -117,7 +86,9 @@ def save_optimizer(accelerator: Accelerator, folder: Path) -> None:
     """Write the state of a divided optimizer, whole. All processes call it."""
     if is_sharded(accelerator):
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_optimizer_state_dict(*prepared(accelerator), options=options)
+        model, optimizer = prepared(accelerator)
+        optimizer.complete_state()
+        state = get_optimizer_state_dict(model, optimizer, options=options)
         if accelerator.is_main_process:
             write_optimizer(folder / OPTIMIZER, state)
 
@@ -132,6 +103,6 @@ def load_optimizer(accelerator: Accelerator, folder: Path) -> None:
         )
 
 
-def prepared(accelerator: Accelerator) -> tuple[Any, torch.optim.Optimizer]:
+def prepared(accelerator: Accelerator) -> tuple[Any, HeadAdamW]:
     """The model and the optimizer that are being trained."""
     return accelerator._models[-1], accelerator._optimizers[-1].optimizer

@@ -30,6 +30,11 @@ RUNS = {
     "learned gates": GATED,
     "pruned by importance": ("--target_heads", 5, "--head_selection", "importance"),
     "alphas": ("--alpha_mixing", "--alpha_growth_weight", 0.5, "--alpha_growth_radius", 0.1),
+    "alphas that wait": (
+        "--alpha_mixing",
+        "--alpha_start",
+        0.8,
+    ),  # at the checkpoint they have no state in the optimizer
     "swapped, gated": (*SWAP, *GATED),
 }
 
@@ -99,7 +104,7 @@ def test_heads_are_kept_apart_as_with_ddp(files, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ("plain", "alphas", "swapped, gated"))
+@pytest.mark.parametrize("what", ("plain", "alphas", "alphas that wait", "swapped, gated"))
 def test_a_run_goes_on_from_its_checkpoint(what, files, tmp_path):
     bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)
     arguments = flags(bert, files, tmp_path / "two", *RUNS[what], *STEPS, *HALF)

@@ -1,0 +1,99 @@
+"""Gates and alphas stay whole on every process where FSDP 2 divides the other weights.
+
+They are small, and what trains them reads all of them: the number of heads that are open, a nuclear norm. FSDP ignores
+them, so their gradients are averaged here.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from collab_heads.errors import ArgumentError
+from collab_heads.layers.alphas import HeadAlphas
+from collab_heads.layers.gates import HeadGates
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator  # not there in every installation
+
+WHOLE = (HeadGates, HeadAlphas)  # modules whose parameters are not divided
+
+
+def is_sharded(accelerator: "Accelerator") -> bool:
+    """Return True if FSDP divides weights among processes."""
+    return accelerator.distributed_type == "FSDP"
+
+
+def is_divided(model: nn.Module) -> bool:
+    """Return True if a process holds only a part of some weights: FSDP 2, or tensor parallelism."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def check_version(accelerator: "Accelerator") -> None:
+    """Raise ArgumentError for FSDP 1."""
+    if is_sharded(accelerator) and accelerator.state.fsdp_plugin.fsdp_version != 2:
+        raise ArgumentError(
+            "FSDP 1 flattens weights into parts in which there are no heads: use FSDP 2 (fsdp_version: 2, "
+            "--fsdp_version 2, or fsdp_config={'version': 2}), or DDP"
+        )
+
+
+def keep_whole(accelerator: "Accelerator", model: nn.Module) -> None:
+    """Say which parameters FSDP must not divide, and give every process the weights of the first one.
+
+    Call it before Accelerate prepares the model. DDP copies the weights of the first process, FSDP 2 does not: it would
+    join parts of models that differ. Does nothing without FSDP.
+
+    Raises:
+        ArgumentError: if this process has not loaded all weights.
+    """
+    if not is_sharded(accelerator):
+        return
+    if missing := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise ArgumentError(
+            f"{missing[0]} is on the meta device in process {accelerator.process_index}: load the model whole in every "
+            "process (fsdp_cpu_ram_efficient_loading: false, or FSDP_CPU_RAM_EFFICIENT_LOADING=false)"
+        )
+    plugin: Any = accelerator.state.fsdp_plugin
+    whole = list(whole_modules(model))
+    for module in whole:
+        module.to(accelerator.device)  # FSDP moves what it divides
+    plugin.ignored_modules = [*ignored_before(plugin.ignored_modules, model), *whole] or None
+    plugin.cpu_ram_efficient_loading = False  # it broadcasts divided weights only
+    broadcast_weights(accelerator, model)
+
+
+def ignored_before(ignored: Any, model: nn.Module) -> list[nn.Module]:
+    """The modules that FSDP is to ignore already: a pattern of their paths, or modules."""
+    if isinstance(ignored, str):
+        return [module for path, module in model.named_modules() if re.fullmatch(ignored, path)]
+    return [module for module in ignored or () if not isinstance(module, WHOLE)]
+
+
+def broadcast_weights(accelerator: "Accelerator", model: nn.Module) -> None:
+    """Give every process the weights and buffers of the first one, but for those that are divided already."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if not isinstance(tensor, DTensor):
+                sent = tensor.detach().to(accelerator.device).contiguous()
+                torch.distributed.broadcast(sent.reshape(-1).view(torch.uint8), src=0)  # gloo does not send all dtypes
+                tensor.copy_(sent)
+
+
+def average_whole(accelerator: "Accelerator", model: nn.Module) -> None:
+    """Average the gradients of parameters that are not divided, as FSDP averages those of the others."""
+    if not is_sharded(accelerator):
+        return
+    for module in whole_modules(model):
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.grad = accelerator.reduce(parameter.grad, "mean")
+
+
+def whole_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """The gates and alphas of a model."""
+    return (module for module in model.modules() if isinstance(module, WHOLE))
