@@ -121,8 +121,16 @@ class HeadTraining(TrainerCallback, ExportableState):
     @property
     def model(self) -> PreTrainedModel:
         """The transformers model that is trained, without what is around it (PEFT, sentence-transformers)."""
-        assert self.trainer is not None
-        return model_inside(cast(nn.Module, self.trainer.model))
+        return model_inside(cast(nn.Module, self.attached_to().model))
+
+    def attached_to(self) -> Trainer:
+        """The Trainer; an ArgumentError if there is none."""
+        if self.trainer is None:
+            raise ArgumentError(
+                f"a {type(self).__name__} is more than a callback: leave it out of callbacks=, and call "
+                f"{type(self).__name__}(...).attach(trainer)"
+            )
+        return self.trainer
 
     def begin(self, state: TrainerState) -> HeadPenalty | None:
         """Make the penalty of a training, before its optimizer is made, and check the rotation.
@@ -160,8 +168,7 @@ class HeadTraining(TrainerCallback, ExportableState):
 
     def check_unchanged(self) -> None:
         """Raise ArgumentError if the model has other weights than at the end of the last training, as its optimizer."""
-        assert self.trainer is not None
-        if self.weights is None or self.trainer.optimizer is None:
+        if self.weights is None or self.attached_to().optimizer is None:
             return
         now, then = {id(each) for each in self.model.parameters()}, {id(each()) for each in self.weights}
         if now != then:
@@ -192,6 +199,10 @@ class HeadTraining(TrainerCallback, ExportableState):
             self.penalty.load_state_dict(penalty)
         if self.rotation is not None and rotation is not None:
             self.rotation.load_state_dict(rotation)
+
+    def on_init_end(self, args, state, control, **kwargs):
+        """Refuse to be one of the callbacks that a Trainer is made with: it would do nothing, or fail in an epoch."""
+        self.attached_to()
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Go on from a checkpoint, where there is one: `state` is what it held."""
@@ -224,8 +235,7 @@ class HeadTraining(TrainerCallback, ExportableState):
     def on_step_end(self, args, state, control, **kwargs):
         """Go on after an optimizer step."""
         if self.penalty is not None:
-            assert self.trainer is not None
-            self.penalty.step(skipped=self.trainer.accelerator.optimizer_step_was_skipped)
+            self.penalty.step(skipped=self.attached_to().accelerator.optimizer_step_was_skipped)
 
     def on_train_end(self, args, state, control, **kwargs):
         """Let go of the model; how far the penalty is stays known, for a training that goes on."""

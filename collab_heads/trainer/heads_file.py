@@ -1,5 +1,6 @@
 """Gates and alphas beside PEFT's adapters: what PEFT stores of a model are its adapters alone."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -7,8 +8,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.files import write_file
+from collab_heads.files import write_file, writing
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
 from collab_heads.wrappers import check_passed, model_inside
@@ -28,6 +30,7 @@ def head_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {f"{path}.{name}": tensor for path, each in heads.items() for name, tensor in each.state_dict().items()}
 
 
+@checking_arguments
 def save_heads(model: nn.Module, folder: str | Path) -> None:
     """Write the gates and alphas of a model with PEFT's adapters beside these; nothing of a model that is stored whole.
 
@@ -50,9 +53,11 @@ def save_heads(model: nn.Module, folder: str | Path) -> None:
     if tensors := beside_adapters(model):
         write_file(Path(folder) / FILE, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
     else:
-        (Path(folder) / FILE).unlink(missing_ok=True)
+        with writing(file := Path(folder) / FILE):
+            file.unlink(missing_ok=True)
 
 
+@checking_arguments
 def load_heads(model: nn.Module, folder: str | Path) -> None:
     """Read the gates and alphas that a training with PEFT's adapters has left beside these, into a model, in place.
 
@@ -73,7 +78,7 @@ def load_heads(model: nn.Module, folder: str | Path) -> None:
     """
     check_passed(model)
     file, tensors = Path(folder) / FILE, head_tensors(model_inside(model).base_model)
-    if not file.is_file():
+    if not os.path.isfile(file):  # a name that is too long is none, too
         raise ArgumentError(f"there are no gates and alphas beside the adapters in {folder}: it has no {FILE}")
     try:
         stored = load_file(file)
