@@ -99,7 +99,5 @@ def why_not_written(error: Exception) -> str | None:
 
 def free_bytes(path: Path) -> int:
     """The space that is left where a path is, or would be."""
-    there = next(
-        each for each in (path, *path.absolute().parents) if os.path.exists(each)
-    )  # also where a name is too long
+    there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))  # or its name is too long
     return shutil.disk_usage(there).free

@@ -4,9 +4,10 @@ import transformers
 from packaging import version
 from transformers import PretrainedConfig, PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter, Capability
 from collab_heads.blueprints import Blueprint, ImageBlueprint
-from collab_heads.checks import did_you_mean
+from collab_heads.checks import did_you_mean, is_list
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.record import CollabConfig, kept_heads
 from collab_heads.wrappers import check_model
@@ -15,8 +16,22 @@ _ADAPTERS: dict[str, AttentionAdapter] = {}
 
 
 def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
-    """Class decorator: make `get_adapter` and `from_pretrained` find this adapter by its `model_types`."""
-    _ADAPTERS.update(dict.fromkeys(adapter.model_types, adapter()))
+    """Class decorator: make `get_adapter` and `from_pretrained` find this adapter by its `model_types`.
+
+    Raises:
+        ArgumentError: if it is no class of AttentionAdapter, one that cannot be made without arguments, or its
+            `model_types` are no texts.
+    """
+    if not (isinstance(adapter, type) and issubclass(adapter, AttentionAdapter)):
+        raise ArgumentError(f"what is registered must be a class of AttentionAdapter, not {adapter!r:.80}")
+    name, types = adapter.__name__, adapter.model_types
+    if not is_list(types) or not types or not all(isinstance(each, str) and each for each in types):
+        raise ArgumentError(f"{name}.model_types must be a tuple of model types, such as ('bert',), not {types!r:.80}")
+    try:
+        made = adapter()
+    except TypeError as error:
+        raise ArgumentError(f"{name} cannot be made without arguments, which an adapter has to be: {error}") from error
+    _ADAPTERS.update(dict.fromkeys(types, made))
     return adapter
 
 
@@ -88,6 +103,7 @@ def known_adapter(config: PretrainedConfig) -> AttentionAdapter | None:
     return _ADAPTERS.get(config.model_type)
 
 
+@checking_arguments
 def get_adapter(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,

@@ -14,6 +14,7 @@ PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
 LAYERS = (
     (
         "errors",
+        "arguments",
         "checks",
         "sites",
         "state",
@@ -237,6 +238,7 @@ def test_all_files_are_seen():
     assert {
         "",
         "errors",
+        "arguments",
         "collaborative.swap",
         "heads.prune",
         "adapters",

@@ -29,6 +29,7 @@ from collab_heads.analysis.roles.syntax import Syntax
 from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
 from collab_heads.heads.gating import gated_sites
@@ -43,6 +44,7 @@ Result = TypeVar("Result")
 THIS_MODEL = "this model"
 
 
+@checking_arguments
 def analyze_heads(
     model: PreTrainedModel,
     batches: Iterable[Mapping],

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers import AutoModel, PretrainedConfig
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.kinds import FITS, check_kind, kind_for
@@ -17,6 +18,7 @@ from collab_heads.registry import get_adapter
 from collab_heads.state import MIXING_INITS, MixingInit, QueryKeyKind, SiteState
 
 
+@checking_arguments
 def collaborative_config(
     config: PretrainedConfig,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,

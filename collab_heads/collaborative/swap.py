@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.allocate import balance_widths
@@ -20,10 +20,9 @@ from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.collaborative.solvers import Method
 from collab_heads.collaborative.widths import Width
-from collab_heads.errors import ArgumentError, NonFiniteError, SwapError
-from collab_heads.layers.values import read_values, write_values
-from collab_heads.model.offloading import opening_attention
-from collab_heads.model.open_site import OpenSite
+from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.layers.values import write_values
+from collab_heads.model.offloading import changing_attention
 from collab_heads.model.refusals import check_swappable, check_values, check_wrapper
 from collab_heads.numerics import few_threads
 from collab_heads.record import CollabConfig
@@ -32,8 +31,9 @@ from collab_heads.state import QueryKeyKind
 from collab_heads.words import ALLOCATIONS, Allocation
 
 
+@checking_arguments
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
-@opening_attention
+@changing_attention
 def swap_to_collaborative(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
@@ -156,20 +156,7 @@ def plan_change(
     check_swappable(model, adapter, [site for site, *_ in swapped])
     if narrowed:
         check_values(model, adapter, [site for site, _ in narrowed])
-    plans = [plan_site(*each) for each in swapped]
-    for plan in plans:
-        for name in ("query", "query_bias", "key", "value"):
-            check_finite(plan.site, name, getattr(plan.weights, name))
-    for site, _ in narrowed:
-        for name, tensor in vars(read_values(site.value, site.output)).items():
-            check_finite(site, name, tensor)
-    return plans, [plan_values(*each) for each in narrowed]
-
-
-def check_finite(site: OpenSite, name: str, tensor: Tensor | None) -> None:
-    """Raise NonFiniteError if a tensor of a site contains NaN or inf."""
-    if tensor is not None and not torch.isfinite(tensor).all():
-        raise NonFiniteError(f"{site.path}: the {name} contains NaN or inf")
+    return [plan_site(*each) for each in swapped], [plan_values(*each) for each in narrowed]
 
 
 def put_in_place(model: PreTrainedModel, replacements: Sequence[Replacement]) -> None:

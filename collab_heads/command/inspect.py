@@ -1,26 +1,28 @@
 """The work of `collab-heads inspect`: what is in a model, from its config; of its weights only gates are read."""
 
+import os
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
-import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.command.inspected import FamilyFacts, FamilyList, ModelFacts, SiteFacts
+from collab_heads.command.models import class_of
+from collab_heads.errors import DataError, NonFiniteError
 from collab_heads.heads.prune import size_of
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import gates_of
+from collab_heads.model.loading import explaining, load_or_explain
 from collab_heads.model.loading_hooks import check_stored
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.record import CollabConfig
 from collab_heads.registry import adapter_for_config, supported_model_types
-from collab_heads.training.runs.loading import load_or_explain
 
 
 def run(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
@@ -34,7 +36,7 @@ def look(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
     """What there is to say of a model, of the type of a model, or of all types."""
     if args.model is None:
         return FamilyList(tuple(map(facts_of_type, supported_model_types())))
-    if args.model in supported_model_types() and not Path(args.model).exists():
+    if args.model in CONFIG_MAPPING and not os.path.exists(args.model):
         return facts_of_type(args.model)
     config = load_or_explain(AutoConfig, args.model, trust_remote_code=args.trust_remote_code)
     return facts_of_model(args.model, config)
@@ -60,7 +62,9 @@ def facts_of_model(name: str, config: PretrainedConfig) -> ModelFacts:
     """What is in a model: built without memory for its weights, and changed as its config records."""
     adapter = adapter_for_config(config)
     check_stored(config, Path(name))
-    model = empty_model(config)
+    named = class_of(config)
+    with explaining(named.__name__, name):
+        model = empty_model(config, named)
     adapter = adapter.variant(model.config)
     gates = stored_gates(model, Path(name))
     sites = [facts_of_site(site, gates) for site in open_sites(model, adapter, adapter.sites(model))]
@@ -69,9 +73,8 @@ def facts_of_model(name: str, config: PretrainedConfig) -> ModelFacts:
     )
 
 
-def empty_model(config: PretrainedConfig) -> PreTrainedModel:
+def empty_model(config: PretrainedConfig, named: Any) -> PreTrainedModel:
     """The model that a config describes, of the class that it names, on the meta device."""
-    named = getattr(transformers, (config.architectures or ["AutoModel"])[0], AutoModel)
     with torch.device("meta"):
         return cast(PreTrainedModel, AutoModel.from_config(config) if named is AutoModel else named(config))
 
@@ -104,13 +107,21 @@ def stored_gates(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     if any(isinstance(module, HeadGates) for module in model.modules()):
         for file in sorted(folder.glob("*.safetensors")):
-            with safe_open(file, framework="pt") as tensors:
-                found |= {name: tensors.get_tensor(name) for name in tensors.keys() if ".gates." in name}
+            try:
+                with safe_open(file, framework="pt") as tensors:
+                    found |= {name: tensors.get_tensor(name) for name in tensors.keys() if ".gates." in name}
+            except (OSError, SafetensorError) as error:
+                raise DataError(f"{file} holds no weights, or is damaged: {error}") from error
     return found
 
 
 def open_heads(site: OpenSite, stored: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """The numbers of the heads whose gates are open; None without gates, or without their weights."""
+    """The numbers of the heads whose gates are open; None without gates, or without their weights.
+
+    Raises:
+        DataError: if what is stored are no gates of this site.
+        NonFiniteError: if a gate is NaN.
+    """
     gates = gates_of(site.output) if site.num_heads else None
     if gates is None:
         return None
@@ -118,5 +129,10 @@ def open_heads(site: OpenSite, stored: Mapping[str, Tensor]) -> tuple[int, ...] 
     mine = {name.removeprefix(f"{path}."): tensor for name, tensor in stored.items() if name.startswith(f"{path}.")}
     if not mine:
         return None
-    gates.to_empty(device="cpu").load_state_dict(mine)
+    try:
+        gates.to_empty(device="cpu").load_state_dict(mine)
+    except RuntimeError as error:
+        raise DataError(f"{site.path}: what is stored are gates of something else: {error!s:.300}") from error
+    if not all(torch.isfinite(each).all() for each in mine.values()):
+        raise NonFiniteError(f"{site.path}: its gates contain NaN or inf: take an earlier checkpoint of its training")
     return tuple(site.head_numbers[i] for i in gates.is_open().nonzero().flatten().tolist())

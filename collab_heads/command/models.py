@@ -2,16 +2,24 @@
 
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from collab_heads.checks import is_list
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.extras import check_extra
+from collab_heads.model.loading import load_or_explain
 from collab_heads.registry import adapter_for_config, get_adapter
-from collab_heads.training.runs.loading import load_or_explain
 
 
 class Loaded(NamedTuple):
@@ -36,7 +44,9 @@ def load(args: Namespace) -> Loaded:
     remote = {"trust_remote_code": args.trust_remote_code}
     config = load_or_explain(AutoConfig, args.model, **remote)
     adapter_for_config(config)
-    named = getattr(transformers, (config.architectures or ["AutoModel"])[0], AutoModel)
+    named, dtype = class_of(config), torch.float32 if config.dtype is None else config.dtype
+    if not isinstance(dtype, torch.dtype):
+        raise ArgumentError(f"{args.model}: the dtype in its config.json is {dtype!r:.80}, none that torch has")
     tokenizer = load_tokenizer(args.model, remote)
     model = load_or_explain(named, args.model, dtype=torch.float32, **({} if named is not AutoModel else remote))
     get_adapter(model)
@@ -44,9 +54,22 @@ def load(args: Namespace) -> Loaded:
         raise ArgumentError(f"--data has two files, and {type(model).__name__} takes one: it does not translate")
     device = getattr(args, "device", "cpu")
     try:
-        return Loaded(model.to(device), tokenizer, config.dtype or torch.float32)
+        return Loaded(model.to(device), tokenizer, dtype)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch was built without it, or finds none
         raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}") from error
+
+
+def class_of(config: PretrainedConfig) -> Any:
+    """The class that a config names; AutoModel where it names none, or one that transformers lacks.
+
+    Raises:
+        ArgumentError: if what it names is no text.
+    """
+    named = config.architectures or ["AutoModel"]
+    if not is_list(named) or not isinstance(named[0], str):
+        raise ArgumentError(f"{config.name_or_path}: its architectures are {named!r:.80}, must be a list of names")
+    found = getattr(transformers, named[0], AutoModel)
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else AutoModel
 
 
 def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:

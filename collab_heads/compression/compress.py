@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import is_number
 from collab_heads.collaborative.fit import FitOptions
@@ -21,15 +22,16 @@ from collab_heads.compression.measures import COUNTED, Measure
 from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
-from collab_heads.model.offloading import opening_attention
+from collab_heads.model.offloading import changing_attention
 from collab_heads.state import QueryKeyKind
 
 ATTEMPTS = 5  # to come near to a quality
 NEAR = 0.95  # of the quality that was asked for
 
 
+@checking_arguments
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
-@opening_attention
+@changing_attention
 def compress(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | CompressionPlan,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.fit import FitOptions
@@ -20,15 +21,16 @@ from collab_heads.compression.measures import COUNTED, MEASURES, Measure
 from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import each_batch
 from collab_heads.model.examples import without_unread_labels
-from collab_heads.model.offloading import opening_attention
+from collab_heads.model.offloading import changing_attention
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.model.translations import with_translations
 from collab_heads.registry import get_adapter
 from collab_heads.state import QueryKeyKind
 
 
+@checking_arguments
 @torch.inference_mode(False)  # what is seen now is learned from in `compress`
-@opening_attention
+@changing_attention
 def plan(
     model: PreTrainedModel,
     batches: Iterable[Mapping],

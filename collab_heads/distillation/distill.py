@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.distillation.checkpoint import Checkpoint, digest_of
 from collab_heads.distillation.examples import in_order, list_batches, split
 from collab_heads.distillation.gap import Gap
@@ -21,6 +22,7 @@ from collab_heads.distillation.trained import put_back, trained_alone, trained_p
 from collab_heads.distillation.training import Training
 from collab_heads.model.backends import evaluating
 from collab_heads.model.examples import Batch
+from collab_heads.model.offloading import check_finite
 from collab_heads.model.translations import with_translations
 from collab_heads.registry import get_adapter
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+@checking_arguments
 @torch.inference_mode(False)
 def distill(
     model: PreTrainedModel,
@@ -88,7 +91,7 @@ def distill(
         ArgumentError: on an argument that cannot work, models that do not fit each other, or nothing to train.
         UnsupportedModelError: if a model is wrapped, or has nothing by which it could be compared.
         CalibrationError: if there are no batches, one holds no tokens, or the models cannot take it; it is numbered.
-        NonFiniteError: if a model puts out NaN or inf.
+        NonFiniteError: if a model puts out NaN or inf, or has it in a weight of its attention, which is named.
         SwapError: if a changed projection serves another site, too.
         OutputError: if a checkpoint cannot be written, is damaged, or is of another run.
         MissingPackageError: without Accelerate.
@@ -98,6 +101,8 @@ def distill(
     check_pair(model, original)
     trained = trained_parameters(model, get_adapter(model))
     check_apart(trained, original)
+    for each in (model, original):
+        check_finite(each, get_adapter(each))
     processes = Processes.found(accelerator, mixed_precision, model.device.type == "cpu")
     listed = list_batches(model, batches)
     run = {**dataclasses.asdict(options), "mixed_precision": processes.precision, "processes": processes.count}

@@ -6,19 +6,21 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import NonFiniteError, SwapError
 from collab_heads.heads.report import AlphaReport, MixedSite
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.output import alphas_of, install_alphas
-from collab_heads.model.offloading import opening_attention
+from collab_heads.model.offloading import changing_attention, opening_attention
 from collab_heads.model.refusals import check_outputs, check_wrapper
 from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, select_sites
 
 
-@opening_attention
+@checking_arguments
+@changing_attention
 def swap_to_alpha(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
@@ -74,6 +76,7 @@ def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple
     return [(site, alphas) for site, alphas in alphas_by_site if alphas is not None]
 
 
+@checking_arguments
 @torch.no_grad()
 @opening_attention
 def alpha_report(

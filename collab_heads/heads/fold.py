@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
 from collab_heads.heads.fold_narrow import narrow_as_stock, stock_width
@@ -13,7 +14,7 @@ from collab_heads.heads.prune import check_prunable, release
 from collab_heads.heads.report import FoldReport
 from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
-from collab_heads.model.offloading import input_device, opening_attention
+from collab_heads.model.offloading import changing_attention, input_device
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_wrapper
 from collab_heads.record import FIELD, CollabConfig
@@ -21,7 +22,8 @@ from collab_heads.registry import get_adapter
 from collab_heads.state import SiteState
 
 
-@opening_attention
+@checking_arguments
+@changing_attention
 def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> FoldReport:
     """Multiply gates and alphas into W_O and give removed heads back as zeros, in place: a model of stock shape.
 

@@ -7,13 +7,14 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, ConfigError, SwapError
 from collab_heads.heads.choices import alive_choice
 from collab_heads.heads.report import GatedSite, GateReport
 from collab_heads.layers.gates import INIT_LOG_ALPHA, HeadGates
 from collab_heads.layers.output import gates_of, install_gates
-from collab_heads.model.offloading import opening_attention
+from collab_heads.model.offloading import changing_attention, opening_attention
 from collab_heads.model.refusals import check_outputs, check_wrapper
 from collab_heads.record import CollabConfig, kept_heads
 from collab_heads.registry import get_adapter
@@ -21,7 +22,8 @@ from collab_heads.sites import AttentionSite, select_sites
 from collab_heads.state import GateState
 
 
-@opening_attention
+@checking_arguments
+@changing_attention
 def swap_to_gated(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
@@ -121,6 +123,7 @@ def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["l
     config.with_sites(changed).write(model)
 
 
+@checking_arguments
 @torch.no_grad()
 @opening_attention
 def gate_report(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> GateReport:

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
@@ -17,7 +18,7 @@ from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import check_batches
 from collab_heads.model.examples import moved
 from collab_heads.model.modalities import check_modalities
-from collab_heads.model.offloading import input_device, opening_attention, opening_model
+from collab_heads.model.offloading import changing_attention, input_device, opening_model
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import get_adapter
@@ -26,6 +27,7 @@ from collab_heads.sites import AttentionSite, check_name
 Criterion = Literal["gradient", "reconstruction"]
 
 
+@checking_arguments
 def head_importance(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
@@ -69,7 +71,7 @@ def head_importance(
     return CRITERIA[criterion](model, batches, adapter, normalize) if adapter.sites_with_heads(model) else {}
 
 
-@opening_attention
+@changing_attention
 def reconstruction_importance(
     model: PreTrainedModel, batches: Sequence[Mapping], adapter: AttentionAdapter, normalize: bool
 ) -> dict[str, Tensor]:
@@ -165,6 +167,7 @@ def not_finite(loss: Tensor | float, index: int) -> str:
     return f"the loss of batch {index} is {float(loss)}: does it have a label that counts (not -100)?"
 
 
+@checking_arguments
 def most_important(
     model: PreTrainedModel,
     scores: Mapping[str, Tensor],

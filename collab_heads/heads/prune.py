@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 from transformers import PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
 from collab_heads.heads.choices import removal_choice
@@ -16,7 +17,7 @@ from collab_heads.layers.output import PARTS, HeadOutputProjection, alphas_of, k
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import exact_query_key
 from collab_heads.layers.removed import is_empty
-from collab_heads.model.offloading import opening_attention
+from collab_heads.model.offloading import changing_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
 from collab_heads.record import CollabConfig
@@ -24,7 +25,8 @@ from collab_heads.registry import get_adapter
 from collab_heads.state import SiteState
 
 
-@opening_attention
+@checking_arguments
+@changing_attention
 def prune_heads(
     model: PreTrainedModel,
     heads: Mapping | None = None,

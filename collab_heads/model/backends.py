@@ -9,8 +9,10 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def evaluating(model: PreTrainedModel):
-    """Evaluation mode without gradients; every module's own mode is restored."""
+    """Evaluation mode without gradients; every module's own mode is restored, and what a forward pass notes."""
     modes = {module: module.training for module in model.modules()}
+    inside = [module for module in modes if isinstance(module, PreTrainedModel)]
+    problems = [(each.config, each.config.problem_type) for each in inside]  # classifiers note it, by their labels
     model.eval()
     try:
         with torch.no_grad():
@@ -18,6 +20,8 @@ def evaluating(model: PreTrainedModel):
     finally:
         for module, mode in modes.items():
             module.training = mode
+        for config, problem in problems:
+            config.problem_type = problem
 
 
 @contextmanager

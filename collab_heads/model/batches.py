@@ -32,6 +32,11 @@ def each_batch(calibration: Iterable[Mapping]) -> Iterator[Mapping]:
             raise CalibrationError(
                 f"calibration batch {index} is a {type(batch).__name__}, expected a dict of model inputs"
             )
+        for name, value in batch.items():
+            if not isinstance(name, str):
+                raise CalibrationError(f"calibration batch {index}: {name!r:.80} is not the name of a model input")
+            if isinstance(value, Tensor) and value.is_meta:
+                raise CalibrationError(f"calibration batch {index}: its {name} is on the meta device, without values")
         yield batch
     if index < 0:
         raise CalibrationError("calibration is empty: pass 32 to 512 sentences as batches of model inputs")

@@ -8,6 +8,7 @@ from pathlib import Path
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PretrainedConfig, PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.errors import OutputError
 from collab_heads.files import write_file
 from collab_heads.model.card_text import CHANGED, attention, metadata, record_digest, results, title
@@ -32,6 +33,7 @@ GENERATED = (
 )
 
 
+@checking_arguments
 def model_card(
     model: PreTrainedModel,
     report: object = None,

@@ -48,7 +48,7 @@ def masks_of_tokens(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor
             return {"encoder": as_bool(inputs.get("encoder_attention_mask")), "decoder": attention_mask}
         return {"encoder": attention_mask, "decoder": attention_mask}
     decoder_mask, ids = as_bool(inputs.get("decoder_attention_mask")), decoder_ids(model, inputs)
-    if decoder_mask is None and ids is not None:
+    if decoder_mask is None and ids is not None and config.pad_token_id is not None:
         decoder_mask = ids != config.pad_token_id
         decoder_mask[:, 0] = True  # the start token is often the padding token
     return {"encoder": attention_mask, "decoder": decoder_mask}
@@ -68,7 +68,8 @@ def decoder_ids(model: PreTrainedModel, inputs: Mapping) -> Tensor | None:
     if source is None:
         return None
     shifted = torch.cat([source[:, :1], source[:, :-1]], dim=1)
-    return shifted.masked_fill(shifted == -100, model.config.pad_token_id)
+    pad = model.config.pad_token_id
+    return shifted.masked_fill(shifted == -100, 0 if pad is None else pad)
 
 
 def as_bool(mask: Tensor | None) -> Tensor | None:

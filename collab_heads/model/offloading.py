@@ -8,8 +8,9 @@ before: what was offloaded is offloaded again, to memory or to new files in the 
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -17,22 +18,24 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model.device_hooks import HOOK, HookedModule, Place, aligning, check_hooks, hook_new
-from collab_heads.model.open_site import open_sites
+from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.registry import get_adapter
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def opening_attention(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Decorator of a function of a model, and perhaps of an adapter: the attention is in memory while it runs."""
+    return opening(function, attention_modules)
 
-    def attention(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None) -> list[nn.Module]:
-        return attention_modules(model, get_adapter(model, adapter))
 
-    return opening(function, attention)
+def changing_attention(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The same of a function that changes or fits weights of attention: it refuses NaN and inf in them beforehand."""
+    return opening(function, attention_modules, check_finite)
 
 
 def opening_model(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -45,18 +48,28 @@ def opening_model(function: Callable[Arguments, Result]) -> Callable[Arguments, 
 
 def opening(
     function: Callable[Arguments, Result],
-    roots: Callable[[PreTrainedModel, type[AttentionAdapter] | AttentionAdapter | None], list[nn.Module]],
+    roots: Callable[[PreTrainedModel, AttentionAdapter], list[nn.Module]],
+    check: Callable[[PreTrainedModel, AttentionAdapter], None] | None = None,
 ) -> Callable[Arguments, Result]:
-    """A function during which some modules of its model, for an adapter, are in memory without hooks."""
+    """A function during which some modules of its model, for an adapter, are in memory without hooks.
+
+    Args:
+        function: of a model, and perhaps of an adapter.
+        roots: gives the modules.
+        check: of what is in memory then, before the function is called.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         model = args[0] if args else kwargs.get("model")
-        if not isinstance(model, PreTrainedModel) or not is_spread(model):
+        spread = isinstance(model, PreTrainedModel) and is_spread(model)
+        if not isinstance(model, PreTrainedModel) or not (spread or check):
             return function(*args, **kwargs)
-        adapter = signature.bind(*args, **kwargs).arguments.get("adapter")
-        with in_memory(roots(model, adapter)):
+        adapter = get_adapter(model, signature.bind(*args, **kwargs).arguments.get("adapter"))
+        with in_memory(roots(model, adapter)) if spread else nullcontext():
+            if check is not None:
+                check(model, adapter)
             return function(*args, **kwargs)
 
     return wrapper
@@ -127,14 +140,31 @@ def input_device(model: PreTrainedModel) -> torch.device:
 
 def attention_modules(model: PreTrainedModel, adapter: AttentionAdapter) -> list[nn.Module]:
     """The attention modules of a model and their output projections, as far as the adapter says where these are."""
-    found: list[nn.Module] = []
-    for site in open_sites(model, adapter, adapter.sites(model)):
-        found.append(site.module)
-        try:
-            found.append(site.output)
-        except ArgumentError:
-            continue
-    return found
+    return [module for site in open_sites(model, adapter, adapter.sites(model)) for module in modules_of(site)]
+
+
+def modules_of(site: OpenSite) -> list[nn.Module]:
+    """The attention module of a site and its output projection, if the adapter says where that is."""
+    try:
+        return [site.module, site.output]
+    except ArgumentError:
+        return [site.module]
+
+
+def check_finite(model: PreTrainedModel, adapter: AttentionAdapter) -> None:
+    """Raise NonFiniteError if there is NaN or inf in a weight of attention: a forward pass may hide it.
+
+    Weights that are away, and those of quantised models, are passed over. Each is read once, and nothing is allocated.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for site in open_sites(model, adapter):
+        for parameter in (each for module in modules_of(site) for each in module.parameters()):
+            if parameter.dtype in FLOATS and parameter.numel() and not parameter.is_meta:
+                if not all(math.isfinite(edge) for edge in torch.aminmax(parameter.detach())):
+                    raise NonFiniteError(
+                        f"{site.path}: its weight {names[id(parameter)]} contains NaN or inf: take a checkpoint from "
+                        "before, or load the model again"
+                    )
 
 
 def parts_of(roots: Sequence[nn.Module]) -> list[nn.Module]:

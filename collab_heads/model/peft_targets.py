@@ -6,6 +6,7 @@ from typing import Literal
 from torch import nn
 from transformers import PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice, is_list
 from collab_heads.errors import ArgumentError, SwapError
@@ -18,6 +19,7 @@ Part = Literal["query", "key", "value", "output"]
 PARTS: tuple[Part, ...] = ("query", "key", "value", "output")
 
 
+@checking_arguments
 def peft_targets(
     model: PreTrainedModel,
     parts: str | Sequence[str] = ("query", "value"),

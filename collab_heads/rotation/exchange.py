@@ -6,6 +6,7 @@ H heads of a site, d the width of a head, D the width of the model.
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.layers.output import gates_of
@@ -29,6 +30,7 @@ from collab_heads.rotation.slots import Pairs, Slot, find_site, index_of, slot_p
 _INSIDE = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
+@checking_arguments
 @opening_attention
 def swap_heads(
     model: PreTrainedModel,

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from collab_heads.arguments import checking_arguments
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files import write_file, writing
 from collab_heads.layers.alphas import HeadAlphas
@@ -29,13 +30,7 @@ def head_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {f"{path}.{name}": tensor for path, each in heads.items() for name, tensor in each.state_dict().items()}
 
 
-def file_in(folder: object) -> Path:
-    """The file of gates and alphas in a folder; raises ArgumentError if that is no path."""
-    if not isinstance(folder, str | os.PathLike) or "\0" in os.fspath(folder):
-        raise ArgumentError(f"folder {folder!r:.200} must be a path")
-    return Path(folder) / FILE
-
-
+@checking_arguments
 def save_heads(model: nn.Module, folder: str | Path) -> None:
     """Write the gates and alphas of a model with PEFT's adapters beside these; nothing of a model that is stored whole.
 
@@ -51,19 +46,18 @@ def save_heads(model: nn.Module, folder: str | Path) -> None:
         folder: where `save_pretrained` writes the adapters.
 
     Raises:
-        ArgumentError: if `folder` is no path.
         UnsupportedModelError: if there is no transformers model in `model`, or `model` takes other inputs than it.
         OutputError: if the file cannot be written.
     """
-    file = file_in(folder)
     check_passed(model)
     if tensors := beside_adapters(model):
-        write_file(file, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
-    elif os.path.isdir(file.parent):
-        with writing(file):
+        write_file(Path(folder) / FILE, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+    else:
+        with writing(file := Path(folder) / FILE):
             file.unlink(missing_ok=True)
 
 
+@checking_arguments
 def load_heads(model: nn.Module, folder: str | Path) -> None:
     """Read the gates and alphas that a training with PEFT's adapters has left beside these, into a model, in place.
 
@@ -78,18 +72,17 @@ def load_heads(model: nn.Module, folder: str | Path) -> None:
         folder: of a checkpoint, or what `Trainer.save_model` wrote.
 
     Raises:
-        ArgumentError: if `folder` is no path, nothing is there, or what is there is that of other sites or heads; the model is as it was.
+        ArgumentError: if nothing is there, or what is there is that of other sites or heads; the model is as it was.
         DataError: if the file is damaged.
         UnsupportedModelError: if there is no transformers model in `model`, or `model` takes other inputs than it.
     """
-    file = file_in(folder)
     check_passed(model)
-    tensors = head_tensors(model_inside(model).base_model)
-    if not os.path.isfile(file):
+    file, tensors = Path(folder) / FILE, head_tensors(model_inside(model).base_model)
+    if not os.path.isfile(file):  # a name that is too long is none, too
         raise ArgumentError(f"there are no gates and alphas beside the adapters in {folder}: it has no {FILE}")
     try:
         stored = load_file(file)
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise DataError(f"{file} is damaged: {error}") from error
     ours, theirs = ({name: tuple(each.shape) for name, each in found.items()} for found in (tensors, stored))
     if differing := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):

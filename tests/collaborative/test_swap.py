@@ -288,7 +288,7 @@ def bias_nan(model):
         (spoilt(float("nan"), "query"), (LAYER_1, "query")),
         (spoilt(float("inf"), "key"), (LAYER_1, "key")),
         (spoilt(float("-inf"), "value", 0), (LAYER_0, "value")),
-        (bias_nan, (LAYER_0, "query_bias")),
+        (bias_nan, (LAYER_0, "query.bias")),
     ),
 )
 def test_weights_that_are_not_finite(kind, spoil, fragments):

@@ -7,6 +7,7 @@ from accelerate.hooks import LayerwiseCastingHook, add_hook_to_module
 from compressing import batches_of
 from distilling import changed_pair
 from torch.testing import assert_close
+from unchanged import refused
 
 from collab_heads import (
     HeadPenalty,
@@ -29,7 +30,7 @@ from collab_heads import (
     token_contributions,
 )
 from collab_heads.collaborative.score_terms import restrict_scores
-from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model.device_hooks import HOOK, OWN_FILE
 from collab_heads.model.offloading import is_offloaded
 from families import FAMILIES, FP32_NOISE
@@ -313,6 +314,58 @@ def test_only_whole_models_are_trained():
     assert report.before.total(1.0) > 0.01
     swap_to_gated(model)
     cpu_offload(model, CPU)
-    for refused in (lambda: distill(model, original, batches(), steps=2), lambda: HeadPenalty(model, target_heads=4)):
+    for refusing in (lambda: distill(model, original, batches(), steps=2), lambda: HeadPenalty(model, target_heads=4)):
         with pytest.raises(UnsupportedModelError, match=r"offloaded .* load it whole"):
-            refused()
+            refusing()
+
+
+FITTED = {
+    "collaborative": lambda model: swap_to_collaborative(model, dim_shared_query_key=16),
+    "values": lambda model: swap_to_collaborative(model, dim_value=16),
+    "gates": swap_to_gated,
+    "alphas": swap_to_alpha,
+    "removal": lambda model: prune_heads(model, SOME_HEADS),
+    "plan": lambda model: plan(model, batches_of(FAMILIES["bert"]), refine_steps=0),
+    "compression": lambda model: compress(model, batches_of(FAMILIES["bert"]), refine_steps=0),
+    "reconstruction": lambda model: head_importance(model, batches_of(FAMILIES["bert"]), criterion="reconstruction"),
+}
+
+
+@pytest.mark.parametrize("value", (torch.nan, -torch.inf))
+@pytest.mark.parametrize("call", FITTED)
+def test_weights_that_are_not_finite_are_named_before_anything_is_done(call, value):
+    """Also where the forward pass hides them, as a query's may be under sdpa, or they are of another layer."""
+    model = FAMILIES["bert"].build()
+    with torch.no_grad():
+        model.bert.encoder.layer[1].attention.self.query.weight[3, 2] = value
+    with refused(model, NonFiniteError, LAYER_1, "layer.1.attention.self.query.weight contains NaN or inf"):
+        FITTED[call](model)
+
+
+def test_a_gate_that_is_not_finite_removes_no_heads():
+    model = FAMILIES["bert"].build()
+    swap_to_gated(model)
+    with torch.no_grad():
+        model.bert.encoder.layer[1].attention.output.dense.gates.log_alpha.fill_(torch.nan)
+    for call in (prune_heads, fold_heads):
+        with refused(model, NonFiniteError, LAYER_1, "log_alpha contains NaN"):
+            call(model)
+
+
+def test_neither_of_a_pair_may_have_weights_that_are_not_finite():
+    for which in (0, 1):
+        pair = changed_pair("bert")
+        with torch.no_grad():
+            pair[which].bert.encoder.layer[1].attention.output.dense.weight[0, 0] = torch.nan
+        with refused(pair[0], NonFiniteError, LAYER_1, "attention.output.dense.weight contains NaN"):
+            distill(*pair, batches_of(FAMILIES["bert"]), 1)
+
+
+def test_weights_on_disk_are_looked_at_too(tmp_path):
+    model = FAMILIES["bert"].build()
+    with torch.no_grad():
+        model.bert.encoder.layer[1].attention.self.key.weight[0, 0] = torch.nan
+    model = by_device_map(model, tmp_path)
+    with pytest.raises(NonFiniteError, match=r"self\.key\.weight contains NaN"):
+        swap_to_gated(model)
+    assert model.bert.encoder.layer[1].attention.self.key.weight.is_meta

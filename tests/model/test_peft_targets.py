@@ -111,7 +111,9 @@ def test_the_default_is_that_of_peft_where_nothing_is_changed():
 
 def test_what_cannot_be_is_refused():
     model = FAMILIES["bert"].build()
-    for parts in (["queries"], "queries", 3):
+    with pytest.raises(ArgumentError, match=r"parts must be a text or a list \(a text\), not 3"):
+        peft_targets(model, 3)
+    for parts in (["queries"], "queries"):
         with pytest.raises(ArgumentError, match=r"unknown part .*known: query, key, value, output"):
             peft_targets(model, parts)
     with pytest.raises(ArgumentError, match="nothing to adapt"):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import tqdm
 
 from collab_heads.analysis.measures.sentences import rows
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.choices import removal_choice
@@ -21,7 +23,7 @@ from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import get_adapter, head_numbers
 from collab_heads.sites import AttentionSite, select_sites
 from collab_heads.text import text_table
-from collab_heads.wrappers import check_passed
+from collab_heads.wrappers import check_passed, model_inside
 
 Evaluate = Callable[[PreTrainedModel], float]
 IGNORED = -100  # labels that do not count
@@ -73,6 +75,7 @@ class Ablation:
         return text_table(["site", "role", "lowest", "highest"], rows, last)
 
 
+@checking_arguments
 @contextmanager
 def without_heads(
     model: PreTrainedModel, heads: Mapping, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
@@ -114,6 +117,7 @@ def silencer(alive: Tensor) -> Callable[[nn.Module, tuple], tuple]:
     return hook
 
 
+@checking_arguments
 def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
     """The mean loss over a data set, every label of a sequence (or every example) counted alike.
 
@@ -128,6 +132,7 @@ def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
         UnsupportedModelError: if it takes no such batches, but a model inside it does.
     """
     check_passed(model)
+    model_inside(model)
     total, count = 0.0, 0
     with evaluating(model):
         for index, batch in enumerate(each_batch(batches)):
@@ -143,6 +148,7 @@ def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
     return total / max(1, count)
 
 
+@checking_arguments
 def leave_one_out(
     model: PreTrainedModel,
     evaluate: Evaluate,
@@ -182,6 +188,7 @@ def leave_one_out(
     return Ablation(tuple(chosen), heads, metric, original, without, higher_is_better)
 
 
+@checking_arguments
 def ablation_curve(
     model: PreTrainedModel,
     evaluate: Evaluate,
@@ -228,9 +235,12 @@ def ablation_curve(
     return points
 
 
-def checked(value: float, metric: str, of: str) -> float:
-    """The value as a float; NonFiniteError if it is NaN or inf."""
-    value = float(value)
+def checked(value: Any, metric: str, of: str) -> float:
+    """The value as a float; ArgumentError if it is none, NonFiniteError if it is NaN or inf."""
+    try:
+        value = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"evaluate must give a number, and the {metric} {of} is {value!r:.80}") from error
     if not math.isfinite(value):
         raise NonFiniteError(f"the {metric} {of} is {value}")
     return value

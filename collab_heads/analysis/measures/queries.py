@@ -10,6 +10,8 @@ from collab_heads.errors import ArgumentError
 from collab_heads.model.masks import decoder_ids, token_masks
 from collab_heads.registry import is_lone_decoder
 
+LARGEST = 2**63 - 1  # that a tensor of ids holds
+
 
 def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
     """The ids that end a sentence, as the config and the generation config name them; BERT's configs name none."""
@@ -24,8 +26,8 @@ def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
 def check_exclude(exclude: Iterable[int]) -> tuple[int, ...]:
     """The token ids that do not count, ascending, or an ArgumentError if they are no ids."""
     ids = list(exclude) if isinstance(exclude, Iterable) and not isinstance(exclude, str) else [exclude]
-    if any(isinstance(each, bool) or not isinstance(each, int) for each in ids):
-        raise ArgumentError(f"exclude={exclude!r}: expected token ids, such as [tokenizer.sep_token_id]")
+    if any(isinstance(each, bool) or not isinstance(each, int) or abs(each) > LARGEST for each in ids):
+        raise ArgumentError(f"exclude={exclude!r:.200}: expected token ids, such as [tokenizer.sep_token_id]")
     return tuple(sorted(set(ids)))
 
 
@@ -52,7 +54,8 @@ def query_masks(model: PreTrainedModel, inputs: Mapping, exclude: tuple[int, ...
         masks["encoder"] = without(masks["encoder"], source, exclude)
         masks["decoder"] = without(masks["decoder"], target, exclude, starts=True)
         if target is not None and labels is not None and labels.shape == target.shape:
-            masks["decoder"] = masks["decoder"] & (labels != -100) & (labels != config.pad_token_id)
+            labelled, decoder = (labels != -100) & (labels != config.pad_token_id), masks["decoder"]
+            masks["decoder"] = labelled if decoder is None else decoder & labelled
     elif is_lone_decoder(config):
         masks["decoder"] = without(masks["decoder"], source, exclude, starts=True)
     else:

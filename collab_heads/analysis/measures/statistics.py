@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.measures.first_token import first_token
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer, excluded_tokens, observe
 from collab_heads.analysis.measures.results import MEASURES, HeadStatistics, Measure
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
@@ -139,6 +140,7 @@ class Statistics(Observer):
         return HeadStatistics(sites, self.measures, excluded, tokens, alphas=alphas, **values)
 
 
+@checking_arguments
 def head_statistics(
     model: PreTrainedModel,
     batches: Iterable[Mapping],

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
+from collab_heads.analysis.measures.queries import check_exclude
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.analysis.relevance.contribution_curve import difference_and_error
 from collab_heads.analysis.relevance.contribution_results import (
@@ -21,10 +22,12 @@ from collab_heads.analysis.relevance.contribution_results import (
 )
 from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.analysis.relevance.prefixes import check_prefixes
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import check_choice
 from collab_heads.documents import read_document, write_document
 from collab_heads.errors import ArgumentError
+from collab_heads.model.loading import load_or_explain
 from collab_heads.text import portable_name, text_table
 from collab_heads.words import PrefixKind
 
@@ -144,6 +147,7 @@ class ContributionComparison:
         return cls(runs, stored["divergence"])
 
 
+@checking_arguments
 def compare_contributions(
     models: Mapping[str, Model] | Sequence[str | Path],
     batches: Iterable[Mapping],
@@ -178,15 +182,15 @@ def compare_contributions(
         The comparison; `print` it.
 
     Raises:
-        ArgumentError: if there are no models, two have a name, prefixes are unknown, or the batches can be read once.
+        ArgumentError: if there are no models, a folder holds none, two have a name, prefixes are unknown, or the
+            batches can be read once.
         CollabHeadsError: what `token_contributions` raises.
-        OSError: if a folder holds no model.
 
     Source: Voita, Sennrich, Titov 2021, arXiv:2010.10907, sections 5 and 7.
     """
     named = named_models(models)
     kinds = check_prefixes(prefixes)
-    sentences, excluded = Sentences(batches), None if exclude is None else list(exclude)
+    sentences, excluded = Sentences(batches), None if exclude is None else check_exclude(exclude)
     diverges = len(named) > 1 and "reference" in kinds
     runs: list[tuple[str, TokenContributions]] = []
     for name, model in named.items():
@@ -212,10 +216,6 @@ def compare_contributions(
 
 def named_models(models: Mapping[str, Model] | Sequence[str | Path]) -> dict[str, Model]:
     """The models by name."""
-    if isinstance(models, str | Path | PreTrainedModel):
-        raise ArgumentError("models are several: give a list of folders, or a dict of names and models")
-    if not isinstance(models, Mapping) and any(isinstance(each, PreTrainedModel) for each in models):
-        raise ArgumentError("a list is one of folders: give a dict of names and models")
     pairs = list(models.items()) if isinstance(models, Mapping) else [(Path(each).name, each) for each in models]
     if not pairs:
         raise ArgumentError("there are no models to compare")
@@ -229,8 +229,9 @@ def named_models(models: Mapping[str, Model] | Sequence[str | Path]) -> dict[str
 
 def load(folder: str | Path) -> PreTrainedModel:
     """A model that translates or goes on, of a folder or a name on the Hub."""
-    auto = AutoModelForSeq2SeqLM if AutoConfig.from_pretrained(folder).is_encoder_decoder else AutoModelForCausalLM
-    return auto.from_pretrained(folder, dtype=torch.float32).eval()
+    config = load_or_explain(AutoConfig, folder)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return load_or_explain(auto, folder, dtype=torch.float32).eval()
 
 
 def divergence(last: TokenContributions, other: TokenContributions) -> float:

@@ -15,6 +15,7 @@ from collab_heads.analysis.relevance.portion_contributions import Portion, sente
 from collab_heads.analysis.relevance.prefixes import with_prefixes
 from collab_heads.analysis.relevance.sentence_contributions import SentenceContributions
 from collab_heads.analysis.relevance.sides import Sides, sides_of
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import CalibrationError, UnsupportedModelError
 from collab_heads.model.examples import num_rows
@@ -27,6 +28,7 @@ from collab_heads.words import PrefixKind
 ROW = "row of the batch"  # beside the inputs, while a batch is cut into portions
 
 
+@checking_arguments
 @opening_model
 def token_contributions(
     model: PreTrainedModel,

@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 from collab_heads.analysis.measures.queries import check_exclude, end_tokens
 from collab_heads.analysis.relevance.backward import explain_batches, leaf
 from collab_heads.analysis.relevance.targets import checked_target_values, top_logits
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.importance import broken_site
@@ -98,6 +99,7 @@ class RunningRelevance:
         self.signed = self.signed + relevance.sum(0)
 
 
+@checking_arguments
 @opening_model
 def head_relevance(
     model: PreTrainedModel,

@@ -64,7 +64,7 @@ class SourceAndTarget(Sides):
 
     def ids(self, model, inputs):
         """Of encoder and decoder; its first token is known where labels are shifted."""
-        target, start = decoder_ids(model, inputs), model.config.decoder_start_token_id
+        target, start = decoder_ids(model, inputs), getattr(model.config, "decoder_start_token_id", None)
         if target is not None and inputs.get("decoder_input_ids") is None and start is not None:
             target = torch.cat([torch.full_like(target[:, :1], start), target[:, 1:]], dim=1)
         return {"source": inputs.get("input_ids"), "target": target}

@@ -15,6 +15,7 @@ from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
 from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.model.masks import reads_ids
@@ -25,6 +26,7 @@ from collab_heads.registry import get_adapter, head_numbers
 SPECIAL = ("bos", "cls", "eos", "sep", "pad", "mask", "decoder_start")  # what configs name as `..._token_id`
 
 
+@checking_arguments
 def head_roles(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | None = None,

@@ -187,6 +187,8 @@ def ranks_of(counts: Tensor) -> Tensor:
     if not isinstance(counts, Tensor) or counts.ndim != 1 or not counts.numel() or counts.is_complex():
         shape = tuple(counts.shape) if isinstance(counts, Tensor) else type(counts).__name__
         raise ArgumentError(f"token_counts: expected a tensor [V] of counts, found {shape}")
+    if counts.is_meta:
+        raise ArgumentError("token_counts: they are on the meta device, without values")
     if not bool(torch.isfinite(counts).all()) or float(counts.min()) < 0:
         raise ArgumentError("token_counts: some are negative or not finite; expected numbers of 0 or more")
     return torch.unique(counts.detach().cpu(), sorted=True, return_inverse=True)[1]

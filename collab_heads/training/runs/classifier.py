@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from collab_heads.errors import ArgumentError, NonFiniteError
+from collab_heads.model.loading import backend_options, load_or_explain
 from collab_heads.training.data.classification import (
     Labels,
     calibration_batches,
@@ -39,7 +40,6 @@ from collab_heads.training.data.submission import submission_name, submission_te
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.collaborative import wants_swap
 from collab_heads.training.runs.learner import Learner, check_flags_fit
-from collab_heads.training.runs.loading import backend_options, load_or_explain
 from collab_heads.training.runs.session import Session
 from collab_heads.training.runs.swap import phases
 from collab_heads.training.storage.output import PREDICTIONS

@@ -9,8 +9,8 @@ from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
 from collab_heads.distillation.pairs import check_pair
 from collab_heads.distillation.report import DistillReport
+from collab_heads.model.loading import backend_options, load_or_explain
 from collab_heads.training.runs.learner import Learner
-from collab_heads.training.runs.loading import backend_options, load_or_explain
 
 BATCH = 32  # examples of a step, over all processes: as `Learner.samples` makes them
 

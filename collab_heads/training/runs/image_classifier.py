@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from collab_heads.errors import ArgumentError
+from collab_heads.model.loading import backend_options, load_or_explain
 from collab_heads.training.data.classification import Labels, check_head, configure, is_trained
 from collab_heads.training.data.glue import Data
 from collab_heads.training.data.glue_tasks import Task
@@ -29,7 +30,6 @@ from collab_heads.training.loop.optimizer import Loss, model_loss
 from collab_heads.training.runs.classifier import Classifier
 from collab_heads.training.runs.image_scratch import untrained
 from collab_heads.training.runs.learner import check_flags_fit
-from collab_heads.training.runs.loading import backend_options, load_or_explain
 from collab_heads.training.runs.session import Session
 from collab_heads.training.runs.swap import phases
 from collab_heads.training.storage.output import PREDICTIONS

@@ -15,11 +15,11 @@ from transformers import (
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.errors import ArgumentError
+from collab_heads.model.loading import backend_options, load_or_explain
 from collab_heads.registry import image_blueprints
 from collab_heads.training.data.classification import Labels, configure
 from collab_heads.training.data.glue_tasks import Task
 from collab_heads.training.flags.image_arguments import sizes_of
-from collab_heads.training.runs.loading import backend_options, load_or_explain
 from collab_heads.training.runs.machine import check_memory
 
 

@@ -15,11 +15,11 @@ from transformers import (
 
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.errors import ArgumentError
+from collab_heads.model.loading import backend_options, load_or_explain
 from collab_heads.registry import blueprints
 from collab_heads.training.data.parallel import Corpus
 from collab_heads.training.data.vocabulary import train_tokenizer
 from collab_heads.training.flags.translation_arguments import DEFAULT_SIZES
-from collab_heads.training.runs.loading import backend_options, load_or_explain
 from collab_heads.training.runs.machine import check_memory
 
 

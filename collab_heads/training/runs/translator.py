@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.errors import ArgumentError
+from collab_heads.model.loading import backend_options, load_or_explain
 from collab_heads.training.data.batches import longest_first, token_steps
 from collab_heads.training.data.classification import draw
 from collab_heads.training.data.collate import Collate
@@ -29,7 +30,6 @@ from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import last_checkpoints, load_weights
 from collab_heads.training.runs.best_weights import BestWeights, check_enough_checkpoints
 from collab_heads.training.runs.learner import Learner, check_flags_fit
-from collab_heads.training.runs.loading import backend_options, load_or_explain
 from collab_heads.training.runs.scratch import untrained
 from collab_heads.training.runs.session import Session
 from collab_heads.training.runs.swap import Phase, phases

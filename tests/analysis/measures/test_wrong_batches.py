@@ -3,12 +3,12 @@
 import pytest
 import torch
 from measuring import EOS, STEPS, ended, model_in
-from unchanged import refused
+from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import analyze_heads, head_importance, head_relevance, head_statistics, mean_loss
+from collab_heads import analyze_heads, head_importance, head_relevance, head_statistics, leave_one_out, mean_loss
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
-from families import cast
+from families import FAMILIES, batch, cast
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,15 @@ def test_a_batch_that_is_none(measure, marian, inputs):
         MEASURES[measure](marian, [inputs, [1, 2]])
 
 
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_batch_without_values_or_names(measure, marian, inputs):
+    away = inputs | {"attention_mask": inputs["attention_mask"].to("meta")}
+    with refused(marian, CalibrationError, "batch 1: its attention_mask is on the meta device, without values"):
+        MEASURES[measure](marian, [inputs, away])
+    with refused(marian, CalibrationError, "batch 1: 5 is not the name of a model input"):
+        MEASURES[measure](marian, [inputs, inputs | {5: 0}])
+
+
 @pytest.mark.parametrize("measure", ("importance", "loss", "analysis", "gradient"))
 def test_a_batch_without_labels_or_without_any_that_counts(measure, marian, inputs):
     without = {name: tensor for name, tensor in inputs.items() if name != "labels"}
@@ -84,3 +93,24 @@ def test_the_first_no_sentences_are_refused(inputs):
     for number in (0, -1):
         with pytest.raises(ArgumentError, match="the number of sentences"):
             next(Sentences([inputs]).first(number))
+
+
+@pytest.mark.parametrize("measure", ("importance", "loss", "relevance"))
+def test_what_a_classifier_notes_in_its_config_is_taken_back(measure):
+    """transformers writes `problem_type` there in the first pass with labels."""
+    model, inputs = FAMILIES["bert"].build(), batch()
+    labelled = inputs | {"labels": torch.tensor([0, 1, 0])}
+    before = snapshot(model)
+    MEASURES[measure](model, [labelled])
+    assert_unchanged(model, before)
+    with refused(model, CalibrationError, "batch 1"):
+        MEASURES[measure](model, [labelled, inputs | {"input_ids": inputs["input_ids"] + 10_000}])
+
+
+@pytest.mark.parametrize("given", (1.5, None))
+def test_what_evaluates_must_give_a_number(given, marian):
+    if given is None:
+        with refused(marian, ArgumentError, "evaluate must give a number, and the loss of the whole model is None"):
+            leave_one_out(marian, lambda model: None)
+    else:
+        assert leave_one_out(marian, lambda model: torch.tensor(given)).original == given

@@ -117,8 +117,9 @@ def test_it_is_stored_whole(compared, tmp_path):
 def test_what_is_refused(models, batches):
     for given, options, words in (
         ({}, {}, "there are no models"),
-        (models["whole"], {}, "models are several"),
-        ("folder", {}, "models are several"),
+        (models["whole"], {}, r"models must be a dict \(a text -> .* or a list \(a text or a path\), not Mar"),
+        ("folder", {}, "models must be a dict .* not 'folder'"),
+        ([models["whole"]], {}, "models must be a dict"),
         (models, {"prefixes": ()}, "prefixes is empty"),
         (models, {"prefixes": ("own", "given")}, "unknown prefixes 'given'"),
     ):

@@ -158,3 +158,15 @@ def test_the_table_and_the_numbers():
     assert numbers["source"] == found.source.tolist() and numbers["counts"] == [3, 3, 3, 2, 2, 1]
     assert numbers["sentences"][1] == found.sentences[1].to_dict() and numbers["mean"] == found.mean
     assert contributions(model, [inputs]) == found != contributions(model, [inputs], keep_relevance=True)
+
+
+@pytest.mark.parametrize("pad", (0, None))
+def test_given_decoder_inputs_need_no_start_token_in_the_config(pad):
+    """T5's configs made by hand have none, and may lack padding."""
+    model = FAMILIES["t5"].build().eval()
+    inputs = FAMILIES["t5"].inputs()
+    expected = token_contributions(model, [inputs]).average("source")
+    if hasattr(model.config, "decoder_start_token_id"):
+        del model.config.decoder_start_token_id
+    model.config.pad_token_id = pad
+    assert token_contributions(model, [inputs]).average("source") == expected

@@ -1,0 +1,97 @@
+"""Load models, with errors that say what was asked for."""
+
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, is_offline_mode, try_to_load_from_cache
+from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from transformers import PretrainedConfig
+from transformers.utils import CONFIG_NAME
+
+from collab_heads.errors import ArgumentError, CollabHeadsError
+from collab_heads.model.config_sizes import check_sizes
+from collab_heads.registry import check_custom_code
+
+
+def load_or_explain(auto: Any, source: str | Path, **kwargs: Any) -> Any:
+    """`from_pretrained` of an Auto class, with an error that says what was asked for.
+
+    Raises:
+        ArgumentError: if there is no such model, its config names sizes that no model has, or it does not fit.
+    """
+    check_sizes(str(source))
+    with explaining(auto.__name__, source, kwargs.get("attn_implementation")):
+        check_reachable(str(source))
+        return auto.from_pretrained(source, **kwargs)
+
+
+@contextmanager
+def explaining(what: str, source: str | Path, backend: str | None = None) -> Iterator[None]:
+    """Say what was asked for where it cannot be loaded, or be built from its config.
+
+    Args:
+        what: the name of the class.
+        source: a folder, or a name on the Hub.
+        backend: of attention, if one was asked for.
+
+    Raises:
+        UnsupportedModelError: if its attention is code that comes with it.
+        ArgumentError: on any other error.
+    """
+    try:
+        yield
+    except CollabHeadsError:
+        raise
+    except Exception as error:  # whatever transformers, safetensors and torch raise about what they find
+        if not isinstance(error, OSError):  # of a model that is not there: the Hub has been asked once
+            refuse_custom_code(source)
+        asked = f" with --attn_implementation {backend} (without it sdpa is used)" if backend else ""
+        raise ArgumentError(f"cannot load {what} from {str(source)!r}{asked}: {reason_of(error)}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, in a line."""
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    said = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
+    return said if isinstance(error, OSError | ValueError) and said else f"{type(error).__name__} {said}".strip()
+
+
+def check_reachable(name: str) -> None:
+    """Ask the Hub once for a model that is not on this machine; transformers would ask six times, for half a minute.
+
+    Raises:
+        ArgumentError: if the Hub cannot be reached. What it says itself, such as that there is no such model, is left
+            to transformers.
+    """
+    if os.path.isdir(name) or is_offline_mode():
+        return
+    with suppress(HFValidationError, HfHubHTTPError):
+        if isinstance(try_to_load_from_cache(name, CONFIG_NAME), str):
+            return
+        try:
+            get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME), timeout=HF_HUB_ETAG_TIMEOUT)
+        except (HFValidationError, HfHubHTTPError):
+            raise
+        except Exception as error:  # of the network, and of whatever talks to it
+            raise ArgumentError(
+                f"{name!r} is no folder, and the Hub cannot be asked for it: {str(error) or type(error).__name__}"
+            ) from error
+
+
+def refuse_custom_code(source: str | Path) -> None:
+    """Raise UnsupportedModelError if a model that cannot be loaded has attention of its own; else do nothing."""
+    config: Any = None
+    with suppress(Exception):  # it was asked for because it cannot be loaded
+        config, _ = PretrainedConfig.get_config_dict(source)
+    if isinstance(config, dict) and isinstance(config.get("model_type"), str | None):
+        check_custom_code(config.get("model_type"), config.get("auto_map"))
+
+
+def backend_options(args: Namespace) -> dict[str, str]:
+    """How `from_pretrained` is told the attention backend that the flags name, if they name one."""
+    return {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}

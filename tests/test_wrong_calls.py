@@ -1,0 +1,257 @@
+"""Whatever a public function is given, it answers, or says in an error of ours what is wrong and changes nothing."""
+
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from closing import gate, mix
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+from unchanged import assert_unchanged, snapshot
+
+import collab_heads
+from collab_heads import CollabHeadsError, registry
+from collab_heads.trainer.heads_file import FILE, head_tensors
+from families import FAMILIES, batch, swap
+
+RAW = 5  # calls of all of them that may end in an error of others
+LONG = 30.0  # seconds of a call; the slowest takes three
+SITE = "encoder.layer.0.attention.self"
+WRONG: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "True": lambda: True,
+    "zero": lambda: 0,
+    "negative": lambda: -1,
+    "fraction": lambda: 1.5,
+    "NaN": lambda: math.nan,
+    "huge": lambda: 2**70,
+    "empty text": lambda: "",
+    "text": lambda: "x",
+    "long text": lambda: "x" * 300,
+    "no path": lambda: "/nowhere/at/all",
+    "bytes": lambda: b"x",
+    "empty list": lambda: [],
+    "list of None": lambda: [None],
+    "list of huge": lambda: [2**70],
+    "list of texts": lambda: ["x", "y"],
+    "empty dict": lambda: {},
+    "dict": lambda: {"x": 1},
+    "dict of None": lambda: {None: None},
+    "role of None": lambda: {"enc-self": None},
+    "object": object,
+    "class": lambda: int,
+    "function": lambda: lambda *anything: None,
+    "module": lambda: torch.nn.Linear(2, 2),
+    "tensor": lambda: torch.ones(3),
+    "meta tensor": lambda: torch.ones(3, device="meta"),
+    "meta batch": lambda: [{"input_ids": torch.ones(2, 3, dtype=torch.long, device="meta")}],
+    "odd batch": lambda: [{1: None}],
+}
+SAMPLE = ("bytes", "dict of None", "meta batch")
+# What is right, and takes long, or is a function of a user's that fails by itself.
+RIGHT = {
+    "huge": {"steps", "refine_steps", "num_examples", "contribution_sentences", "patience"},
+    "class": {"evaluate", "target"},
+    "module": {"evaluate", "target"},
+}
+
+
+class Call(NamedTuple):
+    """A call that works: of what, a model for it (None where it takes none), and its other arguments."""
+
+    build: Callable[[], PreTrainedModel] | None
+    arguments: Callable[[Path], dict[str, Any]]
+    function: Callable | None = None  # where it is not the public name itself
+
+
+def bert() -> PreTrainedModel:
+    return FAMILIES["bert"].build()
+
+
+def marian() -> PreTrainedModel:
+    return FAMILIES["marian"].build()
+
+
+def swapped() -> PreTrainedModel:
+    model = bert()
+    swap(model, "shared", 16)
+    model(**batch(), output_hidden_states=True)  # from then on it has hooks of transformers, which stay
+    return model
+
+
+def gated() -> PreTrainedModel:
+    model = bert()
+    gate(model, empty=False)
+    return model
+
+
+def mixed() -> PreTrainedModel:
+    model = gated()
+    mix(model)
+    return model
+
+
+def scores() -> dict[str, torch.Tensor]:
+    return {path: torch.arange(4.0) for path in (SITE, SITE.replace("0", "1"))}
+
+
+def labelled(name: str = "bert") -> list[dict[str, torch.Tensor]]:
+    inputs = batch(decoder=name == "marian")
+    labels = torch.tensor([0, 1, 0]) if name == "bert" else inputs["decoder_input_ids"].clone()
+    return [inputs | {"labels": labels}] * 2
+
+
+def eight(model: str = "bert") -> list[dict[str, torch.Tensor]]:
+    return [batch() for _ in range(8)]
+
+
+def one(model: PreTrainedModel) -> float:
+    return 1.0
+
+
+def folder_of_heads(folder: Path) -> Path:
+    save_file(head_tensors(gated().base_model), folder / FILE)
+    return folder
+
+
+def within(model, heads, adapter=None):
+    with collab_heads.without_heads(model, heads, adapter):
+        pass
+
+
+def rotated(kind: type) -> Callable:
+    def call(model, **settings):
+        rotation = kind(**settings)
+        rotation.check(model, 4)
+        rotation.apply(model, epoch=1, **({"batches": labelled()} if kind is collab_heads.DynamicRotation else {}))
+
+    return call
+
+
+def trained(model, **settings):
+    return collab_heads.HeadTraining(**settings)
+
+
+class OfATest(collab_heads.get_adapter(bert()).__class__):
+    """An adapter that may be registered."""
+
+    model_types = ("of-a-test",)
+
+
+CALLS = {
+    "ablation_curve": Call(gated, lambda tmp: {"evaluate": one, "scores": scores()}),
+    "alpha_report": Call(mixed, lambda tmp: {}),
+    "analyze_heads": Call(bert, lambda tmp: {"batches": labelled(), "parts": ["statistics"], "num_examples": 1}),
+    "collaborative_config": Call(None, lambda tmp: {"config": bert().config, "dim_shared_query_key": 16}),
+    "compare_contributions": Call(None, lambda tmp: {"models": {"a": marian()}, "batches": labelled("marian")}),
+    "compress": Call(bert, lambda tmp: {"batches": eight(), "budget": 0.5, "refine_steps": 0}),
+    "distill": Call(swapped, lambda tmp: {"original": bert(), "batches": eight(), "steps": 1}),
+    "fold_heads": Call(gated, lambda tmp: {}),
+    "gate_report": Call(gated, lambda tmp: {}),
+    "get_adapter": Call(bert, lambda tmp: {}),
+    "head_importance": Call(bert, lambda tmp: {"batches": labelled()}),
+    "head_relevance": Call(bert, lambda tmp: {"batches": labelled()}),
+    "head_roles": Call(bert, lambda tmp: {"batches": labelled()}),
+    "head_statistics": Call(bert, lambda tmp: {"batches": labelled()}),
+    "leave_one_out": Call(bert, lambda tmp: {"evaluate": one}),
+    "load_heads": Call(gated, lambda tmp: {"folder": folder_of_heads(tmp)}),
+    "mean_loss": Call(bert, lambda tmp: {"batches": labelled()}),
+    "model_card": Call(gated, lambda tmp: {"metrics": {"loss": 1.0}}),
+    "most_important": Call(bert, lambda tmp: {"scores": scores(), "target_heads": 4}),
+    "peft_targets": Call(bert, lambda tmp: {}),
+    "plan": Call(bert, lambda tmp: {"batches": eight(), "refine_steps": 0}),
+    "prune_heads": Call(bert, lambda tmp: {"heads": {SITE: [0]}}),
+    "register": Call(None, lambda tmp: {"adapter": OfATest}),
+    "save_heads": Call(gated, lambda tmp: {"folder": tmp}),
+    "supported_model_types": Call(None, lambda tmp: {}),
+    "swap_heads": Call(bert, lambda tmp: {"pairs": [((SITE, 0), (SITE, 1))]}),
+    "swap_to_alpha": Call(bert, lambda tmp: {}),
+    "swap_to_collaborative": Call(bert, lambda tmp: {"dim_shared_query_key": 16, "refine_steps": 1}),
+    "swap_to_gated": Call(bert, lambda tmp: {}),
+    "token_contributions": Call(marian, lambda tmp: {"batches": labelled("marian")}),
+    "without_heads": Call(bert, lambda tmp: {"heads": {SITE: [0]}}, within),
+    "DynamicRotation": Call(bert, lambda tmp: {"policy": "random"}, rotated(collab_heads.DynamicRotation)),
+    "HeadPenalty": Call(mixed, lambda tmp: {"target_heads": 4, "steps": 3, "growth": 0.1}),
+    "HeadRotation": Call(
+        bert,
+        lambda tmp: {"schedule": {1: [{"paths": [SITE, SITE], "heads": [0, 1]}]}},
+        rotated(collab_heads.HeadRotation),
+    ),
+    "HeadTraining": Call(bert, lambda tmp: {"gate_weight": 0.1}, trained),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """What a call writes to is there; what is registered is gone afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
+
+
+def parameters(public: str) -> list[str]:
+    found = inspect.signature(getattr(collab_heads, public)).parameters.values()
+    return [each.name for each in found if each.kind is not each.VAR_KEYWORD]
+
+
+def raw_calls(public: str, folder: Path, wrong: tuple[str, ...]) -> tuple[int, list[str]]:
+    """How many calls of a function with one wrong argument were made, and which of them ended as none should."""
+    call, made, found = CALLS[public], 0, []
+    function = call.function or getattr(collab_heads, public)
+    model = None if call.build is None else call.build()
+    before = None if model is None else snapshot(model)
+    for parameter in parameters(public):
+        for kind in wrong:
+            if parameter in RIGHT.get(kind, ()):
+                continue
+            given = {} if model is None else {"model": model}
+            given |= call.arguments(folder) | {parameter: WRONG[kind]()}
+            said, started, made = f"{public}({parameter}={kind})", time.monotonic(), made + 1
+            answered = True
+            try:
+                function(**given)
+            except CollabHeadsError as error:
+                answered = False
+                if len(str(error)) < 20:
+                    found.append(f"{said}: {type(error).__name__}: {error}")
+            except Exception as error:
+                answered = False
+                found.append(f"{said}: {type(error).__name__}: {error!s:.100}")
+            if time.monotonic() - started > LONG:
+                found.append(f"{said}: took {time.monotonic() - started:.0f} s")
+            if model is None or before is None or call.build is None:
+                continue
+            if not answered:
+                try:
+                    assert_unchanged(model, before)
+                    continue
+                except AssertionError as error:
+                    found.append(f"{said}: changed the model: {error!s:.300}")
+            model = call.build()
+            before = snapshot(model)
+    return made, found
+
+
+def test_every_public_function_is_called():
+    functions = {name for name in collab_heads.__all__ if inspect.isfunction(getattr(collab_heads, name))}
+    assert functions <= CALLS.keys()
+
+
+@pytest.mark.parametrize("public", CALLS)
+def test_a_sample_of_wrong_calls(public, tmp_path):
+    made, found = raw_calls(public, tmp_path, SAMPLE)
+    assert made >= len(SAMPLE) * len(parameters(public)) and not found, "\n".join(found)
+
+
+@pytest.mark.slow
+def test_a_thousand_wrong_calls(tmp_path, caplog):
+    caplog.set_level(logging.CRITICAL)
+    counts = {public: raw_calls(public, tmp_path, tuple(WRONG)) for public in CALLS}
+    raw = [said for _, found in counts.values() for said in found]
+    assert sum(made for made, _ in counts.values()) > 3000
+    assert len(raw) <= RAW, "\n".join([f"{len(raw)}:", *raw])
