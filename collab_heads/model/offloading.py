@@ -20,6 +20,7 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.model.device_hooks import HOOK, HookedModule, Place, aligning, check_hooks, hook_new
 from collab_heads.model.open_site import open_sites
+from collab_heads.model.replaced import noting_replaced
 from collab_heads.registry import get_adapter
 
 Arguments = ParamSpec("Arguments")
@@ -47,17 +48,23 @@ def opening(
     function: Callable[Arguments, Result],
     roots: Callable[[PreTrainedModel, type[AttentionAdapter] | AttentionAdapter | None], list[nn.Module]],
 ) -> Callable[Arguments, Result]:
-    """A function during which some modules of its model, for an adapter, are in memory without hooks."""
+    """A function during which some modules of its model, for an adapter, are in memory without hooks.
+
+    What it replaces in the model is noted, for optimizers that hold it.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         model = args[0] if args else kwargs.get("model")
-        if not isinstance(model, PreTrainedModel) or not is_spread(model):
+        if not isinstance(model, PreTrainedModel):
             return function(*args, **kwargs)
-        adapter = signature.bind(*args, **kwargs).arguments.get("adapter")
-        with in_memory(roots(model, adapter)):
-            return function(*args, **kwargs)
+        with noting_replaced(model):
+            if not is_spread(model):
+                return function(*args, **kwargs)
+            adapter = signature.bind(*args, **kwargs).arguments.get("adapter")
+            with in_memory(roots(model, adapter)):
+                return function(*args, **kwargs)
 
     return wrapper
 

@@ -78,7 +78,8 @@ def load_heads(model: nn.Module, folder: str | Path) -> None:
         folder: of a checkpoint, or what `Trainer.save_model` wrote.
 
     Raises:
-        ArgumentError: if `folder` is no path, nothing is there, or what is there is that of other sites or heads; the model is as it was.
+        ArgumentError: if `folder` is no path, nothing is there, or what is there is that of other sites or heads; the
+            model is as it was.
         DataError: if the file is damaged.
         UnsupportedModelError: if there is no transformers model in `model`, or `model` takes other inputs than it.
     """
