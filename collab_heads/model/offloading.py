@@ -21,6 +21,7 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model.device_hooks import HOOK, HookedModule, Place, aligning, check_hooks, hook_new
 from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.replaced import noting_replaced
 from collab_heads.registry import get_adapter
 
 Arguments = ParamSpec("Arguments")
@@ -53,6 +54,8 @@ def opening(
 ) -> Callable[Arguments, Result]:
     """A function during which some modules of its model, for an adapter, are in memory without hooks.
 
+    What it replaces in the model is noted, for optimizers that hold it.
+
     Args:
         function: of a model, and perhaps of an adapter.
         roots: gives the modules.
@@ -63,14 +66,17 @@ def opening(
     @functools.wraps(function)
     def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         model = args[0] if args else kwargs.get("model")
-        spread = isinstance(model, PreTrainedModel) and is_spread(model)
-        if not isinstance(model, PreTrainedModel) or not (spread or check):
+        if not isinstance(model, PreTrainedModel):
             return function(*args, **kwargs)
-        adapter = get_adapter(model, signature.bind(*args, **kwargs).arguments.get("adapter"))
-        with in_memory(roots(model, adapter)) if spread else nullcontext():
-            if check is not None:
-                check(model, adapter)
-            return function(*args, **kwargs)
+        with noting_replaced(model):
+            spread = is_spread(model)
+            if not (spread or check):
+                return function(*args, **kwargs)
+            adapter = get_adapter(model, signature.bind(*args, **kwargs).arguments.get("adapter"))
+            with in_memory(roots(model, adapter)) if spread else nullcontext():
+                if check is not None:
+                    check(model, adapter)
+                return function(*args, **kwargs)
 
     return wrapper
 

@@ -214,8 +214,10 @@ def test_an_encoder_decoder_made_of_a_changed_model(changed, folders, tmp_path):
     inputs = {name: INPUTS["input_ids"] for name in ("input_ids", "decoder_input_ids")}
     again = check_saved(whole, tmp_path / "whole", 2, inputs)
     assert f"`{changed}.encoder.layer.1.attention.self`" in (tmp_path / "whole" / "README.md").read_text()
-    fold = getattr(check_saved(again, tmp_path / "again", 2, inputs), changed)
-    prune_heads(fold, {"enc-self" if changed == "encoder" else "dec-self": [[1], []]})
+    again = check_saved(again, tmp_path / "again", 2, inputs)
+    prune_heads(getattr(again, changed), {"enc-self" if changed == "encoder" else "dec-self": [[1], []]})
+    last = getattr(check_saved(again, tmp_path / "pruned", 2, inputs), changed)
+    assert [list(state.kept) for state in CollabConfig.on(last).sites.values()] == [[2, 3], [0, 3]]
 
 
 @pytest.mark.slow
