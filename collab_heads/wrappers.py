@@ -49,6 +49,12 @@ def check_passed(model: object) -> None:
             )
 
 
+def has_adapters(model: nn.Module) -> bool:
+    """Whether a transformers model has PEFT's adapters inside; PEFT 0.18 leaves `peft_config` when it unloads them."""
+    modules = (type(module).__module__ for module in model.modules())
+    return bool(getattr(model, "peft_config", None)) and any(name.startswith("peft.") for name in modules)
+
+
 def path_inside(model: nn.Module) -> str | None:
     """The path of the first transformers model in a module; None if there is none."""
     return next((path for path, module in model.named_modules() if isinstance(module, PreTrainedModel)), None)

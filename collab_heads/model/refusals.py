@@ -13,15 +13,15 @@ from collab_heads.layers.layout import PLAIN, is_quantised
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.sites import AttentionSite
-from collab_heads.wrappers import MERGE_FIRST, check_model
+from collab_heads.wrappers import MERGE_FIRST, check_model, has_adapters
 
 
-def check_wrapper(model: object) -> None:
+def check_wrapper(model: nn.Module) -> None:
     """Raise UnsupportedModelError if `model` is a wrapper, or no transformers model at all."""
     check_model(model)
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise UnsupportedModelError("cannot change a compiled model in place: swap before model.compile()")
-    if getattr(model, "peft_config", None):
+    if has_adapters(model):
         raise UnsupportedModelError(f"cannot change a model with PEFT adapters in place: {MERGE_FIRST}")
 
 

@@ -15,6 +15,7 @@ from collab_heads.heads.whole import is_sharded, keep_whole
 from collab_heads.model.card import NAME, complete
 from collab_heads.model.settling import settle
 from collab_heads.trainer.heads_file import beside_adapters, load_heads, save_heads
+from collab_heads.wrappers import has_adapters
 
 ADAMW = frozenset(inspect.signature(torch.optim.AdamW).parameters) - {"params"}
 
@@ -109,7 +110,7 @@ class AttachedTrainer(Trainer):
         """Write the Trainer's card, and into it what the attention of the model is."""
         super().create_model_card(*args, **kwargs)
         model = self.head_training.model
-        if self.is_world_process_zero() and not getattr(model, "peft_config", None):  # its folder holds adapters alone
+        if self.is_world_process_zero() and not has_adapters(model):  # its folder holds adapters alone
             settle(model)
             complete(model.config, Path(cast(str, self.args.output_dir)), self.hub_model_id or NAME)
 

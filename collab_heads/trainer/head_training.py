@@ -25,7 +25,7 @@ from collab_heads.registry import get_adapter
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.manual import HeadRotation
 from collab_heads.trainer.attached import attached_class
-from collab_heads.wrappers import model_inside
+from collab_heads.wrappers import has_adapters, model_inside
 
 SELECTION_SHARE = 0.1  # of the training in which heads go down to their target, as in the scripts
 OPTIONS = frozenset(field.name for field in dataclasses.fields(PenaltyOptions))
@@ -155,7 +155,7 @@ class HeadTraining(TrainerCallback, ExportableState):
         if total and name not in cast(dict, state.stateful_callbacks):
             raise ArgumentError(f"the checkpoint was written without a {name}: begin again, or go on without one")
         if self.rotation is not None:
-            if getattr(self.model, "peft_config", None):
+            if has_adapters(self.model):
                 raise ArgumentError(
                     "heads that change places do so in weights that PEFT does not store: train without adapters "
                     "(merge_and_unload() them first), or leave the rotation out"

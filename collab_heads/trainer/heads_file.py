@@ -13,7 +13,7 @@ from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files import write_file, writing
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
-from collab_heads.wrappers import check_passed, model_inside
+from collab_heads.wrappers import check_passed, has_adapters, model_inside
 
 FILE = "collab_heads.safetensors"
 
@@ -21,7 +21,7 @@ FILE = "collab_heads.safetensors"
 def beside_adapters(model: nn.Module) -> dict[str, Tensor]:
     """The gates and alphas of a model of which only PEFT's adapters are stored: name in the base model -> tensor."""
     inside = model_inside(model)
-    return head_tensors(inside.base_model) if getattr(inside, "peft_config", None) else {}
+    return head_tensors(inside.base_model) if has_adapters(inside) else {}
 
 
 def head_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -381,8 +381,9 @@ def compiled_in_place(model):
     return model
 
 
-def with_peft_config(model):
+def with_adapters(model):
     model.peft_config = {"default": SimpleNamespace()}
+    model.base_model.encoder.layer[0].lora = type("LoraLayer", (nn.Module,), {"__module__": "peft.tuners.lora.layer"})()
     return model
 
 
@@ -394,7 +395,7 @@ def with_peft_config(model):
         (compiled_in_place, ("compiled", "before model.compile()")),
         (wrapper("PeftModel"), ("PeftModel", "merge_and_unload()")),
         (type("PeftModelForCausalLM", (wrapper("PeftModel"),), {}), ("PeftModel", "merge_and_unload()")),
-        (with_peft_config, ("PEFT", "merge_and_unload()")),
+        (with_adapters, ("PEFT", "merge_and_unload()")),
         (wrapper("DistributedDataParallel"), ("DistributedDataParallel", "model.module", "every rank")),
         (wrapper("FullyShardedDataParallel"), ("FullyShardedDataParallel", "before sharding")),
         (subclass("FSDPModule"), ("FSDPModule", "before sharding")),
@@ -407,6 +408,14 @@ def test_wrapped_models(wrap, fragments):
     wrapped = wrap(model)
     with refused(model, UnsupportedModelError, *fragments):
         swap_to_collaborative(wrapped, dim_shared_query_key=16)
+
+
+def test_adapters_that_were_unloaded_are_none():
+    """PEFT 0.18 leaves its config behind."""
+    model = bert()
+    model.peft_config = {"default": SimpleNamespace()}
+    swap_to_collaborative(model, dim_shared_query_key=16)
+    assert all(map(is_swapped, sites(model).values()))
 
 
 def neo_config() -> GPTNeoConfig:

@@ -14,7 +14,7 @@ from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads import reconstruction
 from collab_heads.heads.reconstruction import HeadRegression
 from collab_heads.registry import get_adapter
-from families import EXACT64, FAMILIES, HEADS, KINDS, cast, output, sites, swap
+from families import EXACT64, FAMILIES, HEADS, KINDS, aligned, cast, output, sites, swap
 
 SOME = pytest.mark.parametrize("name", ("bert", "distilbert", "albert-groups", "marian", "t5", "vit"))
 WIDTH, DIM, TOKENS = 3, 5, 4000
@@ -159,7 +159,7 @@ def test_it_loads_again(name, tmp_path):
     model, inputs, batches = model_and_batches(name)
     prune_heads(model, some_heads(model), calibration=batches)
     model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    loaded = aligned(type(model).from_pretrained(tmp_path, dtype=torch.float64).eval())
     assert torch.equal(output(loaded, inputs), output(model, inputs))
 
 
@@ -182,10 +182,13 @@ def test_heads_that_learned_gates_closed_are_not_missed():
     torch.testing.assert_close(output(repaired, inputs), output(plain, inputs), rtol=0, atol=1e-4)
 
 
-def test_heads_that_fixed_gates_close_are_made_up_for():
+@pytest.mark.parametrize("is_mixed", (False, True))
+def test_heads_that_fixed_gates_close_are_made_up_for(is_mixed):
     """As if they had been named."""
     named, inputs, batches = model_and_batches("bert")
     closed = model_and_batches("bert")[0]
+    for model in (named, closed) if is_mixed else ():
+        mix(model)
     prune_heads(named, some_heads(named), calibration=batches)
     swap_to_gated(closed, alive_heads={path: [1, 0, 1, 1] for path in some_heads(closed)})
     prune_heads(closed, calibration=batches)

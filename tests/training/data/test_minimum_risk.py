@@ -153,6 +153,19 @@ def test_modes_and_random_numbers_of_a_check_are_left_alone(marian):
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
+def test_samples_are_drawn_without_dropout(marian):
+    net, tokenizer, batch = marian
+    for module in net.modules():
+        if hasattr(module, "dropout"):
+            module.dropout = 0.5
+    drawn = []
+    for training in (False, True):
+        torch.manual_seed(3)
+        drawn.append(risk(tokenizer).candidates(net.train(training), batch))
+    assert torch.equal(drawn[0].inputs, drawn[1].inputs) and torch.equal(drawn[0].owner, drawn[1].owner)
+    assert len(drawn[0].inputs) > 3  # not the references alone
+
+
 @pytest.mark.parametrize(
     "kind, message", (("empty", "all samples of 3 .* are empty"), ("same", "the reference itself"))
 )

@@ -1,0 +1,59 @@
+"""The gap between two models, by hand: every part's squared error, relative to how much it varies in the original."""
+
+import pytest
+import torch
+
+from collab_heads.distillation.gap import Gap
+from collab_heads.distillation.processes import Processes
+
+FP32_NOISE = 1e-5  # relative: the same batches in portions, summed in another order
+OUTPUT_WEIGHT = 0.5
+
+
+def parts_of(model, batch) -> list[torch.Tensor]:
+    """The rows that count of every layer, and the logits, in float64."""
+    with torch.no_grad():
+        found = model(**batch, output_hidden_states=True)
+    mask = batch["attention_mask"].bool()
+    return [*(states[mask].double() for states in found.hidden_states[1:]), found.logits.double()]
+
+
+def squared(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The mean over rows."""
+    return (one - other).square().sum(-1).mean()
+
+
+def divergence(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Twice the mean over rows, of the distributions that logits stand for."""
+    one, other = one.log_softmax(-1), other.log_softmax(-1)
+    return 2 * (one.exp() * (one - other)).sum(-1).mean()
+
+
+def expected(model, original, measured, batches) -> torch.Tensor:
+    """The error of every part on some batches, relative to what the original's layers vary on the measured ones."""
+    scales = [squared(rows, rows.mean(0)) for rows in joined(original, measured)[:-1]]
+    pairs = list(zip(joined(original, batches), joined(model, batches), strict=True))
+    layers = [squared(*pair) / scale for pair, scale in zip(pairs, scales, strict=False)]
+    return torch.stack([*layers, divergence(*pairs[-1])])
+
+
+def joined(model, batches) -> list[torch.Tensor]:
+    return [torch.cat(rows) for rows in zip(*(parts_of(model, batch) for batch in batches), strict=True)]
+
+
+@pytest.fixture
+def gap(pair, batches):
+    return Gap.measured(*pair, Processes(1, 0, torch.device("cpu"), "no"), list(enumerate(batches[:3])), OUTPUT_WEIGHT)
+
+
+def test_the_held_out_error_is_relative_to_what_the_original_varies(gap, pair, batches):
+    *layers, output = expected(*pair, batches[:3], batches[3:5])
+    found = gap.error(list(enumerate(batches[3:5])))
+    assert found.hidden == pytest.approx(float(sum(layers) / len(layers)), rel=FP32_NOISE)
+    assert found.output == pytest.approx(float(output), rel=FP32_NOISE)
+
+
+def test_so_is_what_is_made_small(gap, pair, batches):
+    *layers, output = expected(*pair, batches[:3], batches[5:6])
+    loss, _ = gap.backward(5, batches[5])
+    assert loss == pytest.approx(float(sum(layers) / len(layers) + OUTPUT_WEIGHT * output), rel=FP32_NOISE)
