@@ -2,11 +2,13 @@
 
 import functools
 import inspect
+import json
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
+from transformers.utils import CONFIG_NAME
 
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
@@ -14,6 +16,7 @@ from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.whole import is_sharded, keep_whole
 from collab_heads.model.card import NAME, complete
 from collab_heads.model.settling import settle
+from collab_heads.record import FIELD
 from collab_heads.trainer.heads_file import beside_adapters, load_heads, save_heads
 from collab_heads.wrappers import has_adapters
 
@@ -43,6 +46,11 @@ class AttachedTrainer(Trainer):
         if getattr(self, "loss_is_scaled_for_ga", None) is not None:
             return bool(self.loss_is_scaled_for_ga)
         return self.compute_loss_func is not None or (self.model_accepts_loss_kwargs and items is not None)
+
+    def _inner_training_loop(self, *args, **kwargs):
+        """Train; after an attempt that was broken off (out of memory, by hand) as if that had not been."""
+        self.head_training.abandon()
+        return super()._inner_training_loop(*args, **kwargs)
 
     def create_optimizer(self, *args, **kwargs):
         """The Trainer's optimizer, with groups for gates and alphas; a second moment that gates share needs AdamW."""
@@ -88,12 +96,14 @@ class AttachedTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
         """Load the model, with the gates and alphas that are beside its adapters."""
+        check_same_heads(self.head_training.model, Path(resume_from_checkpoint))
         super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
         if beside_adapters(self.head_training.model):
             load_heads(self.head_training.model, resume_from_checkpoint)
 
     def _load_best_model(self):
         """Load the best model, likewise."""
+        check_same_heads(self.head_training.model, Path(cast(str, self.state.best_model_checkpoint)))
         super()._load_best_model()
         if beside_adapters(self.head_training.model):
             load_heads(self.head_training.model, cast(str, self.state.best_model_checkpoint))
@@ -126,6 +136,29 @@ class AttachedTrainer(Trainer):
 def attached_class(kind: Any) -> type[Trainer]:
     """The class that a Trainer of class `kind` becomes: under the same name, since cards and logs show it."""
     return type(kind.__name__, (AttachedTrainer, kind), {"__module__": kind.__module__})
+
+
+def check_same_heads(model: PreTrainedModel, checkpoint: Path) -> None:
+    """Raise ArgumentError if a checkpoint is of a model whose attention was changed in another way.
+
+    Trainers load what fits and warn of the rest. PEFT's checkpoints and sharded ones say nothing of the model.
+    """
+    file = checkpoint / CONFIG_NAME
+    if not file.is_file():
+        return
+    settle(model)
+    stored, ours = (changed_sites(text) for text in (file.read_text(encoding="utf-8"), model.config.to_json_string()))
+    if stored != ours:
+        raise ArgumentError(
+            f"{checkpoint} is of a model whose attention was changed in another way (its {file.name} says how): change "
+            "this one as it was changed before that training, and not during it"
+        )
+
+
+def changed_sites(config: str) -> dict[str, Any]:
+    """What the text of a config records of every changed site; of gates that there are some, as training sets them."""
+    sites = (json.loads(config).get(FIELD) or {}).get("sites", {})
+    return {path: {**site, "gates": bool(site.get("gates"))} for path, site in sites.items()}
 
 
 def with_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], scaled: bool) -> torch.optim.Optimizer:

@@ -174,6 +174,12 @@ class HeadTraining(TrainerCallback, ExportableState):
             self.penalty = HeadPenalty(self.model, adapter=adapter, **options)
         return self.penalty
 
+    def abandon(self) -> None:
+        """Let go of a training that was broken off."""
+        if self.penalty is not None:
+            self.penalty.close()
+            self.penalty = None
+
     def check_unchanged(self) -> None:
         """Raise ArgumentError if the model has other weights than at the end of the last training, as its optimizer."""
         if self.weights is None or self.trainer.optimizer is None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from trainers import STEPS, classifier, exact, gated, mixed, same_weights, trainer_of
 
-from collab_heads import DynamicRotation, HeadRotation, HeadTraining, gate_report
+from collab_heads import DynamicRotation, HeadRotation, HeadTraining, gate_report, prune_heads
 from collab_heads.errors import ArgumentError
 
 SCORES = {f"encoder.layer.{i}.attention.self": torch.tensor([0.4, 0.1, 0.3, 0.2]) + i for i in range(2)}
@@ -102,3 +102,46 @@ def test_only_safetensors_and_json_of_ours(tmp_path):
     trainer_of(gated(classifier()), tmp_path / "heads", exact(), **saving).train()
     names = [sorted(path.name for path in (tmp_path / each / "checkpoint-4").iterdir()) for each in ("plain", "heads")]
     assert names[0] == names[1]
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    """Shapes agree, and transformers would load it."""
+
+    def pruned(heads):
+        model = classifier()
+        prune_heads(model, {"enc-self": heads})
+        return gated(model)
+
+    trainer_of(pruned([[0], [1]]), tmp_path, exact(), save_strategy="steps", save_steps=4, max_steps=4).train()
+    other = trainer_of(pruned([[2], [3]]), tmp_path, exact(), max_steps=4)
+    before = {name: tensor.clone() for name, tensor in other.model.state_dict().items()}
+    with pytest.raises(ArgumentError, match=r"checkpoint-4 is of a model whose attention was changed in another way"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.model.state_dict().items())
+
+
+class BreaksOff:
+    """A training step that fails once."""
+
+    def __init__(self, trainer, error, at=3):
+        self.stock, self.error, self.left = trainer.training_step, error, at
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if not self.left:
+            raise self.error
+        return self.stock(*args, **kwargs)
+
+
+@pytest.mark.parametrize("error", (KeyboardInterrupt(), RuntimeError("CUDA out of memory.")))
+def test_a_training_that_was_broken_off_begins_again(error, tmp_path):
+    """By hand, or with a smaller batch, so with more steps; nothing listens twice."""
+    heads = exact(disagreement=0.1)
+    trainer = trainer_of(gated(classifier()), tmp_path, heads, auto_find_batch_size=True)
+    trainer.training_step = BreaksOff(trainer, error)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    trainer.train()
+    assert gate_report(trainer.model).open == 3 and heads.penalty is None
+    assert not any(module._forward_pre_hooks for module in trainer.model.modules())

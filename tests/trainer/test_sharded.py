@@ -189,7 +189,7 @@ def test_every_process_begins_with_the_weights_of_the_first(tmp_path):
 def refused(trainer, heads, match):
     with pytest.raises(ArgumentError, match=match):
         heads.attach(trainer)
-    assert type(trainer) is Trainer and heads.trainer is None
+    assert type(trainer) is Trainer and heads.attached is None
 
 
 def test_what_divides_weights_otherwise_is_refused(tmp_path):
