@@ -19,6 +19,7 @@ from collab_heads.model.card import complete
 from collab_heads.model.code_file import free_module, write_code
 from collab_heads.model.marks import is_mark, marked
 from collab_heads.model.settling import settle
+from collab_heads.model.tokenizer_files import bring_tokenizer, take_back
 
 WRAPPED = "collab_heads"  # attribute of a function that is wrapped already
 
@@ -37,9 +38,11 @@ def write_config(stock: Callable, config: PretrainedConfig, json_file_path, *arg
 
 
 def save_model(stock: Callable, model: PreTrainedModel, *args, **kwargs):
-    """Save a model, with a config that says what it is."""
+    """Save a model, with a config that says what it is, and the tokenizer that it came with."""
     settle(model)
-    return stock(model, *args, **kwargs)
+    result = stock(model, *args, **kwargs)
+    bring_tokenizer(model.config, *args, **kwargs)
+    return result
 
 
 def save_config(stock: Callable, config: PretrainedConfig, save_directory, *args, **kwargs):
@@ -53,6 +56,7 @@ def save_config(stock: Callable, config: PretrainedConfig, save_directory, *args
 def upload(stock: Callable, model: PreTrainedModel, working_dir, repo_id: str, *args, **kwargs):
     """Upload the files of a model, with a completed card."""
     complete(model.config, Path(working_dir), repo_id)
+    take_back(working_dir)
     return stock(model, working_dir, repo_id, *args, **kwargs)
 
 
