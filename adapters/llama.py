@@ -83,6 +83,7 @@ class LlamaLayout(RotaryAdapter):
     paths = {r"layers\.(\d+)\.self_attn": "dec-self"}
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
     roles = ("dec-self",)
+    head_width, head_counts = ("head_dim", "head_dim"), ("num_attention_heads", "num_key_value_heads")
 
     def num_heads(self, module):
         """No attribute says it."""

@@ -143,7 +143,8 @@ class T5Adapter(AttentionAdapter):
     rms_norms = (modeling_mt5.MT5LayerNorm, modeling_t5.T5LayerNorm)
     gated = {modeling_mt5.MT5DenseGatedActDense: "act", modeling_t5.T5DenseGatedActDense: "act"}
     query, key, value, output, heads, width = "q", "k", "v", "o", "n_heads", "inner_dim"
-    head_width = "d_kv", "key_value_proj_dim"
+    head_width, head_counts = ("d_kv", "key_value_proj_dim"), ("num_heads", None)
+    position_table = "relative_attention_bias"
 
     def shrink(self, module, kept):
         """Also note which columns of the position bias are left."""

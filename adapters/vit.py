@@ -68,5 +68,6 @@ class ViTAdapter(AttentionAdapter):
         "dinov2": ImageBlueprint(SIZES | {"d_ff_ratio": ("mlp_ratio",)}, PROCESSOR),
     }
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
+    head_width, head_counts = ("head_dim", "head_dim"), ("num_attention_heads", None)
     roles = ("enc-self",)
     transformers = "5.21"  # before, every name with "attention.query" in it is taken for an old one, ours included

@@ -38,6 +38,10 @@ class AttentionAdapter:
         width: name of its width over all heads, where it has one that is not the model's.
         head_width: the entry of the config and the attribute of the attention module that say how wide a head is, where
             that is not the model's width over its heads.
+        head_counts: the entries of the config for the heads of every layer, and for its key/value heads (None where
+            heads share none); only with `head_width`, without which fewer heads would be wider ones.
+        position_table: name of the embedding in an attention module that has a column for every head, where the first
+            layer makes a position bias of it for all layers of its stack.
         weights_at: where the weights [B, H, T, S] are among what the attention module returns.
         weights_argument: the argument of its forward that must be True for that, where one must.
         uses_interface: whether stock attention goes through transformers' attention interface; else say in
@@ -67,6 +71,8 @@ class AttentionAdapter:
     heads: ClassVar[str] = "num_attention_heads"
     width: ClassVar[str | None] = None
     head_width: ClassVar[tuple[str, str] | None] = None
+    head_counts: ClassVar[tuple[str, str | None] | None] = None
+    position_table: ClassVar[str | None] = None
     weights_at: ClassVar[int] = -1
     weights_argument: ClassVar[str | None] = None
     uses_interface: ClassVar[bool] = True
@@ -153,6 +159,10 @@ class AttentionAdapter:
     def scale(self, module: nn.Module) -> float:
         """The factor of the dot product of a stock attention module, before the softmax."""
         return float(cast(float, module.scaling))
+
+    def note_scale(self, module: nn.Module, scale: float) -> None:
+        """Let a stock attention module multiply its dot products by this."""
+        setattr(module, "scaling", scale)  # noqa: B010  an attribute, no submodule
 
     def score_biases(self, module: nn.Module, arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """What a call of a stock attention module adds to its scores, where `uses_interface` is False.

@@ -1,6 +1,8 @@
 """fold_heads: turn a gated, mixed or pruned model back into a stock checkpoint, which loads without this package."""
 
 import copy
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -9,15 +11,18 @@ from transformers import PreTrainedModel
 from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
+from collab_heads.heads.fold_counts import fold_counts
 from collab_heads.heads.fold_narrow import narrow_as_stock, stock_width
 from collab_heads.heads.prune import check_prunable, release
 from collab_heads.heads.report import FoldReport
 from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
+from collab_heads.layers.removed import kept_parameter
 from collab_heads.model.offloading import changing_attention, input_device
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_wrapper
-from collab_heads.record import FIELD, CollabConfig
+from collab_heads.model.settling import is_alike
+from collab_heads.record import FIELD, CollabConfig, own_configs
 from collab_heads.registry import get_adapter
 from collab_heads.state import SiteState
 
@@ -65,7 +70,9 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     check_prunable(model, adapter, [sites[path] for path, state in changed.items() if state.kept])
     before = model.num_parameters()
     kept = {path: state.kept for path, state in changed.items() if state.kept is not None}
-    stock = stock_twin(model) if kept else model
+    counts = fold_counts(adapter, model.config, list(sites.values()), changed)
+    entries = dict(counts.entries if narrow is None else {cast(tuple[str, str], adapter.head_width)[0]: narrow})
+    stock = stock_twin(model, entries) if kept or narrow is not None else model
     # Nothing has changed up to here; nothing can fail from here on.
     for path in changed:
         if isinstance(output := sites[path].output, HeadOutputProjection):
@@ -73,18 +80,21 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     for path in held:
         release(sites[path])
     if narrow is not None:
-        narrow_as_stock(model, list(sites.values()), narrow)
+        narrow_as_stock(list(sites.values()), stock, narrow)
     for path, heads in kept.items():
-        site, whole = sites[path], stock.base_model.get_submodule(path)
-        like = like_those_of(site)
+        site, whole, has = sites[path], stock.base_model.get_submodule(path), counts.heads[path]
+        like, places = like_those_of(site), [has.index(head) for head in heads]
         whole.to(like.dtype).to_empty(device=like.device).requires_grad_(like.requires_grad)
-        restore_output(site.output, changed[path], adapter.output_projection(stock, site.site), like)
-        adapter.restore(site.module, whole, heads)
+        restore_output(site.output, places, len(has), adapter.output_projection(stock, site.site), like)
+        adapter.restore(site.module, whole, places)
+        keep_positions(adapter, site.module, has)
+    write_entries(model, entries)
     CollabConfig().write(model)
-    removed = {path: tuple(sorted({*range(changed[path].num_heads)} - {*heads})) for path, heads in kept.items()}
+    removed = {path: tuple(sorted({*counts.heads[path]} - {*heads})) for path, heads in kept.items()}
     gated = tuple(path for path, state in changed.items() if state.gates is not None)
     mixed = tuple(path for path, state in changed.items() if state.alphas)
-    return FoldReport(gated, mixed, removed, before, model.num_parameters(), narrow)
+    count = counts.entries[adapter.head_counts[0]] if counts.entries and adapter.head_counts else None
+    return FoldReport(gated, mixed, removed, before, model.num_parameters(), narrow, count)
 
 
 def is_held(adapter: AttentionAdapter, state: SiteState) -> bool:
@@ -94,9 +104,10 @@ def is_held(adapter: AttentionAdapter, state: SiteState) -> bool:
     return state.query_key.holds(adapter.exact_kind, state.heads)
 
 
-def stock_twin(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as its config without our record describes it, on the meta device."""
+def stock_twin(model: PreTrainedModel, entries: Mapping[str, int]) -> PreTrainedModel:
+    """The model as its config with other entries, and without our record, describes it, on the meta device."""
     config = copy.deepcopy(model.config)
+    config.update(entries)
     for part in (config, *(value for value in vars(config).values() if hasattr(value, FIELD))):
         if hasattr(part, FIELD):
             delattr(part, FIELD)
@@ -117,11 +128,36 @@ def like_those_of(site: OpenSite) -> torch.Tensor:
 
 
 @torch.no_grad()
-def restore_output(output: nn.Module, state: SiteState, stock: nn.Module, like: torch.Tensor) -> None:
-    """Give an output projection the columns of all heads again, zeros for the removed, in place."""
+def keep_positions(adapter: AttentionAdapter, module: nn.Module, heads: Sequence[int]) -> None:
+    """Leave the columns of some heads, by their original numbers, in the table of positions, if a module has one."""
+    table = None if adapter.position_table is None else getattr(module, adapter.position_table, None)
+    if table is not None and len(heads) < table.embedding_dim:
+        table.weight = kept_parameter(table.weight, table.weight[:, list(heads)])
+        table.embedding_dim = len(heads)
+
+
+def write_entries(model: PreTrainedModel, entries: Mapping[str, int]) -> None:
+    """Let the config of a model, and those of its stacks, say something else; other models keep theirs."""
+    if entries:
+        own_configs(model)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and is_alike(module.config, model.config):
+            module.config.update(entries)
+
+
+@torch.no_grad()
+def restore_output(output: nn.Module, places: Sequence[int], heads: int, stock: nn.Module, like: torch.Tensor) -> None:
+    """Give an output projection the columns of more heads, zeros for those that it had not, in place.
+
+    Args:
+        output: the projection.
+        places: of its heads among those that it gets.
+        heads: how many it gets.
+        stock: a projection of that many heads, for its class and shape.
+        like: for dtype, device and whether it is trained.
+    """
     weight = torch.zeros(weight_of(stock).shape, dtype=like.dtype, device=like.device)
-    if state.kept:
-        columns = weight.unflatten(-1, (state.num_heads, -1))
-        columns[:, list(state.kept)] = weight_of(output).unflatten(-1, (state.heads, -1))
+    if places:
+        weight.unflatten(-1, (heads, -1))[:, list(places)] = weight_of(output).unflatten(-1, (len(places), -1))
     become(output, type(stock))
     set_weight(output, weight, requires_grad=like.requires_grad)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from collab_heads.attention_adapter import AttentionAdapter
@@ -32,9 +33,14 @@ def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Ma
             f"{', '.join(kinds)}: heads of another width have no stock form, since no config of such a model says how "
             f"wide they are; {advice}"
         )
+    if turned := [site.path for site in sites if getattr(site.query_key, "pairs", None) is not None]:
+        raise SwapError(
+            f"{', '.join(turned)}: the narrower heads keep frequency pairs of their own, while a stock model turns all "
+            f"heads by those that follow from its config ({adapter.head_width[0]}); {advice}"
+        )
     if removed := [path for path, state in states.items() if state.kept is not None]:
         raise SwapError(f"{removed[0]} has fewer heads, and narrow ones elsewhere have no such form; {advice}")
-    widths = {site.path: (site.query_key_width // site.num_heads, site.dim_value // site.num_heads) for site in sites}
+    widths = {site.path: (site.query_key_width // site.num_heads, site.value_width) for site in sites}
     found = {width for both in widths.values() for width in both}
     if len(found) > 1:
         each = ", ".join(f"{path} {query_key} and {value}" for path, (query_key, value) in widths.items())
@@ -46,15 +52,23 @@ def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Ma
 
 
 @torch.no_grad()
-def narrow_as_stock(model: PreTrainedModel, sites: Sequence[OpenSite], width: int) -> None:
-    """Make every collaborative site a stock one with heads of a width, and say so in the config, in place."""
+def narrow_as_stock(sites: Sequence[OpenSite], stock: PreTrainedModel, width: int) -> None:
+    """Make every collaborative site a stock one with heads of a width, in place.
+
+    Args:
+        sites: all of the model.
+        stock: a model with heads of that width, for what is not the same in it: a scale, a bias of the key.
+        width: of the heads.
+    """
     for site in sites:
+        whole, adapter = stock.base_model.get_submodule(site.path), site.adapter
         if site.query_key is not None:
-            query, key = site.query_key.shared_query, site.query_key.shared_key
-            site.adapter.uninstall(site.module, query, key)
-    entry, attribute = cast(tuple[str, str], sites[0].adapter.head_width)
-    for site in sites:
-        setattr(site.module, attribute, width)
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel) and hasattr(module.config, entry):
-            setattr(module.config, entry, width)
+            query, key, scale = site.query_key.shared_query, site.query_key.shared_key, adapter.scale(whole)
+            if scale != site.query_key.state.scale:
+                for parameter in query.parameters():
+                    parameter.mul_(site.query_key.state.scale / scale)
+            if key.bias is None and adapter.projections(whole)[1].bias is not None:  # the softmax cancels it
+                key.bias = nn.Parameter(key.weight.new_zeros(key.out_features), key.weight.requires_grad)
+            adapter.uninstall(site.module, query, key)
+            adapter.note_scale(site.module, scale)
+        setattr(site.module, cast(tuple[str, str], adapter.head_width)[1], width)

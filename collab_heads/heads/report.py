@@ -179,6 +179,7 @@ class FoldReport:
         restored: path -> removed heads that came back as zeros.
         model_parameters_before, model_parameters_after: of the whole model.
         head_width: of all heads, where narrower ones stayed narrow; None where there were none.
+        head_count: of every layer, where the config now says fewer than before; else None.
     """
 
     gates: tuple[str, ...]
@@ -187,6 +188,7 @@ class FoldReport:
     model_parameters_before: int
     model_parameters_after: int
     head_width: int | None = None
+    head_count: int | None = None
 
     def to_dict(self) -> dict:
         """All numbers, ready for JSON."""
@@ -195,6 +197,7 @@ class FoldReport:
     def __str__(self) -> str:
         zeros = sum(map(len, self.restored.values()))
         narrow = "" if self.head_width is None else f"heads of width {self.head_width} stay; "
+        narrow += "" if self.head_count is None else f"every layer has {self.head_count} heads now; "
         return (
             f"gates of {len(self.gates)} sites and alphas of {len(self.alphas)} folded into W_O, "
             f"{zeros} removed heads restored as zeros; {narrow}"

@@ -24,6 +24,7 @@ from collab_heads.model.marks import marked
 from collab_heads.model.saving import current, saving
 from collab_heads.model.settling import settle
 from collab_heads.model.ties import sort_metadata
+from collab_heads.model.tokenizer_files import bring_tokenizer, take_back
 
 WRAPPED = "collab_heads"  # attribute of a function that is wrapped already
 
@@ -49,10 +50,12 @@ def save_weights(stock: Callable, tensors, filename, metadata=None, *args, **kwa
 
 
 def save_model(stock: Callable, model: PreTrainedModel, save_directory, *args, **kwargs):
-    """Save a model, with a config that says what it is."""
+    """Save a model, with a config that says what it is, and the tokenizer that it came with."""
     settle(model)
     with saving(model.config, Path(save_directory), bool(kwargs.get("distributed_checkpoint"))):
-        return stock(model, save_directory, *args, **kwargs)
+        result = stock(model, save_directory, *args, **kwargs)
+    bring_tokenizer(model.config, save_directory, *args, **kwargs)
+    return result
 
 
 def save_config(stock: Callable, config: PretrainedConfig, save_directory, *args, **kwargs):
@@ -68,6 +71,7 @@ def upload(stock: Callable, model: PreTrainedModel, working_dir, repo_id: str, *
     if save := current(Path(working_dir)):
         save.finish()
     complete(model.config, Path(working_dir), repo_id)
+    take_back(working_dir)
     return stock(model, working_dir, repo_id, *args, **kwargs)
 
 

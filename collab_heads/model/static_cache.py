@@ -12,7 +12,6 @@ from transformers import PretrainedConfig, StaticCache
 from transformers.cache_utils import Cache
 
 from collab_heads.layers.query_key_kinds import build_query_key
-from collab_heads.model.saving_hooks import WRAPPED, around
 from collab_heads.record import CollabConfig
 from collab_heads.registry import known_adapter
 from collab_heads.sites import count_key_heads, kept_groups
@@ -60,11 +59,3 @@ def cached_shapes(state: SiteState, key_heads: int, width: int) -> tuple[tuple[i
     query_key = build_query_key(state.query_key, state.heads, 1, 1, device="meta")
     heads, together = query_key.cached_heads, count_key_heads(state.heads, state.query_key.groups)
     return (heads, query_key.cache_width // heads), (heads, together * value_width // heads)
-
-
-def install_cache_hooks() -> None:
-    """Wrap what makes static caches, once."""
-    for where, name, instead in ((StaticCache, "__init__", note_states), (Cache, "early_initialization", make_early)):
-        stock = getattr(where, name)
-        if not hasattr(stock, WRAPPED):
-            setattr(where, name, around(stock, instead))

@@ -2,35 +2,45 @@
 
 Importing the package wraps `PreTrainedModel.post_init` (a model whose config records changed sites is rebuilt before
 weights are loaded or initialised) and `PreTrainedModel._initialize_weights` (changed modules initialise themselves).
-What is wrapped around saving stands in `saving_hooks`, around static caches in `static_cache`.
+What is wrapped around saving stands in `saving_hooks`, around static caches in `static_cache`,
+around tokenizers in `tokenizer_files`.
 Models without the record pass through untouched.
 """
 
 import functools
 import inspect
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, requires
 
 import transformers
 from packaging.requirements import Requirement
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StaticCache
+from transformers.cache_utils import Cache
 
 from collab_heads.errors import UnsupportedVersionError
 from collab_heads.model.four_bits import leave_wide_kernel
 from collab_heads.model.initialize import initialize_changed
 from collab_heads.model.marks import unmark
 from collab_heads.model.rebuild import rebuild
-from collab_heads.model.saving_hooks import install_saving_hooks, missing_functions
-from collab_heads.model.static_cache import install_cache_hooks
+from collab_heads.model.saving_hooks import around, install_saving_hooks, missing_functions
+from collab_heads.model.static_cache import make_early, note_states
+from collab_heads.model.tokenizer_files import save_tokenizer
 from collab_heads.record import FIELD
 
 # What is wrapped -> the arguments it is called with, by position; more of them may follow.
 WRAPPED = {"post_init": ("self",), "_initialize_weights": ("self", "module")}
 MARK = "collab_heads"  # attribute of a method that is wrapped already
+# what else is wrapped -> the function that is called instead, with the stock one and its arguments
+MORE: dict[tuple[type, str], Callable] = {
+    (StaticCache, "__init__"): note_states,
+    (Cache, "early_initialization"): make_early,
+    (PreTrainedTokenizerBase, "save_pretrained"): save_tokenizer,
+}
 
 
 def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
-    """Wrap `post_init` and `_initialize_weights` of the class that all models inherit from, saving and caches, once.
+    """Wrap `post_init` and `_initialize_weights` of the class that all models inherit from, and the rest, once.
 
     Raises:
         UnsupportedVersionError: if this version of transformers has no such methods, or calls them otherwise.
@@ -39,7 +49,9 @@ def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
     if missing := missing_functions():
         raise unsupported("; ".join(missing))
     install_saving_hooks()
-    install_cache_hooks()
+    for (where, name), instead in MORE.items():
+        if not hasattr(stock := getattr(where, name), MARK):
+            setattr(where, name, around(stock, instead))
     if hasattr(model_class.post_init, MARK):
         return
     stock_post_init, stock_initialize = model_class.post_init, model_class._initialize_weights

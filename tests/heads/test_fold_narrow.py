@@ -1,6 +1,7 @@
 """Narrow heads as a stock model: T5's config says how wide a head is."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -99,3 +100,35 @@ def test_what_no_stock_model_is_is_refused(change, message):
     change(model)
     with refused(model, SwapError, message, "import collab_heads where it is loaded"):
         fold_heads(model)
+
+
+@pytest.mark.parametrize("name", ["vit", "deit", "dinov2"])
+def test_images(name, tmp_path):
+    """Their scale follows from the width, and the key has a bias again, of zeros."""
+    family = FAMILIES[name]
+    model = family.build().double().eval()
+    narrow(model)
+    before, scales = output(model, family.inputs()), {module.scaling for module in sites(model).values()}
+    assert fold_heads(model).head_width == model.config.head_dim == 4
+    assert {module.scaling for module in sites(model).values()} != scales
+    torch.testing.assert_close(output(model, family.inputs()), before, rtol=0, atol=EXACT64)
+    model.save_pretrained(tmp_path)
+    again, info = type(model).from_pretrained(tmp_path, dtype=torch.float64, output_loading_info=True)
+    assert not any(info[keys] for keys in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    torch.testing.assert_close(output(again.eval(), family.inputs()), before, rtol=0, atol=EXACT64)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("llama", {"dim_shared_query_key": 0.5, "mixing": "per_head"}, "keep frequency pairs of their own"),
+        ("llama", {}, "of several widths .*layers.0.self_attn 8 and 4"),
+        ("qwen3", {}, "of several widths .*layers.0.self_attn 8 and 4"),
+    ],
+)
+def test_rotary_heads_that_no_stock_model_has(name, options, message):
+    model = FAMILIES[name].build()
+    swap_to_collaborative(model, dim_value=0.5, **options)
+    with refused(model, SwapError, "import collab_heads where it is loaded") as caught:
+        fold_heads(model)
+    assert re.search(message, str(caught.value))

@@ -291,10 +291,3 @@ def test_the_card_of_a_trainer_says_what_the_attention_is(tmp_path):
         card = ModelCard.load(tmp_path / "README.md")
         assert "### Training hyperparameters" in card.text and card.text.count("attention: begin") == 1
         assert {"mine", "generated_from_trainer", "gated-heads"} <= set(card.data.tags)
-
-
-@pytest.mark.parametrize("options", ({"rotation": DynamicRotation("random")}, {"gate_weight": 0.1}))
-def test_a_callback_alone_is_refused(options, tmp_path):
-    """In `callbacks=` it would do nothing, or end in an epoch: the Trainer has to be attached."""
-    with pytest.raises(ArgumentError, match=r"leave it out of callbacks=, and call HeadTraining\(...\).attach"):
-        Trainer(model=classifier(), args=trainer_of(classifier(), tmp_path).args, callbacks=[HeadTraining(**options)])

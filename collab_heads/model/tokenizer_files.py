@@ -1,0 +1,87 @@
+"""The files of a tokenizer or processor beside a changed model that is saved: those from where the model came.
+
+A folder with a model and no tokenizer loads without a word: AutoTokenizer makes a vocabulary of special tokens, and
+every word is unknown. So a changed model takes the files along, from the folder or the cached repository that it was
+loaded from, where none are at its new place. Whoever saves a tokenizer after the model (Trainer, sentence-transformers,
+users) replaces them all, and nobody uploads them with the model alone.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from collab_heads.model.marks import is_changed
+
+logger = logging.getLogger(__name__)
+
+PATTERNS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "vocab.*",
+    "merges.txt",
+    "*.model",  # of sentencepiece
+    "*.spm",
+    "*preprocessor_config.json",
+    "processor_config.json",
+)
+_brought: dict[Path, dict[Path, int]] = {}  # folder -> file that was brought there -> when it was written
+
+
+def bring_tokenizer(config: PretrainedConfig, save_directory: str | Path, is_main_process=True, *_, **__) -> None:
+    """Copy the files of the tokenizer or processor of a changed model to where it was saved, if none are there.
+
+    Args:
+        config: of the model.
+        save_directory: where it was saved.
+        is_main_process: as `save_pretrained` takes it.
+    """
+    folder = Path(save_directory)
+    if not is_main_process or not is_changed(config) or not folder.is_dir() or files_in(folder):
+        return
+    source = source_of(config)
+    found = [] if source is None else files_in(source)
+    if any(file.name == "tokenizer_config.json" and b'"auto_map"' in file.read_bytes() for file in found):
+        return  # code of its own, which would have to come along, too
+    try:
+        copies = [Path(shutil.copyfile(file, folder / file.name)) for file in found]
+    except OSError as error:
+        logger.warning("the tokenizer in %s cannot be copied to %s: %s; save it there yourself", source, folder, error)
+        return
+    _brought[folder.resolve()] = {file: file.stat().st_mtime_ns for file in copies}
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a tokenizer or processor in a folder."""
+    return sorted(file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file())
+
+
+def source_of(config: PretrainedConfig) -> Path | None:
+    """The folder that a model was loaded from: as it was named, or in the cache of the Hub; None if it is neither."""
+    name = getattr(config, "_name_or_path", "")
+    if not name or Path(name).is_dir():
+        return Path(name) if name else None
+    try:
+        cached = try_to_load_from_cache(name, "config.json", revision=getattr(config, "_commit_hash", None))
+    except ValueError:  # not the name of a repository
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def take_back(folder: str | Path) -> None:
+    """Delete what was brought into a folder, and is as it came."""
+    for file, written in _brought.pop(Path(folder).resolve(), {}).items():
+        if file.is_file() and file.stat().st_mtime_ns == written:
+            file.unlink()
+
+
+def save_tokenizer(stock: Callable, tokenizer: PreTrainedTokenizerBase, save_directory, *args, **kwargs):
+    """Save a tokenizer, in place of what came with the model: one file of another tokenizer would be read, too."""
+    take_back(save_directory)
+    return stock(tokenizer, save_directory, *args, **kwargs)
