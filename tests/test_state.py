@@ -428,6 +428,16 @@ def test_states_are_frozen():
         state.dim = 9
 
 
+def test_a_stack_says_itself_what_it_is():
+    """Also that it is not changed, where the config around it says otherwise."""
+    model = FAMILIES["clip"].build()
+    prune_heads(model, {"enc-self": [[0], [1]], "dec-self": [[2], [3]]})
+    whole = set(CollabConfig.of(model.config).sites)
+    delattr(model.config.text_config, FIELD)
+    left = set(CollabConfig.of(model.config).sites)
+    assert left == {path for path in whole if not path.startswith("text_model.")} != whole
+
+
 @pytest.mark.parametrize("groups", ([0, 0, 1, 10**8], [0, 0, 1, 10**30], [10**8], [-1, 0], [0, 2], [1], [0, 1, 0], []))
 def test_groups_are_checked_before_anything_is_built_from_them(groups):
     tracemalloc.start()

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from transformers import PretrainedConfig
 
@@ -55,8 +56,8 @@ def check_tie(config: PretrainedConfig, files: Iterable[str | Path]) -> bool:
     """
     wanted, untied = tie(config), []
     apart = getattr(type(config), "extra_files", ())  # which some type of model keeps beside its weights
-    files = [Path(file) for file in files if Path(file).name not in apart]
-    for file in files:
+    paths = [path for path in map(Path, files) if path.name not in apart]
+    for file in paths:
         found = read_metadata(file).get(TIE)
         if found is None:
             untied.append(file)
@@ -67,7 +68,7 @@ def check_tie(config: PretrainedConfig, files: Iterable[str | Path]) -> bool:
                 f"{says}. A save into {file.parent} may have been interrupted, or one of the two files copied, "
                 f"edited or written by another program: {AGAIN}"
             )
-    if untied and len(untied) < len(files):
+    if untied and len(untied) < len(paths):
         raise ConfigError(
             f"{untied[0]} does not belong to the files beside it: these hold the weights of a changed model, and it "
             f"does not. A save into {untied[0].parent} may have been interrupted: save the model again"
@@ -92,7 +93,7 @@ def read_metadata(file: Path) -> Mapping[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def read_header(opened) -> dict:
+def read_header(opened: BinaryIO) -> dict:
     """The names, shapes and metadata in a file of weights that was just opened."""
     size = int.from_bytes(opened.read(8), "little")
     if size > MAX_HEADER:

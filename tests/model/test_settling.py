@@ -233,6 +233,18 @@ def test_the_parts_of_an_encoder_decoder_are_changed_in_it(tmp_path):
     check_saved(again, tmp_path / "decoder", 4, inputs)
 
 
+def test_an_encoder_decoder_leaves_the_config_of_others_alone(tmp_path):
+    """Its encoder has a config of its own by then, like that of the decoder; it is found by its name."""
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(bert_config(), bert_config())
+    whole, other = EncoderDecoderModel(config), EncoderDecoderModel(config)
+    narrow(other.encoder)
+    record = copy.deepcopy(getattr(other.config.encoder, FIELD))
+    prune(whole.encoder)
+    whole.save_pretrained(tmp_path)
+    assert getattr(other.config.encoder, FIELD) == record and not hasattr(whole.config.decoder, FIELD)
+    assert getattr(EncoderDecoderModel.from_pretrained(tmp_path).config.encoder, FIELD) != record
+
+
 @pytest.mark.slow
 def test_a_model_in_one_of_no_family(tmp_path):
     """Its config is found among those of the whole, which made itself a copy of it."""
@@ -295,6 +307,18 @@ def test_a_base_of_another_name(tmp_path):
         again = Named.from_pretrained(folder).eval()
         assert torch.equal(again(**INPUTS)[0], model(**INPUTS)[0])
         model = again
+
+
+def test_a_base_of_another_name_leaves_the_config_of_others_alone(tmp_path):
+    config = bert_config()
+    model, other = Named(config), Named(config)
+    narrow(other.first_tower)
+    record = copy.deepcopy(getattr(other.config, FIELD))
+    prune(model.first_tower)
+    assert model.config is other.config  # of two models until one of them is saved
+    model.save_pretrained(tmp_path)
+    assert model.config is not other.config and getattr(other.config, FIELD) == record
+    assert getattr(Named.from_pretrained(tmp_path).config, FIELD) == getattr(model.config, FIELD) != record
 
 
 def test_two_models_that_one_config_builds(tmp_path):
