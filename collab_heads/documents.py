@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from collab_heads.errors import DataError
 from collab_heads.files import write_file
-from collab_heads.reading import parse_json
+from collab_heads.reading import parse_json, read_text
 
 T = TypeVar("T")
 WRONG = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)  # of a file that was changed
@@ -36,9 +36,9 @@ def read_document(path: str | Path, version: int, what: str, build: Callable[[An
         DataError: if the file is missing, damaged or of another version.
     """
     try:
-        stored = parse_json(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        stored = parse_json(read_text(path))
+    except DataError as error:
+        raise DataError(f"cannot read {error}") from error
     except ValueError as error:
         raise DataError(f"{path} is no {what}: {error!r:.200}") from error
     return built(stored, version, f"{path} is no {what}", build)

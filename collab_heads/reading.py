@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import stat
 import zlib
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,26 @@ from collab_heads.errors import DataError
 LARGEST_RATIO = 50
 ALWAYS_UNPACKED = 1 << 24  # bytes, 16 MiB: small files may hold anything
 CHUNK = 1 << 20
+OPENED = ("/dev/fd", "/proc/self/fd")  # a path in there is a descriptor that a shell has handed over
+KINDS = {stat.S_ISDIR: "folder", stat.S_ISFIFO: "named pipe", stat.S_ISSOCK: "socket"}
 MAX_FIELD = 1 << 17  # characters; a tokenizer takes up to a second for so many, and models read the first thousand
+
+
+def check_file(path: str | Path) -> None:
+    """Raise DataError unless a path leads to a file, or to a pipe that somebody has opened.
+
+    A device gives bytes without end, and a named pipe waits until somebody writes to it, perhaps for ever. Pipes that
+    a shell has opened (`/dev/stdin`, `<(command)`) are read.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    is_opened = str(path) == "/dev/stdin" or str(Path(path).parent) in OPENED
+    if stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and is_opened):
+        return
+    kind = next((name for is_kind, name in KINDS.items() if is_kind(mode)), "device")
+    raise DataError(f"{path} is a {kind}, no file: give a file, or a pipe as /dev/stdin or <(command)")
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -22,6 +43,7 @@ def read_bytes(path: str | Path) -> bytes:
         DataError: if it cannot be read, is damaged, or unpacks to too much; memory holds the bound at most.
     """
     path = Path(path)
+    check_file(path)
     try:
         if path.suffix != ".gz":
             return path.read_bytes()

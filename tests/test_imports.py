@@ -15,6 +15,7 @@ LAYERS = (
     (
         "errors",
         "arguments",
+        "bars",
         "checks",
         "sites",
         "state",

@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from transformers.utils.logging import tqdm
-
+from collab_heads.bars import progress_bar
 from collab_heads.collaborative.calibrate import SiteCalibration
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
@@ -71,7 +70,7 @@ def balance_widths(plans: Sequence[SitePlan], calibration_of: Callable[[str], Si
         calibration_of: path -> what calibration saw, calls included where the plan is not exact.
     """
     narrow = [plan for plan in plans if not plan.is_exact]
-    measured = tqdm(narrow, desc="measuring widths", leave=False)
+    measured = progress_bar(narrow, desc="measuring widths", leave=False)
     curves = [site_curve(plan, calibration_of(plan.site.path)) for plan in measured]
     budget = sum(plan.dim * curve.cost for plan, curve in zip(narrow, curves, strict=True))
     widths = dict(zip((plan.site.path for plan in narrow), balance_errors(curves, budget), strict=True))

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
 
 from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.bars import progress_bar
 from collab_heads.checks import check_choice
 from collab_heads.collaborative.allocate import balance_widths
 from collab_heads.collaborative.fit import FitOptions
@@ -129,7 +129,7 @@ def swap_to_collaborative(
                 None if calibrated is None else calibrated.of(site.path),
                 options,
             )
-            for site in tqdm(in_order, desc="decomposing", leave=False)
+            for site in progress_bar(in_order, desc="decomposing", leave=False)
         ]
     put_in_place(model, replacements)
     return SwapReport(

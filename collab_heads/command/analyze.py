@@ -6,7 +6,6 @@ from argparse import Namespace
 from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.analysis.treebank.treebank import longest_input
 from collab_heads.command.batches import batches_of, fitting
 from collab_heads.command.models import load
 from collab_heads.command.texts import read_data
@@ -21,7 +20,6 @@ def run(args: Namespace) -> HeadReport:
     sentences = read_conllu(args.treebank) if args.treebank else None
     texts = {side: lines[: args.samples] for side, lines in read_data(args).items()}
     model, tokenizer, _ = load(args)
-    args.max_length = min(args.max_length, longest_input(model, tokenizer) or args.max_length)
     report = analyze_heads(
         model,
         batches_of(args, model, tokenizer, fitting(args, model, tokenizer, texts)),

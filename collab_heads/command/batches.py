@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from collab_heads.analysis.treebank.treebank import longest_input
 from collab_heads.errors import ArgumentError
 from collab_heads.model.backends import evaluating
 from collab_heads.training.data.batches import chunked, longest_first
@@ -15,12 +16,19 @@ from collab_heads.training.data.parallel import Pairs
 
 def fitting(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> Pairs:
     """The sentences, or pairs, that are not longer than `--max_length`; how many are left out is said."""
-    fits = [i for i, length in enumerate(lengths(args, model, tokenizer, texts)) if length <= args.max_length]
+    most = longest(args, model, tokenizer)
+    fits = [i for i, length in enumerate(lengths(args, model, tokenizer, texts)) if length <= most]
     if not fits:
-        raise ArgumentError(f"--max_length {args.max_length}: every sentence of {args.data[0]} is longer")
+        why = "" if most == args.max_length else f", and this model reads {most} tokens at most"
+        raise ArgumentError(f"--max_length {args.max_length}: every sentence of {args.data[0]} is longer{why}")
     if missing := len(texts["source"]) - len(fits):
-        print(f"left out {missing} of {len(texts['source']):,} sentences of more than {args.max_length} tokens")
+        print(f"left out {missing} of {len(texts['source']):,} sentences of more than {most} tokens")
     return {side: [lines[i] for i in fits] for side, lines in texts.items()}
+
+
+def longest(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """How many tokens a sentence may have: `--max_length`, or fewer where the model reads fewer."""
+    return min(args.max_length, longest_input(model, tokenizer) or args.max_length)
 
 
 def lengths(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> list[int]:
@@ -48,7 +56,8 @@ def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
         return [dict(pad([rows[i] for i in group], return_tensors="pt")) for group in groups]
     if "target" not in texts:
         texts = {**texts, "target": translations(args, model, tokenizer, texts["source"])}
-    pairs = tokenize(texts, tokenizer, args.source_prefix, args.max_length, args.max_length)
+    most = longest(args, model, tokenizer)
+    pairs = tokenize(texts, tokenizer, args.source_prefix, most, most)
     collate = Collate(model, tokenizer.pad_token_id)
     groups = longest_first(list(map(len, pairs["input_ids"])), args.batch_size)
     return [collate([{name: rows[i] for name, rows in pairs.items()} for i in group]) for group in groups]
@@ -67,10 +76,11 @@ def translations(
 ) -> list[str]:
     """What the model makes of the sentences, greedily."""
     translated: list[str] = []
+    most = longest(args, model, tokenizer)
     with evaluating(model):
         for batch in chunked(source, args.batch_size):
             texts = [args.source_prefix + line for line in batch]
             inputs = tokenizer(texts, padding=True, return_tensors="pt")
-            ids = generate(model, inputs.to(model.device), num_beams=1, max_length=args.max_length)
+            ids = generate(model, inputs.to(model.device), num_beams=1, max_length=most)
             translated += tokenizer.batch_decode(ids, skip_special_tokens=True)
     return translated

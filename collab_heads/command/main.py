@@ -6,6 +6,8 @@ Everything that is imported here, and in `command/flags/`, is light: see `collab
 import argparse
 import json
 import os
+import re
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from typing import Any
 from collab_heads.checks import check_choice
 from collab_heads.command.completion import SHELLS, completion
 from collab_heads.errors import ArgumentError, CollabHeadsError
+from collab_heads.first_look import INTERRUPTED, change_handler, leave
 from collab_heads.training.flags.parsing import Parser
 
 # Name -> what it does. Flags are in command/flags/NAME.py (add_arguments, check), the work is in command/NAME.py (run).
@@ -30,7 +33,7 @@ COMMANDS = {
     "translate": "train, compress and prune translation models (run_translation.py)",
     "images": "train, compress and prune classifiers of images",
 }
-DONE, FAILED, WRONG_FLAGS, INTERRUPTED = 0, 1, 2, 130  # exit codes
+DONE, FAILED, WRONG_FLAGS = 0, 1, 2  # exit codes
 
 
 def usage() -> str:
@@ -48,6 +51,7 @@ def usage() -> str:
             "  COMMAND --help               explain a command",
             "  COMMAND FILE ...             take flags from a .json or .yaml file; flags after it override them",
             "  COMMAND ... --json           print one JSON document, and messages on stderr",
+            "  COMMAND ... --quiet          no progress bars",
             "  --version",
             f"  --print_completion SHELL     {', '.join(SHELLS)}: a script that completes commands and flags",
             "",
@@ -59,6 +63,7 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code, after saying on stderr what went wrong."""
     try:
+        change_handler(leave, signal.default_int_handler)  # from here on Ctrl-C may have something to put back
         name, args = read(sys.argv[1:] if argv is None else argv)
         if not args.json:
             run(name, args)
@@ -68,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if int(os.environ.get("RANK", 0)) == 0:  # of several processes the first one speaks
             print(json.dumps(as_document(result), indent=1), flush=True)
     except CollabHeadsError as problem:
-        print(f"collab-heads: {problem}", file=sys.stderr)
+        print(f"collab-heads: {in_words(problem)}", file=sys.stderr)
         return WRONG_FLAGS if isinstance(problem, ArgumentError) else FAILED
     except KeyboardInterrupt:
         print("collab-heads: interrupted", file=sys.stderr)
@@ -76,6 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
+
+
+def in_words(problem: CollabHeadsError) -> str:
+    """What an error says, with commands and flags where it advises functions and arguments."""
+    said = re.sub(r"\b(prune|fold)_heads\b", r"collab-heads \1", str(problem))
+    return re.sub(r"(?<![\w-])sites=", "--sites", said)
 
 
 def look(argv: Sequence[str]) -> None:
@@ -125,6 +136,7 @@ def parser(name: str) -> Parser:
     made = Parser(prog=f"collab-heads {name}", description=flags(name).__doc__)
     flags(name).add_arguments(made)
     made.add_argument("--json", action="store_true", help="print one JSON document, and messages on stderr")
+    made.add_argument("--quiet", action="store_true", help="no progress bars; there are none where stderr is a file")
     return made
 
 
@@ -135,8 +147,9 @@ def flags_of(of: argparse.ArgumentParser) -> list[str]:
 
 def run(name: str, args: Namespace) -> Any:
     """Do the work of a command; returns its report."""
-    vars(args).pop("json")  # how it is printed is no part of the work
-    return import_module(f"collab_heads.command.{name}").run(args)
+    quiet, _ = vars(args).pop("quiet"), vars(args).pop("json")  # how it is printed is no part of the work
+    with import_module("collab_heads.bars").showing_bars(not quiet):
+        return import_module(f"collab_heads.command.{name}").run(args)
 
 
 def as_document(result: Any) -> Any:

@@ -11,7 +11,8 @@ from collab_heads.command.flags.prune import MEASURED
 from collab_heads.command.models import check_class, load
 from collab_heads.command.samples import calibration
 from collab_heads.command.writing import write_model
-from collab_heads.heads.gating import swap_to_gated
+from collab_heads.errors import ArgumentError
+from collab_heads.heads.gating import gated_sites, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import PruneReport
@@ -26,6 +27,10 @@ def run(args: Namespace) -> PruneReport:
     loaded = load(args)
     model = loaded.model
     check_class(model)
+    if alive is None and args.target_heads is None and not gated_sites(model, get_adapter(model)):
+        raise ArgumentError(
+            "the model has no gates that say which heads go: give --target_heads (how many stay), or --alive_heads"
+        )
     batches = calibration(args, loaded)
     if args.target_heads is not None:
         alive = most_important(model, scores(args, model, batches), args.target_heads)

@@ -4,7 +4,6 @@ import random
 from argparse import Namespace
 from collections.abc import Mapping
 
-from collab_heads.analysis.treebank.treebank import longest_input
 from collab_heads.command.batches import batches_of, fitting
 from collab_heads.command.models import Loaded
 from collab_heads.command.texts import read_data
@@ -15,7 +14,7 @@ def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None = None) -> 
     """Batches of `--samples` sentences of `--data`; None without data.
 
     Args:
-        args: the flags; `--max_length` becomes what the model can read at most.
+        args: the flags.
         loaded: the model and its tokenizer.
         texts: what `--data` holds, if that has been read.
     """
@@ -28,7 +27,6 @@ def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None = None) -> 
 def sampled(args: Namespace, loaded: Loaded, texts: Pairs, most: int) -> Pairs:
     """So many of the sentences, without those that are too long."""
     model, tokenizer = loaded.model, loaded.tokenizer
-    args.max_length = min(args.max_length, longest_input(model, tokenizer) or args.max_length)
     return fitting(args, model, tokenizer, drawn(texts, most, args.seed))
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
 
 from collab_heads.analysis.plots.budgets import budget_curve
+from collab_heads.bars import progress_bar
 from collab_heads.checks import is_number
 from collab_heads.compression.choices import PARTS, Choice
 from collab_heads.compression.evidence import Evidence
@@ -113,7 +113,7 @@ class CompressionPlan:
         evidence, fitted = self.evidence, {}
         changing = [site for site in evidence.sites if choices[site.path] != self.uses[site.path].shape.unchanged]
         with few_threads(max((site.dim_value for site in changing), default=1)):
-            for site in tqdm(changing, desc="fitting sites", leave=False):
+            for site in progress_bar(changing, desc="fitting sites", leave=False):
                 choice, shape = choices[site.path], self.uses[site.path].shape
                 fitted[site.path] = fit_site(site, shape, choice, evidence.fitted.of(site.path), evidence.options)
         return fitted

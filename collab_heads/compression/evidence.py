@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
 
 from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.bars import progress_bar
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.site_groups import CalibratedSites
@@ -72,7 +72,7 @@ def gather(
     with few_threads(max(site.dim_value for site in sites)):
         curves = {
             site.path: site_curves(site, SiteShape.of(site, kind, parts), fitted.of(site.path), shown.of(site.path))
-            for site in tqdm(sites, desc="measuring sites", leave=False)
+            for site in progress_bar(sites, desc="measuring sites", leave=False)
         }
     del shown  # as large as what was seen of the examples to fit to
     sensitivity = sensitivities(sites, curves, fitted, probe, options)

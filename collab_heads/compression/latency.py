@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
 
+from collab_heads.bars import progress_bar
 from collab_heads.compression.choices import Choice, SiteShape
 from collab_heads.compression.fitting import reopened
 from collab_heads.compression.measures import SiteUse
@@ -46,7 +46,7 @@ class Latencies:
         self.model, self.sites, self.batch = model, sites, batch
         self.tables: dict[tuple[SiteShape, Role], Table] = {}
         different = {(shapes[site.path], site.role): site for site in sites}
-        for (shape, role), site in tqdm(different.items(), desc="timing sites", leave=False):
+        for (shape, role), site in progress_bar(different.items(), desc="timing sites", leave=False):
             self.tables[shape, role] = time_site(model, site, shape, batch)
 
     def __call__(self, use: SiteUse, choice: Choice) -> float:
@@ -65,7 +65,7 @@ class Latencies:
         """
         timed: dict[tuple[SiteShape, Role, Choice], list[float]] = {}
         before = after = 0.0
-        for site in tqdm(self.sites, desc="timing what was chosen", leave=False):
+        for site in progress_bar(self.sites, desc="timing what was chosen", leave=False):
             use, choice = uses[site.path], choices[site.path]
             key = use.shape, use.role, choice
             if key not in timed:

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from transformers.utils.logging import tqdm
-
+from collab_heads.bars import progress_bar
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.compression.choices import PARTS, Choice, Part
@@ -52,7 +51,7 @@ def sensitivities(
     found: dict[str, dict[Part, float]] = {}
     left: list[float] = []  # by refinement, of the squared errors of some sites
     refined = {site.path for site in sites[:: -(-len(sites) // REFINED_SITES)]} if options.refine_steps else set()
-    for site in tqdm(sites, desc="measuring sensitivities", leave=False):
+    for site in progress_bar(sites, desc="measuring sensitivities", leave=False):
         of_site, found[site.path] = curves[site.path], dict.fromkeys(PARTS, 0.0)
         for part in PARTS:
             if (choice := of_site.example(part, EXAMPLE)) is None:

@@ -3,8 +3,8 @@
 import time
 
 from torch import Tensor
-from transformers.utils.logging import tqdm
 
+from collab_heads.bars import progress_bar
 from collab_heads.distillation.checkpoint import Checkpoint, Progress
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights
@@ -50,7 +50,7 @@ class Training:
         else:
             self.evaluate(progress)
         started -= progress.seconds
-        with tqdm(
+        with progress_bar(
             total=self.options.steps, initial=progress.step, desc="distilling", leave=False, disable=not first
         ) as bar:
             while progress.step < self.options.steps and not self.is_stale(progress):

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
 
 from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.bars import progress_bar
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
 from collab_heads.heads.reconstruction import reconstruction_costs
@@ -108,7 +108,7 @@ def gradient_importance(
     ]
     try:
         with evaluating(model), torch.enable_grad():
-            for index, batch in enumerate(tqdm(batches, desc="measuring heads", leave=False)):
+            for index, batch in enumerate(progress_bar(batches, desc="measuring heads", leave=False)):
                 gates.clear()
                 loss = loss_of(model, batch, index)
                 if not torch.isfinite(loss) and broken_site(model, adapter, sites) is None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
 
+from collab_heads.bars import progress_bar
 from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.masks import token_masks
@@ -63,7 +63,7 @@ def run_batches(
     total, masks_of = operator.length_hint(batches) or None, masks_of or token_masks
     device = input_device(model)
     with evaluating(model):
-        for index, batch in enumerate(tqdm(each_batch(batches), total=total, desc=what, leave=False)):
+        for index, batch in enumerate(progress_bar(each_batch(batches), total=total, desc=what, leave=False)):
             inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             try:
                 check_modalities(model, inputs)

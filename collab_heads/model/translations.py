@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
 
+from collab_heads.bars import progress_bar
 from collab_heads.errors import CalibrationError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.examples import Batch, Part, has_decoder_inputs, has_text_labels, moved
@@ -32,7 +32,7 @@ def with_translations(original: PreTrainedModel, part: Part, *, show: bool = Tru
     """
     found, missing = list(part), [place for place, (_, batch) in enumerate(part) if needs_translation(original, batch)]
     with evaluating(original):
-        for place in tqdm(missing, desc="translating", leave=False, disable=not (show and missing)):
+        for place in progress_bar(missing, desc="translating", leave=False, disable=not (show and missing)):
             number, batch = part[place]
             try:
                 check_modalities(original, batch)

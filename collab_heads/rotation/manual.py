@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
-from collab_heads.reading import parse_json
+from collab_heads.reading import parse_json, read_text
 from collab_heads.rotation.exchange import plan_exchanges, swap_heads, unwrapped_adapter
 from collab_heads.rotation.history import History, check_epoch, check_settings, plain_json
 from collab_heads.rotation.schedule import Schedule, distinct, read_schedule
@@ -56,8 +56,10 @@ class HeadRotation:
             DataError: if the file cannot be read or holds no schedule; the message names it.
         """
         try:
-            return cls(parse_json(Path(path).read_text(encoding="utf-8"), object_pairs_hook=distinct), adapter)
-        except (OSError, ValueError) as error:  # an ArgumentError is a ValueError, and so is JSON's
+            return cls(parse_json(read_text(path), object_pairs_hook=distinct), adapter)
+        except DataError:
+            raise
+        except ValueError as error:  # an ArgumentError is a ValueError, and so is JSON's
             raise DataError(f"{path}: {error}") from error
 
     @property

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
 
 from collab_heads.analysis.measures.sentences import rows
 from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.bars import progress_bar
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.importance import loss_of, most_important, not_finite
@@ -181,7 +181,7 @@ def leave_one_out(
     original = checked(evaluate(model), metric, "of the whole model")
     without = {site.path: torch.zeros(site.num_heads, dtype=torch.float64) for site in chosen}
     heads_in_turn = [(site, index, head) for site in chosen for index, head in enumerate(numbers[site.path])]
-    for site, index, head in tqdm(heads_in_turn, desc="leaving heads out", leave=False):
+    for site, index, head in progress_bar(heads_in_turn, desc="leaving heads out", leave=False):
         with without_heads(model, {site.path: [head]}, adapter):
             without[site.path][index] = checked(evaluate(model), metric, f"without head {head} of {site.path}")
     heads = {site.path: numbers[site.path] for site in chosen}
@@ -226,7 +226,7 @@ def ablation_curve(
     counts = [max(least, math.ceil(total * eighths / 8)) for eighths in range(8, 0, -1)] if counts is None else counts
     plans = [(count, most_important(model, scores, count, adapter)) for count in sorted(set(counts), reverse=True)]
     points = []
-    for count, alive in tqdm(plans, desc="removing heads", leave=False):
+    for count, alive in progress_bar(plans, desc="removing heads", leave=False):
         removed = {
             path: [h for h, on in zip(numbers[path], bits, strict=True) if not on] for path, bits in alive.items()
         }

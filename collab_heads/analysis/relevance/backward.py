@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
-from transformers.utils.logging import tqdm
 
 from collab_heads.analysis.relevance.conservative import conservative
 from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.bars import progress_bar
 from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import each_batch
@@ -42,7 +42,7 @@ def explain_batches(
     """
     total = operator.length_hint(batches) or None
     with explaining(model):
-        for index, batch in enumerate(tqdm(each_batch(batches), total=total, desc=what, leave=False)):
+        for index, batch in enumerate(progress_bar(each_batch(batches), total=total, desc=what, leave=False)):
             inputs = {k: v.to(input_device(model)) if isinstance(v, Tensor) else v for k, v in batch.items()}
             for portion in cut(inputs):
                 see(portion, run(model, adapter, portion, index))  # no name keeps the graph while the next one is built

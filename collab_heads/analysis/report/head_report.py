@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers.utils.logging import tqdm
-
 from collab_heads.analysis.plots import gate_animation
 from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
 from collab_heads.analysis.plots.files import save_drawings
@@ -12,6 +10,7 @@ from collab_heads.analysis.report.full_page import full_page
 from collab_heads.analysis.report.measurements import HeadMeasurements
 from collab_heads.analysis.report.pictures import pictures_in, pictures_of
 from collab_heads.analysis.report.savings import Plan
+from collab_heads.bars import progress_bar
 from collab_heads.extras import missing
 from collab_heads.files import write_file
 
@@ -25,7 +24,7 @@ class HeadReport(HeadMeasurements):
     def plot(self) -> "dict[str, Figure]":
         """Every picture, by name; needs matplotlib (`pip install matplotlib`)."""
         pictures = pictures_of(self)
-        return {each.name: each.draw() for each in tqdm(pictures, desc="drawing", leave=False)}
+        return {each.name: each.draw() for each in progress_bar(pictures, desc="drawing", leave=False)}
 
     def to_html(self, plan: Plan | None = None) -> str:
         """One page to explore, with all it needs: maps, tables, sentences, legends.

@@ -7,11 +7,12 @@ r"""Fine-tune a Transformer on a GLUE task, or on classification files of your o
 With several processes: `accelerate launch -m collab_heads glue ...`.
 """
 
+import os
 from argparse import ArgumentParser, Namespace
 
 from collab_heads.checks import check_choice
 from collab_heads.command.flags.shared import check_demo, check_files
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, DataError
 from collab_heads.extras import check_extra
 from collab_heads.training.data.glue_tasks import TASKS
 from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
@@ -79,7 +80,9 @@ def check(args: Namespace) -> None:
     check_extra("train", "fine-tuning and translation")
     check_together(args)
     if not args.demo:
-        check_files(args.train_file, args.validation_file, args.test_file, args.data_dir)
+        check_files(args.train_file, args.validation_file, args.test_file)
+        if args.data_dir is not None and not os.path.isdir(args.data_dir):
+            raise DataError(f"--data_dir {args.data_dir} is no folder")
 
 
 def check_together(args: Namespace) -> None:

@@ -8,6 +8,7 @@ A folder or a name on the Hub is one model, whose weights are not loaded; the ty
 works with its family; nothing says it of all.
 """
 
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -24,5 +25,5 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def check(args: Namespace) -> None:
     """Raise ArgumentError if MODEL is a path to nothing."""
-    if args.model is not None and (Path(args.model).exists() or len(Path(args.model).parts) > 1):
+    if args.model is not None and (os.path.exists(args.model) or len(Path(args.model).parts) > 1):
         check_input(args)

@@ -4,7 +4,9 @@ import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from collab_heads.errors import ArgumentError, DataError, OutputError
+from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.folders import OLD, beside
+from collab_heads.reading import check_file
 from collab_heads.training.flags.parsing import count_from_1, path, seed
 
 MODULES = "modules.json"  # of sentence-transformers: the parts that a model goes through, and their folders
@@ -101,22 +103,22 @@ def check_input(args: Namespace) -> None:
 def check_model_name(name: str) -> None:
     """Raise ArgumentError for a path to nothing, or a folder without a model; other names may be on the Hub."""
     folder = Path(name)
-    if folder.is_dir():
+    if os.path.isdir(folder):
         check_folder(folder)
     elif folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
         raise ArgumentError(f"there is no folder {name} (MODEL is a folder, or a name on the Hub)")
 
 
 def check_files(*names: str | None) -> None:
-    """Raise DataError for a file that is not there; None is no file."""
+    """Raise DataError for a file that is not there, or is none; None names no file."""
     for name in names:
-        if name is not None and not Path(name).exists():
-            raise DataError(f"{name}: No such file or directory")
+        if name is not None:
+            check_file(name)
 
 
 def check_folder(folder: Path) -> None:
     """Raise ArgumentError for a folder without a model, or one whose model lies in a folder of its own."""
-    if (folder / "config.json").exists():
+    if os.path.isfile(folder / "config.json"):
         return
     inner = folder / "0_Transformer"
     if (folder / MODULES).is_file() and inner.is_dir():
@@ -132,8 +134,17 @@ def check_output_dir(folder: Path) -> None:
     """Check, before long work, that a folder is free and can be made.
 
     Raises:
-        OutputError: if it is a file, holds anything, or lies where nothing may be written.
+        OutputError: if it is a file, holds anything, lies where nothing may be written, or has a name that is too long.
     """
+    if not folder.name:
+        raise OutputError(f"--output_dir {folder} has no name that another folder could take: give a new one")
+    try:
+        os.stat(beside(folder, OLD))  # the longest name that is needed
+    except (FileNotFoundError, NotADirectoryError):  # the latter is said below
+        pass
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"--output_dir {folder!s:.80} cannot be made: {reason}: choose another") from error
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"--output_dir {folder} is a file")
     if folder.is_dir() and any(folder.iterdir()):

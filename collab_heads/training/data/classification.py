@@ -8,9 +8,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets import Dataset
-from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from collab_heads.bars import progress_bar
 from collab_heads.errors import ArgumentError
 from collab_heads.model.backends import evaluating
 from collab_heads.training.data.batches import longest_first
@@ -115,7 +115,7 @@ def predict(
     share = batches[accelerator.process_index :: accelerator.num_processes]
     rows: list[tuple[int, np.ndarray]] = []
     with evaluating(model):
-        for indices in tqdm(share, desc="evaluating", leave=False, disable=not accelerator.is_main_process):
+        for indices in progress_bar(share, desc="evaluating", leave=False, disable=not accelerator.is_main_process):
             batch = collate([{k: v for k, v in examples[i].items() if k != "labels"} for i in indices])
             logits = model(**{name: tensor.to(accelerator.device) for name, tensor in batch.items()}).logits
             rows += zip(indices, logits.float().cpu().numpy(), strict=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
-from tqdm import tqdm
 
+from collab_heads.bars import progress_bar
 from collab_heads.errors import DataError
 from collab_heads.reading import read_bytes
 from collab_heads.training.data.glue import Data, sort_labels
@@ -55,7 +55,7 @@ def from_folders(folders: Mapping[str, str | Path], *, show_progress: bool = Tru
     for split, classes in found.items():
         order = sorted((rank, number) for number, name in enumerate(names) for rank in range(len(classes[name])))
         files = [classes[names[number]][rank] for rank, number in order]
-        bar = tqdm(files, desc=f"reading {split} images", leave=False, disable=not show_progress)
+        bar = progress_bar(files, desc=f"reading {split} images", leave=False, disable=not show_progress)
         digests = [digest_of(file) for file in bar]
         splits[split] = {FILE: list(map(str, files)), DIGEST: digests, "label": [number for _, number in order]}
     return Data(Task(None, (FILE,), tuple(names), "classification"), splits)

@@ -6,9 +6,9 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from datasets import Dataset
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from collab_heads.bars import progress_bar
 from collab_heads.training.data.batches import chunked
 from collab_heads.training.data.collate import tokenize
 
@@ -34,5 +34,5 @@ def tokenized_by(
     prefix, max_source, max_target = settings
     work = partial(tokenize, tokenizer=tokenizer, prefix=prefix, max_source=max_source, max_target=max_target)
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        made = list(tqdm(pool.map(work, portions), desc=f"tokenizing {name}", total=len(portions), leave=False))
+        made = list(progress_bar(pool.map(work, portions), desc=f"tokenizing {name}", total=len(portions), leave=False))
     return Dataset.from_dict({column: [row for part in made for row in part[column]] for column in made[0]})

@@ -11,9 +11,9 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from collab_heads.bars import progress_bar
 from collab_heads.model.backends import evaluating
 from collab_heads.training.data.batches import longest_first
 from collab_heads.training.data.cached import digest_of_tokens, tokenized_in
@@ -131,7 +131,7 @@ def translate(
     share = batches[accelerator.process_index :: accelerator.num_processes]
     numbered: list[tuple[int, str]] = []
     with evaluating(model):
-        for indices in tqdm(share, desc="translating", leave=False, disable=not accelerator.is_main_process):
+        for indices in progress_bar(share, desc="translating", leave=False, disable=not accelerator.is_main_process):
             batch = collate([{"input_ids": examples[i]["input_ids"]} for i in indices])
             batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
             tokens = generate(model, batch, **settings)

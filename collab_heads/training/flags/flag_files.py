@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from collab_heads.errors import DataError
 from collab_heads.extras import check_extra
-from collab_heads.reading import parse_json
+from collab_heads.reading import parse_json, read_text
 
 YAML = (".yaml", ".yml")
 SUFFIXES = (".json", *YAML)
@@ -26,10 +25,10 @@ def read_flags(file: str) -> dict[str, Any]:
         MissingPackageError: if it is YAML and PyYAML is not installed.
     """
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = read_text(file)
         flags = parse_yaml(text) if file.lower().endswith(YAML) else parse_json(text)
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror}") from error
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(f"{file}: not a file of flags: {str(error).splitlines()[0]}") from error
     if not isinstance(flags, dict):

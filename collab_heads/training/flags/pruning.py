@@ -3,12 +3,11 @@
 import argparse
 from argparse import Namespace
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.reading import parse_json
+from collab_heads.reading import parse_json, read_text
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, not_negative, path, per_role, positive
 
@@ -82,8 +81,8 @@ def read_alive(path: str) -> dict:
         DataError: if the file cannot be read as JSON.
     """
     try:
-        return parse_json(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return parse_json(read_text(path))
+    except ValueError as error:  # a DataError is one, too
         raise DataError(f"--alive_heads {path}: {error}") from error
 
 

@@ -10,9 +10,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from collab_heads.bars import progress_bar
 from collab_heads.errors import NonFiniteError, OutputError
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.training.loop.monitor import DIVERGED, Clock, Losses
@@ -152,7 +152,7 @@ class Training:
         self.losses = Losses(accelerator, args.logging_steps, phase, self.total, loss_before)
         self.clock = Clock()
         main = accelerator.is_main_process
-        self.bar = tqdm(total=self.total, initial=self.done, desc="training", disable=not main)
+        self.bar = progress_bar(total=self.total, initial=self.done, desc="training", disable=not main)
 
     def resume(self, checkpoint: Path, step: int) -> float | None:
         """Take everything up as it was at a step: the sum of the losses of the steps before it; None if not known."""

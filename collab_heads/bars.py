@@ -1,0 +1,47 @@
+"""Progress bars: the one place that says whether there are any."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+from transformers.utils import logging
+
+
+def progress_bar(iterable: Iterable | None = None, *, disable: bool = False, **options: Any) -> Any:
+    """A bar of tqdm, shown where stderr is a terminal or a notebook, unless those of transformers are off.
+
+    In a log a bar is a line for every step, and nested ones are mixed up.
+
+    Args:
+        iterable: what is gone through.
+        disable: also where bars are shown, such as in all processes but the first; the environment variable
+            TQDM_DISABLE does so, too.
+        options: of tqdm.
+    """
+    if disable or not (is_watched() and logging.is_progress_bar_enabled()):
+        options["disable"] = True
+    return tqdm(iterable, **options)
+
+
+def is_watched() -> bool:
+    """Whether what goes to stderr is looked at as it comes."""
+    return sys.stderr is not None and (sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel"))
+
+
+@contextmanager
+def showing_bars(show: bool) -> Iterator[None]:
+    """Switch bars off while the context is open, transformers' and huggingface_hub's too: unless they are to be shown.
+
+    Args:
+        show: whether they are, on a terminal.
+    """
+    before = logging.is_progress_bar_enabled()
+    if not (show and is_watched()):
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if before:
+            logging.enable_progress_bar()
