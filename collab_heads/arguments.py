@@ -101,7 +101,7 @@ def fits(value: object, hint: Any, *, inside: bool = False) -> bool:
         return False
     if not inner or not isinstance(value, Collection) or isinstance(value, Tensor):
         return True
-    if origin is Mapping:
+    if origin is Mapping and isinstance(value, Mapping):
         pairs = [each for pair in value.items() for each in zip(pair, inner, strict=True)]
     elif origin is tuple and inner[-1] is not ...:
         pairs = list(zip(value, inner, strict=False)) if len(value) == len(inner) else [(None, str)]

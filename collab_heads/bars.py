@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 
 def progress_bar(iterable: Iterable | None = None, *, disable: bool = False, **options: Any) -> Any:
-    """A bar of tqdm where stderr is a terminal or a notebook, and transformers has its progress bars switched on.
+    """A bar of tqdm, shown where stderr is a terminal or a notebook, unless those of transformers are off.
 
     In a log a bar is a line for every step, and nested ones are mixed up.
 

@@ -3,11 +3,13 @@
 import gzip
 
 import commands
+import pytest
 import torch
 
-from collab_heads.command.batches import batches_of, fitting, translations
+from collab_heads.command.batches import batches_of, fitting, longest, translations
 from collab_heads.command.models import load
 from collab_heads.command.texts import read_data
+from collab_heads.errors import ArgumentError
 
 
 def loaded(*argv):
@@ -77,3 +79,21 @@ def test_without_a_padding_token_texts_are_padded_with_their_end(bert, tmp_path)
     sums = batch["attention_mask"].sum(1).tolist()
     assert sums[0] > sums[1] and tokenizer.pad_token is None
     assert set(batch["input_ids"][batch["attention_mask"] == 0].tolist()) == {tokenizer.eos_token_id}
+
+
+def test_a_length_that_was_never_typed_is_not_said_to_be(marian, tmp_path, capsys):
+    long = tmp_path / "long.txt"
+    long.write_text("the dog " * 200 + "\n")
+    args, model, tokenizer = loaded(marian, "--data", long, "--max_length", 300)
+    most = longest(args, model, tokenizer)
+    assert most < 300
+    said = f"--max_length 300: every sentence of {long} is longer, and this model reads {most} tokens at most"
+    for max_length, words in ((300, said), (most, f"--max_length {most}: every sentence of {long} is longer")):
+        args.max_length = max_length
+        with pytest.raises(ArgumentError) as caught:
+            fitting(args, model, tokenizer, read_data(args))
+        assert str(caught.value) == words and args.max_length == max_length
+    long.write_text("the dog " * 200 + "\nthe dog\n")
+    args.max_length = 300
+    fitting(args, model, tokenizer, read_data(args))
+    assert f"left out 1 of 2 sentences of more than {most} tokens" in capsys.readouterr().out

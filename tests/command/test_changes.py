@@ -138,9 +138,26 @@ def test_what_is_refused(bert, texts, tmp_path):
         (("prune", bert, "--target_heads", 4, "--alive_heads", texts, *out), ArgumentError, "exclude each other"),
         (("prune", bert, "--alive_heads", texts, *out), DataError, "--alive_heads .*a.txt"),
         (("prune", bert, "--sites", "enc-self", *out), ArgumentError, "--sites goes with a total"),
-        (("prune", bert, *out), SwapError, "gates"),
+        (("prune", bert, *out), ArgumentError, "no gates that say which heads go"),
         (("fold", bert, *out), SwapError, "there is nothing to fold"),
     ):
         with pytest.raises(error, match=said):
             commands.run(*argv)
     assert not (tmp_path / "out").exists()
+
+
+def test_removal_without_gates_advises_flags(bert, tmp_path):
+    with pytest.raises(
+        ArgumentError, match=r"no gates that say which heads go: give --target_heads .* or --alive_heads"
+    ):
+        commands.run("prune", bert, "--output_dir", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ("x" * 300, "x" * 250, "."))
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(name, bert, tmp_path, monkeypatch):
+    """Also where only the names beside it, under which it is written, are too long."""
+    monkeypatch.chdir(tmp_path)
+    for command in (["fold", bert], ["compress", bert, "--data", __file__], ["analyze", bert, "--data", __file__]):
+        with pytest.raises(OutputError, match=r"--output_dir (x{80} cannot be made: File name too long|. has no name)"):
+            commands.parse(*command, "--output_dir", name)

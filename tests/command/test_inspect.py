@@ -1,15 +1,20 @@
 """collab-heads inspect: what it says of a model, of a type, of code that comes with a model."""
 
 import json
+import os
+import shutil
+import socket
 
 import commands
+import huggingface_hub
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertModel
 
 from collab_heads import prune_heads, supported_model_types, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.command import main
-from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, DataError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.registry import get_adapter
 
@@ -88,3 +93,128 @@ def test_attention_that_comes_with_the_model_is_refused_in_a_sentence_of_its_own
         UnsupportedModelError, match=r"'own-bert' .* its attention is code that comes with the model, no a"
     ):
         commands.run(command, own, *trusted, *out)
+
+
+@pytest.fixture
+def gated(bert, tmp_path):
+    """A folder of a model with gates."""
+    model = BertModel.from_pretrained(bert)
+    swap_to_gated(model)
+    model.save_pretrained(tmp_path / "gated")
+    return tmp_path / "gated"
+
+
+def damage(folder, how):
+    file = folder / "model.safetensors"
+    tensors, content = load_file(file), file.read_bytes()
+    file.unlink()
+    name = next(name for name in tensors if name.endswith("log_alpha"))
+    if how == "folder":
+        file.mkdir()
+    elif how == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "text":
+        file.write_text("a model")
+    elif how == "shape":
+        save_file(tensors | {name: torch.ones(7)}, file)
+    elif how == "name":
+        tensors[name.replace("log_alpha", "alive")] = tensors.pop(name)
+        save_file(tensors, file)
+    else:
+        save_file(tensors | {name: torch.full((4,), torch.nan)}, file)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "said"),
+    (
+        ("folder", DataError, "model.safetensors holds no weights, or is damaged"),
+        ("cut", DataError, "model.safetensors holds no weights, or is damaged"),
+        ("empty", DataError, "model.safetensors holds no weights, or is damaged"),
+        ("text", DataError, "model.safetensors holds no weights, or is damaged"),
+        ("shape", DataError, "encoder.layer.0.attention.self: what is stored are gates of something else"),
+        ("name", DataError, "encoder.layer.0.attention.self: what is stored are gates of something else"),
+        ("NaN", NonFiniteError, "encoder.layer.0.attention.self: its gates contain NaN or inf"),
+    ),
+)
+def test_gates_that_cannot_be_read(how, error, said, gated):
+    damage(gated, how)
+    with pytest.raises(error, match=said):
+        commands.run("inspect", gated)
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    (
+        ([], "Should have a `model_type` key"),
+        (5, "cannot load AutoConfig"),
+        ({"architectures": 5}, "its architectures are 5, must be a list of names"),
+        ({"architectures": [5]}, r"its architectures are \[5\]"),
+        ({"architectures": "BertModel"}, "its architectures are 'BertModel'"),
+        ({"architectures": ["T5Model"]}, "cannot load T5Model"),
+        ({"num_attention_heads": 0}, "cannot load BertModel .* ZeroDivisionError"),
+        ({"num_attention_heads": 5}, "is not a multiple of the number of attention heads"),
+        ({"hidden_size": "32"}, "'hidden_size' expected int, got str"),
+        ({"hidden_size": -32}, "cannot load BertModel .* negative dimension"),
+        ({"hidden_act": "none"}, "cannot load BertModel .* KeyError 'none'"),
+        ({"model_type": ["bert"]}, "cannot load AutoConfig"),
+        ({"auto_map": 5}, "cannot load AutoConfig"),
+    ),
+    ids=str,
+)
+def test_configs_that_are_no_configs(entries, said, bert, tmp_path):
+    config = json.loads((bert / "config.json").read_text())
+    config = config | {"architectures": ["BertModel"]} | entries if isinstance(entries, dict) else entries
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArgumentError, match=said):
+        commands.run("inspect", tmp_path)
+    if isinstance(entries, dict):
+        AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    with pytest.raises(ArgumentError, match=r"cannot load|its architectures"):
+        commands.run("fold", tmp_path, "--output_dir", tmp_path / "out")
+
+
+def test_a_dtype_that_torch_lacks_is_refused_before_the_work(bert, tmp_path):
+    shutil.copytree(bert, tmp_path / "odd")
+    config = json.loads((bert / "config.json").read_text()) | {"dtype": 5}
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArgumentError, match=r"the dtype in its config.json is 5"):
+        commands.run("fold", tmp_path / "odd", "--output_dir", tmp_path / "out")
+
+
+def test_a_config_that_is_a_pipe_is_none(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ArgumentError, match=r"holds no model: it has no config.json"):
+        commands.run("inspect", tmp_path)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The hosts that are asked for, none of which there is."""
+    hosts = []
+
+    def missing(host, *args, **options):
+        hosts.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", missing)
+    monkeypatch.setattr("collab_heads.model.loading.is_offline_mode", lambda: False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    return hosts
+
+
+@pytest.mark.parametrize("command", ("inspect", "fold"))
+def test_a_hub_that_cannot_be_reached_is_asked_once(command, asked, tmp_path):
+    out = ("--output_dir", tmp_path / "out") if command == "fold" else ()
+    with pytest.raises(
+        ArgumentError, match=r"'no-such-model' is no folder, and the Hub cannot be asked for it: .*not kn"
+    ):
+        commands.run(command, "no-such-model", *out)
+    assert len(asked) == 1
+
+
+def test_a_type_without_an_adapter_is_looked_up_nowhere(asked):
+    with pytest.raises(UnsupportedModelError, match="model type 'falcon' is not supported"):
+        commands.run("inspect", "falcon")
+    assert not asked

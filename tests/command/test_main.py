@@ -1,12 +1,15 @@
 """collab-heads: which command, its flags from the line or a file, how it ends, what shells are told."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 
 import commands
 import pytest
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from collab_heads.checks import check_choice
 from collab_heads.command import main
@@ -26,6 +29,12 @@ print(collab_heads.swap_to_collaborative.__name__, "torch" in sys.modules)
 GLUE = ("--task_name", "mrpc", "--model_name_or_path", "bert-base-uncased")
 TRANSLATE = ("--train_file", "pairs.csv", "--validation_file", "pairs.csv")
 IMAGES = ("--train_dir", ".", "--validation_dir", ".")
+INTERRUPTED = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test may run where it is ignored
+sys.argv[:1] = ["/somewhere/collab-heads"]
+import collab_heads
+"""
 LIGHT = """
 import json, sys
 for argv in json.loads(sys.argv[1]):
@@ -249,3 +258,35 @@ def test_every_shell_is_told_every_flag(shell, capsys):
             assert flag.removeprefix("--") in script
     with pytest.raises(ArgumentError, match="unknown --print_completion 'basch'"):
         check_choice("--print_completion", "basch", SHELLS)
+
+
+def test_a_command_advises_commands():
+    problem = ArgumentError("it has gates: prune_heads or fold_heads them first, or leave it out with sites=")
+    said = "it has gates: collab-heads prune or collab-heads fold them first, or leave it out with --sites"
+    assert main.in_words(problem) == said
+
+
+def test_quiet_is_no_part_of_the_work(monkeypatch):
+    seen = []
+    monkeypatch.setattr("collab_heads.bars.is_watched", lambda: True)
+    monkeypatch.setattr("collab_heads.command.inspect.run", lambda args: seen.append(is_progress_bar_enabled()))
+    enable_progress_bar()
+    try:
+        for flags in ((), ("--quiet",)):
+            commands.run("inspect", "bert", *flags)
+    finally:
+        disable_progress_bar()
+    assert seen == [True, False]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    asked = [sys.executable, "-c", INTERRUPTED, "inspect", "bert"]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate()[1] == "collab-heads: interrupted\n"
+    assert process.returncode == 130

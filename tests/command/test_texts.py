@@ -67,7 +67,7 @@ def test_what_is_refused(tmp_path):
         ([written(tmp_path / "zip", b"PK\x03\x04\xff\xfe")], None, DataError, "line 1: not UTF-8"),
         ([written(tmp_path / "nulls", b"a dog\n" + bytes(64))], None, DataError, "nulls, line 2: a null byte"),
         ([tmp_path / "none.txt"], None, DataError, "none.txt: No such file"),
-        ([tmp_path], None, DataError, "Is a directory"),
+        ([tmp_path], None, DataError, "is a folder, no file"),
     ):
         with pytest.raises(error, match=said):
             read(*files, column=column)

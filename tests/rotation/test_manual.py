@@ -306,7 +306,7 @@ def test_schedules_that_make_no_sense(schedule, fragments, written):
         ("{", "Expecting"),
         ("[" * 100_000, "nested too deeply"),
         ('{"3": [], "3": []}', "'3' is there twice"),
-        ("\ud83d".encode("utf-8", "surrogatepass"), "utf-8"),
+        ("\ud83d".encode("utf-8", "surrogatepass"), "not UTF-8"),
         (None, "No such file"),
     ),
 )

@@ -140,7 +140,7 @@ def check_output_dir(folder: Path) -> None:
         raise OutputError(f"--output_dir {folder} has no name that another folder could take: give a new one")
     try:
         os.stat(beside(folder, OLD))  # the longest name that is needed
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter is said below
         pass
     except (OSError, ValueError) as error:  # ValueError: a null byte
         reason = getattr(error, "strerror", None) or error

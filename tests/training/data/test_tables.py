@@ -82,7 +82,7 @@ def test_a_file_in_another_encoding_is_refused_by_its_line(reader, write):
 @pytest.mark.parametrize("reader", READERS)
 def test_a_missing_file_a_folder_and_an_empty_file_are_refused(reader, write, tmp_path):
     refused(reader, tmp_path / "none.tsv", "No such file")
-    refused(reader, tmp_path, "directory")
+    refused(reader, tmp_path, "is a folder, no file")
     for nothing in ("", "\n\n", "\ufeff \r\n"):
         refused(reader, write(nothing), "is empty")
 

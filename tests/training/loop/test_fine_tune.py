@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from transformers import BertConfig, BertForSequenceClassification
 
-from collab_heads import HeadPenalty, get_adapter, swap_to_gated
+from collab_heads import HeadPenalty, bars, get_adapter, swap_to_gated
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.training.flags import pruning
@@ -157,7 +157,7 @@ def test_the_loss_is_on_the_bar_and_its_mean_in_the_end(every, monkeypatch):
         losses.append(float(optimizer_step(*args)))
         return torch.tensor(losses[-1])
 
-    monkeypatch.setattr(training.tqdm, "set_postfix_str", lambda bar, text: shown.append(text))
+    monkeypatch.setattr(bars.tqdm, "set_postfix_str", lambda bar, text: shown.append(text))
     monkeypatch.setattr(loop, "optimizer_step", step)
     args = arguments("--num_train_epochs", "1", "--logging_steps", str(every))
     trained = fine_tune(accelerator(), model(), examples(34), args, hooks())
