@@ -28,14 +28,19 @@ from collab_heads.state import SiteState
 
 @opening_attention
 def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> FoldReport:
-    """Multiply gates and alphas into W_O and give removed heads back as zeros, in place: a model of stock shape.
+    """Multiply gates and alphas into W_O and make a stock model again, in place.
 
-    The folded model computes what the model computed in evaluation, saves nothing any more, and is saved as a
-    checkpoint that plain transformers loads. On an error the model is left as it was.
+    The folded model computes what the model computed in evaluation, and is saved as a checkpoint that plain
+    transformers loads. On an error the model is left as it was.
 
-    Narrower heads stay narrow where the config of the family can say it (T5's `d_kv`), and queries, keys and values of
-    all sites have the same width, as after `swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5,
-    mixing="per_head")`. Then something is saved, in plain transformers too.
+    A stock config has one number of heads for all layers. Where it says how wide a head is, too (T5, Llama and its
+    siblings, Gemma 3, ViT and its siblings), every layer has as many heads as the one that has most left; elsewhere as
+    many as the original. Heads that a layer lacks come back as zeros. Layers of a T5 stack share one bias of positions,
+    so each of them has the heads that any has left.
+
+    Narrower heads stay narrow where the config of the family can say it (T5's `d_kv`, ViT's `head_dim`), and queries,
+    keys and values of all sites have the same width, as after `swap_to_collaborative(model, dim_shared_query_key=0.5,
+    dim_value=0.5, mixing="per_head")`.
 
     Args:
         model: a supported transformers model with gates, alphas or removed heads, or such narrower ones.
@@ -46,7 +51,8 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
-        SwapError: if a site is collaborative in a way that no stock model is, or there is nothing to fold.
+        SwapError: if a site is collaborative in a way that no stock model is, its weights are quantised, or there is
+            nothing to fold.
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
