@@ -84,7 +84,7 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     for path in held:
         release(sites[path])
     if narrow is not None:
-        narrow_as_stock(list(sites.values()), stock, narrow)
+        narrow_as_stock(sites, stock, narrow)
     for path, heads in kept.items():
         site, whole, has = sites[path], stock.base_model.get_submodule(path), counts.heads[path]
         like, places = like_those_of(site), [has.index(head) for head in heads]
@@ -111,7 +111,7 @@ def is_held(adapter: AttentionAdapter, state: SiteState) -> bool:
 def stock_twin(model: PreTrainedModel, entries: Mapping[str, int]) -> PreTrainedModel:
     """The model as its config with other entries, and without our record, describes it, on the meta device."""
     config = copy.deepcopy(model.config)
-    config.update(entries)
+    config.update(dict(entries))
     for part in (config, *(value for value in vars(config).values() if hasattr(value, FIELD))):
         if hasattr(part, FIELD):
             delattr(part, FIELD)
@@ -146,7 +146,7 @@ def write_entries(model: PreTrainedModel, entries: Mapping[str, int]) -> None:
         own_configs(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and is_alike(module.config, model.config):
-            module.config.update(entries)
+            module.config.update(dict(entries))
 
 
 @torch.no_grad()
