@@ -30,14 +30,19 @@ from collab_heads.state import SiteState
 @checking_arguments
 @changing_attention
 def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> FoldReport:
-    """Multiply gates and alphas into W_O and give removed heads back as zeros, in place: a model of stock shape.
+    """Multiply gates and alphas into W_O and make a stock model again, in place.
 
-    The folded model computes what the model computed in evaluation, saves nothing any more, and is saved as a
-    checkpoint that plain transformers loads. On an error the model is left as it was.
+    The folded model computes what the model computed in evaluation, and is saved as a checkpoint that plain
+    transformers loads. On an error the model is left as it was.
 
-    Narrower heads stay narrow where the config of the family can say it (T5's `d_kv`), and queries, keys and values of
-    all sites have the same width, as after `swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5,
-    mixing="per_head")`. Then something is saved, in plain transformers too.
+    A stock config has one number of heads for all layers. Where it says how wide a head is, too (T5, Llama and its
+    siblings, Gemma 3, ViT and its siblings), every layer has as many heads as the one that has most left; elsewhere as
+    many as the original. Heads that a layer lacks come back as zeros. Layers of a T5 stack share one bias of positions,
+    so each of them has the heads that any has left.
+
+    Narrower heads stay narrow where the config of the family can say it (T5's `d_kv`, ViT's `head_dim`), and queries,
+    keys and values of all sites have the same width, as after `swap_to_collaborative(model, dim_shared_query_key=0.5,
+    dim_value=0.5, mixing="per_head")`.
 
     Args:
         model: a supported transformers model with gates, alphas or removed heads, or such narrower ones.
@@ -48,7 +53,8 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
-        SwapError: if a site is collaborative in a way that no stock model is, or there is nothing to fold.
+        SwapError: if a site is collaborative in a way that no stock model is, its weights are quantised, or there is
+            nothing to fold.
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
@@ -80,7 +86,7 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
     for path in held:
         release(sites[path])
     if narrow is not None:
-        narrow_as_stock(list(sites.values()), stock, narrow)
+        narrow_as_stock(sites, stock, narrow)
     for path, heads in kept.items():
         site, whole, has = sites[path], stock.base_model.get_submodule(path), counts.heads[path]
         like, places = like_those_of(site), [has.index(head) for head in heads]
@@ -107,7 +113,7 @@ def is_held(adapter: AttentionAdapter, state: SiteState) -> bool:
 def stock_twin(model: PreTrainedModel, entries: Mapping[str, int]) -> PreTrainedModel:
     """The model as its config with other entries, and without our record, describes it, on the meta device."""
     config = copy.deepcopy(model.config)
-    config.update(entries)
+    config.update(dict(entries))
     for part in (config, *(value for value in vars(config).values() if hasattr(value, FIELD))):
         if hasattr(part, FIELD):
             delattr(part, FIELD)
@@ -142,7 +148,7 @@ def write_entries(model: PreTrainedModel, entries: Mapping[str, int]) -> None:
         own_configs(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and is_alike(module.config, model.config):
-            module.config.update(entries)
+            module.config.update(dict(entries))
 
 
 @torch.no_grad()

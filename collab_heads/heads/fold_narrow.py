@@ -52,16 +52,16 @@ def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Ma
 
 
 @torch.no_grad()
-def narrow_as_stock(sites: Sequence[OpenSite], stock: PreTrainedModel, width: int) -> None:
+def narrow_as_stock(sites: Mapping[str, OpenSite], stock: PreTrainedModel, width: int) -> None:
     """Make every collaborative site a stock one with heads of a width, in place.
 
     Args:
-        sites: all of the model.
+        sites: path -> site, all of the model.
         stock: a model with heads of that width, for what is not the same in it: a scale, a bias of the key.
         width: of the heads.
     """
-    for site in sites:
-        whole, adapter = stock.base_model.get_submodule(site.path), site.adapter
+    for path, site in sites.items():
+        whole, adapter = stock.base_model.get_submodule(path), site.adapter
         if site.query_key is not None:
             query, key, scale = site.query_key.shared_query, site.query_key.shared_key, adapter.scale(whole)
             if scale != site.query_key.state.scale:

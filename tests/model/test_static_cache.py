@@ -35,14 +35,12 @@ def tokens(batch=1):
     return torch.randint(3, VOCABULARY, (batch, LENGTH), generator=torch.Generator().manual_seed(0))
 
 
-def cases(names, quick):
-    """Family and change; what is not quick, or is of a kind that the family does not have, is slow or left out."""
+def cases(names):
+    """Family and change, but for kinds that the family does not have."""
     for name in names:
         for change in CHANGES:
-            if name not in ROTARY and change.startswith("rotary"):
-                continue
-            marks = () if (name, change) in quick else pytest.mark.slow
-            yield pytest.param(name, change, marks=marks)
+            if name in ROTARY or not change.startswith("rotary"):
+                yield pytest.param(name, change, marks=pytest.mark.slow)
 
 
 def made_early(model, batch):
@@ -79,7 +77,7 @@ def test_stock_caches_are_stock():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "change"), list(cases(DECODERS, {("qwen3", "rotary, shared keys")})))
+@pytest.mark.parametrize(("name", "change"), list(cases(DECODERS)))
 def test_exported_decoder(name, change):
     model, ids = built(name, change), tokens()
     exportable = TorchExportableModuleForDecoderOnlyLM(model, batch_size=1, max_cache_len=CACHED)
@@ -89,7 +87,7 @@ def test_exported_decoder(name, change):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "change"), list(cases(PAIRS, {})))
+@pytest.mark.parametrize(("name", "change"), list(cases(PAIRS)))
 def test_exported_encoder_decoder(name, change):
     model, ids, source = built(name, change), tokens(), tokens().flip(1)
     exported = Seq2SeqLMExportableModule(model, max_cache_length=CACHED, max_hidden_seq_length=64).export()

@@ -1,7 +1,5 @@
 """A changed model is saved with the tokenizer that it came with; whoever saves one afterwards has the last word."""
 
-import logging
-
 import pytest
 import torch
 from planted import word_pieces
@@ -44,7 +42,7 @@ def test_the_tokenizer_comes_along(model, original, tmp_path, caplog):
     again = AutoModel.from_pretrained(tmp_path / "small")
     again.save_pretrained(tmp_path / "again")
     assert ids(tmp_path / "again") == ids(original)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [record for record in caplog.records if record.name.startswith("collab_heads")]
 
 
 def test_a_folder_with_a_tokenizer_keeps_it(model, original, tmp_path):

@@ -2,8 +2,8 @@ r"""Make a stock model again, which loads without this package: gates and alphas
 
     collab-heads fold trained --output_dir out
 
-Removed heads come back as zeros. Queries, keys and values that are narrower stay so where the configuration of the
-family can say it; what no stock model can be is refused, and said why.
+Fewer heads, and narrower queries, keys and values, stay so where the configuration of the family can say it; other
+removed heads come back as zeros. What no stock model can be is refused, and said why.
 """
 
 from argparse import ArgumentParser, Namespace
