@@ -1,5 +1,9 @@
 """ViT, DeiT and DINOv2: encoders of image patches, with no padding unless the caller passes a mask."""
 
+import transformers
+from packaging import version
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 from transformers.models.deit import modeling_deit
 from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.vit import modeling_vit
@@ -51,6 +55,15 @@ class CollaborativeViTAttention(modeling_vit.ViTAttention):
     forward = attention
 
 
+# Before 5.21 the old name "attention.query" was also found in "attention.query_key", which is ours.
+if version.parse(transformers.__version__) < version.parse("5.21"):
+    for name in ("ViTModel", "DeiTModel"):
+        renamings = [*get_checkpoint_conversion_mapping(name)]
+        whole = WeightRenaming(r"attention.query(?!\w)", "q_proj")
+        renamings = [whole if each.target_patterns == whole.target_patterns else each for each in renamings]
+        register_checkpoint_conversion_mapping(name, renamings, overwrite=True)
+
+
 @register
 class ViTAdapter(AttentionAdapter):
     """ViT, DeiT and DINOv2."""
@@ -70,4 +83,3 @@ class ViTAdapter(AttentionAdapter):
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
     head_width, head_counts = ("head_dim", "head_dim"), ("num_attention_heads", None)
     roles = ("enc-self",)
-    transformers = "5.21"  # before, every name with "attention.query" in it is taken for an old one, ours included

@@ -57,7 +57,6 @@ class AttentionAdapter:
         variants: an entry of the config -> its value -> the adapter of such models, where they differ in what works.
         blueprints: model type -> how to make a new model and vocabulary of it; where the scripts can.
         image_blueprints: the same of model types that read images.
-        transformers: the lowest version of transformers that loads changed models of this family.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
@@ -86,7 +85,6 @@ class AttentionAdapter:
     variants: ClassVar[Mapping[str, Mapping[object, type["AttentionAdapter"]]]] = {}
     blueprints: ClassVar[Mapping[str, Blueprint]] = {}
     image_blueprints: ClassVar[Mapping[str, ImageBlueprint]] = {}
-    transformers: ClassVar[str] = "5.15"
 
     def variant(self, config: PretrainedConfig) -> "AttentionAdapter":
         """The adapter for a model of the family with this config: this one, or one of its `variants`."""

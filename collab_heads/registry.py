@@ -1,7 +1,5 @@
 """The lookup of an adapter by model type."""
 
-import transformers
-from packaging import version
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.arguments import checking_arguments
@@ -54,18 +52,11 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
     """Look an adapter up by `config.model_type`.
 
     Raises:
-        UnsupportedModelError: if there is none, or it needs a newer transformers; the message lists the supported types
-            and says why, where known.
+        UnsupportedModelError: if there is none; the message lists the supported types and says why, where known.
     """
     model_type, known = config.model_type, supported_model_types()
     if found := _ADAPTERS.get(model_type):
-        adapter = found.variant(config)
-        if version.parse(transformers.__version__) < version.parse(adapter.transformers):
-            raise UnsupportedModelError(
-                f"model type {model_type!r} needs transformers {adapter.transformers} or newer, this is "
-                f"{transformers.__version__}: older versions rename its new weights when they load them"
-            )
-        return adapter
+        return found.variant(config)
     check_custom_code(model_type, getattr(config, "auto_map", None))
     raise UnsupportedModelError(
         f"model type {model_type!r} is not supported{did_you_mean(model_type, known)}. "

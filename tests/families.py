@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-import transformers
-from packaging import version
 from torch.nn.utils import parametrize
 from transformers import (
     AlbertConfig,
@@ -826,10 +824,6 @@ FAMILIES = {
 }
 
 
-if version.parse(transformers.__version__) < version.parse("5.21"):
-    for old in ("vit", "deit"):  # refused there
-        del FAMILIES[old]
-
 # Those whose tests all run by default. Of other adapters the core of the contract does; `make test-slow` has the rest.
 ALWAYS = ("bert", "bert-decoder", "albert-groups", "marian", "gpt2-decoder", "t5", "vit", "qwen3")
 
@@ -837,7 +831,6 @@ ALWAYS = ("bert", "bert-decoder", "albert-groups", "marian", "gpt2-decoder", "t5
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "gpt2-decoder")
 LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit", "opt", "mpnet", "esm", "qwen3", "modernbert")
 LAYOUTS = (*LAYOUTS, "clip", "siglip", "whisper", "wav2vec2", "biogpt")
-LAYOUTS = tuple(name for name in LAYOUTS if name in FAMILIES)
 
 
 def each(cases: Iterable) -> list:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -125,3 +126,17 @@ def test_the_version_stands_in_one_place():
     assert metadata.version("collab-heads") == collab_heads.__version__
     assert f"\nversion: {collab_heads.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_pages_say_what_is_declared():
+    """The lowest Python and transformers stand where readers look for them."""
+    declared = (ROOT / "pyproject.toml").read_text()
+    python = re.search(r'requires-python = ">=([\d.]+)"', declared)[1]
+    lowest = re.search(r'"transformers>=([\d.]+),', declared)[1]
+    said = {
+        name: (ROOT / name).read_text() for name in ("README.md", "docs/index.md", "docs/limits.md", "docs/support.md")
+    }
+    assert all(f"Python {python} or newer" in said[name] for name in ("README.md", "docs/index.md"))
+    assert f"transformers from {lowest}" in said["docs/index.md"]
+    assert f"transformers below {lowest} is not supported" in said["docs/limits.md"]
+    assert f"Python {python} to " in said["docs/support.md"] and f"transformers {lowest} " in said["docs/support.md"]

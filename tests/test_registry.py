@@ -271,13 +271,6 @@ def test_not_a_model():
         get_adapter("splinter")
 
 
-def test_a_family_that_needs_a_newer_transformers_says_so(monkeypatch):
-    model = FAMILIES["bert"].build()
-    monkeypatch.setattr(registry._ADAPTERS["bert"], "transformers", "99.1", raising=False)
-    with pytest.raises(UnsupportedModelError, match=r"'bert' needs transformers 99.1 or newer, this is \d"):
-        get_adapter(model)
-
-
 def test_which_models_are_decoders_without_an_encoder():
     """By their config, or by their family where that has nothing else."""
     names = ("bert", "bert-decoder", "marian", "marian-decoder", "gpt2", "gpt2-decoder", "t5-encoder")

@@ -207,7 +207,7 @@ def test_the_number_of_heads_is_exact_at_every_step(name, target):
     assert all(before >= now >= ends for before, now in pairwise(numbers))
     assert numbers[STEPS - 1 :] == [ends] * 5
     assert metrics["heads_decided"] == most
-    assert len(subsets) > 2 or ends in (most, 0)  # it does look around
+    assert len(subsets) > 2 or ends in (most, most - 1, 0)  # it does look around, where more than one head goes
     report = prune_heads(model)
     assert sum(site.heads_after for site in report.sites) == ends
 

@@ -93,7 +93,7 @@ BROKEN = {
     "cut": (cut, r"disc/001\.png is a broken image"),
     "empty file": (lambda f: (f / "disc" / "000.png").write_bytes(b""), r"disc/000\.png is no image, .*\(0 bytes\)"),
     "text": (lambda f: (f / "disc" / "000.png").write_text("hello"), r"disc/000\.png is no image, .*\(5 bytes\)"),
-    "16 bits": (deep, r"disc/000\.png has more than 8 bits a channel \(mode I;16\): save it with 8"),
+    "16 bits": (deep, r"disc/000\.png has more than 8 bits a channel \(mode I(;16)?\): save it with 8"),
     "empty class": (empty, r"line: the class has no images \(.png"),
     "class of texts": (only_text, r"line: the class has no images .*; it has 1 other file\(s\), such as notes\.txt"),
     "one class": (one_class, r"all images are of the class 'disc'"),
