@@ -28,7 +28,7 @@ from collab_heads.state import QueryKeyKind
 RELATIVE_RATE = 0.012
 BETAS = 0.8, 0.98  # Adam's; of a hundred steps its own 0.9 and 0.999 would remember too much
 PENALTY = 1.0  # weight of the squared relative score error
-PENALTY_EVERY = 4  # steps; it changes slowly, and costs as much as the rest of a step
+PENALTIES = 20  # how often in a fit its gradient is found: it changes slowly, and costs more than the rest of a step
 # Query positions of a step, or so many rows of a call where they are longer: more steps on less gain more per second
 # than fewer steps on more, down to about here.
 POSITIONS, ROWS = 160, 4
@@ -176,13 +176,14 @@ def refine(
             for parameter in parameters
         ],
         betas=BETAS,
+        fused=True if parameters[0].is_cpu else None,
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     with torch.enable_grad():
         for step in range(steps):
-            if step % PENALTY_EVERY == 0:
+            if step % max(steps // PENALTIES, 1) == 0:
                 pull = torch.autograd.grad(PENALTY * score_error(fitted), parameters, materialize_grads=True)
             order = order or torch.randperm(len(gap.samples), generator=generator).tolist()
             push = torch.autograd.grad(gap.squared_gap(fitted, order.pop()), parameters)
