@@ -3,9 +3,8 @@
 With the covariance C of all concatenated heads z the error of the site's output is tr(E C E^T), E[h] = W_O[h] - B[h]
 A[h]. For one head alone an SVD of W_O[h] L, L L^T = C[h, h], is optimal. Heads are correlated, so one can make up for
 what another lost: each in turn is fitted to what the others leave over (a reduced-rank regression, again one SVD),
-which never makes the error larger. Heads that share a value head share A: their W_O[h] stand below one another in the
-SVD, and the B of all heads are then the best for these A, a regression. All of it comes from C; no token is looked at
-twice.
+which never makes the error larger. Heads that share a value head share A, for which there is no closed form: see
+`shared_values`. All of it comes from C; no token is looked at twice.
 
 Shapes: as in `layers.values`; n = H * d_v, H_k value heads.
 """
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from collab_heads.collaborative.decompose import input_root
 from collab_heads.collaborative.input_moments import InputMoments
+from collab_heads.collaborative.shared_values import common_rows, orthonormal
 from collab_heads.layers.values import ValueWeights
 from collab_heads.numerics import float64
 from collab_heads.sites import per_head
@@ -32,6 +32,7 @@ RIDGE = 1e-10
 # none: of few tokens much is chance, and fitting it costs more than it gains.
 DOUBT = 1.0
 SWEEPS = 8  # over the heads of a site
+GAIN = 3e-3  # share of what is lost: where heads share value heads, sweeps end with one that gains less
 TINY = 1e-300  # instead of dividing by zero
 
 
@@ -173,23 +174,50 @@ def narrow_each(
 def narrow_groups(
     heads: Tensor, groups: Sequence[int], width: int, moments: HeadMoments
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """B and A of heads [H, D, d_v] that share value heads: each A alone, then the best B of all heads for them."""
-    columns, rows = [heads[0]] * len(heads), []
-    for key_head in range(max(groups) + 1):
-        members = [head for head, key in enumerate(groups) if key == key_head]
-        stacked, roots = heads[members].flatten(0, 1), moments.roots[members]
-        root = torch.linalg.cholesky((roots @ roots.mT).sum(0))
-        directions = leading_directions(stacked @ root, width)
-        rows.append(directions.mT @ stacked)
-        for head, column in zip(members, directions.split(heads.shape[1]), strict=True):
-            columns[head] = column
+    """B and A of heads [H, D, d_v] that share value heads: one A after the other, until a sweep gains little."""
+    weight = heads.transpose(0, 1).flatten(1)  # (D, n)
+    alone = torch.block_diag(*torch.ones_like(moments.roots)) > 0
+    covariance = torch.where(alone, torch.block_diag(*(moments.roots @ moments.roots.mT)), moments.covariance)
+    members = [[head for head, key in enumerate(groups) if key == key_head] for key_head in range(max(groups) + 1)]
+    rows = [alike_rows(heads[own], moments.roots[own], width) for own in members]
     project = torch.block_diag(*(rows[key] for key in groups))  # (H * r, n)
-    lost = torch.cat([head - column @ rows[key] for head, column, key in zip(heads, columns, groups, strict=True)], 1)
-    regularised = torch.block_diag(*(moments.roots @ moments.roots.mT))
-    covariance = torch.where(regularised != 0, regularised, moments.covariance)
-    seen = project @ covariance
-    better = torch.linalg.solve(seen @ project.mT, seen @ lost.mT).mT  # what columns lack
-    return [column + more for column, more in zip(columns, better.split(width, dim=1), strict=True)], rows
+    wanted, seen = weight @ covariance, project @ covariance
+    columns = best_columns(wanted, seen, project)
+    places = torch.arange(weight.shape[1], device=weight.device).unflatten(0, (len(groups), -1))
+    narrow = torch.arange(len(seen), device=weight.device).unflatten(0, (len(groups), -1))
+    for _ in range(SWEEPS):
+        gained = lost = 0.0
+        for key_head, own in enumerate(members):
+            place, place_narrow = places[own].flatten(), narrow[own].flatten()
+            within = covariance[place][:, place]
+            columns[:, place_narrow] = 0
+            target = wanted[:, place] - columns @ seen[:, place]
+            rows[key_head], more, left = common_rows(target, within, rows[key_head])
+            project = torch.block_diag(*[rows[key_head]] * len(own))
+            seen[place_narrow] = project @ covariance[place]
+            columns[:, place_narrow] = best_columns(target, project @ within, project)
+            gained, lost = gained + more, lost + left
+        if gained <= GAIN * lost:
+            break
+    columns = best_columns(wanted, seen, torch.block_diag(*(rows[key] for key in groups)))
+    return list(columns.split(width, dim=1)), rows
+
+
+def alike_rows(heads: Tensor, roots: Tensor, width: int) -> Tensor:
+    """The best A of heads [m, D, d_v] that share it, were they all weighed by the sum of their covariances."""
+    stacked, root = heads.flatten(0, 1), torch.linalg.cholesky((roots @ roots.mT).sum(0))
+    return orthonormal(leading_directions(stacked @ root, width).mT @ stacked)  # also where there are fewer directions
+
+
+def best_columns(wanted: Tensor, seen: Tensor, project: Tensor) -> Tensor:
+    """The best B [D, H * r] behind P [H * r, n]: B P C P^T = W C P^T.
+
+    Args:
+        wanted: [D, n], W C.
+        seen: [H * r, n], P C.
+        project: P.
+    """
+    return torch.cholesky_solve(project @ wanted.mT, torch.linalg.cholesky(seen @ project.mT)).mT
 
 
 @torch.no_grad()
