@@ -131,7 +131,8 @@ class Spending:
         none = np.zeros(1, dtype=np.int64)
         steps = [Partial(np.zeros(1), np.zeros(1), none, none)]
         for site in reversed(range(len(self.options))):
-            start, found = steps[-1], []
+            start = steps[-1]
+            found: list[Partial] = []
             each = AT_ONCE // (len(start) + 1) + 1
             for first in range(0, len(self.options[site]), each):
                 costs = np.add.outer(self.costs[site][first : first + each], start.costs)
@@ -141,11 +142,11 @@ class Spending:
                 found = [self.unbeaten([*found, Partial(costs[alive], errors[alive], first + places, before)])]
             steps += found
         for last in range(len(steps[-1])):
-            places, number = [], last
+            plan, number = [], last
             for step in reversed(steps[1:]):
-                places.append(int(step.places[number]))
-                number = step.before[number]
-            yield places
+                plan.append(int(step.places[number]))
+                number = int(step.before[number])
+            yield plan
 
     def unbeaten(self, found: Sequence[Partial]) -> Partial:
         """Those of some partial plans that no other beats in both cost and error, by rising cost."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import CalibrationError
+from collab_heads.layers.fused import FusedPart
 from collab_heads.model.batches import run_batches
 from collab_heads.model.examples import num_rows, select
 from collab_heads.model.open_site import OpenSite
@@ -49,7 +50,7 @@ def count_work(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequen
     """
     tokens: dict[str, list[tuple[int, int]]] = {}  # path -> rows and tokens, of keys and of queries in turns
 
-    def listen(path: str, module: nn.Module) -> None:
+    def listen(path: str, module: nn.Module | FusedPart) -> None:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             tokens.setdefault(path, []).append((args[0].shape[0], args[0].shape[1]))
 
