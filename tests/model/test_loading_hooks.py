@@ -101,14 +101,23 @@ def test_a_subfolder_a_variant_and_a_config_that_is_given(model, tmp_path):
         computed(tmp_path, subfolder="inner", variant="half", config=FAMILIES["bert"].build().config)
 
 
-def test_an_adapter_on_a_base_that_does_not_belong_together(folder):
+def test_an_adapter_on_a_base(model, tmp_path, caplog):
+    """Its weights are tied to nothing, and those of its base to their record."""
     peft = pytest.importorskip("peft")
+    model.save_pretrained(tmp_path)
     adapted = peft.get_peft_model(gated(), peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"]))
-    adapted.peft_config["default"].base_model_name_or_path = str(folder)
-    adapted.save_pretrained(folder / "adapter")
-    for load in (peft.AutoPeftModelForSequenceClassification, BertForSequenceClassification):
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path)
+    adapted.save_pretrained(tmp_path / "adapter")
+    loaders = (peft.AutoPeftModelForSequenceClassification, BertForSequenceClassification)
+    for load in loaders:
+        again = load.from_pretrained(tmp_path / "adapter")
+    assert "cannot be checked" not in caplog.text
+    again.save_pretrained(tmp_path / "again")  # of transformers: the adapter alone
+    assert TIE not in read_metadata(tmp_path / "again" / "adapter_model.safetensors")
+    FAMILIES["bert"].build().config.save_pretrained(tmp_path)
+    for load in loaders:
         with pytest.raises(ConfigError, match="does not belong to its config"):
-            load.from_pretrained(folder / "adapter")
+            load.from_pretrained(tmp_path / "adapter")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A model in use catches up with one that was changed further: what another process of a run does."""
+"""Models are built as their records say; one in use catches up with one that another process changed further."""
 
 import copy
 
@@ -8,9 +8,10 @@ from transformers import PreTrainedModel
 
 from collab_heads import prune_heads, swap_to_collaborative
 from collab_heads.compression.compress import compress
+from collab_heads.errors import ConfigError
 from collab_heads.model.rebuild import catch_up
 from collab_heads.record import FIELD
-from families import FAMILIES, sites
+from families import FAMILIES, sites, swap
 
 BEFORE = {
     "stock": lambda model: None,
@@ -50,3 +51,13 @@ def test_nothing_to_catch_up_with_changes_nothing():
     catch_up(model, None)
     assert {name: tensor.shape for name, tensor in model.state_dict().items()} == names
     assert not hasattr(model.config, FIELD)
+
+
+def test_a_kind_that_its_family_cannot_have():
+    for name, kind, other in (("bert", "per_head", "rotary"), ("qwen3", "stock+values", "shared")):
+        model = FAMILIES[name].build()
+        swap(model, kind, 16)
+        for site in model.config.collab_heads["sites"].values():
+            site["query_key"]["kind"] = other
+        with pytest.raises(ConfigError, match=rf"of the kind '{other}' does not fit the model; '\w+' does"):
+            type(model)(model.config)
