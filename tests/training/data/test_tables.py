@@ -149,7 +149,7 @@ def test_json_rows_that_are_no_objects_are_refused(text, write):
 @pytest.mark.parametrize(
     "text, said",
     (
-        ('{"a": "1"}\n{"a": ' + "[" * 5000 + "]" * 5000 + "}", "line 2: lists or objects are nested too deeply"),
+        ('{"a": "1"}\n{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2: lists or objects are nested too deeply"),
         ("[" * 100_000, ": lists or objects are nested too deeply"),
         ('{"a": 1}\n{"a": ' + "9" * 5000 + "}", "line 2: a whole number has too many digits"),
         ('{"a": "x"}\n{"a": "pi\\ud83d"}', "row 2, column 'a': '\\ud83d' at character 3 is half of a pair"),
