@@ -95,6 +95,10 @@ def fits(value: object, hint: Any, *, inside: bool = False) -> bool:
         return any(fits(value, each, inside=inside) for each in inner)
     if origin is Literal:
         return isinstance(value, tuple(map(type, inner)))
+    if origin is Path:
+        return isinstance(value, os.PathLike)
+    if hint is str and not inside and isinstance(value, str) and "\0" in value:  # no name of a file, nor of anything
+        return False
     if origin is type:
         return isinstance(value, type) and issubclass(value, inner[0])
     if not isinstance(value, AS_GOOD.get(origin, origin)) or (isinstance(value, str | bytes) and hint is not str):

@@ -65,7 +65,13 @@ def test_a_compressed_one_is_saved_and_loads_again(folder, tmp_path):
 
 
 BATCH = {"input_ids": torch.tensor([[5, 6]])}
-GIVEN = {"batches": [BATCH], "scores": {"encoder.layer.0.attention.attn": torch.ones(4)}}
+GIVEN = {
+    "batches": [BATCH],
+    "scores": {"encoder.layer.0.attention.attn": torch.ones(4)},
+    "evaluate": lambda model: 0.0,
+    "folder": "heads",
+    "heads": {},
+}
 
 
 def functions_of_a_model():
@@ -79,7 +85,8 @@ def functions_of_a_model():
 def test_every_function_says_what_to_pass(function, folder):
     """The one expression that works; also where other arguments make no sense."""
     _, *others = inspect.signature(function).parameters.values()
-    needed = {each.name: GIVEN.get(each.name, []) for each in others if each.default is each.empty}
+    given = {**GIVEN, "original": embedder(folder)[0].auto_model}
+    needed = {each.name: given.get(each.name, []) for each in others if each.default is each.empty}
     with pytest.raises(
         UnsupportedModelError, match=r"inside a SentenceTransformer: pass model\[0\]\.auto_model, and go on"
     ):

@@ -24,9 +24,15 @@ def is_transposed(module: nn.Module) -> bool:
 def is_quantised(weight: Tensor) -> bool:
     """Whether a weight is stored as other numbers: as integers (bitsandbytes), or in a class of its own (torchao).
 
-    A tensor of such a class says that it is floating point.
+    A tensor of such a class says that it is floating point. A DTensor holds the numbers themselves, or a part of them.
     """
-    return not weight.is_floating_point() or type(weight) not in (Tensor, nn.Parameter)
+    is_plain = type(weight) in (Tensor, nn.Parameter) or is_dtensor(weight)
+    return not (is_plain and weight.is_floating_point())
+
+
+def is_dtensor(weight: Tensor) -> bool:
+    """Return True if a process may hold only a part of a weight: FSDP 2, or tensor parallelism."""
+    return any(base.__name__ == "DTensor" for base in type(weight).__mro__)
 
 
 def weight_of(module: nn.Module) -> Tensor:

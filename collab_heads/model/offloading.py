@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.layers.layout import is_quantised
 from collab_heads.model.device_hooks import HOOK, HookedModule, Place, aligning, check_hooks, hook_new
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.replaced import noting_replaced
@@ -165,7 +166,8 @@ def check_finite(model: PreTrainedModel, adapter: AttentionAdapter) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for site in open_sites(model, adapter):
         for parameter in (each for module in modules_of(site) for each in module.parameters()):
-            if parameter.dtype in FLOATS and parameter.numel() and not parameter.is_meta:
+            is_here = parameter.numel() and not parameter.is_meta and not is_quantised(parameter)
+            if is_here and parameter.dtype in FLOATS:
                 if not all(math.isfinite(edge) for edge in torch.aminmax(parameter.detach())):
                     raise NonFiniteError(
                         f"{site.path}: its weight {names[id(parameter)]} contains NaN or inf: take a checkpoint from "

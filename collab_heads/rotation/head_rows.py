@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from collab_heads.errors import ArgumentError, ShapeError, SwapError
 from collab_heads.layers.fused import part_of, whole_of
 from collab_heads.layers.gates import HeadGates
-from collab_heads.layers.layout import is_transposed, widths
+from collab_heads.layers.layout import is_dtensor, is_transposed, widths
 from collab_heads.layers.output import alphas_of, gates_of
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.refusals import check_projection
@@ -99,7 +99,7 @@ def rows_by_head(tensors: HeadTensors, count: int, chosen: Sequence[int]) -> Hea
 
 def check_whole(what: str, parameter: Tensor, projection: nn.Module) -> None:
     """Raise SwapError if this process does not have a whole parameter of a projection: [out, in] or [out]."""
-    sharded = any(base.__name__ == "DTensor" for base in type(parameter).__mro__) or hasattr(parameter, "ds_id")
+    sharded = is_dtensor(parameter) or hasattr(parameter, "ds_id")
     dim_in, dim_out = widths(projection)
     matrix = (dim_in, dim_out) if is_transposed(projection) else (dim_out, dim_in)
     if sharded or tuple(parameter.shape) not in (matrix, (dim_out,)):

@@ -119,10 +119,10 @@ def test_gates_of_other_heads_are_refused(trained, tmp_path):
 def test_wrong_calls_are_named(function, trained, tmp_path):
     trainer, _ = trained
     for folder in (None, 5, b"x", "a\0b"):
-        with pytest.raises(ArgumentError, match=r"folder .* must be a path"):
+        with pytest.raises(ArgumentError, match="folder must be a text or a path, not"):
             function(trainer.model, folder)
     for model in (None, "x", torch.nn.Linear(2, 2)):
-        with pytest.raises(UnsupportedModelError, match="there is no transformers model in a"):
+        with pytest.raises(UnsupportedModelError, match="transformers (model in a|PreTrainedModel, got)"):
             function(model, tmp_path)
     with pytest.raises(OutputError if function is save_heads else ArgumentError):
         function(trainer.model, "x" * 300)

@@ -109,7 +109,7 @@ def test_a_broken_line_is_named(tmp_path, name):
         ("a.conllu.gz", TREEBANK.encode(), "is no gzip file, or damaged"),
         ("a.conllu.gz", gzip.compress(TREEBANK.encode())[:-30], "is no gzip file, or damaged"),
         ("a.conllu", None, "No such file"),
-        (".", None, "directory"),
+        (".", None, "is a folder"),
     ),
 )
 def test_a_file_without_sentences_is_refused(tmp_path, name, data, what):
