@@ -122,7 +122,7 @@ def test_wrong_calls_are_named(function, trained, tmp_path):
         with pytest.raises(ArgumentError, match="folder must be a text or a path, not"):
             function(trainer.model, folder)
     for model in (None, "x", torch.nn.Linear(2, 2)):
-        with pytest.raises(UnsupportedModelError, match="transformers (model in a|PreTrainedModel, got)"):
+        with pytest.raises(UnsupportedModelError, match=r"transformers (model in a|PreTrainedModel, got)"):
             function(model, tmp_path)
     with pytest.raises(OutputError if function is save_heads else ArgumentError):
         function(trainer.model, "x" * 300)
