@@ -12,8 +12,10 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import prune_heads, swap_to_alpha
 from collab_heads.checks import MAX_SIZE
+from collab_heads.collaborative.kinds import kind_for
 from collab_heads.errors import ConfigError
 from collab_heads.record import FIELD, VERSION, CollabConfig
+from collab_heads.registry import get_adapter
 from collab_heads.state import GateState, QueryKeyState, SiteState, ValueState
 from families import FAMILIES, LAYOUTS, bert_config, swap
 
@@ -52,7 +54,7 @@ def test_round_trip(family, kind):
     swap(model, kind, 16)
     record = CollabConfig.of(model.config)
     assert len(record.sites) == family.num_sites
-    assert {state.query_key.kind for state in record.sites.values()} == {kind}
+    assert {state.query_key.kind for state in record.sites.values()} == {kind_for(get_adapter(model), kind)}
     stored = json.loads(json.dumps(model.config.collab_heads))
     assert stored == record.to_dict() == model.config.collab_heads
     assert stored["version"] == VERSION

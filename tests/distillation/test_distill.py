@@ -43,7 +43,8 @@ def test_every_family_comes_nearer_to_its_original(name):
     trained = set(trained_parameters(model, get_adapter(model)))
     modes = {path: module.training for path, module in model.named_modules()}
     rest, theirs, needs = outside(model), snapshot(original), [p.requires_grad for p in model.parameters()]
-    report = distill(model, original, batches_of(FAMILIES[name], 16), steps=60, learning_rate=0.02)
+    steps = 60 if name in BY_DEFAULT else 120  # values that share key heads start nearer, and gain more slowly
+    report = distill(model, original, batches_of(FAMILIES[name], 16), steps=steps, learning_rate=0.02)
     assert report.after.total(1.0) < 0.95 * report.before.total(1.0)
     assert report.trained_parameters == sum(p.numel() for n, p in model.named_parameters() if n in trained)
     assert rest and same(outside(model), rest)

@@ -12,15 +12,21 @@ import collab_heads
 from families import FAMILIES, FP32_NOISE, VOCABULARY
 
 LENGTH, CACHED = 6, 16  # tokens that are read one by one, and that there is room for
+
+
+def of_type(model):
+    return model.config.model_type.removesuffix("_text")
+
+
 CHANGES = EXPORTED | {
     "stock": lambda model: None,
-    "compressed": lambda model: collab_heads.compress(model, [FAMILIES[model.config.model_type].inputs()], budget=0.6),
+    "compressed": lambda model: collab_heads.compress(model, [FAMILIES[of_type(model)].inputs()], budget=0.6),
     "pruned": lambda model: collab_heads.prune_heads(model, {"dec-self": [[0, 1], [3]]}),
     "pruned, both layers empty": lambda model: collab_heads.prune_heads(model, {"dec-self": [[0, 1, 2, 3]] * 2}),
     "gated, removed": lambda model: change_heads(model, "both"),
 }
 ROTARY = ("qwen3", "llama", "gemma3", "mistral")
-DECODERS, PAIRS = ("gpt2", "opt", "biogpt", *ROTARY), ("marian", "t5", "bart")
+DECODERS, PAIRS = ("gpt2", *ROTARY), ("marian", "t5", "bart")
 
 
 def built(name, change):

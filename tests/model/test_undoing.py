@@ -19,8 +19,8 @@ def test_everything_is_as_it_was(family):
     model.train()
     before = snapshot(model)
     with undone(model, open_sites(model, adapter)):
-        collab_heads.prune_heads(model, {site.path: [1] for site in adapter.sites(model)})
         swap(model, "per_head+values", 12)
+        collab_heads.prune_heads(model, {site.path: [1] for site in adapter.sites(model)})
         collab_heads.swap_to_gated(model)
         assert not torch.allclose(output(model.eval(), inputs), expected)
         model.train()
