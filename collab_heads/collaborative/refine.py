@@ -25,7 +25,7 @@ from collab_heads.sites import AttentionWeights
 from collab_heads.state import QueryKeyKind
 
 # Adam's step per parameter, relative to the root mean square of its tensor
-RELATIVE_RATE = 0.012
+RELATIVE_RATE = 0.016
 BETAS = 0.8, 0.98  # Adam's; of a hundred steps its own 0.9 and 0.999 would remember too much
 PENALTY = 1.0  # weight of the squared relative score error
 PENALTIES = 20  # how often in a fit its gradient is found: it changes slowly, and costs more than the rest of a step
