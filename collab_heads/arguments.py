@@ -44,7 +44,7 @@ def checking_arguments(function: Callable[Arguments, Result]) -> Callable[Argume
     It raises UnsupportedModelError where a model is expected and something else is given, and ArgumentError where
     anything else is expected.
     """
-    signature = inspect.signature(function)
+    signature = signature_of(function)
 
     @functools.wraps(function)
     def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -53,20 +53,19 @@ def checking_arguments(function: Callable[Arguments, Result]) -> Callable[Argume
         except TypeError:  # too many, or too few: Python says so itself
             return function(*args, **kwargs)
         for name in given.keys() - NAMES:
-            check_argument(name, given[name], hint_of(function, signature.parameters[name].annotation))
+            hint = signature.parameters[name].annotation
+            check_argument(name, given[name], Any if isinstance(hint, str) else hint)
         return function(*args, **kwargs)
 
     return wrapper
 
 
-def hint_of(function: Callable, annotation: Any) -> Any:
-    """The type that an annotation stands for; `Any` where only type checkers know it."""
-    if not isinstance(annotation, str):
-        return annotation
+def signature_of(function: Callable) -> inspect.Signature:
+    """Return a signature with types for the names of types, where these are known at run time."""
     try:
-        return eval(annotation, inspect.unwrap(function).__globals__)
-    except NameError:  # imported `if TYPE_CHECKING`
-        return Any
+        return inspect.signature(function, eval_str=True)
+    except NameError:  # one is imported `if TYPE_CHECKING`
+        return inspect.signature(function)
 
 
 def check_argument(name: str, value: object, hint: Any) -> None:
