@@ -101,6 +101,9 @@ def test_lossless(family, kind, backend):
     assert_lossless(family, kind, backend)
 
 
+FLEX_NOISE = 4e-5  # flex sums a softmax in blocks; on logits of 3 and more errors of 2.1e-5 were seen
+
+
 @pytest.mark.slow
 def test_flex_equals_eager(family, kind):
     model = family.build()
@@ -111,7 +114,7 @@ def test_flex_equals_eager(family, kind):
     inputs = family.inputs()
     expected = real(output(model, inputs), inputs)
     set_backend(model, "flex_attention")
-    torch.testing.assert_close(real(output(model, inputs), inputs), expected, rtol=0, atol=FP32_NOISE)
+    torch.testing.assert_close(real(output(model, inputs), inputs), expected, rtol=0, atol=FLEX_NOISE)
 
 
 def test_backends_agree_when_narrow(family, kind):
