@@ -494,8 +494,9 @@ def make(cls: type[PreTrainedModel], config) -> PreTrainedModel:
     torch.manual_seed(0)
     model = cls(config)
     generator = torch.Generator().manual_seed(3)
-    # all tokens of a random ALBERT become one where its norms' biases are large
-    noise = 0.1 if config.model_type == "albert" else 0.5
+    # a random ALBERT, or an OPT that normalises last, makes one token of all where its norms' biases are large
+    norm_last = not getattr(config, "do_layer_norm_before", True)
+    noise = 0.1 if config.model_type == "albert" or norm_last else 0.5
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 or "relative_attention_bias" in name:
             parameter.data += noise * torch.randn(parameter.shape, generator=generator)
