@@ -216,7 +216,7 @@ def test_contributions_after_several_prefixes_and_beside_other_models(tmp_path):
     assert side_tables(report)["contributions"] == compared.table()
     alone = analyze_heads(model, batches, parts="contributions", exclude=[EOS])
     assert alone.compared_contributions is None and json.loads(alone.to_json())["compared_contributions"] is None
-    for wrong, words in (({"prefixes": "owm"}, "'own'"), ({"compare_with": "step_7"}, "models are several")):
+    for wrong, words in (({"prefixes": "owm"}, "'own'"), ({"compare_with": "step_7"}, "compare_with must be a dict")):
         with refused(model, ArgumentError, words):
             analyze_heads(model, batches, **wrong)
 

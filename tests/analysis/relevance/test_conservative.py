@@ -17,6 +17,7 @@ from transformers import (
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import get_adapter, prune_heads
+from collab_heads.adapters.gemma3 import Gemma3Adapter
 from collab_heads.adapters.llama import LlamaAdapter
 from collab_heads.adapters.qwen3 import Qwen3Adapter
 from collab_heads.adapters.t5 import T5Adapter
@@ -51,7 +52,7 @@ def switch_off(broken, monkeypatch):
     elif broken == "LayerNorm":
         monkeypatch.setattr(rules, "layer_norm", lambda module, x, y: y)
     elif broken == "gated":
-        for adapter in (LlamaAdapter, Qwen3Adapter, T5Adapter):
+        for adapter in (Gemma3Adapter, LlamaAdapter, Qwen3Adapter, T5Adapter):
             monkeypatch.setattr(adapter, "gated", {})
     elif broken == "functions":
         monkeypatch.setattr(rules, "FUNCTIONS", frozenset())
