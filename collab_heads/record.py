@@ -225,4 +225,4 @@ def check_keys(record: object, known: set[str], where: str, required: Sequence[s
 def kept_heads(record: Mapping[str, SiteState], site: AttentionSite) -> Sequence[int]:
     """The original numbers of the heads that a site has now."""
     state = record.get(site.path)
-    return range(site.num_heads) if state is None or state.kept is None else state.kept
+    return range(site.num_heads) if state is None else state.head_numbers

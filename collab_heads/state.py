@@ -170,9 +170,14 @@ class SiteState:
             expect(fits, "query_key.groups", query_key.groups, f"one entry for each of the {self.heads} heads")
 
     @property
+    def head_numbers(self) -> Sequence[int]:
+        """The original numbers of the heads that are left."""
+        return range(self.num_heads) if self.kept is None else self.kept
+
+    @property
     def heads(self) -> int:
         """How many heads are left."""
-        return self.num_heads if self.kept is None else len(self.kept)
+        return len(self.head_numbers)
 
     @property
     def changes_output(self) -> bool:

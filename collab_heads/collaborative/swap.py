@@ -21,7 +21,7 @@ from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.collaborative.solvers import Method
 from collab_heads.collaborative.widths import Width
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.layers.values import write_values
+from collab_heads.model.apply_state import SiteWeights, apply_state
 from collab_heads.model.offloading import changing_attention
 from collab_heads.model.refusals import check_swappable, check_values, check_wrapper
 from collab_heads.numerics import few_threads
@@ -169,9 +169,7 @@ def put_in_place(model: PreTrainedModel, replacements: Sequence[Replacement]) ->
         states[replacement.site.path] = state
     record = config.with_sites(states)
     for replacement in replacements:
-        site = replacement.site
-        site.adapter.install(site.module, replacement.query_key)
-        if replacement.values is not None:
-            write_values(site.value, site.output, replacement.values.weights)
-            site.adapter.note_width(site.module)
+        values = None if replacement.values is None else replacement.values.weights
+        weights = SiteWeights(query_key=replacement.query_key, values=values)
+        apply_state(replacement.site, states[replacement.site.path], weights)
     record.write(model)

@@ -15,8 +15,8 @@ from collab_heads.collaborative.plan import plan_site, plan_values
 from collab_heads.collaborative.replacement import Replacement, make_replacement
 from collab_heads.collaborative.swap import put_in_place
 from collab_heads.compression.choices import Choice, SiteShape
-from collab_heads.heads.prune import take_heads_out
 from collab_heads.heads.reconstruction import HeadRegression, Refit, regressed_weight
+from collab_heads.model.apply_state import prune_site
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.undoing import undone
 from collab_heads.record import CollabConfig
@@ -111,7 +111,8 @@ def put(model: PreTrainedModel, adapter: AttentionAdapter, fitted: Mapping[str, 
     for site in open_sites(model, adapter):
         fit = fitted.get(site.path)
         if fit is not None and len(fit.kept) < site.num_heads:
-            states[site.path] = take_heads_out(site, config.site(site.site), fit.kept, fit.refit)
+            numbers = [site.head_numbers[index] for index in fit.kept]
+            states[site.path] = prune_site(site, config.site(site.site), numbers, fit.refit)
     config.with_sites(states).write(model)
     replacements = []
     for site in open_sites(model, adapter):  # again: they have the heads now that they are to have

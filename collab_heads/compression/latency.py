@@ -1,5 +1,6 @@
 """How long a site takes on this machine, as it is and as it would be, for the inputs that the user gives."""
 
+import dataclasses
 import itertools
 import math
 import time
@@ -16,14 +17,14 @@ from collab_heads.bars import progress_bar
 from collab_heads.compression.choices import Choice, SiteShape
 from collab_heads.compression.fitting import reopened
 from collab_heads.compression.measures import SiteUse
-from collab_heads.layers.output import keep_output_heads
-from collab_heads.layers.query_key_kinds import build_query_key
-from collab_heads.layers.values import keep_value_rows
+from collab_heads.model.apply_state import apply_state, prune_site
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import run_batches
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.undoing import undone
+from collab_heads.record import CollabConfig
 from collab_heads.sites import Role
+from collab_heads.state import ValueState
 
 KNOTS = 4  # sizes of each part that are timed, or one more; between them times are interpolated
 TURNS, TURNS_AGAIN = 3, 10  # of a table; and of what was chosen beside what was there
@@ -167,18 +168,16 @@ def captured(model: PreTrainedModel, site: OpenSite, batch: Mapping) -> Callable
 
 def resize(site: OpenSite, shape: SiteShape, choice: Choice) -> None:
     """Give a site the sizes of a choice, with weights that mean nothing."""
-    state, like = shape.state(choice), site.value.weight
-    if choice.heads < shape.num_heads:
-        site.adapter.shrink(site.module, list(range(choice.heads)))
-        keep_output_heads(site.output, list(range(choice.heads)), shape.num_heads)
-    if state is not None and not site.is_swapped:
-        query_key = build_query_key(state, choice.heads, *shape.dims[:2], device=like.device, dtype=like.dtype)
-        for parameter in query_key.parameters():
-            torch.nn.init.constant_(parameter, 1e-2)
-        site.adapter.install(site.module, query_key)
+    was_swapped, state = site.is_swapped, CollabConfig.on(site.model).site(site.site)
+    state = prune_site(site, state, site.head_numbers[: choice.heads])
+    if (query_key := shape.state(choice)) is not None and not was_swapped:
+        state = dataclasses.replace(state, query_key=query_key)
     if choice.value < shape.dim_value:
-        keep_value_rows(site.value, site.output, shape.dim_value, choice.value)
-        site.adapter.note_width(site.module)
+        state = dataclasses.replace(state, values=ValueState(choice.value, shape.dim_value))
+    apply_state(site, state)
+    if site.query_key is not None and not was_swapped:
+        for parameter in site.query_key.parameters():
+            torch.nn.init.constant_(parameter, 1e-2)
 
 
 def best_seconds(function: Callable[[], object]) -> float:

@@ -11,8 +11,10 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import NonFiniteError, SwapError
 from collab_heads.heads.report import AlphaReport, MixedSite
 from collab_heads.layers.alphas import HeadAlphas
-from collab_heads.layers.output import alphas_of, install_alphas
+from collab_heads.layers.output import alphas_of
+from collab_heads.model.apply_state import apply_state
 from collab_heads.model.offloading import changing_attention, opening_attention
+from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_outputs, check_wrapper
 from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
@@ -64,8 +66,8 @@ def swap_to_alpha(
     config = CollabConfig.on(model)
     changed = config.with_sites({site.path: replace(config.site(site), alphas=True) for site in chosen})
     # Nothing has changed up to here; nothing can fail from here on.
-    for site in chosen:
-        install_alphas(adapter.output_projection(model, site), site.num_heads)
+    for opened in open_sites(model, adapter, chosen):
+        apply_state(opened, changed.site(opened.site))
     changed.write(model)
     return alpha_report(model, adapter)
 

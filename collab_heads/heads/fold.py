@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -13,11 +14,12 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
 from collab_heads.heads.fold_counts import fold_counts
 from collab_heads.heads.fold_narrow import narrow_as_stock, stock_width
-from collab_heads.heads.prune import check_prunable, release
+from collab_heads.heads.prune import check_prunable
 from collab_heads.heads.report import FoldReport
 from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.layers.removed import kept_parameter
+from collab_heads.model.apply_state import apply_state
 from collab_heads.model.offloading import changing_attention, input_device
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_wrapper
@@ -84,7 +86,7 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
         if isinstance(output := sites[path].output, HeadOutputProjection):
             fold_output(output)
     for path in held:
-        release(sites[path])
+        apply_state(sites[path], replace(changed[path], query_key=None, gates=None, alphas=False))
     if narrow is not None:
         narrow_as_stock(sites, stock, narrow)
     for path, heads in kept.items():

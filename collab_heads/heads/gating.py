@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -13,8 +13,10 @@ from collab_heads.errors import ArgumentError, ConfigError, SwapError
 from collab_heads.heads.choices import alive_choice
 from collab_heads.heads.report import GatedSite, GateReport
 from collab_heads.layers.gates import INIT_LOG_ALPHA, HeadGates
-from collab_heads.layers.output import gates_of, install_gates
+from collab_heads.layers.output import gates_of
+from collab_heads.model.apply_state import apply_state
 from collab_heads.model.offloading import changing_attention, opening_attention
+from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_outputs, check_wrapper
 from collab_heads.record import CollabConfig, kept_heads
 from collab_heads.registry import get_adapter
@@ -80,11 +82,12 @@ def swap_to_gated(
     config = CollabConfig.on(model)
     changed = config.with_sites({site.path: replace(config.site(site), gates=state) for site in chosen})
     # Nothing has changed up to here; nothing can fail from here on.
-    for site in chosen:
-        gates = install_gates(adapter.output_projection(model, site), state, site.num_heads)
+    for opened in open_sites(model, adapter, chosen):
+        apply_state(opened, changed.site(opened.site))
+        gates = cast(HeadGates, gates_of(opened.output))
         with torch.no_grad():
             if alive:
-                gates.alive.copy_(torch.tensor(alive[site.path]))
+                gates.alive.copy_(torch.tensor(alive[opened.path]))
             else:
                 gates.log_alpha.fill_(init_log_alpha)
     changed.write(model)

@@ -1,8 +1,7 @@
 """prune_heads: take heads out of a model for real: fewer parameters, less work, a smaller cache."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
@@ -11,18 +10,16 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
 from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.gating import gated_sites
-from collab_heads.heads.reconstruction import Refit, regressions
+from collab_heads.heads.reconstruction import regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
-from collab_heads.layers.output import PARTS, HeadOutputProjection, alphas_of, keep_output_heads, remove_gates
-from collab_heads.layers.query_key import QueryKey
-from collab_heads.layers.query_key_kinds import exact_query_key
+from collab_heads.layers.output import PARTS
 from collab_heads.layers.removed import is_empty
+from collab_heads.model.apply_state import prune_site
 from collab_heads.model.offloading import changing_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
 from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
-from collab_heads.state import SiteState
 
 
 @checking_arguments
@@ -83,17 +80,17 @@ def prune_heads(
     # Nothing has changed up to here; nothing can fail from here on.
     states, reports = {}, []
     for site in chosen:
-        indices = kept[site.path]
-        state = take_heads_out(site, config.site(site.site), indices, refitted.get(site.path), drops_gates=by_gates)
-        states[site.path] = state
+        left = tuple(site.head_numbers[index] for index in kept[site.path])
+        state = config.site(site.site)
+        states[site.path] = prune_site(site, state, left, refitted.get(site.path), folds_gates=by_gates)
         before, after = sizes[site.path], size_of(site)
         reports.append(
             PrunedSite(
                 site.path,
                 site.role,
                 heads_before=site.num_heads,
-                heads_after=len(indices),
-                kept=tuple(site.head_numbers[index] for index in indices),
+                heads_after=len(left),
+                kept=left,
                 parameters_before=before.parameters,
                 parameters_after=after.parameters,
                 cache_before=before.cache,
@@ -103,70 +100,6 @@ def prune_heads(
         )
     config.with_sites(states).write(model)
     return PruneReport(tuple(reports), parameters_before, model.num_parameters())
-
-
-def take_heads_out(
-    site: OpenSite, state: SiteState, kept: Sequence[int], refit: Refit | None = None, *, drops_gates: bool = False
-) -> SiteState:
-    """Leave some heads of a site, in place, with W_O refitted if a fit is given; nothing is checked.
-
-    Args:
-        site: the site.
-        state: what is recorded of it.
-        kept: indices of the heads that stay, ascending.
-        refit: W_O for them.
-        drops_gates: whether its gates, learned or fixed, go into W_O.
-
-    Returns:
-        What is to be recorded of it now.
-    """
-    output, module, numbers = site.output, site.module, tuple(site.head_numbers[index] for index in kept)
-    if drops_gates and isinstance(output, HeadOutputProjection):
-        remove_gates(output)
-    if len(kept) < site.num_heads:
-        site.adapter.shrink(module, list(kept))
-        keep_output_heads(output, list(kept), site.num_heads)
-        settle(site, state)
-    if refit is not None:
-        refit.put_into(output)
-    return replace(
-        state,
-        kept=numbers if len(numbers) < state.num_heads else None,
-        query_key=None if site.query_key is None else site.query_key.state,
-        values=state.values if kept else None,
-        gates=state.gates if kept and not drops_gates else None,
-        alphas=alphas_of(output) is not None,
-    )
-
-
-def settle(site: OpenSite, state: SiteState) -> None:
-    """Let a site that lost heads run: as a stock one if that can, else with a projection of ours; in place.
-
-    Stock forwards want equal numbers of heads for each key head. A projection of ours that holds the stock weights as
-    they are runs any heads.
-    """
-    adapter, groups = site.adapter, site.adapter.groups(site.module)
-    if not groups:  # each head has its own key head, or none is left
-        return
-    if site.query_key is None and not adapter.runs_groups(groups):
-        hold_as_it_is(site)
-    elif site.query_key is not None and state.values is None and adapter.runs_groups(groups):
-        if site.query_key.state.holds(adapter.exact_kind, len(groups)):
-            release(site)
-
-
-def release(site: OpenSite) -> None:
-    """Give a site whose projection of ours holds stock weights as they are these back, in place."""
-    query_key = cast(QueryKey, site.query_key)
-    site.adapter.uninstall(site.module, query_key.shared_query, query_key.shared_key)
-
-
-def hold_as_it_is(site: OpenSite) -> None:
-    """Give a site the query/key projection of ours that holds its weights, in place."""
-    query, key = site.projections
-    query_key = exact_query_key(site.read(), site.adapter.exact_kind).to(query.weight.dtype)
-    query_key.requires_grad_(query.weight.requires_grad or key.weight.requires_grad).train(site.module.training)
-    site.adapter.install(site.module, query_key)
 
 
 def closed_heads(

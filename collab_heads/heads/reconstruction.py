@@ -11,10 +11,9 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.attention_adapter import AttentionAdapter
@@ -23,6 +22,7 @@ from collab_heads.collaborative.values import DOUBT, doubted
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.layout import weight_of
 from collab_heads.layers.output import HeadOutputProjection
+from collab_heads.model.apply_state import OutputWeights
 from collab_heads.model.batches import run_batches
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.portions import portions
@@ -32,26 +32,14 @@ RIDGE = 1e-6  # share of the mean square of what heads put out that is added to 
 
 
 @dataclass(frozen=True)
-class Refit:
-    """What a regression gives for the heads that are left.
+class Refit(OutputWeights):
+    """What a regression gives for the heads that are left, in float64.
 
     Attributes:
-        weight: [D, K * d_v], float64: W_O for them.
-        bias: [D], float64: what W_O's bias gains; zeros where it has none.
         share_lost: the mean square of what they get wrong, as a share of that of what the site adds.
     """
 
-    weight: Tensor
-    bias: Tensor
     share_lost: float
-
-    @torch.no_grad()
-    def put_into(self, output: nn.Module) -> None:
-        """Change the weight and the bias of an output projection of the kept heads, in place."""
-        bias = cast(Tensor | None, output.bias)
-        weight_of(output).copy_(self.weight)
-        if bias is not None:
-            bias.copy_(float64(bias) + self.bias.to(bias.device))
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,13 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ConfigError
-from collab_heads.layers.output import alphas_of, gates_of, install_alphas, install_gates, keep_output_heads
-from collab_heads.layers.query_key import QueryKey
-from collab_heads.layers.query_key_kinds import EXACT_KIND, build_query_key
-from collab_heads.layers.values import keep_value_rows
+from collab_heads.layers.query_key_kinds import EXACT_KIND
+from collab_heads.model.apply_state import apply_state
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.record import FIELD, STATE, CollabConfig
 from collab_heads.registry import adapter_for_config, known_adapter
 from collab_heads.sites import kept_groups
-from collab_heads.state import DIVIDED, QueryKeyKind, QueryKeyState, SiteState
+from collab_heads.state import DIVIDED, QueryKeyKind, SiteState
 
 
 def rebuild(model: PreTrainedModel) -> None:
@@ -62,61 +60,19 @@ def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:
     config = CollabConfig.read(record)
     config.write(model)
     for site in sites:
-        state = config.site(site.site)
-        numbers = range(state.num_heads) if state.kept is None else state.kept
-        kept, heads = [i for i, number in enumerate(site.head_numbers) if number in numbers], site.num_heads
-        if len(kept) < heads:
-            site.adapter.shrink(site.module, kept)
-            keep_output_heads(site.output, kept, heads)
-        if state.query_key is not None and not site.is_swapped:
-            query_key = empty_query_key(site, state.query_key, state.heads)
-            query_key.requires_grad_(any(projection.weight.requires_grad for projection in site.projections))
-            site.adapter.install(site.module, query_key)
-        if state.values is not None and site.value_width > state.values.dim:
-            keep_value_rows(site.value, site.output, site.value_width, state.values.dim)
-            site.adapter.note_width(site.module)
+        apply_state(site, config.site(site.site))
 
 
 def rebuild_site(site: OpenSite, state: SiteState) -> None:
-    """Bring one site from stock to its recorded state: fewer heads, query and key, values, gates, alphas."""
-    setattr(site.module, STATE, state)
-    if is_rebuilt(site, state):
+    """Bring one site from stock to its recorded state; inner and outer models both rebuild, so it may be there."""
+    if vars(site.module).get(STATE) == state:
         return
     check_record_fits(site, state)
-    if state.kept is not None:
-        site.adapter.shrink(site.module, list(state.kept))
-        keep_output_heads(site.output, list(state.kept), state.num_heads)
-    if state.query_key is not None:
-        site.adapter.install(site.module, empty_query_key(site, state.query_key, state.heads))
-    if state.values is not None:
-        keep_value_rows(site.value, site.output, site.value_width, state.values.dim)
-        site.adapter.note_width(site.module)
-    if state.gates is not None:
-        install_gates(site.output, state.gates, state.heads)
-    if state.alphas:
-        install_alphas(site.output, state.heads)
+    setattr(site.module, STATE, state)
+    apply_state(site, state)
     changed: list[Any] = [site.module, site.output] if state.changes_output else [site.module]
     for module in changed:
         module._is_hf_initialized = False  # an inner stack may have initialised the stock module already
-
-
-def is_rebuilt(site: OpenSite, state: SiteState) -> bool:
-    """Whether a site is in its recorded state already (inner and outer models both rebuild)."""
-    if site.adapter.num_heads(site.module) != state.heads or site.is_swapped != (state.query_key is not None):
-        return False
-    if not state.changes_output:
-        return True
-    if state.values is not None and site.value_width != state.values.dim:
-        return False
-    has_gates, has_alphas = gates_of(site.output) is not None, alphas_of(site.output) is not None
-    return has_gates == (state.gates is not None) and has_alphas == state.alphas
-
-
-def empty_query_key(site: OpenSite, state: QueryKeyState, num_heads: int) -> QueryKey:
-    """Build the recorded query/key projection on the device and in the dtype of the stock one."""
-    query, key = site.projections
-    dims, like = (query.in_features, key.in_features), query.weight
-    return build_query_key(state, num_heads, *dims, device=like.device, dtype=like.dtype)
 
 
 def check_record_fits(site: OpenSite, state: SiteState) -> None:

@@ -13,6 +13,7 @@ from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads import reconstruction
 from collab_heads.heads.reconstruction import HeadRegression
+from collab_heads.model import apply_state
 from collab_heads.registry import get_adapter
 from families import EXACT64, FAMILIES, HEADS, KINDS, aligned, cast, output, sites, swap
 
@@ -283,14 +284,14 @@ def test_the_mean_of_what_a_site_adds_is_kept():
     torch.testing.assert_close(*means, rtol=0, atol=EXACT64)
 
 
-def forgets_the_bias(self, module):
-    module.weight.data.copy_(self.weight)
+def forgets_the_bias(output, weights):
+    output.weight.data.copy_(weights.weight)
 
 
 def test_wrong_versions_are_caught(monkeypatch):
     """A bias that does not take up the means; a regression on heads as if none had to do with another."""
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="not close"):
-        patch.setattr(reconstruction.Refit, "put_into", forgets_the_bias)
+        patch.setattr(apply_state, "refit_output", forgets_the_bias)
         test_the_mean_of_what_a_site_adds_is_kept()
     monkeypatch.setattr(reconstruction, "DOUBT", 1e12)
     with pytest.raises(AssertionError, match="assert"):

@@ -27,7 +27,7 @@ from collab_heads import collaborative_config, install_hooks
 from collab_heads.errors import UnsupportedModelError, UnsupportedVersionError
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.shared_query_key import block_mixing
-from collab_heads.model import rebuild as rebuild_module
+from collab_heads.model import apply_state as apply_state_module
 from collab_heads.model import transformers_hooks
 from collab_heads.model.rebuild import rebuild
 from collab_heads.model.ties import read_metadata
@@ -228,15 +228,15 @@ def test_inner_stacks_leave_nothing_uninitialised(name, kind, monkeypatch):
     """A stack initialises its stock attention before the whole model changes it: what is new must get its start too."""
     model = FAMILIES[name].build()
     swap(model, kind, 16)
-    build = rebuild_module.empty_query_key
+    build = apply_state_module.build_query_key
 
-    def poisoned(*arguments):
-        made = build(*arguments)
+    def poisoned(*arguments, **options):
+        made = build(*arguments, **options)
         for parameter in made.parameters():
             parameter.data.fill_(torch.nan)  # memory that nobody has set may hold anything
         return made
 
-    monkeypatch.setattr(rebuild_module, "empty_query_key", poisoned)
+    monkeypatch.setattr(apply_state_module, "build_query_key", poisoned)
     fresh = type(model)(copy.deepcopy(model.config))
     assert [name for name, parameter in fresh.named_parameters() if not torch.isfinite(parameter).all()] == []
 

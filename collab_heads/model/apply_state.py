@@ -1,0 +1,175 @@
+"""Bring a site to a state, in place: the one place where heads go, and where projections, gates and alphas come.
+
+Loading, catching up with another process, timing, swapping, pruning and trying a plan all end here. What is to be
+recorded of a model is written by the caller (`CollabConfig.write`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from collab_heads.layers.layout import weight_of
+from collab_heads.layers.output import (
+    HeadOutputProjection,
+    alphas_of,
+    gates_of,
+    install_alphas,
+    install_gates,
+    keep_output_heads,
+    remove_gates,
+)
+from collab_heads.layers.query_key import QueryKey
+from collab_heads.layers.query_key_kinds import build_query_key, exact_query_key
+from collab_heads.layers.values import ValueWeights, keep_value_rows, write_values
+from collab_heads.model.open_site import OpenSite
+from collab_heads.numerics import float64
+from collab_heads.state import SiteState
+
+
+@dataclass(frozen=True)
+class OutputWeights:
+    """W_O as a regression fits it to the heads that are left.
+
+    Attributes:
+        weight: [D, K * d_v].
+        bias: [D], what the bias of W_O gains; not used where it has none.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class SiteWeights:
+    """Fitted weights that a site is given with its state; where one is None, the site keeps part of what it has.
+
+    Attributes:
+        query_key: the query/key projection. Without one a new projection holds no numbers that mean anything.
+        values: narrower values, and the columns of W_O that read them. Without them the leading rows stay.
+    """
+
+    query_key: QueryKey | None = None
+    values: ValueWeights | None = None
+
+
+def apply_state(site: OpenSite, state: SiteState, weights: SiteWeights | None = None) -> None:
+    """Bring a site to a state: remove heads, install or give back projections, narrow values, add gates and alphas.
+
+    What the site has already stays, so that a second call changes nothing. Nothing is checked, and nothing is recorded.
+
+    Args:
+        site: in any state that has all the heads of the new one.
+        state: what it is to have.
+        weights: what it is given.
+    """
+    weights = weights or SiteWeights()
+    remove_heads(site, state.head_numbers)
+    set_query_key(site, state, weights.query_key)
+    set_values(site, state, weights.values)
+    if state.gates is not None and gates_of(site.output) is None:
+        install_gates(site.output, state.gates, state.heads)
+    if state.alphas and alphas_of(site.output) is None:
+        install_alphas(site.output, state.heads)
+
+
+def remove_heads(site: OpenSite, numbers: Sequence[int]) -> None:
+    """Leave only some heads, by the numbers that they had before any was removed."""
+    heads = site.adapter.num_heads(site.module)
+    if heads > len(numbers):
+        kept = [index for index, number in enumerate(site.head_numbers) if number in numbers]
+        site.adapter.shrink(site.module, kept)
+        keep_output_heads(site.output, kept, heads)
+
+
+@torch.no_grad()
+def refit_output(output: nn.Module, weights: OutputWeights) -> None:
+    """Change the weight and the bias of an output projection, whose shape stays."""
+    bias = cast(Tensor | None, output.bias)
+    weight_of(output).copy_(weights.weight)
+    if bias is not None:
+        bias.copy_(float64(bias) + weights.bias.to(bias.device))
+
+
+def set_query_key(site: OpenSite, state: SiteState, query_key: QueryKey | None) -> None:
+    """Install a query/key projection, or give back the stock ones that it holds as they are."""
+    if query_key is not None:
+        if query_key is not site.query_key:
+            site.adapter.install(site.module, query_key)
+    elif state.query_key is None:
+        if site.query_key is not None:
+            site.adapter.uninstall(site.module, site.query_key.shared_query, site.query_key.shared_key)
+    elif not site.is_swapped:
+        query, key = site.projections
+        dims, like = (query.in_features, key.in_features), query.weight
+        query_key = build_query_key(state.query_key, state.heads, *dims, device=like.device, dtype=like.dtype)
+        site.adapter.install(site.module, as_trained(site, query_key))
+
+
+def set_values(site: OpenSite, state: SiteState, values: ValueWeights | None) -> None:
+    """Narrow the values, and the columns of W_O that read them."""
+    if values is not None:
+        write_values(site.value, site.output, values)
+    elif state.values is not None and site.value_width > state.values.dim:
+        keep_value_rows(site.value, site.output, site.value_width, state.values.dim)
+    else:
+        return
+    site.adapter.note_width(site.module)
+
+
+def prune_site(
+    site: OpenSite,
+    state: SiteState,
+    numbers: Sequence[int],
+    output: OutputWeights | None = None,
+    *,
+    folds_gates: bool = False,
+) -> SiteState:
+    """Remove heads of a site, so that its forward can run what is left.
+
+    Stock forwards want equal numbers of heads for each key head. A query/key projection of ours that holds the stock
+    weights as they are runs any heads; where a stock forward can run them again, it gets them back.
+
+    Args:
+        site: the site, as it was opened.
+        state: what is recorded of it.
+        numbers: the original numbers of the heads that stay, ascending.
+        output: W_O for them.
+        folds_gates: whether the gates, learned or fixed, go into W_O.
+
+    Returns:
+        What is to be recorded of it now.
+    """
+    if folds_gates and isinstance(site.output, HeadOutputProjection):
+        remove_gates(site.output)
+    remove_heads(site, numbers)
+    if output is not None:
+        refit_output(site.output, output)
+    state = replace(
+        state,
+        kept=tuple(numbers) if len(numbers) < state.num_heads else None,
+        query_key=None if site.query_key is None else site.query_key.state,
+        values=state.values if numbers else None,
+        gates=state.gates if numbers and not folds_gates else None,
+        alphas=alphas_of(site.output) is not None,
+    )
+    adapter, groups = site.adapter, site.adapter.groups(site.module)
+    if not groups or len(numbers) == site.num_heads:  # each head has its own key head; none is left; all are
+        return state
+    if state.query_key is None and not adapter.runs_groups(groups):
+        held = exact_query_key(site.read(), adapter.exact_kind).to(site.projections[0].weight.dtype)
+        state = replace(state, query_key=held.state)
+        apply_state(site, state, SiteWeights(query_key=as_trained(site, held)))
+    elif state.query_key is not None and state.values is None and adapter.runs_groups(groups):
+        if state.query_key.holds(adapter.exact_kind, len(groups)):
+            state = replace(state, query_key=None)
+            apply_state(site, state)
+    return state
+
+
+def as_trained(site: OpenSite, query_key: QueryKey) -> QueryKey:
+    """Return a new query/key projection, in the mode of a site and trained if its stock projections are."""
+    query_key.requires_grad_(any(projection.weight.requires_grad for projection in site.projections))
+    return query_key.train(site.module.training)
