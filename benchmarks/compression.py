@@ -29,8 +29,8 @@ from transformers.utils import logging
 from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import compress, distill
-from collab_heads.compression.choices import PARTS
 from collab_heads.training.data.embeddings import embed
+from collab_heads.words import SITE_PARTS as PARTS
 from common import WORK, minilm, shared, table, write
 
 STORE = WORK / "compression.jsonl"
@@ -176,7 +176,7 @@ def numbers(report) -> dict:
     return {
         "share": report.costs["parameters"].share,
         "cache": report.costs["cache"].share,
-        "heads": sum(site.heads_after for site in report.sites),
+        "heads": sum(site.sizes["heads"][1] for site in report.sites),
         "predicted": report.predicted_error,
         "error": report.measured_error,
     }

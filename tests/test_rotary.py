@@ -192,7 +192,7 @@ def test_compression_by_key_heads(name):
     assert counted == report.costs["cache"].after
     for site in get_adapter(model).sites(model):
         assert site.num_heads == 2 * site.num_key_heads
-    assert {site.query_key_before for site in report.sites} == {HEADS * HEAD_WIDTH}
+    assert {site.sizes["query_key"][0] for site in report.sites} == {HEADS * HEAD_WIDTH}
 
 
 def rows_of_group(model, path, key_head):

@@ -1,11 +1,10 @@
 """Make what one site is to get, and report on it, before anything of the model changes."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from collab_heads.collaborative.calibrate import Calibrations, SiteCalibration
 from collab_heads.collaborative.decompose import Decomposition
@@ -16,11 +15,11 @@ from collab_heads.collaborative.plan import SitePlan, ValuePlan
 from collab_heads.collaborative.refine import OutputGap, Refinement, refine
 from collab_heads.collaborative.report import SiteReport
 from collab_heads.collaborative.values import NarrowValues, head_moments, narrow_values
-from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.output import gates_of
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.values import ValueWeights, read_values
 from collab_heads.model.open_site import OpenSite
+from collab_heads.model.site_size import Geometry, size_of
 from collab_heads.state import ValueState
 
 
@@ -58,10 +57,11 @@ def make_replacement(
         query_key, decomposition, refinement = fit_site(plan, moments.query_key.pop(site.path, None), options)
         error, sweeps = decomposition.relative_error, decomposition.sweeps
     values = None if value_plan is None else fit_values(value_plan, moments.heads.pop(site.path, None))
-    before, after = sizes(site, site.query_key), sizes(site, query_key, values)
-    counted = (before.query_key, after.query_key) if values is None else (sum(before[:2]), sum(after[:2]))
     query_key = cast(QueryKey, query_key)  # a site gets one, or has one already
-    state = query_key.state
+    state, geometry = query_key.state, Geometry.of(site)
+    width = geometry.dim_value if value_plan is None else value_plan.width
+    before, after = size_of(geometry), size_of(replace(geometry, query_key=state, dim_value=width))
+    counts = [size.query_key if value_plan is None else size.parameters for size in (before, after)]
     report = SiteReport(
         path=site.path,
         role=site.role,
@@ -73,8 +73,8 @@ def make_replacement(
         sweeps=sweeps,
         output_error_before=refinement.error_before,
         output_error=refinement.error_after,
-        parameters_before=counted[0],
-        parameters_after=counted[1],
+        parameters_before=counts[0],
+        parameters_after=counts[1],
         cache_before=before.cache,
         cache_after=after.cache,
         seconds=time.perf_counter() - started,
@@ -88,23 +88,6 @@ def make_replacement(
             variance_lost=values.variance_lost,
         )
     return Replacement(site, query_key, values, None if value_plan is None else value_plan.state, report)
-
-
-class Sizes(NamedTuple):
-    """Parameters of query and key, and of values and output; elements cached per token."""
-
-    query_key: int
-    value_output: int
-    cache: int
-
-
-def sizes(site: OpenSite, query_key: QueryKey | None, values: NarrowValues | None = None) -> Sizes:
-    """The sizes of a site with a query/key projection (None: its stock one), and with narrower values if given."""
-    parts: Sequence[nn.Module | FusedPart] = site.projections if query_key is None else (query_key,)
-    key_width = site.projections[1].out_features if query_key is None else query_key.cache_width
-    weights = read_values(site.value, site.output) if values is None else values.weights
-    count = sum(tensor.numel() for tensor in vars(weights).values() if tensor is not None)
-    return Sizes(sum(p.numel() for part in parts for p in part.parameters()), count, key_width + len(weights.value))
 
 
 def fit_site(

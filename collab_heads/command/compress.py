@@ -10,9 +10,8 @@ from collab_heads.command.samples import sampled
 from collab_heads.command.texts import read_data
 from collab_heads.command.writing import drawing, write_model, write_plan
 from collab_heads.compression.compress import compress
-from collab_heads.compression.compression_plan import CompressionPlan
-from collab_heads.compression.held_out import EVERY
-from collab_heads.compression.plan import plan
+from collab_heads.compression.measurements import HELD_OUT
+from collab_heads.compression.plan import CompressionPlan, plan
 from collab_heads.compression.report import CompressReport
 from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
@@ -65,8 +64,8 @@ def run(args: Namespace) -> CompressReport | CompressionPlan:
 
 def check_enough(args: Namespace, texts: Pairs) -> None:
     """Raise DataError unless there are sentences to fit to, and one to measure on."""
-    if (found := len(texts["source"])) < EVERY:
+    if (found := len(texts["source"])) < HELD_OUT:
         raise DataError(
-            f"{' and '.join(args.data)}: {found} sentences, and one of {EVERY} is kept to measure on: give more "
+            f"{' and '.join(args.data)}: {found} sentences, and one of {HELD_OUT} is kept to measure on: give more "
             "(128 to 512 are good)"
         )

@@ -15,12 +15,12 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.command.inspected import FamilyFacts, FamilyList, ModelFacts, SiteFacts
 from collab_heads.command.models import class_of
 from collab_heads.errors import DataError, NonFiniteError
-from collab_heads.heads.prune import size_of
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import gates_of
 from collab_heads.model.loading import explaining, load_or_explain
 from collab_heads.model.loading_hooks import check_stored
 from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.site_size import site_size
 from collab_heads.record import CollabConfig
 from collab_heads.registry import adapter_for_config, supported_model_types
 
@@ -82,7 +82,7 @@ def empty_model(config: PretrainedConfig, named: Any) -> PreTrainedModel:
 def facts_of_site(site: OpenSite, gates: Mapping[str, Tensor]) -> SiteFacts:
     """What there is to say of a module of attention."""
     state = CollabConfig.on(site.model).site(site.site)
-    size, empty = size_of(site), not site.num_heads
+    size, empty = site_size(site), not site.num_heads
     return SiteFacts(
         site.path,
         site.role,

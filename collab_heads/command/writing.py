@@ -13,7 +13,7 @@ from collab_heads.analysis.plots.files import save_figure
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.command.flags.shared import MODULES
 from collab_heads.command.models import Loaded
-from collab_heads.compression.compression_plan import CompressionPlan
+from collab_heads.compression.plan import CompressionPlan
 from collab_heads.compression.report import CompressReport
 from collab_heads.distillation.report import DistillReport
 from collab_heads.extras import missing

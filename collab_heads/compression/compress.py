@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,16 +14,18 @@ from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.checks import is_number
 from collab_heads.collaborative.fit import FitOptions
-from collab_heads.compression.choices import PARTS, Part, size_of
-from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget
-from collab_heads.compression.fitting import FittedSite, put
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measures import COUNTED, Measure
-from collab_heads.compression.plan import plan
+from collab_heads.compression.parts.part import Fit
+from collab_heads.compression.parts.table import PARTS, put, resized
+from collab_heads.compression.plan import Choices, CompressionPlan, check_budget, plan
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
+from collab_heads.compression.shape import UNCHANGED
 from collab_heads.errors import ArgumentError
 from collab_heads.model.offloading import changing_attention
+from collab_heads.model.site_size import size_of
 from collab_heads.state import QueryKeyKind
+from collab_heads.words import SITE_PARTS, SitePart
 
 ATTEMPTS = 5  # to come near to a quality
 NEAR = 0.95  # of the quality that was asked for
@@ -41,7 +43,7 @@ def compress(
     of: Measure = "parameters",
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     sites: str | Iterable[str] | None = None,
-    parts: Part | Iterable[Part] = PARTS,
+    parts: SitePart | Iterable[SitePart] = SITE_PARTS,
     mixing: QueryKeyKind = "per_head",
     refine_steps: int = 120,
     seed: int = 0,
@@ -110,7 +112,7 @@ def compress(
         seconds=0.0,
     )
     # Nothing has changed up to here; nothing can fail from here on.
-    put(model, made.evidence.adapter, chosen.fitted)
+    put(model, made.measured.adapter, chosen.fitted)
     parameters, seconds = model.num_parameters(), time.perf_counter() - started
     if made is batches:
         seconds += made.seconds
@@ -121,7 +123,7 @@ class Chosen(NamedTuple):
     """What sites are to have: path -> choice; the fits of those that change; and the error of the output with them."""
 
     choices: Choices
-    fitted: Mapping[str, FittedSite]
+    fitted: Mapping[str, Sequence[Fit]]
     error: float
 
     @classmethod
@@ -155,7 +157,7 @@ def costs(made: CompressionPlan, choices: Choices) -> dict[Measure, Cost]:
     """What attention costs by every measure that is known, and of which it has something."""
     found = {}
     for measure, cost in COUNTED.items():
-        before = sum(cost(use, use.shape.unchanged) for use in made.uses.values())
+        before = sum(cost(use, UNCHANGED) for use in made.uses.values())
         after = sum(cost(use, choices[path]) for path, use in made.uses.items())
         if before:
             found[measure] = Cost(before, after)
@@ -167,19 +169,13 @@ def costs(made: CompressionPlan, choices: Choices) -> dict[Measure, Cost]:
 def site_report(made: CompressionPlan, path: str, choices: Choices) -> CompressedSite:
     """What becomes of one site."""
     use, choice = made.uses[path], choices[path]
-    whole = use.shape.unchanged
-    before, after = (size_of(use.shape, each) for each in (whole, choice))
-    state = use.shape.state(choice)
+    whole, geometry = use.shape.geometry, resized(use.shape, choice)
+    before, after, projection = size_of(whole), size_of(geometry), geometry.query_key
     return CompressedSite(
         path=path,
         role=use.role,
-        heads_before=whole.heads,
-        heads_after=choice.heads,
-        kind=None if state is None else state.kind,
-        query_key_before=use.shape.dim_over_heads(whole),
-        query_key_after=use.shape.dim_over_heads(choice),
-        value_before=use.shape.key_heads(whole) * whole.value,
-        value_after=use.shape.key_heads(choice) * choice.value,
+        kind=None if projection is None else projection.kind,
+        sizes={name: (part.total(whole), part.total(geometry)) for name, part in PARTS.items()},
         parameters_before=before.parameters,
         parameters_after=after.parameters,
         cache_before=before.cache * bool(use.cached),

@@ -1,6 +1,5 @@
 """How long a site takes on this machine, as it is and as it would be, for the inputs that the user gives."""
 
-import dataclasses
 import itertools
 import math
 import time
@@ -14,17 +13,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.bars import progress_bar
-from collab_heads.compression.choices import Choice, SiteShape
-from collab_heads.compression.fitting import reopened
 from collab_heads.compression.measures import SiteUse
-from collab_heads.model.apply_state import apply_state, prune_site
+from collab_heads.compression.parts.table import PARTS, resized
+from collab_heads.compression.shape import UNCHANGED, Choice, SiteShape
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import run_batches
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_site import OpenSite, reopened
 from collab_heads.model.undoing import undone
 from collab_heads.record import CollabConfig
 from collab_heads.sites import Role
-from collab_heads.state import ValueState
 
 KNOTS = 4  # sizes of each part that are timed, or one more; between them times are interpolated
 TURNS, TURNS_AGAIN = 3, 10  # of a table; and of what was chosen beside what was there
@@ -70,7 +67,7 @@ class Latencies:
             use, choice = uses[site.path], choices[site.path]
             key = use.shape, use.role, choice
             if key not in timed:
-                pair = [use.shape.unchanged, choice] if choice != use.shape.unchanged else [choice]
+                pair = [UNCHANGED, choice] if choice != UNCHANGED else [choice]
                 timed[key] = time_choices(self.model, site, use.shape, pair, self.batch, TURNS_AGAIN)
             before, after = before + use.work.calls * timed[key][0], after + use.work.calls * timed[key][-1]
         return before, after
@@ -90,16 +87,11 @@ class Table:
     def seconds(self, shape: SiteShape, choice: Choice) -> float:
         """The time of a choice, linear between those that were measured."""
         times = self.times
-        for axis, size in zip(self.axes, sizes(shape, choice), strict=True):
+        for axis, size in zip(self.axes, (part.size(shape, choice) for part in PARTS.values()), strict=True):
             place = np.interp(size, axis, range(len(axis)))
             low, high = math.floor(place), math.ceil(place)
             times = times[low] + (place - low) * (times[high] - times[low])
         return float(times)
-
-
-def sizes(shape: SiteShape, choice: Choice) -> tuple[int, int, int]:
-    """A choice as three numbers; a query/key projection that stays counts as wider than any other."""
-    return choice.heads, shape.whole_query_key if choice.query_key is None else choice.query_key, choice.value
 
 
 def knots(smaller: Sequence[int], whole: int) -> list[int]:
@@ -113,15 +105,12 @@ def knots(smaller: Sequence[int], whole: int) -> list[int]:
 
 def time_site(model: PreTrainedModel, site: OpenSite, shape: SiteShape, batch: Mapping) -> Table:
     """Time a site at all combinations of some sizes."""
-    axes = (
-        knots(shape.head_counts(), shape.num_heads),
-        knots(shape.query_key_widths(), shape.whole_query_key),
-        knots(shape.value_widths(), shape.dim_value),
-    )
-    choices = [
-        Choice(heads, width if width < shape.whole_query_key else None, value)
-        for heads, width, value in itertools.product(*axes)
+    axes = [knots(part.sizes(shape), part.whole(shape)) for part in PARTS.values()]
+    smaller = [
+        [size if size < part.whole(shape) else None for size in axis]
+        for part, axis in zip(PARTS.values(), axes, strict=True)
     ]
+    choices = [Choice.of(**dict(zip(PARTS, each, strict=True))) for each in itertools.product(*smaller)]
     seconds = time_choices(model, site, shape, choices, batch, TURNS)
     return Table(axes, np.array(seconds).reshape([len(axis) for axis in axes]))
 
@@ -168,16 +157,9 @@ def captured(model: PreTrainedModel, site: OpenSite, batch: Mapping) -> Callable
 
 def resize(site: OpenSite, shape: SiteShape, choice: Choice) -> None:
     """Give a site the sizes of a choice, with weights that mean nothing."""
-    was_swapped, state = site.is_swapped, CollabConfig.on(site.model).site(site.site)
-    state = prune_site(site, state, site.head_numbers[: choice.heads])
-    if (query_key := shape.state(choice)) is not None and not was_swapped:
-        state = dataclasses.replace(state, query_key=query_key)
-    if choice.value < shape.dim_value:
-        state = dataclasses.replace(state, values=ValueState(choice.value, shape.dim_value))
-    apply_state(site, state)
-    if site.query_key is not None and not was_swapped:
-        for parameter in site.query_key.parameters():
-            torch.nn.init.constant_(parameter, 1e-2)
+    state, geometry = CollabConfig.on(site.model).site(site.site), resized(shape, choice)
+    for part in PARTS.values():
+        state = part.resize(site, state, shape, geometry)
 
 
 def best_seconds(function: Callable[[], object]) -> float:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from collab_heads.compression.choices import Choice, SiteShape, size_of
+from collab_heads.compression.measurements import Measurements
+from collab_heads.compression.parts.table import size_with
+from collab_heads.compression.shape import Choice, SiteShape
 from collab_heads.compression.workload import Workload
 from collab_heads.sites import Role
 from collab_heads.words import MEASURES as MEASURES
@@ -37,7 +39,7 @@ class SiteUse:
 
 def parameters(use: SiteUse, choice: Choice) -> float:
     """Numbers in its four projections, which all its calls share."""
-    return size_of(use.shape, choice).parameters
+    return size_with(use.shape, choice).parameters
 
 
 def operations(use: SiteUse, choice: Choice) -> float:
@@ -46,13 +48,13 @@ def operations(use: SiteUse, choice: Choice) -> float:
     What is multiplied element by element is left out (scale, mixing, rotations), and so are zeros by which a fused
     kernel widens the narrower of keys and values.
     """
-    size, work = size_of(use.shape, choice), use.work
+    size, work = size_with(use.shape, choice), use.work
     return work.queries * size.per_query + work.keys * size.per_key + work.pairs * size.per_pair
 
 
 def cache(use: SiteUse, choice: Choice) -> float:
     """Elements that are cached per token, of the site that caches most."""
-    return use.work.calls * size_of(use.shape, choice).cache * use.cached
+    return use.work.calls * size_with(use.shape, choice).cache * use.cached
 
 
 # Time is measured on the machine and for the inputs at hand: see `latency`.
@@ -61,3 +63,17 @@ COUNTED: Mapping[Measure, Callable[[SiteUse, Choice], float]] = {
     "operations": operations,
     "cache": cache,
 }
+
+
+def uses_of(measured: Measurements) -> dict[str, SiteUse]:
+    """How the sites are used: path -> use. The encoder of an encoder-decoder runs once, and caches nothing."""
+    work, translates = measured.work, measured.model.config.is_encoder_decoder
+    cached = {
+        site.path: 0.0 if translates and site.role == "enc-self" else work[site.path].keys / work[site.path].calls
+        for site in measured.sites
+    }
+    most = max(cached.values()) or 1.0
+    return {
+        site.path: SiteUse(measured.errors[site.path].shape, site.role, work[site.path], cached[site.path] / most)
+        for site in measured.sites
+    }

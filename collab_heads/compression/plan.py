@@ -1,31 +1,51 @@
-"""plan: what every budget would cost in quality, before anything is changed."""
+"""plan: what every budget would cost in quality, before anything is changed, and what each site gets under it."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.analysis.plots.budgets import budget_curve
 from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_choice
+from collab_heads.bars import progress_bar
+from collab_heads.checks import check_choice, is_number
 from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.kinds import FITS, check_kind
-from collab_heads.compression.choices import PARTS, Part
-from collab_heads.compression.compression_plan import CompressionPlan
-from collab_heads.compression.evidence import gather
+from collab_heads.collaborative.kinds import check_kind
 from collab_heads.compression.latency import Latencies
-from collab_heads.compression.measures import COUNTED, MEASURES, Measure
+from collab_heads.compression.measurements import Measurements, measure_model
+from collab_heads.compression.measures import COUNTED, MEASURES, UNITS, Measure, SiteUse, uses_of
+from collab_heads.compression.parts.part import Fit
+from collab_heads.compression.parts.table import PARTS, choices_of, fit_site, put
+from collab_heads.compression.shape import UNCHANGED, Choice
+from collab_heads.compression.spending import Option, Spending
 from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import each_batch
+from collab_heads.model.device_hooks import is_offloaded
 from collab_heads.model.examples import without_unread_labels
-from collab_heads.model.offloading import changing_attention
+from collab_heads.model.offloading import attention_modules, changing_attention, in_memory
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.model.translations import with_translations
+from collab_heads.model.undoing import undone
+from collab_heads.numerics import few_threads
+from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
 from collab_heads.state import QueryKeyKind
+from collab_heads.text import text_table
+from collab_heads.words import SITE_PARTS, SitePart
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POINTS = 64  # of the curve
+TABLE_BUDGETS = (0.9, 0.75, 0.66, 0.5, 0.4, 0.33, 0.25, 0.2, 0.15, 0.1)
+
+Choices = Mapping[str, Choice]
 
 
 @checking_arguments
@@ -38,7 +58,7 @@ def plan(
     of: Measure = "parameters",
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     sites: str | Iterable[str] | None = None,
-    parts: Part | Iterable[Part] = PARTS,
+    parts: SitePart | Iterable[SitePart] = SITE_PARTS,
     mixing: QueryKeyKind = "per_head",
     refine_steps: int = 120,
     seed: int = 0,
@@ -78,22 +98,184 @@ def plan(
     started = time.perf_counter()
     check_choice("measure", of, MEASURES)
     parts = (parts,) if isinstance(parts, str) else tuple(parts)
-    for part in parts:
-        check_choice("part", part, PARTS)
+    for name in parts:
+        check_choice("part", name, SITE_PARTS)
     if not parts:
-        raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
+        raise ArgumentError(f"parts is empty: name some of {', '.join(SITE_PARTS)}")
     check_kind(mixing)
     check_wrapper(model)
-    adapter = get_adapter(model, adapter, "values")
-    get_adapter(model, adapter, "prune")
-    if set(parts) == {"query_key"}:  # elsewhere they stay where they cannot become narrower
-        get_adapter(model, adapter, FITS[mixing].capability)
+    adapter = get_adapter(model, adapter)
+    for part in PARTS.values():
+        if not part.may_stay or set(parts) == {part.name}:
+            get_adapter(model, adapter, part.capability(mixing))
     options = FitOptions(refine_steps=refine_steps, seed=seed)
     listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))
     batches = [batch for _, batch in with_translations(model, list(listed))]
-    evidence = gather(model, adapter, batches, sites, mixing, parts, options)
-    shapes = {path: curves.shape for path, curves in evidence.curves.items()}
-    cost = COUNTED[of] if of in COUNTED else Latencies(model, evidence.sites, shapes, batches[0])
-    made = CompressionPlan(evidence, of, cost)
+    measured = measure_model(model, adapter, batches, sites, mixing, parts, options)
+    shapes = {path: errors.shape for path, errors in measured.errors.items()}
+    cost = COUNTED[of] if of in COUNTED else Latencies(model, measured.sites, shapes, batches[0])
+    made = CompressionPlan(measured, of, cost)
     made.seconds = time.perf_counter() - started
     return made
+
+
+class CompressionPlan:
+    """What every budget would cost in quality. Nothing of the model is changed by it; `print` it, or draw it.
+
+    Attributes:
+        measured: what was measured of the model.
+        of: what budgets are of.
+        whole: what the attention that may change costs now, in the units of `of`.
+        seconds: that planning took, where `plan` made it.
+    """
+
+    def __init__(self, measured: Measurements, of: Measure, cost: Callable[[SiteUse, Choice], float]):
+        self.measured, self.of, self.cost = measured, of, cost
+        self.seconds = 0.0
+        self.seen, self.uses = condition_of(measured.model), uses_of(measured)
+        self.choices = {path: list(choices_of(use.shape)) for path, use in self.uses.items()}
+        self.spending = Spending(
+            [[self.option(path, choice) for choice in choices] for path, choices in self.choices.items()]
+        )
+        self.whole = sum(cost(use, UNCHANGED) for use in self.uses.values())
+        if not self.whole:
+            raise ArgumentError(f"of={of!r}: the sites that may change have none of it: name others, or count another")
+
+    def option(self, path: str, choice: Choice) -> Option:
+        """What a choice costs, and what it adds to the squared error of the output."""
+        errors, gains = self.measured.errors[path].of(choice), self.measured.sensitivity[path]
+        return Option(self.cost(self.uses[path], choice), sum(gains[part] * errors[part] for part in PARTS))
+
+    @property
+    def least(self) -> float:
+        """The smallest budget there is, as a share."""
+        return self.spending.least / self.whole
+
+    @property
+    def least_error(self) -> float:
+        """The smallest error of the output that any change is expected to make."""
+        changes = (
+            self.option(path, choice).error
+            for path, choices in self.choices.items()
+            for choice in choices
+            if choice != UNCHANGED
+        )
+        return math.sqrt(min(changes, default=0.0))
+
+    def choose(self, budget: float) -> dict[str, Choice]:
+        """What each site gets under a budget: path -> choice.
+
+        Raises:
+            ArgumentError: if the budget is no share, or below what the smallest widths give.
+        """
+        if check_budget(budget) < self.least:
+            raise ArgumentError(
+                f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "
+                "heads and the smallest widths give"
+            )
+        if budget == 1:  # not even what costs no quality
+            return dict.fromkeys(self.uses, UNCHANGED)
+        return self.named(self.spending.choose(largest(budget * self.whole, lambda cost: cost / self.whole <= budget)))
+
+    def within(self, error: float) -> dict[str, Choice]:
+        """The cheapest that each site can get so that the error of the output is predicted to be no larger."""
+        return self.named(self.spending.within(largest(error * error, lambda square: math.sqrt(square) <= error)))
+
+    def named(self, indices: Sequence[int]) -> dict[str, Choice]:
+        """Indices of options as choices of sites."""
+        return {path: choices[i] for (path, choices), i in zip(self.choices.items(), indices, strict=True)}
+
+    def share(self, choices: Choices) -> float:
+        """What choices cost, as a share of what attention costs now."""
+        return math.fsum(self.cost(self.uses[path], choice) for path, choice in choices.items()) / self.whole
+
+    def predicted(self, choices: Choices) -> float:
+        """The error of the output that choices are expected to make, see `Probe.error`."""
+        return math.sqrt(math.fsum(self.option(path, choice).error for path, choice in choices.items()))
+
+    def fit(self, choices: Choices) -> dict[str, list[Fit]]:
+        """Fit what sites are to have; the model stays as it is."""
+        measured, fitted = self.measured, {}
+        changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
+        with few_threads(max((site.dim_value for site in changing), default=1)):
+            for site in progress_bar(changing, desc="fitting sites", leave=False):
+                choice, shape = choices[site.path], self.uses[site.path].shape
+                fitted[site.path] = fit_site(site, shape, choice, measured.fitted.of(site.path), measured.options)
+        return fitted
+
+    def tried(self, fitted: Mapping[str, Sequence[Fit]]) -> float:
+        """The error of the model's output with some fits in it, which are taken out again."""
+        with undone(self.measured.model, self.measured.sites):
+            put(self.measured.model, self.measured.adapter, fitted)
+            return self.measured.probe.error()
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Raise ArgumentError unless the plan is one for this model as it is now."""
+        if self.measured.model is not model:
+            raise ArgumentError("the plan was made for another model: pass that one, or batches")
+        if condition_of(model) != self.seen:
+            raise ArgumentError("the model was changed since the plan was made: make a new one")
+
+    def measure(self, budgets: Iterable[float]) -> list[tuple[float, float]]:
+        """Put plans into the model, measure the error of its output, and take them out again.
+
+        Returns:
+            (budget, error).
+        """
+        with in_memory(attention_modules(self.measured.model, self.measured.adapter)):
+            return [(budget, self.tried(self.fit(self.choose(budget)))) for budget in budgets]
+
+    def curve(self) -> list[tuple[float, float]]:
+        """The predicted error by budget: (budget, error), from the smallest budget to 1."""
+        budgets = torch.linspace(self.least, 1.0, POINTS, dtype=torch.float64).tolist()
+        return [(budget, self.predicted(self.choose(min(budget, 1.0)))) for budget in budgets]
+
+    def picture(self, measured: Sequence[tuple[float, float]] = ()) -> Figure:
+        """The curve of error against budget; with points that `measure` gave, if any."""
+        return budget_curve(self.curve(), measured, of=self.of)
+
+    def to_dict(self) -> dict:
+        """All numbers of the curve, ready for JSON."""
+        return {"of": self.of, "whole": self.whole, "least": self.least, "curve": self.curve()}
+
+    def __str__(self) -> str:
+        rows = []
+        for budget in TABLE_BUDGETS:
+            if budget >= self.least:
+                choices = self.choose(budget)
+                rows.append([f"{budget:.2f}", f"{self.predicted(choices):.4f}", *spread(self.uses, choices)])
+        header = ["budget", "predicted error", *(part.heading for part in PARTS.values())]
+        last = f"budgets are shares of {self.whole:,.6g} {UNITS[self.of]}; the smallest is {self.least:.3f}"
+        return text_table(header, rows, last)
+
+
+def condition_of(model: PreTrainedModel) -> tuple[CollabConfig, list]:
+    """By which it shows that a model was changed: its record and shapes, and how often tensors were written to.
+
+    Offloaded ones do not count that, nor do those of inference mode.
+    """
+    shapes = [parameter.shape for parameter in model.parameters()]
+    tensors = (tensor for tensor in model.parameters() if not tensor.is_inference() and not is_offloaded(tensor))
+    return CollabConfig.on(model), [shapes, [(id(tensor), tensor._version) for tensor in tensors]]
+
+
+def largest(near: float, fits: Callable[[float], bool]) -> float:
+    """The largest number that fits, next to one that misses it by rounding at most."""
+    while fits(above := math.nextafter(near, math.inf)):
+        near = above
+    while not fits(near):
+        near = math.nextafter(near, -math.inf)
+    return near
+
+
+def check_budget(budget: float) -> float:
+    """Return a budget, or raise ArgumentError if it is no share."""
+    if not is_number(budget) or not 0 < budget <= 1:
+        raise ArgumentError(f"budget {budget!r} must be a share of what attention has now: above 0, at most 1")
+    return budget
+
+
+def spread(uses: Mapping[str, SiteUse], choices: Choices) -> list[str]:
+    """What is left of each part, over all sites."""
+    shapes = {path: uses[path].shape for path in choices}
+    return [part.summary([(shapes[path], choice) for path, choice in choices.items()]) for part in PARTS.values()]

@@ -1,12 +1,15 @@
 """What a compression did, per site: for people (`str`) and for machines (`to_dict`)."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collab_heads.compression.measures import UNITS, Measure
+from collab_heads.compression.parts.table import PARTS
 from collab_heads.sites import Role
 from collab_heads.state import QueryKeyKind
 from collab_heads.text import text_table
+from collab_heads.words import SitePart
 
 SURPRISE = 2  # times the predicted error that a measured one may be, before the reader is told
 LATE = 1.1  # times the budget of time that attention may take, before the reader is told
@@ -18,10 +21,9 @@ class CompressedSite:
 
     Attributes:
         path, role: the site.
-        heads_before, heads_after: how many heads it has.
         kind: of the query/key projection that it has now; None for the stock one.
-        query_key_before, query_key_after: width of its query/key projection over all heads.
-        value_before, value_after: width of its values over all heads.
+        sizes: part -> its size before and after: the number of "heads", the width of the "query_key" projection over
+            all heads, that of the "values" over all heads.
         parameters_before, parameters_after: of its four projections.
         cache_before, cache_after: elements cached per token.
         predicted_error: what it was expected to add to the error of the output, as if it alone had changed.
@@ -29,18 +31,21 @@ class CompressedSite:
 
     path: str
     role: Role
-    heads_before: int
-    heads_after: int
     kind: QueryKeyKind | None
-    query_key_before: int
-    query_key_after: int
-    value_before: int
-    value_after: int
+    sizes: Mapping[SitePart, tuple[int, int]]
     parameters_before: int
     parameters_after: int
     cache_before: int
     cache_after: int
     predicted_error: float
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON; sizes as `heads_before`, `heads_after` and so on."""
+        entries = dataclasses.asdict(self)
+        for name, (before, after) in entries.pop("sizes").items():
+            field = PARTS[name].field
+            entries |= {f"{field}_before": before, f"{field}_after": after}
+        return entries
 
 
 @dataclass(frozen=True)
@@ -88,10 +93,11 @@ class CompressReport:
 
     def to_dict(self) -> dict:
         """All numbers, ready for JSON."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"sites": [site.to_dict() for site in self.sites]}
 
     def __str__(self) -> str:
-        header = ["site", "role", "heads", "query/key", "values", "parameters", "cache/token", "adds to error"]
+        columns = [part.column for part in PARTS.values()]
+        header = ["site", "role", *columns, "parameters", "cache/token", "adds to error"]
         costs = "\n".join(
             f"{UNITS[measure]}: {cost.before:,.6g} -> {cost.after:,.6g} ({cost.share:.1%})"
             for measure, cost in self.costs.items()
@@ -124,13 +130,10 @@ class CompressReport:
 
 def table_row(site: CompressedSite) -> tuple[str, ...]:
     """The cells of one site."""
-    kind = f" {site.kind}" if site.kind is not None and site.query_key_after != site.query_key_before else ""
     return (
         site.path,
         site.role,
-        f"{site.heads_before} -> {site.heads_after}",
-        f"{site.query_key_before} -> {site.query_key_after}{kind}",
-        f"{site.value_before} -> {site.value_after}",
+        *(PARTS[name].cell(*sizes, site.kind) for name, sizes in site.sizes.items()),
         f"{site.parameters_before:,} -> {site.parameters_after:,}",
         f"{site.cache_before} -> {site.cache_after}",
         f"{site.predicted_error:.4f}",

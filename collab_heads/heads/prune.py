@@ -1,7 +1,6 @@
 """prune_heads: take heads out of a model for real: fewer parameters, less work, a smaller cache."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
@@ -12,12 +11,11 @@ from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.reconstruction import regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
-from collab_heads.layers.output import PARTS
-from collab_heads.layers.removed import is_empty
 from collab_heads.model.apply_state import prune_site
 from collab_heads.model.offloading import changing_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
+from collab_heads.model.site_size import site_size
 from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
 
@@ -76,14 +74,14 @@ def prune_heads(
     repaired = [site for site in chosen if 0 < len(kept[site.path]) < site.num_heads]
     fits = {} if calibration is None else regressions(model, repaired, calibration, folds_gates=by_gates)
     refitted = {path: fit.refit(kept[path]) for path, fit in fits.items()}
-    parameters_before, sizes = model.num_parameters(), {site.path: size_of(site) for site in chosen}
+    parameters_before, sizes = model.num_parameters(), {site.path: site_size(site) for site in chosen}
     # Nothing has changed up to here; nothing can fail from here on.
     states, reports = {}, []
     for site in chosen:
         left = tuple(site.head_numbers[index] for index in kept[site.path])
         state = config.site(site.site)
         states[site.path] = prune_site(site, state, left, refitted.get(site.path), folds_gates=by_gates)
-        before, after = sizes[site.path], size_of(site)
+        before, after = sizes[site.path], site_size(site)
         reports.append(
             PrunedSite(
                 site.path,
@@ -128,27 +126,3 @@ def check_prunable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Seq
             )
         for projection in (*(() if site.is_swapped else site.projections), site.value):
             check_projection(site.site, projection)
-
-
-class SiteSize(NamedTuple):
-    """How large a site is.
-
-    Attributes:
-        parameters: of its four projections, gates and alphas left out.
-        cache: elements that it caches per token.
-    """
-
-    parameters: int
-    cache: int
-
-
-def size_of(site: OpenSite) -> SiteSize:
-    """The size of a site, original or changed."""
-    module: Any = site.module
-    if site.is_swapped or is_empty(module):
-        scoring, key_width = [module.query_key], module.query_key.cache_width
-    else:
-        scoring, key_width = list(site.projections), site.projections[1].out_features
-    numbers = [p.numel() for projection in (site.value, *scoring) for p in projection.parameters()]
-    numbers += [p.numel() for name, p in site.output.named_parameters() if name.split(".")[0] not in PARTS]
-    return SiteSize(sum(numbers), key_width + site.value.out_features)

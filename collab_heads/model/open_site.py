@@ -116,3 +116,9 @@ def open_sites(
         OpenSite(site, base.get_submodule(site.path), adapter, model, tuple(kept_heads(states, site)))
         for site in (adapter.sites_with_heads(model) if sites is None else sites)
     ]
+
+
+def reopened(site: OpenSite) -> OpenSite:
+    """Open a site again, as it is now."""
+    (now,) = [each for each in open_sites(site.model, site.adapter) if each.path == site.path]
+    return now

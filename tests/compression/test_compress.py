@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import operator
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,11 +15,12 @@ from unchanged import assert_unchanged, refused, snapshot
 import collab_heads
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.compression import latency
-from collab_heads.compression.choices import PARTS
 from collab_heads.compression.compress import smallest
 from collab_heads.compression.measures import COUNTED
+from collab_heads.compression.shape import UNCHANGED
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model.open_site import open_sites
+from collab_heads.words import SITE_PARTS as PARTS
 from families import FAMILIES, aligned, output
 
 BERT = FAMILIES["bert"]
@@ -71,9 +73,8 @@ def test_every_measure_is_kept(of):
 def test_only_the_named_part_changes(part):
     model = BERT.build()
     report = compress(model, batches_of(BERT), 0.8, parts=part, **QUICK)
-    for name, of_site in (("heads", "heads"), ("query_key", "query_key"), ("values", "value")):
-        # over all heads: fewer of these make both other widths smaller, too
-        changes = [getattr(s, f"{of_site}_before") != getattr(s, f"{of_site}_after") for s in report.sites]
+    for name in PARTS:  # over all heads: fewer of these make both other widths smaller, too
+        changes = [operator.ne(*site.sizes[name]) for site in report.sites]
         assert any(changes) == (part in (name, "heads"))
 
 
@@ -287,7 +288,7 @@ def test_a_budget_of_time_is_kept_by_the_measured_table_and_timed_again(after, n
         return latency.Table(axes, np.array(seconds, dtype=float))
 
     def again(model, site, shape, choices, batch, turns):
-        return [1.0 if choice == shape.unchanged else after for choice in choices]
+        return [1.0 if choice == UNCHANGED else after for choice in choices]
 
     monkeypatch.setattr(latency, "time_site", times)
     model = BERT.build()
@@ -297,7 +298,7 @@ def test_a_budget_of_time_is_kept_by_the_measured_table_and_timed_again(after, n
     budget = (made.least + 1) / 2
     choices = made.choose(budget)
     assert made.share(choices) <= budget
-    unchanged = [choice == made.uses[path].shape.unchanged for path, choice in choices.items()]
+    unchanged = [choice == UNCHANGED for choice in choices.values()]
     report = compress(model, made, budget)
     assert not all(unchanged) and report.costs["time"].before == len(unchanged)
     assert report.costs["time"].after == pytest.approx(sum(1.0 if same else after for same in unchanged))

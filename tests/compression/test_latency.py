@@ -7,9 +7,9 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads import get_adapter
 from collab_heads.compression import latency
-from collab_heads.compression.choices import Choice, SiteShape
 from collab_heads.compression.latency import Latencies, Table, best_seconds, knots
 from collab_heads.compression.measures import SiteUse
+from collab_heads.compression.shape import UNCHANGED, Choice, SiteShape
 from collab_heads.compression.workload import Workload
 from collab_heads.model.open_site import open_sites
 from families import FAMILIES
@@ -24,9 +24,9 @@ def test_between_sizes_times_are_linear():
         [[[heads + 10 * width + 100 * value for value in axes[2]] for width in axes[1]] for heads in axes[0]]
     )
     table = Table(axes, grid)
-    assert table.seconds(shape, Choice(2, 4, 4)) == pytest.approx(2 + 40 + 400)
-    assert table.seconds(shape, Choice(4, None, 8)) == pytest.approx(4 + 80 + 800)
-    assert table.seconds(shape, Choice(1, None, 6)) == pytest.approx(1 + 80 + 600)
+    assert table.seconds(shape, Choice.of(heads=2, query_key=4, values=4)) == pytest.approx(2 + 40 + 400)
+    assert table.seconds(shape, UNCHANGED) == pytest.approx(4 + 80 + 800)
+    assert table.seconds(shape, Choice.of(heads=1, values=6)) == pytest.approx(1 + 80 + 600)
 
 
 def test_knots_hold_the_ends_and_the_whole():
@@ -47,18 +47,16 @@ def test_every_shape_of_site_has_a_table_and_the_model_stays():
     assert_unchanged(model, before)
     assert {role for _, role in times.tables} == {"enc-self", "dec-self", "dec-enc"}
     use = SiteUse(shapes[sites[0].path], sites[0].role, Workload(1, 9, 9, 81))
-    whole = times(use, use.shape.unchanged)
+    whole = times(use, UNCHANGED)
     assert whole > 0
-    assert times(SiteUse(use.shape, use.role, Workload(3, 27, 27, 243)), use.shape.unchanged) == pytest.approx(
-        3 * whole
-    )
+    assert times(SiteUse(use.shape, use.role, Workload(3, 27, 27, 243)), UNCHANGED) == pytest.approx(3 * whole)
 
 
 def test_sizes_are_timed_in_turns(monkeypatch):
     model = BERT.build()
     site = first_site(model)
     shape = SiteShape.of(site, "per_head")
-    choices = [shape.unchanged, Choice(2, None, shape.dim_value), Choice(4, 4, 4)]
+    choices = [UNCHANGED, Choice.of(heads=2), Choice.of(query_key=4, values=4)]
     seen, before = [], snapshot(model)
 
     def seconds(function):

@@ -7,8 +7,9 @@ from counting import attention_operations
 
 import collab_heads
 from collab_heads import compress, prune_heads, swap_to_collaborative
-from collab_heads.compression.choices import Choice, SiteShape
 from collab_heads.compression.measures import SiteUse, operations
+from collab_heads.compression.parts.table import PARTS, resized
+from collab_heads.compression.shape import UNCHANGED, Choice, SiteShape
 from collab_heads.compression.workload import count_work
 from collab_heads.errors import CalibrationError
 from collab_heads.model.open_site import open_sites
@@ -41,12 +42,14 @@ def test_operations_are_those_that_torch_counts(name):
         model = family.build()
         work = count_work(model, batches, sites_of(model))
         uses = {site.path: SiteUse(SiteShape.of(site, kind), site.role, work[site.path]) for site in sites_of(model)}
-        before = {path: operations(use, use.shape.unchanged) for path, use in uses.items()}
+        before = {path: operations(use, UNCHANGED) for path, use in uses.items()}
         assert attention_operations(model, batches) == before
-        (narrow,) = {next(iter(use.shape.query_key_widths()), None) for use in uses.values()}
-        shape, choice = next(iter(uses.values())).shape, Choice(2, narrow, 4)
+        (narrow,) = {next(iter(PARTS["query_key"].sizes(use.shape)), None) for use in uses.values()}
+        shape, choice = next(iter(uses.values())).shape, Choice.of(heads=2, query_key=narrow, values=4)
         prune_heads(model, {path: [2, 3] for path in uses})
-        dim, value = shape.dim_query_key(choice), shape.key_heads(choice) * choice.value
+        geometry = resized(shape, choice)
+        dim = None if narrow is None else geometry.query_key_width
+        value = PARTS["values"].total(geometry)
         swap_to_collaborative(model, dim_shared_query_key=dim, dim_value=value, mixing=kind)
         after = {path: operations(use, choice) for path, use in uses.items()}
         assert attention_operations(model, batches) == after

@@ -156,7 +156,7 @@ def check_fit(args: argparse.Namespace) -> None:
 
 def check_smaller(args: argparse.Namespace) -> None:
     """Check the budget and the kind of a compression, as `check_fit` does those of a swap."""
-    from collab_heads.compression.compression_plan import check_budget
+    from collab_heads.compression.plan import check_budget
 
     if args.compress_budget is not None:
         check_budget(args.compress_budget)

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedModel
 
-from collab_heads.compression.choices import SiteShape, size_of
 from collab_heads.compression.compress import compress
-from collab_heads.compression.evidence import choose_sites
+from collab_heads.compression.measurements import choose_sites
 from collab_heads.compression.measures import MEASURES
+from collab_heads.compression.parts.table import choices_of, size_with
 from collab_heads.compression.report import CompressReport
+from collab_heads.compression.shape import UNCHANGED, SiteShape
 from collab_heads.errors import ArgumentError
 from collab_heads.registry import get_adapter
 from collab_heads.training.flags.collaborative import COMPRESSED
@@ -29,8 +30,8 @@ def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
     shapes = [SiteShape.of(site, kind) for site in choose_sites(model, adapter, args.sites)]
     if (args.compress_of or MEASURES[0]) != "parameters":
         return
-    least = sum(min(size_of(shape, choice).parameters for choice in shape.choices()) for shape in shapes)
-    share = least / sum(size_of(shape, shape.unchanged).parameters for shape in shapes)
+    least = sum(min(size_with(shape, choice).parameters for choice in choices_of(shape)) for shape in shapes)
+    share = least / sum(size_with(shape, UNCHANGED).parameters for shape in shapes)
     if args.compress_budget < share:
         raise ArgumentError(
             f"--compress_budget {args.compress_budget} is below {math.ceil(1000 * share) / 1000}, which the fewest "

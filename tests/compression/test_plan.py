@@ -8,19 +8,19 @@ from compressing import batches_of
 from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import compress, plan
-from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.measures import COUNTED
+from collab_heads.compression.plan import CompressionPlan
 from families import FAMILIES, TEXT, make
 
 BERT = FAMILIES["bert"]
 
 
 @pytest.fixture(scope="module")
-def evidence():
+def measured():
     """Of a model whose heads have a few widths."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 37}
     model = make(BertForSequenceClassification, BertConfig(initializer_range=0.3, **sizes, **TEXT))
-    return plan(model, batches_of(BERT), refine_steps=0).evidence
+    return plan(model, batches_of(BERT), refine_steps=0).measured
 
 
 def seconds(use, choice):
@@ -39,8 +39,8 @@ def unbeaten(made):
 
 
 @pytest.mark.parametrize("of", [*COUNTED, "time"])
-def test_every_budget_and_every_error_gets_the_best_that_it_allows(evidence, of):
-    made = CompressionPlan(evidence, of, COUNTED.get(of, seconds))
+def test_every_budget_and_every_error_gets_the_best_that_it_allows(measured, of):
+    made = CompressionPlan(measured, of, COUNTED.get(of, seconds))
     plans = unbeaten(made)
     assert len(plans) > 20 and made.least == plans[0][0]
     for (share, error), (more, _) in itertools.pairwise([*plans[:-1], (1.0, 0.0)]):
@@ -48,9 +48,9 @@ def test_every_budget_and_every_error_gets_the_best_that_it_allows(evidence, of)
             assert (made.share(chosen), made.predicted(chosen)) == (share, error)
 
 
-def test_a_plan_that_costs_exactly_half_is_found(evidence):
-    made = CompressionPlan(evidence, "cache", COUNTED["cache"])
+def test_a_plan_that_costs_exactly_half_is_found(measured):
+    made = CompressionPlan(measured, "cache", COUNTED["cache"])
     best = next(error for share, error in unbeaten(made) if share == 0.5)
-    report = compress(evidence.model, made)
+    report = compress(measured.model, made)
     assert report.costs["cache"].share == 0.5
     assert report.predicted_error == best

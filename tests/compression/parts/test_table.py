@@ -1,13 +1,14 @@
-"""The errors of a site are what a fit makes of it on other examples; and what they do to the output."""
+"""The errors of the parts of a site are what a fit makes of it on other examples."""
 
 import pytest
 import torch
 from compressing import batches_of, first_site
 
 from collab_heads.collaborative.calibrate import calibrate
-from collab_heads.compression.choices import PARTS, SiteShape
-from collab_heads.compression.curves import QUICK, falling, site_curves
-from collab_heads.compression.fitting import fit_site, put
+from collab_heads.compression.measurements import SiteErrors
+from collab_heads.compression.parts.query_key import QUICK
+from collab_heads.compression.parts.table import PARTS, falling, fit_site, put, site_errors
+from collab_heads.compression.shape import SiteShape
 from collab_heads.model.batches import run_batches
 from collab_heads.model.masks import sides
 from collab_heads.model.undoing import undone
@@ -45,13 +46,14 @@ def outputs_of(model, site, batches):
 @pytest.mark.parametrize("part", PARTS)
 def test_an_error_is_what_the_site_then_makes(measured, part):
     model, site, held, (fitted, shown) = measured
-    curves = site_curves(site, SiteShape.of(site, "per_head"), fitted, shown)
+    shape = SiteShape.of(site, "per_head")
+    errors = SiteErrors(shape, site_errors(site, shape, fitted, shown))
     before = outputs_of(model, site, held)
-    choice = curves.example(part, 0.1)
+    choice = errors.example(part, 0.1)
     if choice is None:
         assert part == "query_key"
         pytest.skip("its queries and keys keep their width")
-    fit = fit_site(site, curves.shape, choice, fitted, QUICK)
+    fit = fit_site(site, shape, choice, fitted, QUICK)
     with undone(model, [site]):
         put(model, site.adapter, {site.path: fit})
         after = outputs_of(model, first_site(model), held)
@@ -61,7 +63,7 @@ def test_an_error_is_what_the_site_then_makes(measured, part):
     else:  # from moments
         tolerance, spread = EXACT_MOMENTS, torch.cat(before) - torch.cat(before).mean(0)
     real = float(moved.square().sum() / spread.square().sum())
-    expected = curves.parts(choice)[part]
+    expected = errors.of(choice)[part]
     assert 0 < expected <= 1
     assert min(real, 1.0) == pytest.approx(expected, rel=tolerance)
 

@@ -1,0 +1,237 @@
+"""All that is measured of a model before anything is planned: what each part of a site costs, and how much it matters.
+
+Everything is fitted to some calibration examples and measured on others: on the same ones, narrow values and refitted
+heads look better than they are. Errors are squares: the mean square by which the output of a site moves, as a share of
+its variance. Those of its parts add up, nearly, as long as they are small.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.bars import progress_bar
+from collab_heads.collaborative.fit import FitOptions
+from collab_heads.collaborative.kinds import FITS
+from collab_heads.collaborative.site_groups import CalibratedSites
+from collab_heads.compression.parts.query_key import QUICK
+from collab_heads.compression.parts.table import PARTS, fit_site, put, site_errors
+from collab_heads.compression.probe import Probe
+from collab_heads.compression.shape import Choice, SiteShape
+from collab_heads.compression.workload import Workload, count_work
+from collab_heads.errors import CalibrationError, SwapError
+from collab_heads.heads.prune import check_prunable
+from collab_heads.layers.output import HeadOutputProjection
+from collab_heads.model.batches import each_batch
+from collab_heads.model.examples import num_rows, select
+from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.refusals import check_swappable, check_values
+from collab_heads.model.undoing import undone
+from collab_heads.numerics import few_threads
+from collab_heads.sites import select_sites
+from collab_heads.state import QueryKeyKind
+from collab_heads.words import SitePart
+
+HELD_OUT = 8  # one example of so many is measured on, and not fitted to
+EXAMPLE = 0.1  # squared error of a site at which its sensitivity is measured: as large as errors of interest are
+REFINED_SITES = 4  # on which it is measured what refinement leaves of the errors of refined parts
+
+
+@dataclass(frozen=True)
+class SiteErrors:
+    """The squared errors of one site.
+
+    Attributes:
+        shape: of the site.
+        errors: part -> size, as in `Choice` -> squared error, by rising size.
+    """
+
+    shape: SiteShape
+    errors: Mapping[SitePart, Mapping[int, float]]
+
+    def of(self, choice: Choice) -> dict[SitePart, float]:
+        """The squared error that a choice makes by each part."""
+        sizes = dict(choice.sizes)
+        return {part: errors.get(sizes[part], 0.0) if part in sizes else 0.0 for part, errors in self.errors.items()}
+
+    def example(self, part: SitePart, error: float) -> Choice | None:
+        """The choice that changes one part, with the squared error nearest to one; None where nothing can change."""
+        squares = {size: square for size, square in self.errors[part].items() if square > 0}
+        if not squares:
+            return None
+        return Choice.of(**{part: min(squares, key=lambda size: abs(math.log(squares[size] / error)))})
+
+
+@dataclass(frozen=True, eq=False)
+class Measurements:
+    """What was measured of a model.
+
+    Attributes:
+        model: the model, unchanged.
+        adapter: its adapter.
+        sites: those that may change.
+        options: how queries and keys are fitted in the end.
+        fitted: what calibration saw on the examples to fit to.
+        work: path -> what the site is given to do on the batches.
+        probe: measures how far the output of the model moves, on examples that no fit sees.
+        errors: path -> squared errors of the site.
+        sensitivity: path -> part -> squared error of the output by that of the site.
+    """
+
+    model: PreTrainedModel
+    adapter: AttentionAdapter
+    sites: list[OpenSite]
+    options: FitOptions
+    fitted: CalibratedSites
+    work: Mapping[str, Workload]
+    probe: Probe
+    errors: Mapping[str, SiteErrors]
+    sensitivity: Mapping[str, Mapping[SitePart, float]]
+
+
+def measure_model(
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    batches: Sequence[Mapping],
+    names: str | Iterable[str] | None,
+    kind: QueryKeyKind,
+    parts: tuple[SitePart, ...],
+    options: FitOptions,
+) -> Measurements:
+    """Measure a model, which is left as it was; the arguments and errors of `plan`."""
+    sites = choose_sites(model, adapter, names)
+    may_narrow = FITS[kind].capability in adapter.capabilities
+    stock = [site for site in sites if may_narrow and not site.is_swapped]
+    to_fit, held = hold_out(batches)
+    fitted = CalibratedSites(model, stock, stock, sites, to_fit)
+    shown = CalibratedSites(model, stock, stock, sites, held)
+    work, probe = count_work(model, batches, sites), Probe(model, held, sites)
+    if probe.longest <= 1:
+        raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
+    with few_threads(max(site.dim_value for site in sites)):
+        errors = {}
+        for site in progress_bar(sites, desc="measuring sites", leave=False):
+            shape = SiteShape.of(site, kind, parts)
+            found = site_errors(site, shape, fitted.of(site.path), shown.of(site.path))
+            errors[site.path] = SiteErrors(shape, found)
+    del shown  # as large as what was seen of the examples to fit to
+    sensitivity = sensitivities(sites, errors, fitted, probe, options)
+    return Measurements(model, adapter, sites, options, fitted, work, probe, errors, sensitivity)
+
+
+def choose_sites(
+    model: PreTrainedModel, adapter: AttentionAdapter, names: str | Iterable[str] | None
+) -> list[OpenSite]:
+    """The named sites that have heads, if all of them can be changed.
+
+    Raises:
+        ArgumentError: if a name is neither a role nor a path of the model.
+        SwapError: if a site has gates or alphas, or cannot be changed safely.
+    """
+    available = adapter.sites_with_heads(model)
+    if not available:
+        raise SwapError("the model has no heads left: there is nothing to compress")
+    sites = open_sites(model, adapter, select_sites(available, names))
+    check_prunable(model, adapter, sites)
+    check_swappable(model, adapter, [site for site in sites if not site.is_swapped])
+    check_values(model, adapter, sites)
+    for site in sites:
+        if isinstance(site.output, HeadOutputProjection):
+            what = "gates" if site.output.gates is not None else "alphas"
+            raise SwapError(
+                f"{site.path} has {what}, whose heads are still being chosen: prune_heads(model) first, or "
+                "fold_heads(model) to keep all heads"
+            )
+    return sites
+
+
+def sensitivities(
+    sites: Sequence[OpenSite],
+    errors: Mapping[str, SiteErrors],
+    fitted: CalibratedSites,
+    probe: Probe,
+    options: FitOptions,
+) -> dict[str, dict[SitePart, float]]:
+    """Measure how the squared error of the model's output grows with that of each part of each site.
+
+    Parts that are refined in the end count as much less as a few sites show.
+
+    Args:
+        sites: those that may change; the model is as it was afterwards.
+        errors: path -> what its parts cost, in fits without refinement.
+        fitted: what calibration saw.
+        probe: measures the error of the output.
+        options: of the final fits.
+
+    Returns:
+        path -> part -> squared error of the output, by squared error of the site.
+    """
+
+    def moved(site: OpenSite, choice: Choice, options: FitOptions) -> float:
+        """The squared error of the output when one site has what a choice says."""
+        with few_threads(site.dim_value):
+            fit = fit_site(site, errors[site.path].shape, choice, fitted.of(site.path), options)
+        with undone(site.model, [site]):
+            put(site.model, site.adapter, {site.path: fit})
+            return probe.error() ** 2
+
+    found: dict[str, dict[SitePart, float]] = {}
+    left: dict[SitePart, list[float]] = {}  # part -> what refinement leaves of the squared errors of some sites
+    refined = {site.path for site in sites[:: -(-len(sites) // REFINED_SITES)]} if options.refine_steps else set()
+    for site in progress_bar(sites, desc="measuring sensitivities", leave=False):
+        of_site, found[site.path] = errors[site.path], dict.fromkeys(PARTS, 0.0)
+        for name, part in PARTS.items():
+            if (choice := of_site.example(name, EXAMPLE)) is None:
+                continue
+            error = moved(site, choice, QUICK)
+            found[site.path][name] = error / of_site.of(choice)[name]
+            if part.is_refined and site.path in refined and error:
+                left.setdefault(name, []).append(min(moved(site, choice, options) / error, 1.0))
+    for of_parts in found.values():
+        for name, shares in left.items():
+            of_parts[name] *= math.prod(shares) ** (1 / len(shares))
+    return found
+
+
+def hold_out(batches: Iterable[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
+    """Divide calibration batches into examples to fit to and examples to measure on.
+
+    Batches whose tensors do not all have one row per example are kept whole.
+
+    Args:
+        batches: input dicts as the model takes them.
+
+    Returns:
+        Both as batches. A single example, or a single batch that cannot be divided, is in both.
+
+    Raises:
+        CalibrationError: if there are no batches, or they are no dicts.
+    """
+    fitted: list[Mapping] = []
+    held: list[Mapping] = []
+    seen = 0
+    for batch in each_batch(batches):
+        count = num_rows(batch)
+        if count == 0:
+            raise CalibrationError("a calibration batch holds no examples: leave it out")
+        if count is None:
+            (held if seen % HELD_OUT == HELD_OUT - 1 else fitted).append(batch)
+            seen += 1
+            continue
+        numbers = torch.arange(seen, seen + count)
+        is_held = numbers % HELD_OUT == HELD_OUT - 1
+        for part, chosen in ((fitted, ~is_held), (held, is_held)):
+            if chosen.any():
+                part.append(select(batch, chosen))
+        seen += count
+    if held:
+        return fitted, held
+    first, count = fitted[-1], num_rows(fitted[-1])
+    if count is not None and count > 1:  # fewer than HELD_OUT examples in all: the last one
+        last = torch.arange(count) == count - 1
+        rest = select(first, ~last)
+        return [*fitted[:-1], rest], [select(first, last)]
+    return (fitted[:-1], fitted[-1:]) if len(fitted) > 1 else (fitted, fitted)

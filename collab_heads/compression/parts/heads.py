@@ -1,0 +1,119 @@
+"""Fewer heads, with W_O fitted anew for those that stay.
+
+Shapes: n the width of the concatenated heads, D width of the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from collab_heads.collaborative.input_moments import InputMoments
+from collab_heads.compression.parts.part import Fit, Part
+from collab_heads.compression.parts.steps import LEVELS, share
+from collab_heads.heads.reconstruction import HeadRegression, regressed_weight
+from collab_heads.model.apply_state import OutputWeights, prune_site
+from collab_heads.model.open_site import OpenSite
+from collab_heads.state import DIVIDED
+
+
+class Heads(Part):
+    """The number of heads; where heads share a key head, all heads of it go together."""
+
+    name, field, column, heading = "heads", "heads", "heads", "heads"
+
+    def capability(self, kind):
+        """Heads must be removable."""
+        return "prune"
+
+    def whole(self, shape):
+        """H."""
+        return shape.geometry.num_heads
+
+    def sizes(self, shape):
+        """Multiples of the smallest number of heads that can go, at most about `LEVELS` of them."""
+        group = shape.heads_per_key
+        if group is None or self.name not in shape.parts:
+            return []
+        unit = -(-self.whole(shape) // group // (2 * LEVELS)) * group
+        return list(range(unit, self.whole(shape), unit))
+
+    def resized(self, shape, choice, geometry):
+        """A collaborative projection that is divided among the heads gets narrower with them."""
+        heads, groups, query_key = choice.get(self.name), geometry.groups, geometry.query_key
+        if heads is None:
+            return geometry
+        if groups is not None:
+            groups = tuple(head // shape.heads_per_key for head in range(heads))
+        if query_key is not None:
+            dim = query_key.dim // geometry.num_heads * heads if query_key.kind in DIVIDED else query_key.dim
+            query_key = replace(query_key, dim=dim, groups=groups)
+        return replace(geometry, num_heads=heads, groups=groups, query_key=query_key)
+
+    def errors(self, site, shape, fitted, held):
+        """With W_O refitted for the heads that stay."""
+        if not self.sizes(shape):
+            return {}
+        regression = head_regression(site, fitted.heads[site.path])
+        costs, errors = regression.removal_costs(), {}
+        for count in self.sizes(shape):
+            kept = most_costly(costs, count // shape.heads_per_key)
+            refit, missing = regression.refit(kept), regression.weight.clone()
+            missing[:, regression.columns(kept)] -= refit.weight
+            errors[count] = share(missing, refit.bias, regression.weight, held.heads[site.path])
+        return errors
+
+    def fit(self, fitting):
+        """Choose the heads that stay; what calibration saw of the others is forgotten."""
+        site, seen, path = fitting.site, fitting.calibrations, fitting.site.path
+        regression = head_regression(site, seen.heads[path])
+        kept_keys = most_costly(regression.removal_costs(), fitting.geometry.key_heads)
+        kept = [head for head, key in enumerate(site.groups) if key in kept_keys]
+        seen.heads[path] = seen.heads[path].part(regression.columns(kept_keys))
+        if path in seen.query_key:
+            calls = [call.of_heads(tuple(kept), site.num_heads) for call in seen.query_key[path].calls]
+            seen.query_key[path] = replace(seen.query_key[path], calls=calls)
+        fitting.fits.append(KeptHeads([site.head_numbers[head] for head in kept], regression.refit(kept_keys)))
+        fitting.try_out()
+
+    def resize(self, site, state, shape, geometry):
+        """Leave the first heads."""
+        return prune_site(site, state, site.head_numbers[: geometry.num_heads])
+
+    def total(self, geometry):
+        """The number of heads."""
+        return geometry.num_heads
+
+    def summary(self, choices):
+        """Of all sites."""
+        left = sum(self.size(shape, choice) for shape, choice in choices)
+        return f"{left} of {sum(self.whole(shape) for shape, _ in choices)}"
+
+
+@dataclass(frozen=True)
+class KeptHeads(Fit):
+    """The heads that stay.
+
+    Attributes:
+        numbers: their original numbers, ascending.
+        output: W_O for them.
+    """
+
+    numbers: Sequence[int]
+    output: OutputWeights
+
+    def put_into(self, site, state):
+        """Remove the others."""
+        return prune_site(site, state, self.numbers, self.output)
+
+
+def head_regression(site: OpenSite, moments: InputMoments) -> HeadRegression:
+    """The regression of what a site adds on what its heads put out; heads that share a key head count as one."""
+    weight, _ = regressed_weight(site, folds_gates=False)
+    has_bias = getattr(site.output, "bias", None) is not None
+    return HeadRegression.of(weight, moments, site.site.num_key_heads, has_bias=has_bias)
+
+
+def most_costly(costs: Tensor, count: int) -> tuple[int, ...]:
+    """The heads that stay when so many do: indices, ascending; see `HeadRegression.removal_costs`."""
+    return tuple(sorted(costs.topk(count).indices.tolist()))

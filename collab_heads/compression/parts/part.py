@@ -1,0 +1,167 @@
+"""What every part of a site answers: the unit in which `compress` makes a site smaller.
+
+A part is one class in a file beside this one, and an entry in `table.PARTS`. What plans, spends, times and reports goes
+through that table, and knows no part by name. How to add one: `docs/add-a-part.md`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from transformers import PreTrainedModel
+
+from collab_heads.attention_adapter import Capability
+from collab_heads.collaborative.calibrate import Calibrations
+from collab_heads.collaborative.fit import FitOptions
+from collab_heads.compression.shape import Choice, SiteShape
+from collab_heads.model.open_site import OpenSite, reopened
+from collab_heads.model.site_size import Geometry
+from collab_heads.model.undoing import undone
+from collab_heads.record import CollabConfig
+from collab_heads.state import QueryKeyKind, SiteState
+from collab_heads.words import SitePart
+
+
+class Part(ABC):
+    """Something of a site that can become smaller.
+
+    Attributes:
+        name: as in `parts=` and `Choice`.
+        field: what the names of its sizes begin with in a stored report.
+        column: its heading in the report.
+        heading: its heading in the table of a plan.
+        is_refined: whether its fit is refined at the end of `compress`, so that a plan measures what that leaves of its
+            errors.
+        may_stay: whether it is left alone in families that cannot make it smaller, where others are asked for, too.
+    """
+
+    name: ClassVar[SitePart]
+    field: ClassVar[str]
+    column: ClassVar[str]
+    heading: ClassVar[str]
+    is_refined: ClassVar[bool] = False
+    may_stay: ClassVar[bool] = False
+
+    @abstractmethod
+    def capability(self, kind: QueryKeyKind) -> Capability:
+        """What an adapter must be able to do, with query/key projections of a kind."""
+
+    @abstractmethod
+    def whole(self, shape: SiteShape) -> int:
+        """The size that a site has now, counted as in `Choice`."""
+
+    @abstractmethod
+    def sizes(self, shape: SiteShape) -> list[int]:
+        """The smaller sizes that are considered, ascending; none where the part cannot become smaller."""
+
+    @abstractmethod
+    def resized(self, shape: SiteShape, choice: Choice, geometry: Geometry) -> Geometry:
+        """What the site has with a choice, given what the parts before this one in the table make of it."""
+
+    def allows(self, shape: SiteShape, choice: Choice, geometry: Geometry) -> bool:
+        """Whether a choice, which gives this geometry, makes sense."""
+        return True
+
+    @abstractmethod
+    def errors(self, site: OpenSite, shape: SiteShape, fitted: Calibrations, held: Calibrations) -> dict[int, float]:
+        """Measure what each of `sizes` costs.
+
+        Args:
+            site: without gates and alphas.
+            shape: of it.
+            fitted: what calibration saw on the examples to fit to.
+            held: on those to measure on, with recorded calls.
+
+        Returns:
+            size -> mean square by which the output of the site moves, as a share of its variance.
+        """
+
+    @abstractmethod
+    def fit(self, fitting: "Fitting") -> None:
+        """Fit the part to a choice that changes it; the parts before it in the table are fitted already."""
+
+    @abstractmethod
+    def resize(self, site: OpenSite, state: SiteState, shape: SiteShape, geometry: Geometry) -> SiteState:
+        """Resize a site that is to be timed, with weights that mean nothing.
+
+        Args:
+            site: the parts before this one are resized already.
+            state: what is recorded of it.
+            shape: of it as it was.
+            geometry: what it is to have.
+
+        Returns:
+            What is to be recorded of it now.
+        """
+
+    @abstractmethod
+    def total(self, geometry: Geometry) -> int:
+        """The size over all heads, for the report."""
+
+    def summary(self, choices: Sequence[tuple[SiteShape, Choice]]) -> str:
+        """What choices leave of the part over some sites, for the table of a plan."""
+        sizes = [self.size(shape, choice) for shape, choice in choices]
+        return f"{min(sizes)} to {max(sizes)}"
+
+    def cell(self, before: int, after: int, kind: QueryKeyKind | None) -> str:
+        """What the report says of a site whose query/key projection is of a kind (None: stock) afterwards."""
+        return f"{before} -> {after}"
+
+    def size(self, shape: SiteShape, choice: Choice) -> int:
+        """The size that a choice gives, counted as in `Choice`."""
+        size = choice.get(self.name)
+        return self.whole(shape) if size is None else size
+
+
+class Fit(ABC):
+    """What a fit of one part gives a site."""
+
+    @abstractmethod
+    def put_into(self, site: OpenSite, state: SiteState) -> SiteState:
+        """Change a site that has a state, in place, so that nothing can fail; return what is to be recorded of it."""
+
+
+@dataclass
+class Fitting:
+    """A fit of one site under way; the model is as it was when the context of `stack` ends.
+
+    Attributes:
+        site: without gates and alphas, as what was tried out leaves it.
+        shape: of the site as it was.
+        choice: what it is to have.
+        geometry: what it has then.
+        calibrations: what calibration saw of the unchanged model. They are changed: a fit takes out what it uses.
+        options: how queries and keys are fitted.
+        stack: open.
+        fits: what the parts give, so far.
+    """
+
+    site: OpenSite
+    shape: SiteShape
+    choice: Choice
+    geometry: Geometry
+    calibrations: Calibrations
+    options: FitOptions
+    stack: ExitStack
+    fits: list[Fit] = field(default_factory=list)
+
+    def try_out(self) -> None:
+        """Put what was fitted so far into the site, until the context ends: later parts are fitted beside it."""
+        self.stack.enter_context(undone(self.site.model, [self.site]))
+        self.site = reopened(self.site)
+        put_fits(self.site.model, {self.site.path: self.fits}, [self.site])
+        self.site = reopened(self.site)
+
+
+def put_fits(model: PreTrainedModel, fitted: Mapping[str, Sequence[Fit]], sites: Iterable[OpenSite]) -> None:
+    """Change sites of a model: path -> what a site gets. Nothing can fail from here on."""
+    config, states = CollabConfig.on(model), {}
+    for site in sites:
+        if site.path in fitted:
+            state = config.site(site.site)
+            for fit in fitted[site.path]:
+                state = fit.put_into(site, state)
+            states[site.path] = state
+    config.with_sites(states).write(model)

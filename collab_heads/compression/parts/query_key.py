@@ -1,0 +1,120 @@
+"""Narrower queries and keys: a collaborative query/key projection in the place of the stock one."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from collab_heads.collaborative.fit import FitOptions, SiteFit
+from collab_heads.collaborative.kinds import FITS
+from collab_heads.collaborative.plan import SitePlan, plan_site
+from collab_heads.collaborative.refine import OutputGap
+from collab_heads.collaborative.replacement import fit_site
+from collab_heads.compression.parts.part import Fit, Fitting, Part
+from collab_heads.compression.parts.steps import narrower
+from collab_heads.layers.query_key import QueryKey
+from collab_heads.model.apply_state import SiteWeights, apply_state
+from collab_heads.state import DIVIDED, QueryKeyState
+
+QUICK = FitOptions(tol=1e-2, refine_steps=0)  # of the fits behind a curve
+MEASURED_CALLS = 4  # of the recorded calls of a site
+
+
+class QueryKeys(Part):
+    """The width of queries and keys: of a head where the kind of projection divides it among the heads, else of all."""
+
+    name, field, column, heading = "query_key", "query_key", "query/key", "query/key width"
+    is_refined = True
+    may_stay = True
+
+    def capability(self, kind):
+        """That of the kind."""
+        return FITS[kind].capability
+
+    def whole(self, shape):
+        """The width of the original projection."""
+        return shape.geometry.dim_head * (1 if shape.kind in DIVIDED else shape.geometry.num_heads)
+
+    def sizes(self, shape):
+        """None where a site has a collaborative projection already."""
+        if shape.geometry.query_key is not None or self.name not in shape.parts:
+            return []
+        return narrower(self.whole(shape))
+
+    def resized(self, shape, choice, geometry):
+        """With a projection of the kind that the site gets."""
+        width = choice.get(self.name)
+        if width is None:
+            return geometry
+        dim = width * (geometry.num_heads if shape.kind in DIVIDED else 1)
+        bias, groups = geometry.biases[0], geometry.groups
+        return replace(
+            geometry, query_key=QueryKeyState(shape.kind, dim, geometry.dim_head, shape.scale, bias, groups=groups)
+        )
+
+    def allows(self, shape, choice, geometry):
+        """No projection is wider than that of the heads that stay."""
+        return geometry.query_key_width <= geometry.num_heads * geometry.dim_head
+
+    def errors(self, site, shape, fitted, held):
+        """By the output that recorded calls give with each width."""
+        if not self.sizes(shape):
+            return {}
+        weights, calls = site.read(), held.query_key[site.path].calls
+        calls = calls[:: math.ceil(len(calls) / MEASURED_CALLS)]
+        gap = OutputGap(weights, site.output_weight(), calls, site.adapter.exact_kind)
+        fit, errors = FITS[shape.kind](weights, fitted.query_key[site.path]), {}
+        for width in self.sizes(shape):
+            plan = plan_site(site, width * (site.num_heads if shape.kind in DIVIDED else 1), shape.kind)
+            errors[width] = min(gap_of(plan, fit, gap), 1.0)
+        return errors
+
+    def fit(self, fitting):
+        """Decompose and refine."""
+        fitting.fits.append(fitted_projection(fitting))
+
+    def resize(self, site, state, shape, geometry):
+        """Small numbers: a time must not depend on denormal ones."""
+        if shape.geometry.query_key is not None or geometry.query_key is None:
+            return state
+        state = replace(state, query_key=geometry.query_key)
+        apply_state(site, state)
+        for parameter in site.query_key.parameters():
+            torch.nn.init.constant_(parameter, 1e-2)
+        return state
+
+    def total(self, geometry):
+        """Over all heads."""
+        return geometry.query_key_width
+
+    def cell(self, before, after, kind):
+        """With the kind, where the width differs."""
+        return super().cell(before, after, kind) + ("" if kind is None or before == after else f" {kind}")
+
+
+@dataclass(frozen=True)
+class Projection(Fit):
+    """A query/key projection."""
+
+    query_key: QueryKey
+
+    def put_into(self, site, state):
+        """Install it."""
+        state = replace(state, query_key=self.query_key.state)
+        apply_state(site, state, SiteWeights(query_key=self.query_key))
+        return state
+
+
+def fitted_projection(fitting: Fitting) -> Projection:
+    """Fit the query/key projection of the geometry that a site is to have."""
+    site, state = fitting.site, cast(QueryKeyState, fitting.geometry.query_key)
+    plan = plan_site(site, state.dim, state.kind)
+    seen = fitting.calibrations.query_key.pop(site.path, None)
+    return Projection(fit_site(plan, seen, fitting.options)[0])
+
+
+def gap_of(plan: SitePlan, fit: SiteFit, gap: OutputGap) -> float:
+    """The squared error of a decomposition."""
+    projection = fit.projection(plan.state(), fit.decompose(plan.dim, QUICK))
+    return gap.error(projection.to(dtype=gap.dtype)) ** 2

@@ -1,0 +1,87 @@
+"""The table of parts, and what follows from all of them: choices, sizes, errors and fits of a site."""
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+from transformers import PreTrainedModel
+
+from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.collaborative.calibrate import Calibrations
+from collab_heads.collaborative.fit import FitOptions
+from collab_heads.compression.parts.heads import Heads
+from collab_heads.compression.parts.part import Fit, Fitting, Part, put_fits
+from collab_heads.compression.parts.query_key import QueryKeys
+from collab_heads.compression.parts.values import Values
+from collab_heads.compression.shape import Choice, SiteShape
+from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.site_size import Geometry, SiteSize, size_of
+from collab_heads.words import SitePart
+
+# In the order in which they are fitted: each sees what those before it leave.
+PARTS: dict[SitePart, Part] = {part.name: part for part in (Heads(), QueryKeys(), Values())}
+
+
+def resized(shape: SiteShape, choice: Choice) -> Geometry:
+    """What a site has with a choice."""
+    geometry = shape.geometry
+    for part in PARTS.values():
+        geometry = part.resized(shape, choice, geometry)
+    return geometry
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def size_with(shape: SiteShape, choice: Choice) -> SiteSize:
+    """How large a site is with a choice."""
+    return size_of(resized(shape, choice))
+
+
+def choices_of(shape: SiteShape) -> Iterator[Choice]:
+    """Yield all that a site can have; the site as it is comes last."""
+    for sizes in itertools.product(*([*part.sizes(shape), None] for part in PARTS.values())):
+        choice = Choice.of(**dict(zip(PARTS, sizes, strict=True)))
+        geometry = resized(shape, choice)
+        if all(part.allows(shape, choice, geometry) for part in PARTS.values()):
+            yield choice
+
+
+def site_errors(
+    site: OpenSite, shape: SiteShape, fitted: Calibrations, held: Calibrations
+) -> dict[SitePart, dict[int, float]]:
+    """Measure what each part of a site costs at each size: part -> size -> squared error, by rising size.
+
+    For the arguments see `Part.errors`.
+    """
+    return {name: falling(part.errors(site, shape, fitted, held)) for name, part in PARTS.items()}
+
+
+def falling(errors: Mapping[int, float]) -> dict[int, float]:
+    """No error above that of less: what is larger can hold what is smaller, so what was measured above it is noise."""
+    sizes = sorted(errors)
+    return dict(zip(sizes, itertools.accumulate((errors[size] for size in sizes), min), strict=True))
+
+
+def fit_site(
+    site: OpenSite, shape: SiteShape, choice: Choice, calibrations: Calibrations, options: FitOptions
+) -> list[Fit]:
+    """Fit what a site is to have; the model is as it was afterwards.
+
+    Args:
+        site: the site, without gates and alphas.
+        shape: of it.
+        choice: what it is to have.
+        calibrations: what calibration saw of the unchanged model.
+        options: how queries and keys are fitted.
+    """
+    seen = Calibrations(dict(calibrations.query_key), dict(calibrations.heads))  # a fit takes out what it uses
+    with ExitStack() as stack:
+        fitting = Fitting(site, shape, choice, resized(shape, choice), seen, options, stack)
+        for name, _ in choice.sizes:
+            PARTS[name].fit(fitting)
+        return fitting.fits
+
+
+def put(model: PreTrainedModel, adapter: AttentionAdapter, fitted: Mapping[str, Sequence[Fit]]) -> None:
+    """Change the model: path -> what a site gets. Nothing can fail from here on."""
+    put_fits(model, fitted, open_sites(model, adapter))

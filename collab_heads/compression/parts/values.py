@@ -1,0 +1,99 @@
+"""Narrower values, and the columns of W_O that read them."""
+
+from dataclasses import dataclass, replace
+
+from collab_heads.collaborative.plan import plan_values
+from collab_heads.collaborative.replacement import fit_values
+from collab_heads.collaborative.values import head_moments, narrow_heads
+from collab_heads.compression.parts.part import Fit, Part
+from collab_heads.compression.parts.query_key import fitted_projection
+from collab_heads.compression.parts.steps import narrower, share
+from collab_heads.layers.values import ValueWeights, read_values
+from collab_heads.model.apply_state import SiteWeights, apply_state
+from collab_heads.numerics import float64
+from collab_heads.state import QueryKeyState, ValueState
+
+
+class Values(Part):
+    """The width of a value head, the same for all heads of a site."""
+
+    name, field, column, heading = "values", "value", "values", "value width"
+
+    def capability(self, kind):
+        """Values must be narrowable."""
+        return "values"
+
+    def whole(self, shape):
+        """d_v."""
+        return shape.geometry.dim_value
+
+    def sizes(self, shape):
+        """See `narrower`."""
+        return narrower(self.whole(shape)) if self.name in shape.parts else []
+
+    def resized(self, shape, choice, geometry):
+        """Stock attention knows one width only: a stock site gets a projection of ours that holds its weights."""
+        width, query_key = choice.get(self.name), geometry.query_key
+        if width is None:
+            return geometry
+        if query_key is None:
+            exact = geometry.num_heads * geometry.dim_head
+            sizes, bias = (exact, geometry.dim_head), geometry.biases[0]
+            query_key = QueryKeyState(shape.exact_kind, *sizes, shape.scale, bias, groups=geometry.groups)
+        return replace(geometry, dim_value=width, query_key=query_key)
+
+    def allows(self, shape, choice, geometry):
+        """Nothing that makes a step of decoding slower than it is now.
+
+        Kernels want one width, so the narrower of keys and values is padded, all that is cached at every step: beside a
+        full width that costs more than the narrow one saves (measured: `benchmarks/compression_speed.py`).
+        """
+        may_differ = shape.geometry.query_key is not None or not {"query_key", self.name} <= set(shape.parts)
+        is_even = (choice.get("query_key") is None) == (choice.get(self.name) is None)
+        return may_differ or is_even or not shape.decodes
+
+    def errors(self, site, shape, fitted, held):
+        """In the basis of each head that the moments of its output give."""
+        if not self.sizes(shape):
+            return {}
+        weights, errors = read_values(site.value, site.output), {}
+        moments, output = head_moments(weights, site.groups, fitted.heads[site.path], has_gates=False), weights.output
+        for width in self.sizes(shape):
+            lost = narrow_heads(weights, site.groups, width, moments).lost
+            errors[width] = share(lost, lost @ moments.mean, float64(output), held.heads[site.path])
+        return errors
+
+    def fit(self, fitting):
+        """Narrow the values of the heads that stay."""
+        if fitting.shape.geometry.query_key is None and fitting.choice.get("query_key") is None:
+            fitting.fits.append(fitted_projection(fitting))
+        site, geometry = fitting.site, fitting.geometry
+        plan = plan_values(site, geometry.dim_value * geometry.key_heads)
+        narrow = fit_values(plan, fitting.calibrations.heads.pop(site.path, None))
+        fitting.fits.append(NarrowValues(narrow.weights, plan.state))
+
+    def resize(self, site, state, shape, geometry):
+        """Leave the leading rows."""
+        if geometry.dim_value < shape.geometry.dim_value:
+            whole = shape.geometry.dim_value if state.values is None else state.values.dim_head
+            state = replace(state, values=ValueState(geometry.dim_value, whole))
+            apply_state(site, state)
+        return state
+
+    def total(self, geometry):
+        """Over all key heads."""
+        return geometry.key_heads * geometry.dim_value
+
+
+@dataclass(frozen=True)
+class NarrowValues(Fit):
+    """Narrower values, and what is recorded of them."""
+
+    weights: ValueWeights
+    state: ValueState
+
+    def put_into(self, site, state):
+        """Write them."""
+        state = replace(state, values=self.state)
+        apply_state(site, state, SiteWeights(values=self.weights))
+        return state

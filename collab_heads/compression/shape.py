@@ -1,0 +1,75 @@
+"""What a site has and what of it may become smaller; and a choice among what it can become."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from collab_heads.collaborative.kinds import FITS, kind_for
+from collab_heads.model.open_site import OpenSite
+from collab_heads.model.site_size import Geometry
+from collab_heads.sites import group_size
+from collab_heads.state import QueryKeyKind
+from collab_heads.words import SITE_PARTS, SitePart
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The sizes of the parts of a site that get smaller; every other part stays as it is.
+
+    Attributes:
+        sizes: part -> size, in the order of the parts. Of heads it is their number. Of queries and keys it is the width
+            of a head where the kind of projection divides it among the heads, else of all heads. Of values it is the
+            width of a head.
+    """
+
+    sizes: tuple[tuple[SitePart, int], ...] = ()
+
+    @classmethod
+    def of(cls, **sizes: int | None) -> "Choice":
+        """Make a choice of parts in their order; None leaves one as it is."""
+        return cls(tuple((cast(SitePart, part), size) for part, size in sizes.items() if size is not None))
+
+    def get(self, part: SitePart) -> int | None:
+        """Return the size of a part; None where it stays as it is."""
+        return dict(self.sizes).get(part)
+
+
+UNCHANGED = Choice()
+
+
+@dataclass(frozen=True)
+class SiteShape:
+    """What a site has, and what of it may become smaller.
+
+    Attributes:
+        geometry: what it has.
+        kind: of the query/key projection that it gets.
+        exact_kind: of the projection that holds the stock weights.
+        scale: of its scores.
+        parts: what may become smaller.
+        decodes: whether it is of a decoder, which is called for one token after the other.
+    """
+
+    geometry: Geometry
+    kind: QueryKeyKind
+    exact_kind: QueryKeyKind
+    scale: float
+    parts: tuple[SitePart, ...] = SITE_PARTS
+    decodes: bool = False
+
+    @classmethod
+    def of(cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[SitePart, ...] = SITE_PARTS) -> "SiteShape":
+        """Read it from a site."""
+        exact, can_narrow = site.adapter.exact_kind, FITS[kind].capability in site.adapter.capabilities
+        return cls(
+            Geometry.of(site),
+            kind_for(site.adapter, kind) if can_narrow else exact,
+            exact,
+            site.adapter.scale(site.module) if site.query_key is None else site.query_key.state.scale,
+            tuple(part for part in parts if part != "query_key" or can_narrow),
+            decodes=site.role != "enc-self",
+        )
+
+    @property
+    def heads_per_key(self) -> int | None:
+        """How many heads share a key head, and go together; None where that differs, and all stay."""
+        return 1 if self.geometry.groups is None else group_size(self.geometry.groups)

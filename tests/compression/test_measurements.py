@@ -1,0 +1,102 @@
+"""How much the errors of sites move the output; what refinement leaves of them; which examples are held out."""
+
+import math
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from compressing import first_site
+
+from collab_heads.collaborative.fit import FitOptions
+from collab_heads.compression import measurements
+from collab_heads.compression.measurements import HELD_OUT, SiteErrors, hold_out
+from collab_heads.compression.parts.query_key import QUICK
+from collab_heads.compression.shape import SiteShape
+from collab_heads.errors import CalibrationError
+from families import FAMILIES
+
+SQUARES = {"heads": 0.1, "query_key": 0.2, "values": 0.4}  # of a site, by part
+
+
+def measured(monkeypatch, outputs, refined, steps, sites=6):
+    """`sensitivities` of sites that move the output by what is said; the paths of those that were refined."""
+    shape, tried = SiteShape.of(first_site(FAMILIES["bert"].build()), "per_head"), []
+    errors = SiteErrors(shape, {"heads": {2: 0.1}, "query_key": {4: 0.2}, "values": {4: 0.4}})
+
+    def fit_site(site, shape, choice, calibrations, options):
+        tried.append((site.path, choice, options))
+
+    def error():
+        path, choice, options = tried[-1]
+        part = next(part for part in SQUARES if errors.of(choice)[part])
+        return math.sqrt(outputs[part] * (1.0 if options is QUICK else refined[path]))
+
+    for name, stub in {"fit_site": fit_site, "put": lambda *_: None, "undone": lambda *_: nullcontext()}.items():
+        monkeypatch.setattr(measurements, name, stub)
+    fake = [SimpleNamespace(path=str(i), dim_value=8, model=None, adapter=None) for i in range(sites)]
+    found = measurements.sensitivities(
+        fake,
+        {site.path: errors for site in fake},
+        SimpleNamespace(of=lambda path: None),
+        SimpleNamespace(error=error),
+        FitOptions(refine_steps=steps),
+    )
+    return found, [path for path, _, options in tried if options is not QUICK]
+
+
+def test_an_error_of_the_output_counts_by_that_of_the_site(monkeypatch):
+    outputs = {"heads": 0.3, "query_key": 0.5, "values": 0.2}
+    found, refined = measured(monkeypatch, outputs, {}, steps=0)
+    assert not refined and len(found) == 6
+    for of_site in found.values():
+        assert of_site == pytest.approx({part: outputs[part] / SQUARES[part] for part in SQUARES})
+
+
+def test_errors_of_queries_and_keys_count_as_much_less_as_refinement_leaves(monkeypatch):
+    outputs, left = {"heads": 0.3, "query_key": 0.5, "values": 0.2}, {"0": 0.25, "2": 0.5, "4": 4.0}
+    found, refined = measured(monkeypatch, outputs, left, steps=3)
+    assert refined == ["0", "2", "4"]  # every second of six
+    for of_site in found.values():
+        assert of_site["query_key"] == pytest.approx(0.5 / 0.2 * (0.25 * 0.5 * 1.0) ** (1 / 3))  # never made worse
+        assert of_site["values"] == pytest.approx(0.2 / 0.4) and of_site["heads"] == pytest.approx(0.3 / 0.1)
+
+
+def batch(start, count):
+    return {"input_ids": torch.arange(start, start + count)[:, None], "n": 3}
+
+
+def numbers(batches):
+    return [int(row) for batch in batches for row in batch["input_ids"]]
+
+
+def test_one_example_of_eight_in_whatever_batches():
+    for sizes in ((40,), (3, 3, 3, 3, 3, 25), (1,) * 40):
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        fitted, held = hold_out(batch(start, size) for start, size in zip(starts, sizes, strict=True))
+        assert numbers(held) == list(range(HELD_OUT - 1, 40, HELD_OUT))
+        assert sorted(numbers(fitted) + numbers(held)) == list(range(40))
+        assert all(part["n"] == 3 for part in [*fitted, *held])
+
+
+def test_few_examples():
+    fitted, held = hold_out([batch(0, 3)])
+    assert (numbers(fitted), numbers(held)) == ([0, 1], [2])
+    fitted, held = hold_out([batch(0, 1), batch(1, 1)])
+    assert (numbers(fitted), numbers(held)) == ([0], [1])
+    fitted, held = hold_out([batch(0, 1)])
+    assert (numbers(fitted), numbers(held)) == ([0], [0])
+
+
+def test_batches_that_cannot_be_divided_stay_whole():
+    whole = [{"input_ids": torch.zeros(2, 3), "positions": torch.zeros(5), "i": i} for i in range(9)]
+    fitted, held = hold_out(whole)
+    assert [each["i"] for each in held] == [7]
+    assert [each["i"] for each in fitted] == [0, 1, 2, 3, 4, 5, 6, 8]
+
+
+def test_what_is_no_batch_is_refused():
+    with pytest.raises(CalibrationError, match="calibration is empty"):
+        hold_out([])
+    with pytest.raises(CalibrationError, match="holds no examples"):
+        hold_out([batch(0, 0)])
