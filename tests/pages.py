@@ -8,6 +8,7 @@ from pathlib import Path
 
 from collab_heads import registry, state
 from collab_heads.collaborative.kinds import FITS
+from collab_heads.compression.parts.table import PARTS
 from collab_heads.extras import is_installed
 from collab_heads.layers.query_key_kinds import QUERY_KEY_KINDS
 
@@ -82,7 +83,7 @@ PAGES = read()
 @contextmanager
 def tables_restored() -> Iterator[None]:
     """Forget afterwards what examples entered into the tables of families and kinds."""
-    tables = [(table, dict(table)) for table in (registry._ADAPTERS, QUERY_KEY_KINDS, FITS)]
+    tables = [(table, dict(table)) for table in (registry._ADAPTERS, QUERY_KEY_KINDS, FITS, PARTS)]
     names = state.KINDS, state.DIVIDED
     try:
         yield

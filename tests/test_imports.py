@@ -47,6 +47,7 @@ LAYERS = (
     ("analysis.plots",),
     ("analysis.report",),
     ("analysis",),
+    ("compression.parts",),
     ("compression",),
     ("rotation",),
     ("trainer",),

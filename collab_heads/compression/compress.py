@@ -17,10 +17,10 @@ from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measures import COUNTED, Measure
 from collab_heads.compression.parts.part import Fit
+from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.compression.parts.table import PARTS, put, resized
 from collab_heads.compression.plan import Choices, CompressionPlan, check_budget, plan
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
-from collab_heads.compression.shape import UNCHANGED
 from collab_heads.errors import ArgumentError
 from collab_heads.model.offloading import changing_attention
 from collab_heads.model.site_size import size_of

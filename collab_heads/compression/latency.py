@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from collab_heads.bars import progress_bar
 from collab_heads.compression.measures import SiteUse
+from collab_heads.compression.parts.shape import UNCHANGED, Choice, SiteShape
 from collab_heads.compression.parts.table import PARTS, resized
-from collab_heads.compression.shape import UNCHANGED, Choice, SiteShape
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import run_batches
 from collab_heads.model.open_site import OpenSite, reopened

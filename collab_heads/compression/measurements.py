@@ -18,9 +18,9 @@ from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.compression.parts.query_key import QUICK
+from collab_heads.compression.parts.shape import Choice, SiteShape
 from collab_heads.compression.parts.table import PARTS, fit_site, put, site_errors
 from collab_heads.compression.probe import Probe
-from collab_heads.compression.shape import Choice, SiteShape
 from collab_heads.compression.workload import Workload, count_work
 from collab_heads.errors import CalibrationError, SwapError
 from collab_heads.heads.prune import check_prunable

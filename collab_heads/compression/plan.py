@@ -21,8 +21,8 @@ from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measurements import Measurements, measure_model
 from collab_heads.compression.measures import COUNTED, MEASURES, UNITS, Measure, SiteUse, uses_of
 from collab_heads.compression.parts.part import Fit
+from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import PARTS, choices_of, fit_site, put
-from collab_heads.compression.shape import UNCHANGED, Choice
 from collab_heads.compression.spending import Option, Spending
 from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import each_batch
@@ -99,9 +99,9 @@ def plan(
     check_choice("measure", of, MEASURES)
     parts = (parts,) if isinstance(parts, str) else tuple(parts)
     for name in parts:
-        check_choice("part", name, SITE_PARTS)
+        check_choice("part", name, PARTS)
     if not parts:
-        raise ArgumentError(f"parts is empty: name some of {', '.join(SITE_PARTS)}")
+        raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
     check_kind(mixing)
     check_wrapper(model)
     adapter = get_adapter(model, adapter)

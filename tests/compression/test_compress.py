@@ -17,7 +17,7 @@ from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_col
 from collab_heads.compression import latency
 from collab_heads.compression.compress import smallest
 from collab_heads.compression.measures import COUNTED
-from collab_heads.compression.shape import UNCHANGED
+from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model.open_site import open_sites
 from collab_heads.words import SITE_PARTS as PARTS

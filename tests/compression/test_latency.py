@@ -9,7 +9,7 @@ from collab_heads import get_adapter
 from collab_heads.compression import latency
 from collab_heads.compression.latency import Latencies, Table, best_seconds, knots
 from collab_heads.compression.measures import SiteUse
-from collab_heads.compression.shape import UNCHANGED, Choice, SiteShape
+from collab_heads.compression.parts.shape import UNCHANGED, Choice, SiteShape
 from collab_heads.compression.workload import Workload
 from collab_heads.model.open_site import open_sites
 from families import FAMILIES

@@ -12,7 +12,7 @@ from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression import measurements
 from collab_heads.compression.measurements import HELD_OUT, SiteErrors, hold_out
 from collab_heads.compression.parts.query_key import QUICK
-from collab_heads.compression.shape import SiteShape
+from collab_heads.compression.parts.shape import SiteShape
 from collab_heads.errors import CalibrationError
 from families import FAMILIES
 

@@ -8,8 +8,8 @@ from counting import attention_operations
 import collab_heads
 from collab_heads import compress, prune_heads, swap_to_collaborative
 from collab_heads.compression.measures import SiteUse, operations
+from collab_heads.compression.parts.shape import UNCHANGED, Choice, SiteShape
 from collab_heads.compression.parts.table import PARTS, resized
-from collab_heads.compression.shape import UNCHANGED, Choice, SiteShape
 from collab_heads.compression.workload import count_work
 from collab_heads.errors import CalibrationError
 from collab_heads.model.open_site import open_sites

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from collab_heads.attention_adapter import Capability
 from collab_heads.collaborative.calibrate import Calibrations
 from collab_heads.collaborative.fit import FitOptions
-from collab_heads.compression.shape import Choice, SiteShape
+from collab_heads.compression.parts.shape import Choice, SiteShape
 from collab_heads.model.open_site import OpenSite, reopened
 from collab_heads.model.site_size import Geometry
 from collab_heads.model.undoing import undone

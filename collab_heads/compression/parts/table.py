@@ -13,8 +13,8 @@ from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.parts.heads import Heads
 from collab_heads.compression.parts.part import Fit, Fitting, Part, put_fits
 from collab_heads.compression.parts.query_key import QueryKeys
+from collab_heads.compression.parts.shape import Choice, SiteShape
 from collab_heads.compression.parts.values import Values
-from collab_heads.compression.shape import Choice, SiteShape
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.site_size import Geometry, SiteSize, size_of
 from collab_heads.words import SitePart

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from collab_heads.compression.compress import compress
 from collab_heads.compression.measurements import choose_sites
 from collab_heads.compression.measures import MEASURES
+from collab_heads.compression.parts.shape import UNCHANGED, SiteShape
 from collab_heads.compression.parts.table import choices_of, size_with
 from collab_heads.compression.report import CompressReport
-from collab_heads.compression.shape import UNCHANGED, SiteShape
 from collab_heads.errors import ArgumentError
 from collab_heads.registry import get_adapter
 from collab_heads.training.flags.collaborative import COMPRESSED

@@ -7,8 +7,8 @@ from compressing import batches_of, first_site
 from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.compression.measurements import SiteErrors
 from collab_heads.compression.parts.query_key import QUICK
+from collab_heads.compression.parts.shape import SiteShape
 from collab_heads.compression.parts.table import PARTS, falling, fit_site, put, site_errors
-from collab_heads.compression.shape import SiteShape
 from collab_heads.model.batches import run_batches
 from collab_heads.model.masks import sides
 from collab_heads.model.undoing import undone
