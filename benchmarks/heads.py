@@ -30,9 +30,10 @@ COMMON = (
     "--group_by_length --max_train_steps 100"
 )
 SETTINGS = {"original": ""}  # row -> flags
+FLAG = {"importance": "gradient"}  # how a row is called -> its flag
 SETTINGS |= {f"lambda {weight}": f"--gate_weight {weight}" for weight in WEIGHTS}
 for how, counts in COUNTS.items():
-    SETTINGS |= {f"{how} {count}": f"--target_heads {count} --head_selection {how}" for count in counts}
+    SETTINGS |= {f"{how} {count}": f"--target_heads {count} --head_selection {FLAG.get(how, how)}" for count in counts}
 TICKS = (9, 18, 36, HEADS)
 DEPTH = 9  # points below the original that the picture shows
 NAMES = {"learned": "learned, exact", "importance": "importance", "random": "random", "lambda": "lambda"}

@@ -55,13 +55,19 @@ class Part:
     dev: bool = False
 
 
+FLAG = {"importance": "gradient"}  # how a row is called -> its flag
+
+
 def heads() -> dict[str, str]:
     """Rows of heads kept."""
     rows = {"original": ""}
     for how, counts in {"learned": (36, 18, 9), "importance": (36, 18, 9), "random": (36, 18)}.items():
-        rows |= {f"{how} {count}": f"--target_heads {count} --head_selection {how}" for count in counts}
+        rows |= {f"{how} {count}": f"--target_heads {count} --head_selection {FLAG.get(how, how)}" for count in counts}
     rows |= {f"lambda {weight}": f"--gate_weight {weight}" for weight in (0.003, 0.01, 0.03)}
-    rows |= {f"encoder, {how} 5": f"{ENCODER} --head_selection {how}" for how in ("learned", "importance", "random")}
+    rows |= {
+        f"encoder, {how} 5": f"{ENCODER} --head_selection {FLAG.get(how, how)}"
+        for how in ("learned", "importance", "random")
+    }
     return rows
 
 
@@ -110,7 +116,7 @@ PARTS = {
     "born": Part(SCRATCH, mixed(layers=2, heads=4)),
     "mended": Part(
         LONG,
-        {"original": "", "18 heads": "--target_heads 18 --head_selection importance"}
+        {"original": "", "18 heads": "--target_heads 18 --head_selection gradient"}
         | {f"18 heads, {how}": f"--model_name_or_path {how}" for how in MENDED},
         MARIAN,
         before=True,

@@ -34,6 +34,7 @@ from collab_heads.errors import CollabHeadsError
 from collab_heads.extras import check_extra
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.alpha import alpha_report, swap_to_alpha
+from collab_heads.heads.criteria import HeadCriterion
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gate_report, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
@@ -70,6 +71,7 @@ __all__ = [
     "FoldReport",
     "GateReport",
     "HeadAdamW",
+    "HeadCriterion",
     "HeadPenalty",
     "HeadReport",
     "HeadRotation",

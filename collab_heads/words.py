@@ -12,6 +12,8 @@ ALLOCATIONS: tuple[Allocation, ...] = get_args(Allocation)
 LossKind = Literal["mean", "sum"]  # over the target tokens: the loss that the growth of alphas is added to
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 
+CRITERION_WORDS = ("gradient", "reconstruction", "random")  # what heads are ranked by: the table in heads/criteria.py
+
 Policy = Literal["hard", "soft", "local", "random"]  # which heads change places
 POLICY_WORDS: tuple[Policy, ...] = get_args(Policy)
 

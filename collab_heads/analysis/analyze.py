@@ -32,6 +32,7 @@ from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import SwapError
+from collab_heads.heads.criteria import Gradient
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.importance import head_importance
 from collab_heads.model.refusals import check_wrapper
@@ -169,7 +170,7 @@ class Analysis:
         if "relevance" in self.parts:
             self.measure("relevance", head_relevance, self.batches, exclude=self.excluded)
         if "gradient" in self.parts:
-            self.measure("gradient", head_importance, self.batches, normalize=False)
+            self.measure("gradient", head_importance, self.batches, criterion=Gradient(normalize=False))
             gradient = self.results["gradient"]
             self.results["gradient"] = {path: values.double() for path, values in gradient.items()}
         if "contributions" in self.parts:

@@ -3,22 +3,21 @@
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.command.flags.prune import MEASURED
 from collab_heads.command.models import check_class, load
 from collab_heads.command.samples import calibration
 from collab_heads.command.writing import write_model
 from collab_heads.errors import ArgumentError
+from collab_heads.heads.criteria import criterion_of
 from collab_heads.heads.gating import gated_sites, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import PruneReport
 from collab_heads.registry import get_adapter, is_lone_decoder
 from collab_heads.sites import select_sites
-from collab_heads.training.flags.pruning import CRITERIA_OF, read_alive
+from collab_heads.training.flags.pruning import read_alive
 
 
 def run(args: Namespace) -> PruneReport:
@@ -46,13 +45,10 @@ def scores(args: Namespace, model: PreTrainedModel, batches: Sequence[Mapping] |
     """A score for every head of the sites that `--target_heads` and `--sites` name: path -> [H]."""
     names = list(args.target_heads) if isinstance(args.target_heads, Mapping) else args.sites
     sites = select_sites(get_adapter(model).sites_with_heads(model), names)
-    if args.head_selection in MEASURED and batches is not None:
-        criterion = CRITERIA_OF[args.head_selection]
-        labelled = [with_labels(model, batch) for batch in batches] if criterion == "gradient" else batches
-        measured = head_importance(model, labelled, criterion=criterion)
-    else:
-        generator = torch.Generator().manual_seed(args.seed)
-        measured = {site.path: torch.rand(site.num_heads, generator=generator) for site in sites}
+    criterion = criterion_of(args.head_selection, seed=args.seed)
+    if criterion.needs_labels:
+        batches = [with_labels(model, batch) for batch in batches or ()]
+    measured = head_importance(model, batches or (), criterion=criterion)
     return {site.path: measured[site.path] for site in sites}
 
 

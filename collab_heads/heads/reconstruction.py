@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.collaborative.input_moments import InputMoments, listening_to_heads
 from collab_heads.collaborative.values import DOUBT, doubted
 from collab_heads.layers.gates import HeadGates
@@ -24,7 +23,7 @@ from collab_heads.layers.layout import weight_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.apply_state import OutputWeights
 from collab_heads.model.batches import run_batches
-from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.open_site import OpenSite
 from collab_heads.model.portions import portions
 from collab_heads.numerics import float64
 
@@ -204,11 +203,3 @@ def regressed_weight(site: OpenSite, *, folds_gates: bool) -> tuple[Tensor, Tens
     plain = weight_of(output).detach()
     weight = plain if output.mixing is None else output.mixing(plain.cpu()).to(plain)
     return weight, None if folds_gates else output.gates.values()
-
-
-def reconstruction_costs(
-    model: PreTrainedModel, batches: Iterable[Mapping], adapter: AttentionAdapter
-) -> dict[str, Tensor]:
-    """What each site loses when its heads go one by one: path -> [H], see `HeadRegression.removal_costs`."""
-    fits = regressions(model, open_sites(model, adapter), batches)
-    return {path: regression.removal_costs().float().cpu() for path, regression in fits.items()}

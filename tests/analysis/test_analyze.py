@@ -15,6 +15,7 @@ from collab_heads.analysis.measures.comparison import rank_correlation
 from collab_heads.analysis.report.full_page import side_tables
 from collab_heads.analysis.report.pictures import pictures_in
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
+from collab_heads.heads.criteria import Gradient
 from families import HEADS, cast
 
 
@@ -46,7 +47,7 @@ def test_every_part_is_what_its_function_measures(name):
     assert report.relevance == collab_heads.head_relevance(model, batches, exclude=[EOS])
     roles = collab_heads.head_roles(model, batches, exclude=[EOS])
     assert report.roles.to_dict() == roles.to_dict()
-    gradient = collab_heads.head_importance(model, batches, normalize=False)
+    gradient = collab_heads.head_importance(model, batches, criterion=Gradient(normalize=False))
     assert all(torch.equal(report.gradient[path], values.double()) for path, values in gradient.items())
     if name == "bert":
         assert report.contributions is None

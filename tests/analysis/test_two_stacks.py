@@ -6,6 +6,7 @@ from compressing import batches_of
 from measuring import maps_by_hand
 
 from collab_heads import HeadStatistics, analyze_heads, get_adapter, head_importance
+from collab_heads.heads.criteria import Gradient
 from families import FAMILIES, HEADS
 
 
@@ -27,7 +28,7 @@ def test_all_that_is_not_about_tokens_is_measured_at_every_site(analysed):
         assert all(value.shape == (HEADS,) and torch.isfinite(value).all() for value in values.values())
         assert any(value.abs().max() > 0 for value in values.values())
     assert len({report.statistics.tokens[path] for path in paths}) == 2
-    alone = head_importance(model, batches, normalize=False)
+    alone = head_importance(model, batches, criterion=Gradient(normalize=False))
     assert all(torch.allclose(report.gradient[path].float(), alone[path]) for path in paths)
 
 

@@ -97,7 +97,7 @@ def test_importance_of_the_heads_of_a_language_model_and_a_translator(bert, mari
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=44, n_positions=64, n_embd=32, n_layer=1, n_head=4)
     gpt = saved(GPT2LMHeadModel(config), bert, tmp_path / "gpt")
-    how = "--head_selection", "importance", *QUICK[2:]
+    how = "--head_selection", "gradient", *QUICK[2:]
     report = commands.run("prune", gpt, "--target_heads", 2, *how, "--data", texts, "--output_dir", tmp_path / "a")
     assert [site.heads_after for site in report.sites] == [2]
     flags = "--target_heads", "dec-enc=1", *how, "--data", *pairs, "--output_dir", tmp_path / "b"

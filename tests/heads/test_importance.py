@@ -6,8 +6,10 @@ from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import get_adapter, head_importance, most_important, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
+from collab_heads.heads.criteria import CRITERIA, Gradient, HeadCriterion
 from collab_heads.heads.gating import gated_sites
 from collab_heads.layers.layout import weight_of
+from collab_heads.words import CRITERION_WORDS
 from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, swap
 
 FP32_STORED = 1e-6  # what is measured in float64 is added up in float32: relative; seen: 1.1e-7
@@ -86,7 +88,7 @@ def test_it_is_the_mean_absolute_gradient_of_every_example(name):
     step, tolerance = (FP32_STEP, FP32_COARSE) if name in IN_FLOAT32 else (STEP, COARSE)
     expected = by_differences(model, inputs, step)
     batches = [{k: v[part] for k, v in inputs.items()} for part in (slice(0, 2), slice(2, 3))]
-    found = head_importance(model, batches, normalize=False)
+    found = head_importance(model, batches, criterion=Gradient(normalize=False))
     assert found.keys() == expected.keys() and len(found) == FAMILIES[name].num_sites
     for path, values in expected.items():
         assert found[path].shape == (HEADS,) and found[path].dtype == torch.float32
@@ -102,8 +104,8 @@ def test_examples_do_not_cancel():
     model, inputs = model_of("bert"), cast(labelled(FAMILIES["bert"]))
     twice = {k: torch.cat([v[:1], v[:1]]) for k, v in inputs.items()}
     twice["labels"] = torch.tensor([0, 1])  # the same sentence with either label pulls a head both ways
-    together = head_importance(model, [twice], normalize=False)
-    apart = head_importance(model, [{k: v[i : i + 1] for k, v in twice.items()} for i in (0, 1)], normalize=False)
+    alone = [{k: v[i : i + 1] for k, v in twice.items()} for i in (0, 1)]
+    together, apart = (head_importance(model, each, criterion=Gradient(normalize=False)) for each in ([twice], alone))
     for path, values in apart.items():
         torch.testing.assert_close(together[path], values, rtol=FP32_STORED, atol=0)
 
@@ -167,11 +169,11 @@ def test_gated_and_pruned_models():
     with torch.no_grad():
         gates[empty].log_alpha.fill_(-1.0)
         gates[partial].log_alpha.copy_(torch.tensor([0.5, -1.0, 1.0, -0.5]))  # open ones pass a part
-    gated = head_importance(model, [inputs], normalize=False)
+    gated = head_importance(model, [inputs], criterion=Gradient(normalize=False))
     assert not gated[empty].any()
     assert [bool(value) for value in gated[partial]] == [True, False, True, False]
     prune_heads(model)
-    pruned = head_importance(model, [inputs], normalize=False)
+    pruned = head_importance(model, [inputs], criterion=Gradient(normalize=False))
     assert pruned.keys() == gated.keys() - {empty}
     torch.testing.assert_close(pruned[partial], gated[partial][[0, 2]], rtol=FP32_STORED, atol=EXACT64)
 
@@ -244,3 +246,31 @@ def test_targets_that_cannot_be_are_refused():
     ):
         with pytest.raises(ArgumentError, match=message):
             most_important(model, scores, target)
+
+
+class Last(HeadCriterion):
+    """The last heads matter most."""
+
+    name = "last"
+    needs_batches = False
+
+    def scores(self, model, sites, batches):
+        return {site.path: torch.arange(float(site.num_heads)) for site in sites}
+
+
+def test_a_criterion_of_ones_own_ranks_heads():
+    model, batches = FAMILIES["bert"].build(), [FAMILIES["bert"].inputs()]
+    scores = head_importance(model, batches, criterion=Last())
+    alive = most_important(model, scores, 4)
+    assert [heads for heads in alive.values()] == [[0, 0, 1, 1]] * 2
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_every_criterion_scores_every_head(name):
+    assert tuple(CRITERIA) == CRITERION_WORDS  # what the commands offer
+    model = FAMILIES["bert"].build()
+    inputs = FAMILIES["bert"].inputs()
+    batches = [{**inputs, "labels": torch.tensor([0, 1, 0])}] if CRITERIA[name].needs_labels else [inputs]
+    scores = head_importance(model, batches, criterion=name)
+    assert {path: values.shape for path, values in scores.items()} == dict.fromkeys(scores, (4,)) and len(scores) == 2
+    assert all(values.dtype == torch.float32 and torch.isfinite(values).all() for values in scores.values())

@@ -14,6 +14,7 @@ from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads import reconstruction
 from collab_heads.heads.reconstruction import HeadRegression
 from collab_heads.model import apply_state
+from collab_heads.model.open_site import open_sites
 from collab_heads.registry import get_adapter
 from families import EXACT64, FAMILIES, HEADS, KINDS, aligned, cast, output, sites, swap
 
@@ -137,7 +138,7 @@ def site_errors(model, stock, batch, removed) -> float:
 
 
 def opened(model):
-    return reconstruction.open_sites(model, get_adapter(model))
+    return open_sites(model, get_adapter(model))
 
 
 @SOME
@@ -258,8 +259,6 @@ def test_what_cannot_be(monkeypatch):
     removed = some_heads(model)
     with refused(model, ArgumentError, "unknown criterion 'gradients' (did you mean 'gradient'?)"):
         head_importance(model, batches, criterion="gradients")
-    with refused(model, ArgumentError, "normalize=False has no meaning for criterion='reconstruction'"):
-        head_importance(model, batches, criterion="reconstruction", normalize=False)
     with refused(model, CalibrationError, "calibration is empty"):
         prune_heads(model, removed, calibration=[])
     with refused(model, CalibrationError, "cannot take calibration batch 0"):

@@ -16,7 +16,8 @@ from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.bars import progress_bar
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.choices import removal_choice
-from collab_heads.heads.importance import loss_of, most_important, not_finite
+from collab_heads.heads.criteria import loss_of, not_finite
+from collab_heads.heads.importance import most_important
 from collab_heads.model.backends import evaluating
 from collab_heads.model.batches import each_batch
 from collab_heads.model.refusals import check_wrapper

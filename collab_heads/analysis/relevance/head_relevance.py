@@ -14,8 +14,9 @@ from collab_heads.analysis.relevance.targets import checked_target_values, top_l
 from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
-from collab_heads.heads.importance import broken_site
+from collab_heads.heads.criteria import broken_site
 from collab_heads.model.offloading import opening_model
+from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite
@@ -205,7 +206,7 @@ def check_sums(
         if not running.count:
             raise CalibrationError(f"{path} was not reached by any batch")
         if not torch.isfinite(running.signed).all():
-            path = broken_site(model, adapter, sites) or path
+            path = broken_site(open_sites(model, adapter, sites)) or path
             raise NonFiniteError(f"{path}: the relevance of its heads is NaN or inf; look at its weights and inputs")
 
 

@@ -23,9 +23,7 @@ from collab_heads.command.flags.shared import (
 )
 from collab_heads.errors import ArgumentError
 from collab_heads.training.flags.parsing import count, path, per_role
-
-SELECTIONS = ("reconstruction", "importance", "random")
-MEASURED = SELECTIONS[:2]
+from collab_heads.words import CRITERION_WORDS
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -40,9 +38,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add(
         "--head_selection",
-        default=SELECTIONS[0],
+        default="reconstruction",
         metavar="HOW",
-        help="which heads stay: reconstruction, those that the others can least stand in for; importance, by the "
+        help="which heads stay: reconstruction, those that the others can least stand in for; gradient, by the "
         "gradient of the loss (translation models and language models); random",
     )
     add(
@@ -73,10 +71,10 @@ def check(args: Namespace) -> None:
         DataError: if a file is missing.
         OutputError: if the folder is not free.
     """
-    check_choice("--head_selection", args.head_selection, SELECTIONS)
+    check_choice("--head_selection", args.head_selection, CRITERION_WORDS)
     if args.target_heads is not None and args.alive_heads is not None:
         raise ArgumentError("--target_heads and --alive_heads exclude each other: one of them says which heads stay")
-    if args.target_heads is not None and args.head_selection in MEASURED and args.data is None:
+    if args.target_heads is not None and args.head_selection != "random" and args.data is None:
         raise ArgumentError(f"--head_selection {args.head_selection} needs --data (or choose at random)")
     if args.sites and not isinstance(args.target_heads, int):
         raise ArgumentError("--sites goes with a total for --target_heads; the others name their own")

@@ -222,7 +222,7 @@ def check_early_stopping(args: argparse.Namespace) -> None:
     if getattr(args, "target_heads", None) is not None and args.head_selection == "learned":
         raise ArgumentError(
             "--early_stopping_patience and heads that are learned in training exclude each other: it could end before "
-            "the number is reached; use --head_selection importance, or prune first and train again"
+            "the number is reached; use --head_selection gradient, or prune first and train again"
         )
     if getattr(args, "average_checkpoints", 0):
         raise ArgumentError(

@@ -3,18 +3,15 @@
 import argparse
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import Literal
 
 from collab_heads.checks import check_choice
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.reading import parse_json, read_text
 from collab_heads.training.flags.arguments import trains
 from collab_heads.training.flags.parsing import count, not_negative, path, per_role, positive
+from collab_heads.words import CRITERION_WORDS
 
-# --head_selection that measures heads -> the criterion of `head_importance`
-Criterion = Literal["gradient", "reconstruction"]
-CRITERIA_OF: dict[str, Criterion] = {"importance": "gradient", "reconstruction": "reconstruction"}
-SELECTIONS = ("learned", *CRITERIA_OF, "random")
+SELECTIONS = ("learned", *CRITERION_WORDS)
 FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each asks for gates, in its own way
 
 
@@ -32,8 +29,8 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         "--head_selection",
         default="learned",
         metavar="HOW",
-        help="how --target_heads are chosen: learned, by gates that close in training; or before training: importance, "
-        "by gradient; reconstruction, by how well the others can stand in for them, which the output projection then "
+        help="how --target_heads are chosen: learned, by gates that close in training; or before training: gradient, "
+        "of the loss; reconstruction, by how well the others can stand in for them, which the output projection then "
         "does, without labels; random",
     )
     add(
@@ -69,7 +66,7 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=256,
         metavar="N",
-        help="training examples that rank the heads before training: the choice of --head_selection importance, and "
+        help="training examples that rank the heads before training: the choice of --head_selection gradient, and "
         "where learned gates begin; 0: gates begin equal",
     )
 
@@ -112,13 +109,13 @@ def check_heads(args: Namespace) -> None:
         raise ArgumentError(
             "--gated_sites goes with --gate_weight or a total for --target_heads; the others name their own"
         )
-    if args.head_selection in CRITERIA_OF and not args.importance_samples:
+    if args.head_selection not in ("learned", "random") and not args.importance_samples:
         raise ArgumentError(f"--head_selection {args.head_selection} needs --importance_samples")
     if args.selection_share > 1:
         raise ArgumentError(f"--selection_share {args.selection_share} is a share, 1 at most")
     if learns_gates(args) and not trains(args):
         flag = "num_train_epochs" if args.max_train_steps is None else "max_train_steps"
-        raise ArgumentError(f"gates are learned in training: --{flag} is 0 (or use --head_selection importance)")
+        raise ArgumentError(f"gates are learned in training: --{flag} is 0 (or use --head_selection gradient)")
     if given and args.compress_budget is not None:
         raise ArgumentError(f"--compress_budget and {given[0]} exclude each other: it finds the heads that stay itself")
     for flag in ("dim_shared_query_key", "dim_value"):

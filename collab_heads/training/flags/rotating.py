@@ -84,7 +84,7 @@ def check_rotation(args: Namespace) -> None:
     if wants_rotation(args) and args.alpha_mixing and learns_gates(args) and everywhere:
         raise ArgumentError(
             "heads with gates and alphas cannot rotate, gates would leave and alphas stay: leave one of the three out, "
-            "choose heads by --head_selection importance, or gate and mix other sites (--gated_sites, --alpha_sites)"
+            "choose heads by --head_selection gradient, or gate and mix other sites (--gated_sites, --alpha_sites)"
         )
 
 

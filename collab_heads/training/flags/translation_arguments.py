@@ -193,7 +193,7 @@ def check_checkpoints(args: argparse.Namespace) -> None:
     if (args.load_best_model_at_end or args.average_checkpoints) and pruning.learns_gates(args):
         raise ArgumentError(
             f"{other} and heads that are learned in training exclude each other: earlier weights hold more heads than "
-            "asked for; use --head_selection importance or --alive_heads, or prune first and train again"
+            "asked for; use --head_selection gradient or --alive_heads, or prune first and train again"
         )
 
 

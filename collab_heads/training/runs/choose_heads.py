@@ -5,12 +5,12 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.choices import alive_choice
+from collab_heads.heads.criteria import criterion_of
 from collab_heads.heads.gating import gate_report, gated_sites, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.prune import prune_heads
@@ -18,7 +18,7 @@ from collab_heads.heads.report import PruneReport
 from collab_heads.heads.selection import check_target, roles_of_heads
 from collab_heads.registry import get_adapter
 from collab_heads.sites import AttentionSite, select_sites
-from collab_heads.training.flags.pruning import CRITERIA_OF, learns_gates, read_alive, wants_gates
+from collab_heads.training.flags.pruning import learns_gates, read_alive, wants_gates
 from collab_heads.training.storage.reservation import agreed, same_weights
 
 Samples = Callable[[int], Sequence[Mapping]]  # a number of examples -> labelled batches
@@ -87,8 +87,8 @@ def choose_heads(
     if args.alive_heads is not None or not learned:
         alive = agreed(accelerator, lambda: heads_to_keep(args, model, samples))
         swap_to_gated(model, alive_heads=alive)
-        repairs = args.head_selection == "reconstruction"
-        report = prune_heads(model, calibration=samples(args.importance_samples) if repairs else None)
+        refits = args.alive_heads is None and criterion_of(args.head_selection).refits
+        report = prune_heads(model, calibration=samples(args.importance_samples) if refits else None)
         same_weights(accelerator, model)
     if learned:
         swap_to_gated(model, sites=learned)
@@ -112,15 +112,9 @@ def heads_to_keep(args: Namespace, model: PreTrainedModel, samples: Samples) -> 
     if args.alive_heads is not None:
         return read_alive(args.alive_heads)
     paths = [site.path for site in sites_to_gate(args, model)]
-    if args.head_selection in CRITERIA_OF:
-        criterion = CRITERIA_OF[args.head_selection]
-        scores = head_importance(model, samples(args.importance_samples), criterion=criterion)
-    else:
-        generator = torch.Generator().manual_seed(args.seed)
-        scores = {
-            site.path: torch.rand(site.num_heads, generator=generator)
-            for site in get_adapter(model).sites_with_heads(model)
-        }
+    criterion = criterion_of(args.head_selection, seed=args.seed)
+    batches = samples(args.importance_samples) if criterion.needs_batches else ()
+    scores = head_importance(model, batches, criterion=criterion)
     return most_important(model, {path: scores[path] for path in paths}, args.target_heads)
 
 

@@ -49,5 +49,5 @@ def check_rotating_sites(args: Namespace, model: PreTrainedModel, rotation: Rota
     if both := sorted(gated & mixed & rotating_paths(rotation, model)):
         raise ArgumentError(
             f"{both[0]} would have gates and alphas, so its heads cannot rotate: name other sites with "
-            "--gated_sites, --alpha_sites or --rotation_sites, or choose heads by --head_selection importance"
+            "--gated_sites, --alpha_sites or --rotation_sites, or choose heads by --head_selection gradient"
         )

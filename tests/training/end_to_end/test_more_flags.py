@@ -90,7 +90,7 @@ def test_where_a_training_must_not_end_early(bert, files, tmp_path):
     with pytest.raises(ArgumentError, match=r"heads that are learned in training exclude each other"):
         run(bert, files, None, "--early_stopping_patience", 2, "--target_heads", 5)
     assert run_glue.parse(
-        flags(bert, files, None, "--early_stopping_patience", 2, "--target_heads", 5, "--head_selection", "importance")
+        flags(bert, files, None, "--early_stopping_patience", 2, "--target_heads", 5, "--head_selection", "gradient")
     )
 
 

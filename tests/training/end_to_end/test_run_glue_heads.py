@@ -88,7 +88,7 @@ def test_heads_that_are_not_learned_go_before_training(bert, files, tmp_path):
     target = ("--target_heads", 3, *RANKED)
     ways = {
         "file": ("--alive_heads", alive),
-        "importance": (*target, "--head_selection", "importance"),
+        "importance": (*target, "--head_selection", "gradient"),
         "reconstruction": (*target, "--head_selection", "reconstruction"),
         "random": (*target, "--head_selection", "random"),
         "learned": target,
@@ -129,7 +129,7 @@ def test_pruning_and_the_swap_go_together(swap, stages, bert, files, tmp_path):
 
 
 def test_chosen_heads_go_after_the_swap(bert, files, tmp_path):
-    more = (*NARROW, "--swap", "between", "--target_heads", 3, "--head_selection", "importance", *RANKED)
+    more = (*NARROW, "--swap", "between", "--target_heads", 3, "--head_selection", "gradient", *RANKED)
     results = run(bert, files, tmp_path / "out", *more, "--num_train_epochs", 1)
     check(results, tmp_path / "out", 3)
     assert list(results["stages"]) == ["fine_tuned", "swapped", "pruned", "fine_tuned_again"]
@@ -174,7 +174,7 @@ def test_numbers_of_heads_are_tracked(bert, files, tmp_path):
     assert events.Scalars("heads_sparsity")[-1].value == 0.625
 
 
-CHOSEN = ("--target_heads", 3, "--head_selection", "importance", *RANKED)
+CHOSEN = ("--target_heads", 3, "--head_selection", "gradient", *RANKED)
 LEARNED = ("--target_heads", 3, "--selection_share", 0.8, *RANKED)  # falls for 23 of 28 steps
 
 
@@ -257,7 +257,7 @@ def test_two_processes_keep_the_heads_of_one(files, tmp_path):
 def test_two_processes_choose_the_same_heads(files, tmp_path):
     """The first one measures, all remove."""
     bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)
-    more = ("--target_heads", 3, "--head_selection", "importance", *RANKED)
+    more = ("--target_heads", 3, "--head_selection", "gradient", *RANKED)
     run(bert, files, tmp_path / "one", *more)
     finish(start([*LAUNCH, *flags(bert, files, tmp_path / "two", *more, "--per_device_train_batch_size", 4)]))
     assert kept(tmp_path / "two") == kept(tmp_path / "one")

@@ -217,7 +217,7 @@ def test_a_collaborative_model_cannot_be_folded(bert, files, tmp_path):
     "more, stages",
     (
         (("--target_heads", 5), ["fine_tuned", "pruned"]),
-        (("--target_heads", 5, "--head_selection", "importance"), ["pruned", "fine_tuned"]),
+        (("--target_heads", 5, "--head_selection", "gradient"), ["pruned", "fine_tuned"]),
         pytest.param(
             ("--gate_weight", 0.01, "--gate_learning_rate", 0.2), ["fine_tuned", "pruned"], marks=pytest.mark.slow
         ),
@@ -343,7 +343,7 @@ def test_micro_batches_share_the_growth_of_a_step(files, tmp_path):
 RUNS = {
     "alphas": ("--alpha_mixing", *GROWTH, "--alpha_start", 0.3),
     "gates": ("--alpha_mixing", *GROWTH, "--target_heads", 3, "--selection_share", 0.8, *RANKED),
-    "chosen": ("--alpha_mixing", *GROWTH, "--target_heads", 5, "--head_selection", "importance", *RANKED),
+    "chosen": ("--alpha_mixing", *GROWTH, "--target_heads", 5, "--head_selection", "gradient", *RANKED),
     "between": ("--alpha_mixing", *GROWTH, *NARROW, "--swap", "between", "--checkpointing_steps", 4),
     "disagreement": ("--disagreement_weight", 0.5, "--mixed_precision", "bf16", "--gradient_accumulation_steps", 2),
     "statistics": ("--save_head_statistics", "--fold_heads", "--alpha_mixing"),

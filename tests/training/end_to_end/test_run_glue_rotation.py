@@ -132,7 +132,7 @@ def test_gates_and_alphas_beside_rotation(bert, files, tmp_path):
     results = run(bert, files, tmp_path / "gates", *more, "--target_heads", 4, "--selection_share", 0.5, *RANKED)
     assert results["heads"]["pruned"]["removed"] == HEADS
     assert len(results["heads"]["rotation"]) == 4
-    chosen = ("--target_heads", 5, "--head_selection", "importance", *RANKED, "--alpha_mixing")
+    chosen = ("--target_heads", 5, "--head_selection", "gradient", *RANKED, "--alpha_mixing")
     results = run(bert, files, tmp_path / "chosen", *more, *chosen)
     kept = {site["path"]: set(site["kept"]) for site in results["heads"]["pruned"]["sites"]}
     kept = {path: kept.get(path, set(range(HEADS))) for path in PATHS}

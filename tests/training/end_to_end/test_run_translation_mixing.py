@@ -103,7 +103,7 @@ def test_from_scratch_with_all_at_once_and_folded(model_type, bilingual, tmp_pat
     "more, last",
     (
         (("--target_heads", "enc-self=1,dec-enc=3"), "pruned"),
-        (("--target_heads", 8, "--head_selection", "importance"), "fine_tuned"),
+        (("--target_heads", 8, "--head_selection", "gradient"), "fine_tuned"),
         ((*SWAP, "--swap", "between"), "fine_tuned_again"),
     ),
     ids=("target", "importance", "between"),

@@ -12,7 +12,7 @@ from collab_heads.errors import CollabHeadsError
 from collab_heads.training.runs import translator
 
 RANKED = "--importance_samples 16".split()
-CHOSEN = ("--target_heads", 6, "--head_selection", "importance", *RANKED)
+CHOSEN = ("--target_heads", 6, "--head_selection", "gradient", *RANKED)
 
 
 def heads(folder) -> list[tuple[str, int]]:

@@ -28,7 +28,7 @@ RUNS = {
     "swapped": SWAP,
     "narrow": (*SWAP, "--dim_value", 16),
     "learned gates": GATED,
-    "pruned by importance": ("--target_heads", 5, "--head_selection", "importance"),
+    "pruned by importance": ("--target_heads", 5, "--head_selection", "gradient"),
     "alphas": ("--alpha_mixing", "--alpha_growth_weight", 0.5, "--alpha_growth_radius", 0.1),
     "alphas that wait": (
         "--alpha_mixing",

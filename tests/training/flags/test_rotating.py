@@ -62,7 +62,7 @@ def test_flags_that_do_not_go_together(flags, message, parse):
         "--rotate enc-self=soft,dec-enc=hard --rotation_metric enc-self=base,dec-enc=wasserstein",
         "--rotate soft --rotation_layer_pairs 2",
         "--rotate hard --rotation_metric output_distance",
-        "--rotate soft --alpha_mixing --target_heads 3 --head_selection importance",  # they are gone by then
+        "--rotate soft --alpha_mixing --target_heads 3 --head_selection gradient",  # they are gone by then
     ),
 )
 def test_flags_that_go_together(flags, parse):

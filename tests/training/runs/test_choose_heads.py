@@ -163,7 +163,7 @@ def test_important_heads_are_measured_on_examples(parse):
     batch = {**FAMILIES["bert"].inputs(), "labels": torch.tensor([0, 1, 1])}
     with torch.no_grad():
         get_adapter(model).output_projection(model, get_adapter(model).sites(model)[0]).weight[:, 8:] = 0.0
-    args = parse("--target_heads 5 --head_selection importance")
+    args = parse("--target_heads 5 --head_selection gradient")
     report = chosen(args, model, [batch])
     assert [site.kept for site in report.sites] == [(0,), (0, 1, 2, 3)]  # of a site, useless heads go first
     assert heads(model) == [1, 4]

@@ -160,7 +160,7 @@ def test_heads_that_go_between_two_trainings(bert, files, tmp_path):
     """They keep their places, without numbers."""
     out = tmp_path / "out"
     more = ("--swap", "between", *scripts.SWAP, "--max_train_steps", 2, "--analyze_every", 2)
-    chosen = ("--target_heads", 5, "--head_selection", "importance")
+    chosen = ("--target_heads", 5, "--head_selection", "gradient")
     scripts.run(bert, files, out, *more, *chosen)
     found = series(out)
     assert [moment.step for moment in found.moments] == [0, 2, 2, 4]
