@@ -111,8 +111,8 @@ def measure(name: str, measured: list[str], calibrating: list[str]) -> list[dict
     cases = [(mixing, None, None, dtype) for mixing in ("shared", "per_head") for dtype in EXACT]
     methods = {
         "weights only": {},
-        "calibrated": {"calibration": calibration, "refine_steps": 0},
-        "calibrated, refined": {"calibration": calibration},
+        "calibrated": {"batches": calibration, "refine_steps": 0},
+        "calibrated, refined": {"batches": calibration},
     }
     cases += [(mixing, HALF, m, torch.float32) for mixing in ("shared", "per_head") for m in methods]
     for mixing, dim, method, dtype in cases:

@@ -55,7 +55,7 @@ def variants(load: Callable[[], PreTrainedModel], full: int, widths: tuple[Width
     for count in counts:
         model = models[f"{count} heads"] = load()
         sites = get_adapter(model).sites(model)
-        prune_heads(model, {site.path: list(range(count, site.num_heads)) for site in sites})
+        prune_heads(model, heads={site.path: list(range(count, site.num_heads)) for site in sites})
     return {name: model.eval() for name, model in models.items()}
 
 

@@ -68,7 +68,7 @@ SHAPES = {
 def half_of_the_heads(model: PreTrainedModel) -> None:
     """Remove the second half of the heads of every site."""
     sites = get_adapter(model).sites(model)
-    prune_heads(model, {site.path: list(range(site.num_heads // 2, site.num_heads)) for site in sites})
+    prune_heads(model, heads={site.path: list(range(site.num_heads // 2, site.num_heads)) for site in sites})
 
 
 @dataclass(frozen=True)

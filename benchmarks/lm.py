@@ -187,7 +187,9 @@ def fewer_heads(name: str, text: Text, draw: int) -> tuple[PreTrainedModel, dict
     keep = 3 * sum(map(len, scores.values())) // 4
     alive = most_important(model, scores, keep)
     prune_heads(
-        model, {path: [h for h, on in enumerate(heads) if not on] for path, heads in alive.items()}, calibration=batches
+        model,
+        heads={path: [h for h, on in enumerate(heads) if not on] for path, heads in alive.items()},
+        batches=batches,
     )
     return model, {"heads": keep}
 

@@ -21,7 +21,7 @@ def mended(how: str, seed: int, work: Path) -> Path:
         batches = calibration(tokenizer, seed)
         importance = head_importance(model, batches, criterion="gradient")
         swap_to_gated(model, alive_heads=most_important(model, importance, KEPT))
-        prune_heads(model, calibration=batches)
+        prune_heads(model, batches=batches)
         if MENDED[how]:
             pairs = calibration(tokenizer, seed=seed + 1, count=PAIRS, size=SIZE)
             print(distill(model, original, pairs, MENDED[how], seed=seed))

@@ -84,7 +84,7 @@ def our_heads(model, draw: Draw, budget: float):
     scores = draw.once("reconstruction", measure)
     alive = per_layer(scores, round(budget * model.config.num_attention_heads))
     removed = {path: [head for head, stays in enumerate(heads) if not stays] for path, heads in alive.items()}
-    prune_heads(model, removed, calibration=draw.unlabelled)
+    prune_heads(model, heads=removed, batches=draw.unlabelled)
     return model
 
 

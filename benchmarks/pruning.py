@@ -44,7 +44,9 @@ def pruned(load, share: float):
     model = load().eval()
     sites = get_adapter(model).sites(model)
     if share < 1:
-        prune_heads(model, {site.path: list(range(round(share * site.num_heads), site.num_heads)) for site in sites})
+        prune_heads(
+            model, heads={site.path: list(range(round(share * site.num_heads), site.num_heads)) for site in sites}
+        )
     return model, sum(site.num_heads for site in get_adapter(model).sites(model))
 
 

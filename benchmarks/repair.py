@@ -44,7 +44,7 @@ def per_layer(scores, count: int) -> dict[str, list[int]]:
 def pruned(model, alive, batches) -> None:
     """Remove heads in place; refit W_O if there are batches."""
     swap_to_gated(model, alive_heads=alive)
-    prune_heads(model, calibration=batches)
+    prune_heads(model, batches=batches)
 
 
 class Encoder:

@@ -45,7 +45,7 @@ def retraining_free(model, draw, budget: float, *, everywhere: bool = True):
             width = layer.attention.self.attention_head_size
             layer.attention.output.dense.weight.mul_(mask.repeat_interleave(width))
     removed = [(mask == 0).nonzero().flatten().tolist() for mask in masks]
-    prune_heads(model, {"enc-self": removed})
+    prune_heads(model, heads={"enc-self": removed})
     return model
 
 

@@ -97,7 +97,7 @@ def narrowed(text: Text, method: str, share: float, fit: int, draw: int) -> Llam
             model,
             dim_shared_query_key=share,
             mixing="per_head",
-            calibration=text.calibration(draw),
+            batches=text.calibration(draw),
             refine_steps=fit,
             seed=draw,
         )

@@ -70,10 +70,10 @@ def train(model: PreTrainedModel, given: list[dict]) -> None:
 WORK: dict[str, Callable[[PreTrainedModel, list[dict]], object]] = {
     "swap, from the weights": lambda model, given: swap_to_collaborative(model, dim_shared_query_key=half(model)),
     "swap, calibrated": lambda model, given: swap_to_collaborative(
-        model, dim_shared_query_key=half(model), dim_value=half(model), calibration=unlabelled(given), refine_steps=0
+        model, dim_shared_query_key=half(model), dim_value=half(model), batches=unlabelled(given), refine_steps=0
     ),
     "swap, refined": lambda model, given: swap_to_collaborative(
-        model, dim_shared_query_key=half(model), dim_value=half(model), calibration=unlabelled(given), refine_steps=10
+        model, dim_shared_query_key=half(model), dim_value=half(model), batches=unlabelled(given), refine_steps=10
     ),
     "compress": lambda model, given: compress(model, unlabelled(given), 0.5, refine_steps=0),
     "analyze": lambda model, given: analyze_heads(model, given, parts=["statistics", "relevance", "gradient"]),

@@ -74,23 +74,23 @@ def changes(name: str) -> dict[str, Callable[[torch.nn.Module], object]]:
     swap, compress = collab_heads.swap_to_collaborative, collab_heads.compress
     found = {
         "swap": lambda model: swap(model, mixing="per_head"),
-        "swap shared": lambda model: swap(model, None, 0.5, calibration=seen, refine_steps=8),
-        "swap per_head": lambda model: swap(model, None, 0.5, mixing="per_head", calibration=seen, refine_steps=8),
+        "swap shared": lambda model: swap(model, None, 0.5, batches=seen, refine_steps=8),
+        "swap per_head": lambda model: swap(model, None, 0.5, mixing="per_head", batches=seen, refine_steps=8),
         "swap weights": lambda model: swap(model, None, 0.5, mixing="per_head"),
-        "swap values": lambda model: swap(model, dim_value=0.5, calibration=seen),
+        "swap values": lambda model: swap(model, dim_value=0.5, batches=seen),
         "swap all": lambda model: swap(
-            model, None, 0.5, dim_value=0.5, mixing="per_head", calibration=seen, allocation="balanced", refine_steps=4
+            model, None, 0.5, dim_value=0.5, mixing="per_head", batches=seen, allocation="balanced", refine_steps=4
         ),
         "gate": collab_heads.swap_to_gated,
         "mix": collab_heads.swap_to_alpha,
-        "prune": lambda model: collab_heads.prune_heads(model, removed(model)),
-        "prune and refit": lambda model: collab_heads.prune_heads(model, removed(model), calibration=seen),
+        "prune": lambda model: collab_heads.prune_heads(model, heads=removed(model)),
+        "prune and refit": lambda model: collab_heads.prune_heads(model, heads=removed(model), batches=seen),
         "prune twice": lambda model: (
-            collab_heads.prune_heads(model, removed(model)),
-            collab_heads.prune_heads(model, {path: [1] for path in removed(model)}),
+            collab_heads.prune_heads(model, heads=removed(model)),
+            collab_heads.prune_heads(model, heads={path: [1] for path in removed(model)}),
         )[1],
         "prune and fold": lambda model: (
-            collab_heads.prune_heads(model, removed(model)),
+            collab_heads.prune_heads(model, heads=removed(model)),
             collab_heads.fold_heads(model),
         )[1],
         "compress twice": lambda model: (

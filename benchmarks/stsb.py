@@ -129,7 +129,7 @@ def our_row(task: Task, width, mixing, method, sentences, draws, steps, baseline
             model,
             dim_shared_query_key=width,
             mixing=mixing,
-            calibration=calibration,
+            batches=calibration,
             allocation=allocation,
             seed=draw,
             **more,
@@ -159,7 +159,7 @@ def values_row(task: Task, values: int, draws: int, baseline: float, width: int 
         dim = model.config.num_attention_heads * values
         calibration = task.calibration(draw, sentences) if sentences else None
         narrow = {"dim_shared_query_key": width, "mixing": "per_head"} if width else {}
-        report = swap_to_collaborative(model, dim_value=dim, calibration=calibration, seed=draw, **narrow)
+        report = swap_to_collaborative(model, dim_value=dim, batches=calibration, seed=draw, **narrow)
         scores.append(task.score(model))
         lost += [site.variance_lost for site in report.sites]
     sizes = {

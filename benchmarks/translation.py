@@ -119,7 +119,7 @@ def measure(name: str, count: int | None) -> list[dict]:
             model,
             dim_shared_query_key=width,
             mixing=mixing,
-            calibration=calibration(tokenizer, seed=0) if calibrated else None,
+            batches=calibration(tokenizer, seed=0) if calibrated else None,
             **({"refine_steps": steps} if steps is not None else {}),
         )
         ours = translate(model, tokenizer, sources)

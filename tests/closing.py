@@ -81,7 +81,7 @@ def removal(model, *, empty=True) -> dict[str, list[int]]:
 def change_heads(model, state, *, empty=True) -> None:
     """Gates; or heads removed by gates; or heads removed by name and gates on those that are left."""
     if state == "both":
-        collab_heads.prune_heads(model, removal(model, empty=empty))
+        collab_heads.prune_heads(model, heads=removal(model, empty=empty))
     gate(model, empty=empty and state != "both")
     if state == "pruned":
         collab_heads.prune_heads(model)

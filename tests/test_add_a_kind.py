@@ -44,7 +44,7 @@ def test_narrow_and_with_fewer_heads_it_computes_what_per_head_does(name):
     for kind in (KIND, "per_head"):
         model, inputs = built(name)
         path = swap(model, kind, 16).sites[0].path
-        prune_heads(model, {path: [0]})
+        prune_heads(model, heads={path: [0]})
         outputs.append(output(model, inputs))
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-9)
 

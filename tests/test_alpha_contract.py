@@ -152,7 +152,7 @@ def assert_removed_equals_closed(family, origin=None):
     swap_to_gated(gated, alive_heads={path: [int(h not in gone) for h in range(HEADS)] for path, gone in heads.items()})
     per_site, at_the_end = projected(gated, inputs), output(gated, inputs)
     assert (real(at_the_end, inputs) - real(stock, inputs)).abs().max() > 1e-3
-    prune_heads(named, heads)
+    prune_heads(named, heads=heads)
     assert_same_outputs(named, family, "sdpa", per_site, at_the_end)
     left = {path: HEADS - len(gone) for path, gone in heads.items() if len(gone) < HEADS}
     assert_identities(named, left)
@@ -308,7 +308,7 @@ def change(model, step, heads, alphas, kind, before):
     if step == "swap":
         swap(model, kind)
     elif step == "prune":
-        prune_heads(model, heads)
+        prune_heads(model, heads=heads)
     elif step == "gate":
         swap_to_gated(model)
         for path, projection in output_projections(model).items():

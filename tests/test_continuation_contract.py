@@ -41,7 +41,7 @@ def pruned_and_mixed(model):
 
 def narrow_and_pruned(model):
     swap(model, "shared+values", NARROW["shared+values"])
-    prune_heads(model, {"dec-self": [[1], [2, 3]]})
+    prune_heads(model, heads={"dec-self": [[1], [2, 3]]})
 
 
 def narrow(kind):

@@ -79,7 +79,7 @@ CASES = [
 ]
 CHANGES |= {
     "rotary, shared keys": lambda model: swap(model, "per_head", None, dim_value=NARROW_VALUES),
-    "rotary, unequal groups": lambda model: prune_heads(model, {"dec-self": [[0], [1, 2]]}),
+    "rotary, unequal groups": lambda model: prune_heads(model, heads={"dec-self": [[0], [1, 2]]}),
 }
 
 

@@ -56,7 +56,7 @@ def test_what_is_missing_is_found_before_the_work(nothing, monkeypatch):
     monkeypatch.setattr("collab_heads.collaborative.swap.CalibratedSites", lambda *_: pytest.fail("it ran"))
     model, inputs = FAMILIES["bert"].build(), FAMILIES["bert"].inputs()
     with pytest.raises(MissingPackageError, match="'parafac' need tensorly: pip install tensorly"):
-        swap_to_collaborative(model, dim_shared_query_key=8, calibration=[inputs], method="parafac")
+        swap_to_collaborative(model, dim_shared_query_key=8, batches=[inputs], method="parafac")
     flags = ["--model_name_or_path", "x", "--task_name", "rte", "--collaborative", "--decomposition_method", "parafac"]
     with pytest.raises(MissingPackageError, match="need tensorly: pip install "):
         run_glue.parse(flags)

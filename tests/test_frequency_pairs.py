@@ -161,7 +161,7 @@ def test_step_by_step(rotary, more):
         model, inputs = rotary.build(), rotary.inputs()
         report = narrow(model, **more)
         if heads:
-            prune_heads(model, {"dec-self": [heads] * LAYERS})
+            prune_heads(model, heads={"dec-self": [heads] * LAYERS})
         whole = output(model, inputs)
         with torch.no_grad():
             for cache in (None, StaticCache(config=model.config, max_cache_len=12)):
@@ -196,7 +196,7 @@ def test_removed_before_or_after(rotary):
         model = rotary.build().double()
         if not first:
             narrow(model)
-        prune_heads(model, {role: [gone] * LAYERS})
+        prune_heads(model, heads={role: [gone] * LAYERS})
         if first:
             narrow(model, 0.5)
         swap_to_gated(model)
@@ -242,7 +242,7 @@ def test_pairs_that_carry_nothing_go_first(rotary):
     before = output(model, inputs)
     for calibration in (None, [inputs]):
         found = copy.deepcopy(model)
-        report = narrow(found, calibration=calibration, refine_steps=0)
+        report = narrow(found, batches=calibration, refine_steps=0)
         assert all(torch.equal(each.pairs, pairs) for each, pairs in zip(query_keys(found), planted, strict=True))
         assert max(site.relative_error for site in report.sites) < 1e-6
         torch.testing.assert_close(real(output(found, inputs), inputs), real(before, inputs), rtol=0, atol=FP32_NOISE)
@@ -268,7 +268,7 @@ def test_calibration_chooses_better_than_chance():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kinds, "choose_pairs", watch)
-        narrow(model, calibration=[inputs], refine_steps=0)
+        narrow(model, batches=[inputs], refine_steps=0)
     for grams, chosen in seen:
         for gram, kept in zip(grams, chosen, strict=True):
             costs = {}
@@ -339,7 +339,7 @@ def test_factors_stand_in_for_what_went():
 def test_the_fit_makes_up_for_some(rotary):
     """The rows of the kept pairs move; the pairs stay, and gradients reach all."""
     model, inputs = rotary.build(), rotary.inputs()
-    report = narrow(model, calibration=[inputs], refine_steps=20)
+    report = narrow(model, batches=[inputs], refine_steps=20)
     assert all(site.output_error < site.output_error_before for site in report.sites)
     assert "rotary" in str(report)
     loss(model.train(), inputs).backward()

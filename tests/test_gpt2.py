@@ -76,7 +76,7 @@ def test_the_scale_is_that_of_the_layer():
 def test_removed_heads_leave_columns_of_every_third():
     """By hand; `split_size` follows, so that the stock forward splits what is left."""
     stock, model = CROSS.build(), CROSS.build()
-    prune_heads(model, {FIRST: [1], ATTENDS: [0, 3]})
+    prune_heads(model, heads={FIRST: [1], ATTENDS: [0, 3]})
     for path, kept, projections in ((FIRST, [0, 2, 3], {"c_attn": 3}), (ATTENDS, [1, 2], {"c_attn": 2, "q_attn": 1})):
         ours, theirs = sites(model)[path], sites(stock)[path]
         assert type(ours) is type(theirs) and (ours.num_heads, ours.split_size) == (len(kept), len(kept) * HEAD_WIDTH)
@@ -238,7 +238,7 @@ def test_compress_and_distill():
     error = distill(model, original, batches, 8, learning_rate=0.003)
     assert error.after.hidden <= error.before.hidden and error.trained_parameters > 0
     pruned = CROSS.build()
-    prune_heads(pruned, {"dec-self": [[0], []]})
+    prune_heads(pruned, heads={"dec-self": [[0], []]})
     fused = sites(pruned)["h.0.attn"].c_attn.weight
     before = fused.detach().clone()
     distill(pruned, original, batches, 8, learning_rate=0.003)
@@ -267,7 +267,7 @@ def shared_output(model):
 
 CALLS = {
     "swap": lambda model: swap_to_collaborative(model, dim_shared_query_key=16),
-    "prune": lambda model: prune_heads(model, {"dec-self": [[0], [0]]}),
+    "prune": lambda model: prune_heads(model, heads={"dec-self": [[0], [0]]}),
     "exchange": lambda model: swap_heads(model, [((FIRST, 0), ("h.1.attn", 1))]),
     "gate": swap_to_gated,
 }
@@ -286,7 +286,7 @@ def test_what_is_refused(spoil, said, call):
 
 def test_a_site_without_heads_has_neither_projections_nor_weights():
     model = CROSS.build()
-    prune_heads(model, {site.path: list(range(HEADS)) for site in adapter_sites(model)})
+    prune_heads(model, heads={site.path: list(range(HEADS)) for site in adapter_sites(model)})
     for path, module in sites(model).items():
         assert type(module.c_proj) is ConstantOutput
         assert [name for name, _ in module.named_parameters()] == ["c_proj.bias"], path

@@ -388,7 +388,7 @@ def test_every_order(name, kind):
             if step == "swap":
                 swap(model, kind)
             elif step == "prune":
-                prune_heads(model, {path: heads[path] for path in heads})
+                prune_heads(model, heads={path: heads[path] for path in heads})
             else:
                 swap_to_gated(model)
                 for path, projection in output_projections(model).items():
@@ -433,7 +433,7 @@ def test_pruning_twice_equals_once(name, origin):
     for steps in (((0,), (2,)), ((2,), (0,)), ((0, 2),)):
         model = copy.deepcopy(whole)
         for heads in steps:
-            prune_heads(model, {role: [list(heads)] * number for role, number in family.roles.items()})
+            prune_heads(model, heads={role: [list(heads)] * number for role, number in family.roles.items()})
         models.append(model)
     assert {tuple(s["kept"]) for s in models[0].config.collab_heads["sites"].values()} == {(1, 3)}
     for model in models[1:]:
@@ -449,7 +449,7 @@ def test_gates_of_a_pruned_model(name, origin):
     model, inputs = family.build().double(), family.inputs()
     change_queries(model, origin)
     by_name = copy.deepcopy(model)
-    prune_heads(model, {role: [[1]] * number for role, number in family.roles.items()})
+    prune_heads(model, heads={role: [[1]] * number for role, number in family.roles.items()})
     before = output(model, inputs)
     swap_to_gated(model)
     assert torch.equal(output(model, inputs), before)
@@ -457,7 +457,7 @@ def test_gates_of_a_pruned_model(name, origin):
         set_gates(projection, (3.0, -1.0, 3.0))  # of heads 0, 2, 3
     assert {site.open for site in gate_report(model).sites} == {(0, 3)}
     assert {site.kept for site in prune_heads(model).sites} == {(0, 3)}
-    prune_heads(by_name, {role: [[1, 2]] * number for role, number in family.roles.items()})
+    prune_heads(by_name, heads={role: [[1, 2]] * number for role, number in family.roles.items()})
     assert model.config.collab_heads == by_name.config.collab_heads
     assert torch.equal(output(model, inputs), output(by_name, inputs))
 
@@ -506,7 +506,7 @@ def test_gradients(name, origin):
     family = FAMILIES[name]
     model, before = family.build(), family.build().state_dict()
     change_queries(model, origin)
-    prune_heads(model, removal(model))
+    prune_heads(model, heads=removal(model))
     swap_to_gated(model, temperature=5.0, init_log_alpha=0.0)  # so warm that samples are hardly ever clipped
     own = {id(p) for module in sites(model).values() for p in module.parameters()}
     own |= {id(p) for module in output_projections(model).values() for n, p in module.named_parameters() if n != "bias"}
@@ -535,7 +535,7 @@ def test_a_training_step(name, origin):
         model = FAMILIES[name].build()
         change_queries(model, origin)
         if state == "nothing left":
-            prune_heads(model, {site.path: list(range(HEADS)) for site in adapter_sites(model)})
+            prune_heads(model, heads={site.path: list(range(HEADS)) for site in adapter_sites(model)})
         else:
             change_heads(model, state)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -628,7 +628,7 @@ def test_calibration_of_changed_models(name, origin):
         model = changed(family, None, state, dtype=torch.float32)
         before, heads = output(model, family.inputs()), [site.num_heads for site in adapter_sites(model)]
         dims = {site.path: 0.5 for site in adapter_sites(model) if site.num_heads}
-        report = swap(model, origin, dims, calibration=[family.inputs()], refine_steps=2)
+        report = swap(model, origin, dims, batches=[family.inputs()], refine_steps=2)
         assert {site.path for site in report.sites} == set(dims)
         assert all(site.output_error < 1 for site in report.sites)
         assert [site.num_heads for site in adapter_sites(model)] == heads
@@ -636,7 +636,7 @@ def test_calibration_of_changed_models(name, origin):
         assert torch.isfinite(after).all()
         assert not torch.equal(after, before)
         lossless = changed(family, None, state, dtype=torch.float32)
-        swap(lossless, origin, None, calibration=[family.inputs()])
+        swap(lossless, origin, None, batches=[family.inputs()])
         found, expected = (real(result, family.inputs()) for result in (output(lossless, family.inputs()), before))
         torch.testing.assert_close(found, expected, rtol=0, atol=FP32_NOISE)
 
@@ -663,7 +663,7 @@ def test_compiles_to_one_graph(name, origin):
 def test_nothing_left_at_all(family, tmp_path):
     """A model without any head runs, saves, loads and folds."""
     model, inputs = family.build(), family.inputs()
-    prune_heads(model, {site.path: list(range(HEADS)) for site in adapter_sites(model)})
+    prune_heads(model, heads={site.path: list(range(HEADS)) for site in adapter_sites(model)})
     expected = output(model, inputs)
     assert torch.isfinite(expected).all()
     model.save_pretrained(tmp_path)

@@ -58,7 +58,7 @@ def test_calibration_and_refinement_pay(minilm):
     found = []
     for inputs, steps in ((None, 0), (calibration, 0), (calibration, 15)):
         model = AutoModel.from_pretrained(minilm).eval()
-        swap_to_collaborative(model, dim_shared_query_key=64, calibration=inputs, refine_steps=steps, tol=1e-3)
+        swap_to_collaborative(model, dim_shared_query_key=64, batches=inputs, refine_steps=steps, tol=1e-3)
         found.append(agreement(embed(model, test), expected))
     (plain, _), (calibrated, _), (refined, correlation) = found
     assert plain < calibrated < refined

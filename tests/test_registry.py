@@ -94,7 +94,7 @@ def test_own_adapter(adapter, mixing, registered, tmp_path):
     assert "splinter" in supported_model_types()
     assert_lossless(adapter)
     model = splinter()
-    swap_to_collaborative(model, adapter, 16, mixing=mixing, calibration=[batch()], refine_steps=3)
+    swap_to_collaborative(model, adapter, 16, mixing=mixing, batches=[batch()], refine_steps=3)
     model.save_pretrained(tmp_path)
     loaded = aligned(SplinterModel.from_pretrained(tmp_path).eval())
     assert loaded.state_dict().keys() == model.state_dict().keys()
@@ -124,8 +124,8 @@ def test_attention_that_cannot_be_recorded(allocation):
     for path in ("encoder.layer.0.attention.self", "encoder.layer.1.attention.self"):
         model.get_submodule(path).__class__ = SilentSplinterSelfAttention
     with refused(model, CalibrationError, "encoder.layer.0.attention.self", "refine_steps=0", "allocation='uniform'"):
-        swap_to_collaborative(model, SilentAdapter, 16, calibration=[batch()], allocation=allocation, refine_steps=3)
-    report = swap_to_collaborative(model, SilentAdapter, 16, calibration=[batch()], refine_steps=0)
+        swap_to_collaborative(model, SilentAdapter, 16, batches=[batch()], allocation=allocation, refine_steps=3)
+    report = swap_to_collaborative(model, SilentAdapter, 16, batches=[batch()], refine_steps=0)
     assert report.calibrated
 
 

@@ -42,7 +42,7 @@ FP32 = 5e-5  # of logits of the size of 5, after norms in float32; differences s
 
 
 def remove(model, heads, **more):
-    return prune_heads(model, {"dec-self": [heads] * LAYERS}, **more)
+    return prune_heads(model, heads={"dec-self": [heads] * LAYERS}, **more)
 
 
 def closed(model, heads):

@@ -111,7 +111,7 @@ def test_other_wrappers_say_where_the_model_is(folder):
 def test_files_modules_and_card_are_as_without_a_change(folder, tmp_path):
     """What is beside the transformer is not ours; and a card that was edited stays."""
     plain, changed = embedder(folder), embedder(folder)
-    collab_heads.prune_heads(changed[0].auto_model, {"enc-self": [[0], [1]]})
+    collab_heads.prune_heads(changed[0].auto_model, heads={"enc-self": [[0], [1]]})
     changed.model_card_data.add_tags("chemistry")
     for name, model in (("plain", plain), ("changed", changed)):
         model.save_pretrained(str(tmp_path / name), model_name=name)

@@ -44,7 +44,7 @@ def with_heads_removed() -> BertConfig:
 def with_heads_mixed() -> BertConfig:
     """The config of a model with three mixed heads at one site, and four at another."""
     model = FAMILIES["bert"].build()
-    prune_heads(model, {PATH: [1]})
+    prune_heads(model, heads={PATH: [1]})
     swap_to_alpha(model)
     return model.config
 
@@ -433,7 +433,7 @@ def test_states_are_frozen():
 def test_a_stack_says_itself_what_it_is():
     """Also that it is not changed, where the config around it says otherwise."""
     model = FAMILIES["clip"].build()
-    prune_heads(model, {"enc-self": [[0], [1]], "dec-self": [[2], [3]]})
+    prune_heads(model, heads={"enc-self": [[0], [1]], "dec-self": [[2], [3]]})
     whole = set(CollabConfig.of(model.config).sites)
     delattr(model.config.text_config, FIELD)
     left = set(CollabConfig.of(model.config).sites)

@@ -108,7 +108,7 @@ def test_pipelines(model, tmp_path, request):
 
 def test_a_folded_model_needs_nothing(tmp_path, request):
     model = FAMILIES["bert"].build()
-    prune_heads(model, {"enc-self": [[0], [1]]})
+    prune_heads(model, heads={"enc-self": [[0], [1]]})
     fold_heads(model)
     model.save_pretrained(tmp_path)
     request.getfixturevalue("stranger")

@@ -103,7 +103,7 @@ def assert_predicted(name, path, **more):
     family = FAMILIES[name]
     model, inputs = family.build().double(), family.inputs()
     before = contract.real(projected(model, inputs)[path][0], inputs)
-    report = swap_to_collaborative(model, dim_value={path: 16}, calibration=[inputs], **more)
+    report = swap_to_collaborative(model, dim_value={path: 16}, batches=[inputs], **more)
     after = contract.real(projected(model, inputs)[path][0], inputs)
     centre = before.mean(0) if family.biased else 0.0
     lost = (after - before).square().sum() / (before - centre).square().sum()
@@ -251,7 +251,7 @@ def test_every_order(name):
             if step == "swap":
                 swap(model, kind)
             elif step == "prune":
-                prune_heads(model, removal(model, empty=False))
+                prune_heads(model, heads=removal(model, empty=False))
             else:
                 (swap_to_gated if step == "gate" else swap_to_alpha)(model)
         configs.append(json.dumps(model.config.collab_heads))
@@ -285,7 +285,7 @@ def test_narrowed_before_or_after_removal(name):
         model = family.build().double()
         for step in steps:
             if step:
-                prune_heads(model, removal(model))
+                prune_heads(model, heads=removal(model))
             else:
                 swap_to_collaborative(model, dim_value=0.5)
         configs.append(model.config.collab_heads)
@@ -319,10 +319,10 @@ def test_narrowed_twice(calibrated):
     family = FAMILIES["bert"]
     model = family.build().double()
     inputs = [cast(family.inputs(), torch.float64)] if calibrated else None
-    swap_to_collaborative(model, dim_value=1.0, calibration=inputs)
-    swap_to_collaborative(model, dim_value=0.5, calibration=inputs)
+    swap_to_collaborative(model, dim_value=1.0, batches=inputs)
+    swap_to_collaborative(model, dim_value=0.5, batches=inputs)
     once = family.build().double()
-    swap_to_collaborative(once, dim_value=16, calibration=inputs)
+    swap_to_collaborative(once, dim_value=16, batches=inputs)
     assert model.config.collab_heads == once.config.collab_heads
     torch.testing.assert_close(output(model, family.inputs()), output(once, family.inputs()), rtol=0, atol=REGULARISED)
     with refused(model, ArgumentError, "dim_value 20", "expected 1 to 16"):
@@ -344,7 +344,7 @@ def test_all_heads_removed():
     family = FAMILIES["bert"]
     model = family.build()
     swap(model, "shared+values", 20)
-    prune_heads(model, {"encoder.layer.0.attention.self": [0, 1, 2, 3]})
+    prune_heads(model, heads={"encoder.layer.0.attention.self": [0, 1, 2, 3]})
     record = CollabConfig.of(model.config).sites
     assert [state.values is None for state in record.values()] == [True, False]
     assert not is_swapped(sites(model)["encoder.layer.0.attention.self"])

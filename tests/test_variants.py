@@ -43,7 +43,7 @@ def test_gates_alphas_and_removal_work(empty):
 
 def test_it_loads_again(tmp_path):
     model = ROTARY.build()
-    collab_heads.prune_heads(model, {"enc-self": [[0, 2], [1]]}, calibration=[batch()])
+    collab_heads.prune_heads(model, heads={"enc-self": [[0, 2], [1]]}, batches=[batch()])
     collab_heads.swap_to_gated(model)
     mix(model)
     model.save_pretrained(tmp_path)

@@ -41,7 +41,7 @@ def swap_to_collaborative(
     *,
     dim_value: Width | Mapping[str, Width] = None,
     tol: float = 1e-4,
-    calibration: Iterable[Mapping] | None = None,
+    batches: Iterable[Mapping] | None = None,
     mixing: QueryKeyKind = "shared",
     allocation: Allocation = "uniform",
     sites: str | Iterable[str] | None = None,
@@ -66,7 +66,7 @@ def swap_to_collaborative(
             `dim_shared_query_key=None` leaves query and key as they are, too: only values change, also at sites that
             are collaborative or have narrower values already.
         tol: the alternating least squares stop when a sweep improves the relative error by less.
-        calibration: an iterable of input dicts as the model takes them (32 to 512 sentences are enough). The
+        batches: input dicts as the model takes them, to calibrate on (32 to 512 sentences are enough). The
             decomposition then preserves the scores on such inputs, which is far better than preserving the weights;
             likewise narrower values preserve the site's output.
         mixing: the kind of query/key projection. "shared" is the paper's layer: every head mixes all R dimensions.
@@ -76,10 +76,10 @@ def swap_to_collaborative(
             not even that.
         allocation: "uniform" gives every site the width that was asked for. "balanced" takes these widths as a budget
             of parameters and spreads it so that the worst site's output error is small; sites asked to keep their full
-            width keep it. It needs calibration.
+            width keep it. It needs batches.
         sites: roles ("enc-self", "dec-self", "dec-enc") or paths; None for all.
         method: "als" or "parafac" (tensorly's, on the dense tensor; for comparison).
-        refine_steps: with calibration, Adam steps per site. They fit the new projection to the output that the site had
+        refine_steps: with batches, Adam steps per site. They fit the new projection to the output that the site had
             on the calibration inputs (or on a sample of them, if they are many), without labels and without training
             anything else. 0 leaves the decomposition as it is.
         seed: of the random factors that "parafac" begins with, and of the order of the inputs in the refinement.
@@ -90,7 +90,7 @@ def swap_to_collaborative(
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
         ArgumentError: on a width, role, path, method, mixing or tolerance that cannot work.
-        CalibrationError: if the calibration batches are empty or the model cannot take them, or if a site that is to be
+        CalibrationError: if the batches are empty or the model cannot take them, or if a site that is to be
             refined or measured does not use transformers' attention interface.
         NonFiniteError: if weights or calibration inputs contain NaN or inf; the site is named.
         SwapError: if a site was swapped already, or cannot be changed safely.
@@ -101,19 +101,19 @@ def swap_to_collaborative(
     check_kind(mixing, method=(method, FitOptions.method))
     check_choice("allocation", allocation, ALLOCATIONS)
     options = FitOptions(method, tol, refine_steps, seed)
-    if allocation == "balanced" and calibration is None:
-        raise ArgumentError("allocation='balanced' measures output errors: pass calibration batches")
+    if allocation == "balanced" and batches is None:
+        raise ArgumentError("allocation='balanced' measures output errors: pass batches")
     check_wrapper(model)
     only_values = dim_value is not None and dim_shared_query_key is None
     adapter = get_adapter(model, adapter, "values" if only_values else FITS[mixing].capability)
     kind = kind_for(adapter, mixing)
     plans, value_plans = plan_change(model, adapter, sites, dim_shared_query_key, dim_value, kind)
     before, calibrated = model.num_parameters(), None
-    if calibration is not None:
+    if batches is not None:
         needs_calls = refine_steps > 0 or allocation == "balanced" or FITS[kind].needs_calls
         recorded = [plan.site for plan in plans if needs_calls and not plan.is_exact]
         narrowed = [plan.site for plan in value_plans]
-        calibrated = CalibratedSites(model, [plan.site for plan in plans], recorded, narrowed, calibration)
+        calibrated = CalibratedSites(model, [plan.site for plan in plans], recorded, narrowed, batches)
     with few_threads(max([plan.dim for plan in plans] + [plan.site.dim_value for plan in value_plans])):
         if allocation == "balanced" and calibrated is not None:
             plans = balance_widths(plans, lambda path: calibrated.of(path).query_key[path])
@@ -134,7 +134,7 @@ def swap_to_collaborative(
     put_in_place(model, replacements)
     return SwapReport(
         sites=tuple(replacement.report for replacement in replacements),
-        calibrated=calibration is not None,
+        calibrated=batches is not None,
         seconds=time.perf_counter() - started,
         model_parameters_before=before,
         model_parameters_after=model.num_parameters(),

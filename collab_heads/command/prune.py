@@ -35,7 +35,7 @@ def run(args: Namespace) -> PruneReport:
         alive = most_important(model, scores(args, model, batches), args.target_heads)
     if alive is not None:
         swap_to_gated(model, alive_heads=alive)  # else the gates that training left say which heads stay
-    report = prune_heads(model, calibration=None if args.no_repair else batches)
+    report = prune_heads(model, batches=None if args.no_repair else batches)
     print(report)
     write_model(args, loaded, "prune", report)
     return report

@@ -22,7 +22,7 @@ def run(args: Namespace) -> SwapReport:
         mixing=args.mixing,
         allocation=args.allocation,
         sites=args.sites,
-        calibration=calibration(args, loaded),
+        batches=calibration(args, loaded),
         tol=args.decomposition_tol,
         method=args.decomposition_method,
         refine_steps=args.refine_steps,

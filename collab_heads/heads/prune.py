@@ -6,59 +6,80 @@ from transformers import PreTrainedModel
 
 from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.errors import SwapError
+from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.choices import removal_choice
+from collab_heads.heads.criteria import HeadCriterion, criterion_of
 from collab_heads.heads.gating import gated_sites
+from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.reconstruction import regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
+from collab_heads.heads.selection import Target
 from collab_heads.model.apply_state import prune_site
+from collab_heads.model.batches import check_batches
 from collab_heads.model.offloading import changing_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
 from collab_heads.model.site_size import site_size
 from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
+from collab_heads.sites import select_sites
 
 
 @checking_arguments
 @changing_attention
 def prune_heads(
     model: PreTrainedModel,
-    heads: Mapping | None = None,
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    batches: Iterable[Mapping] | None = None,
     *,
-    calibration: Iterable[Mapping] | None = None,
+    heads: Mapping | None = None,
+    keep: Target | None = None,
+    criterion: str | HeadCriterion = "reconstruction",
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
 ) -> PruneReport:
     """Remove heads in place: rows of query, key and value (or of the mixing), columns of W_O, cache.
 
-    The pruned model computes what the gated one computes in evaluation; with `calibration` it computes more nearly what
-    the model computed with all heads. It saves and loads like any other. Alphas go into W_O first, and start again as
-    an identity of the heads that are left, or end where one is left. On an error the model is left as it was. Prune
-    before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
+    Name the heads (`heads`), or say how many stay (`keep`); without both, the closed heads of all gates go. The pruned
+    model computes what the gated one computes in evaluation; with `batches` it computes more nearly what the
+    model computed with all heads. It saves and loads like any other. Alphas go into W_O first, and start again as an
+    identity of the heads that are left, or end where one is left. On an error the model is left as it was. Prune before
+    making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
 
     Args:
         model: a supported transformers model, original or changed.
+        batches: input dicts as the model takes them (32 to 512 sentences are enough). W_O and its bias are fitted to
+            them by least squares, so that the heads that are left make up for those that went: for what the site added
+            with them. Where gates choose: fixed ones count as open in that, learned ones as they are, since the model
+            was trained with them. Labels are needed by `criterion="gradient"` only.
         heads: which to remove: role -> one list of head numbers per layer, or path -> one list. Heads keep the numbers
-            that they had in the original model. None removes the closed heads of all gates, multiplies what is left of
-            the gates into W_O and takes the gates away.
+            that they had in the original model. None, without `keep`, removes the closed heads of all gates, multiplies
+            what is left of the gates into W_O and takes the gates away.
+        keep: how many heads stay: a total (every role keeps at least one), or role -> number; then that criterion's
+            best stay.
+        criterion: what `keep` ranks heads by, see `head_importance`.
         adapter: the family's adapter, as class or instance; None looks it up by model type.
-        calibration: input dicts as the model takes them, without labels (32 to 512 sentences are enough). W_O and its
-            bias are then fitted by least squares, so that the heads that are left make up for those that went: for what
-            the site added with them. Where gates choose: fixed ones count as open in that, learned ones as they are,
-            since the model was trained with them.
 
     Returns:
         Heads, parameters and cached elements before and after, per site; `print` it.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
-        ArgumentError: on a role, path or head that does not exist.
-        SwapError: if `heads` is None and there are no gates, or a module cannot be changed safely.
-        CalibrationError: if there are no calibration batches, or the model cannot take them.
+        ArgumentError: on a role, path or head that does not exist, an impossible `keep`, an unknown criterion or one
+            that has no batches, or both `heads` and `keep`.
+        SwapError: if nothing says which heads go and there are no gates, or a module cannot be changed safely.
+        CalibrationError: if there are no batches in `batches`, or the model cannot take them.
         NonFiniteError: if a head puts out NaN or inf on them.
+
+    Example:
+        >>> prune_heads(model, heads={"enc-self": [[0, 1], [], [5]]})  # of three layers
+        >>> prune_heads(model, batches, keep=36)  # the 36 that the others can least stand in for
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "prune")
+    if heads is not None and keep is not None:
+        raise ArgumentError("heads and keep exclude each other: one of them says which heads stay")
+    if keep is not None:
+        batches = None if batches is None else check_batches(batches)  # read twice
+        heads = heads_to_remove(model, adapter, keep, criterion_of(criterion), batches)
     config, available = CollabConfig.on(model), open_sites(model, adapter, adapter.sites(model))
     numbers, by_gates = {site.path: site.head_numbers for site in available}, heads is None
     if heads is None:
@@ -72,7 +93,7 @@ def prune_heads(
         for site in chosen
     }
     repaired = [site for site in chosen if 0 < len(kept[site.path]) < site.num_heads]
-    fits = {} if calibration is None else regressions(model, repaired, calibration, folds_gates=by_gates)
+    fits = {} if batches is None else regressions(model, repaired, batches, folds_gates=by_gates)
     refitted = {path: fit.refit(kept[path]) for path, fit in fits.items()}
     parameters_before, sizes = model.num_parameters(), {site.path: site_size(site) for site in chosen}
     # Nothing has changed up to here; nothing can fail from here on.
@@ -98,6 +119,27 @@ def prune_heads(
         )
     config.with_sites(states).write(model)
     return PruneReport(tuple(reports), parameters_before, model.num_parameters())
+
+
+def heads_to_remove(
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    keep: Target,
+    criterion: HeadCriterion,
+    batches: Sequence[Mapping] | None,
+) -> dict[str, list[int]]:
+    """Path -> original numbers of the heads that a criterion ranks below those that are to stay."""
+    if criterion.needs_batches and batches is None:
+        raise ArgumentError(f"criterion {criterion.name!r} ranks heads by what they do: pass batches")
+    names = list(keep) if isinstance(keep, Mapping) else None
+    scores = head_importance(model, batches or (), adapter, criterion=criterion)
+    named = {site.path: scores[site.path] for site in select_sites(adapter.sites_with_heads(model), names)}
+    alive = most_important(model, named, keep, adapter)
+    numbers = {site.path: site.head_numbers for site in open_sites(model, adapter)}
+    return {
+        path: [number for number, stays in zip(numbers[path], of_site, strict=True) if not stays]
+        for path, of_site in alive.items()
+    }
 
 
 def closed_heads(

@@ -14,32 +14,30 @@ from collab_heads.model.modalities import check_modalities
 from collab_heads.model.offloading import input_device
 
 
-def check_batches(calibration: Iterable[Mapping]) -> list[Mapping]:
-    """Return the calibration batches as a list, or raise CalibrationError if there are none or they are no dicts."""
-    return list(each_batch(calibration))
+def check_batches(batches: Iterable[Mapping]) -> list[Mapping]:
+    """Return batches as a list, or raise CalibrationError if there are none or they are no dicts."""
+    return list(each_batch(batches))
 
 
-def each_batch(calibration: Iterable[Mapping]) -> Iterator[Mapping]:
-    """The calibration batches one by one, as they are asked for; raises what `check_batches` does, when it shows."""
-    if not isinstance(calibration, Iterable) or isinstance(calibration, Mapping | str):
+def each_batch(batches: Iterable[Mapping]) -> Iterator[Mapping]:
+    """Yield batches one by one, as they are asked for; raises what `check_batches` does, when it shows."""
+    if not isinstance(batches, Iterable) or isinstance(batches, Mapping | str):
         raise CalibrationError(
-            f"calibration is a {type(calibration).__name__}, expected an iterable of input dicts, "
+            f"batches is a {type(batches).__name__}, expected an iterable of input dicts, "
             "such as [tokenizer(texts, return_tensors='pt', padding=True), ...]"
         )
     index = -1
-    for index, batch in enumerate(calibration):
+    for index, batch in enumerate(batches):
         if not isinstance(batch, Mapping):
-            raise CalibrationError(
-                f"calibration batch {index} is a {type(batch).__name__}, expected a dict of model inputs"
-            )
+            raise CalibrationError(f"batch {index} is a {type(batch).__name__}, expected a dict of model inputs")
         for name, value in batch.items():
             if not isinstance(name, str):
-                raise CalibrationError(f"calibration batch {index}: {name!r:.80} is not the name of a model input")
+                raise CalibrationError(f"batch {index}: {name!r:.80} is not the name of a model input")
             if isinstance(value, Tensor) and value.is_meta:
-                raise CalibrationError(f"calibration batch {index}: its {name} is on the meta device, without values")
+                raise CalibrationError(f"batch {index}: its {name} is on the meta device, without values")
         yield batch
     if index < 0:
-        raise CalibrationError("calibration is empty: pass 32 to 512 sentences as batches of model inputs")
+        raise CalibrationError("batches is empty: pass 32 to 512 sentences as batches of model inputs")
 
 
 def run_batches(
@@ -75,5 +73,5 @@ def run_batches(
                 raise
             except Exception as error:  # whatever the model raises about its inputs, with the batch named
                 raise CalibrationError(
-                    f"{type(model).__name__} cannot take calibration batch {index} with {sorted(inputs)}: {error}"
+                    f"{type(model).__name__} cannot take batch {index} with {sorted(inputs)}: {error}"
                 ) from error

@@ -99,7 +99,7 @@ def test_heads_that_share_keys():
     for measured in (report.statistics, report.relevance):
         assert str(measured).split("\n")[2].split()[2:5] == ["4", "on", "2"]
     assert json.loads(report.to_json())["sites"][0]["groups"] == [0, 0, 1, 1]
-    collab_heads.prune_heads(model, {"dec-self": [[0, 1], [1, 2, 3]]})
+    collab_heads.prune_heads(model, heads={"dec-self": [[0, 1], [1, 2, 3]]})
     header, rows = analyze_heads(model, [inputs], exclude=[EOS], parts="statistics").rows()
     assert [row[1:4] for row in rows] == [["0", "2", "0"], ["0", "3", "0"], ["1", "0", "0"]]
     other = model_in("bert")
@@ -192,7 +192,7 @@ def test_what_is_refused():
     change_heads(empty, "pruned")
     paths = [site.path for site in collab_heads.get_adapter(empty).sites_with_heads(empty)]
     numbers = analyze_heads(empty, batches, parts="statistics", exclude=[EOS]).heads
-    collab_heads.prune_heads(empty, {path: list(numbers[path]) for path in paths})
+    collab_heads.prune_heads(empty, heads={path: list(numbers[path]) for path in paths})
     with refused(empty, SwapError, "no heads left"):
         analyze_heads(empty, batches)
 

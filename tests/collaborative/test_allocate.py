@@ -75,7 +75,7 @@ def test_a_balanced_model_has_no_more_parameters_and_a_smaller_worst_error(name)
     reports = {}
     for allocation in ("uniform", "balanced"):
         model, inputs = lopsided(name), FAMILIES[name].inputs()
-        reports[allocation] = swap(model, "shared", 16, calibration=[inputs], allocation=allocation, refine_steps=1)
+        reports[allocation] = swap(model, "shared", 16, batches=[inputs], allocation=allocation, refine_steps=1)
         assert torch.isfinite(output(model, inputs)).all()
     uniform, balanced = reports["uniform"], reports["balanced"]
     assert balanced.model_parameters_after <= uniform.model_parameters_after
@@ -88,14 +88,14 @@ def test_a_balanced_model_has_no_more_parameters_and_a_smaller_worst_error(name)
 @pytest.mark.parametrize("name", ("bert", "marian"))
 def test_heads_keep_widths_that_are_multiples_of_four(name):
     """Of 4 heads, 8 wide: nothing lies between 16 and 32, so a budget of 16 each leaves no choice."""
-    report = swap(lopsided(name), "per_head", 9, calibration=[FAMILIES[name].inputs()], **BALANCED)
+    report = swap(lopsided(name), "per_head", 9, batches=[FAMILIES[name].inputs()], **BALANCED)
     assert {site.dim for site in report.sites} == {4 * HEADS}
     assert "rounded up" not in str(report)
 
 
 def test_a_balanced_model_loads_again(tmp_path):
     model, inputs = lopsided("bert"), FAMILIES["bert"].inputs()
-    swap(model, "shared", 16, calibration=[inputs], allocation="balanced")
+    swap(model, "shared", 16, batches=[inputs], allocation="balanced")
     model.save_pretrained(tmp_path)
     assert torch.equal(output(aligned(type(model).from_pretrained(tmp_path).eval()), inputs), output(model, inputs))
 
@@ -106,26 +106,26 @@ def test_sites_that_were_to_stay_exact_do(name):
     model, inputs = FAMILIES[name].build(), FAMILIES[name].inputs()
     first, second, *others = sites(model)
     widths = {first: 16, second: None, **dict.fromkeys(others, 0.5)}
-    report = swap(model, "shared", widths, calibration=[inputs], **BALANCED)
+    report = swap(model, "shared", widths, batches=[inputs], **BALANCED)
     assert report.sites[1].dim == EXACT
     assert sum(site.dim for site in report.sites) <= EXACT + 16 * (1 + len(others))
 
 
 def test_a_budget_below_the_alignment_is_kept():
     model, inputs = FAMILIES["bert"].build(), FAMILIES["bert"].inputs()
-    report = swap(model, "shared", 4, calibration=[inputs], **BALANCED)
+    report = swap(model, "shared", 4, batches=[inputs], **BALANCED)
     assert sum(site.dim for site in report.sites) <= 8
 
 
 def test_the_full_width_stays_exact():
     model, inputs = FAMILIES["bert"].build(), FAMILIES["bert"].inputs()
-    report = swap(model, "shared", None, calibration=[inputs], allocation="balanced")
+    report = swap(model, "shared", None, batches=[inputs], allocation="balanced")
     assert [site.dim for site in report.sites] == [EXACT, EXACT]
 
 
 @pytest.mark.parametrize(
     "more, message",
-    (({"allocation": "balanced"}, "pass calibration batches"), ({"allocation": "even"}, "unknown allocation 'even'")),
+    (({"allocation": "balanced"}, "pass batches"), ({"allocation": "even"}, "unknown allocation 'even'")),
 )
 def test_refusals(more, message):
     model = FAMILIES["bert"].build()

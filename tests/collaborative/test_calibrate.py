@@ -215,13 +215,13 @@ BAD_IDS = {"input_ids": torch.full((1, 3), VOCABULARY)}
 def test_bad_calibration_is_refused(calibration, fragments, refine_steps):
     model = mixed_modes(FAMILIES["bert"].build())
     with refused(model, CalibrationError, *fragments):
-        swap(model, "shared", 20, calibration=calibration, refine_steps=refine_steps)
+        swap(model, "shared", 20, batches=calibration, refine_steps=refine_steps)
 
 
 def test_a_generator_is_read_once():
     expected, model = (FAMILIES["bert"].build() for _ in range(2))
-    swap(expected, "shared", 20, calibration=[batch(), batch()], refine_steps=2)
-    swap(model, "shared", 20, calibration=(batch() for _ in range(2)), refine_steps=2)
+    swap(expected, "shared", 20, batches=[batch(), batch()], refine_steps=2)
+    swap(model, "shared", 20, batches=(batch() for _ in range(2)), refine_steps=2)
     assert_states_equal(model, expected)
     assert len(check_batches(batch() for _ in range(2))) == 2
 
@@ -237,7 +237,7 @@ def test_non_finite_inputs_name_the_site(name):
     first = collab_heads.get_adapter(model).sites(model)[0].path
     model.get_input_embeddings().weight.data[inputs["input_ids"][0, 0], 3] = float("nan")
     with refused(model, NonFiniteError, first, "NaN or inf"):
-        swap(model, "shared", 20, calibration=[inputs])
+        swap(model, "shared", 20, batches=[inputs])
 
 
 def test_non_finite_padding_does_not_matter():
@@ -255,11 +255,11 @@ def test_non_finite_padding_does_not_matter():
 def test_decoder_inputs_that_are_missing(name):
     model = mixed_modes(FAMILIES[name].build())
     with refused(model, CalibrationError, type(model).__name__, "batch 0", "attention_mask", "input_ids"):
-        swap(model, "shared", 20, calibration=[batch()])
+        swap(model, "shared", 20, batches=[batch()])
 
 
 def test_sites_that_saw_nothing():
     model = mixed_modes(FAMILIES["bert-decoder"].build())
     with refused(model, CalibrationError, "crossattention", "saw no tokens", "sites="):
-        swap(model, "shared", 20, calibration=[batch()])
-    swap(model, "shared", 20, calibration=[batch()], sites="dec-self", refine_steps=2)
+        swap(model, "shared", 20, batches=[batch()])
+    swap(model, "shared", 20, batches=[batch()], sites="dec-self", refine_steps=2)

@@ -42,7 +42,7 @@ def test_keys_that_are_all_alike(name, batches, kind, dim, allocation):
     model = FAMILIES[name].build()
     before = output(model, FAMILIES[name].inputs())
     width = EXACT if dim == "full" else NARROW[kind]
-    report = swap(model, kind, width, calibration=batches(model), refine_steps=2, allocation=allocation)
+    report = swap(model, kind, width, batches=batches(model), refine_steps=2, allocation=allocation)
     after = output(model, FAMILIES[name].inputs())
     assert torch.isfinite(after).all()
     if dim == "full":

@@ -48,7 +48,7 @@ def refined(family, kind="shared", steps=STEPS, dtype=torch.float32, prepare=lam
     model = build(family).to(dtype)
     prepare(model)
     calibration = batches(family, model)
-    return model, swap(model, kind, NARROW[kind], calibration=calibration, refine_steps=steps, **more)
+    return model, swap(model, kind, NARROW[kind], batches=calibration, refine_steps=steps, **more)
 
 
 def output_error(family, path, ours):
@@ -211,7 +211,7 @@ def test_under_inference_mode(kind, steps):
     model = build(family)
     calibration = batches(family, model)
     with torch.inference_mode():
-        swap(model, kind, NARROW[kind], calibration=calibration, refine_steps=steps)
+        swap(model, kind, NARROW[kind], batches=calibration, refine_steps=steps)
     assert states_equal(model, refined(family, kind, steps)[0])
     model(**family.inputs())[0].sum().backward()
     assert all(p.grad is not None for module in sites(model).values() for p in module.query_key.parameters())
@@ -224,9 +224,7 @@ def test_outputs_of_an_encoder_in_the_batch(mode):
     model, inputs = build(family), dict(family.inputs())
     with mode():
         states = model.base_model.get_encoder()(inputs.pop("input_ids"), inputs["attention_mask"])
-    report = swap(
-        model, "shared", 12, calibration=[{**inputs, "encoder_outputs": states}], sites="dec-enc", refine_steps=3
-    )
+    report = swap(model, "shared", 12, batches=[{**inputs, "encoder_outputs": states}], sites="dec-enc", refine_steps=3)
     assert all(site.output_error is not None for site in report.sites)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -236,7 +234,7 @@ def test_no_steps(kind):
     family = FAMILIES["marian"]
     model, report = refined(family, kind, 0)
     expected = build(family)
-    swap(expected, kind, NARROW[kind], calibration=batches(family, expected), refine_steps=0, seed=7)
+    swap(expected, kind, NARROW[kind], batches=batches(family, expected), refine_steps=0, seed=7)
     assert states_equal(model, expected)
     assert {site.output_error for site in report.sites} == {None}
     assert " -> " not in str(report).splitlines()[2].split("q/k")[0].split("  ")[5]
@@ -244,7 +242,7 @@ def test_no_steps(kind):
 
 def test_exact_width_is_not_refined(family, kind):
     model, plain = family.build(), family.build()
-    report = swap(model, kind, calibration=batches(family, model), refine_steps=STEPS)
+    report = swap(model, kind, batches=batches(family, model), refine_steps=STEPS)
     swap(plain, kind)
     assert {site.output_error for site in report.sites} == {None}
     assert {site.relative_error for site in report.sites} == {0.0}

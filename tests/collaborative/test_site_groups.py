@@ -34,10 +34,10 @@ def passes(model) -> list:
 
 CHANGES = {
     "swap": lambda model, batches: swap_to_collaborative(
-        model, dim_shared_query_key=16, dim_value=16, calibration=iter(batches), refine_steps=3
+        model, dim_shared_query_key=16, dim_value=16, batches=iter(batches), refine_steps=3
     ),
     "balanced": lambda model, batches: swap_to_collaborative(
-        model, dim_shared_query_key=16, allocation="balanced", calibration=iter(batches), refine_steps=0
+        model, dim_shared_query_key=16, allocation="balanced", batches=iter(batches), refine_steps=0
     ),
     "compress": lambda model, batches: compress(model, batches, 0.5, refine_steps=2),
 }
@@ -72,7 +72,7 @@ def test_no_batches_are_an_error_before_anything_changes():
     model = FAMILIES["bert"].build()
     before = weights(model)
     with pytest.raises(CalibrationError, match="empty"):
-        swap_to_collaborative(model, dim_shared_query_key=16, calibration=iter(()))
+        swap_to_collaborative(model, dim_shared_query_key=16, batches=iter(()))
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(model).items())
 
 

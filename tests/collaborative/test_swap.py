@@ -128,7 +128,7 @@ def test_report_says_when_the_cache_grows():
 @pytest.mark.parametrize("calibrated", (False, True))
 def test_report_is_ready_for_json(kind, calibrated):
     family = FAMILIES["marian"]
-    more = {"calibration": [family.inputs()], "refine_steps": 2} if calibrated else {}
+    more = {"batches": [family.inputs()], "refine_steps": 2} if calibrated else {}
     report = swap(family.build(), kind, np.int64(16), **more)
     found = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert [site["path"] for site in found["sites"]] == [site.path for site in report.sites]
@@ -199,7 +199,7 @@ def test_global_random_state_is_left_alone(kind):
     model = bert()
     calibration = [FAMILIES["bert"].inputs()]
     before = torch.get_rng_state()
-    swap(model, kind, 16, calibration=calibration, refine_steps=2)
+    swap(model, kind, 16, batches=calibration, refine_steps=2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -251,7 +251,7 @@ REFUSED_ARGUMENTS = {
     "adapter name": ({"adapter": "bert"}, "'bert'", "AttentionAdapter class or instance"),
     "adapter of another kind": ({"adapter": nn.Linear}, "Linear", "AttentionAdapter class or instance"),
     "seed": (
-        {"seed": "x", "dim_shared_query_key": 16, "calibration": [FAMILIES["bert"].inputs()], "refine_steps": 1},
+        {"seed": "x", "dim_shared_query_key": 16, "batches": [FAMILIES["bert"].inputs()], "refine_steps": 1},
         "'x'",
     ),
 }

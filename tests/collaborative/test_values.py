@@ -186,7 +186,7 @@ def test_padding_does_not_count(name):
     family, models = FAMILIES[name], []
     for inputs in (family.inputs(), repadded(family.inputs())):
         models.append(family.build().double())
-        swap_to_collaborative(models[-1], dim_value=16, calibration=[inputs])
+        swap_to_collaborative(models[-1], dim_value=16, batches=[inputs])
     expected = output(models[0], family.inputs())
     torch.testing.assert_close(output(models[1], family.inputs()), expected, rtol=0, atol=1e-9)
 
@@ -197,7 +197,7 @@ def test_one_pass_for_everything():
     for more in ({}, {"dim_value": 16}):
         model = family.build()
         batches = iter([family.inputs()])
-        swap_to_collaborative(model, None, 12, calibration=batches, refine_steps=5, **more)
+        swap_to_collaborative(model, None, 12, batches=batches, refine_steps=5, **more)
         kept.append([p.clone() for module in sites(model).values() for p in module.query_key.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*kept, strict=True))
 
@@ -216,7 +216,7 @@ def test_gated_sites_are_narrowed_head_by_head():
     model, inputs = family.build().double(), cast(family.inputs(), torch.float64)
     gate(model, empty=False)
     before = [layer.attention.output.dense.bias.clone() for layer in model.bert.encoder.layer]
-    swap_to_collaborative(model, dim_value=16, calibration=[inputs])
+    swap_to_collaborative(model, dim_value=16, batches=[inputs])
     for layer, bias in zip(model.bert.encoder.layer, before, strict=True):
         assert torch.equal(layer.attention.output.dense.bias, bias)
     expected = output(model, inputs)
@@ -301,8 +301,8 @@ def test_what_cannot_be_narrowed():
     with refused(model, NonFiniteError, LAYER_1, "layer.1.attention.output.dense.weight contains NaN"):
         swap_to_collaborative(model, dim_value=16)
     torch.nn.init.ones_(second.output.dense.weight)
-    with refused(model, CalibrationError, "calibration is empty"):
-        swap_to_collaborative(model, dim_value={LAYER_0: 16}, calibration=[])
+    with refused(model, CalibrationError, "batches is empty"):
+        swap_to_collaborative(model, dim_value={LAYER_0: 16}, batches=[])
     second.output.dense = torch.nn.Sequential(second.output.dense)
     with refused(model, SwapError, LAYER_1, "not a plain nn.Linear"):
         swap_to_collaborative(model, dim_value=16)
@@ -314,7 +314,7 @@ def test_calibration_with_nan_names_the_site():
     with torch.no_grad():
         model.bert.embeddings.word_embeddings.weight.fill_(float("nan"))
     with refused(model, NonFiniteError, LAYER_0, "output contain NaN"):
-        swap_to_collaborative(model, dim_value=16, calibration=[inputs])
+        swap_to_collaborative(model, dim_value=16, batches=[inputs])
 
 
 def test_training_and_freezing_stay():

@@ -154,8 +154,8 @@ def test_the_smallest_of_those_that_keep_a_quality_is_taken():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda model: prune_heads(model, {first_site(model).path: [0, 2]}),
-        lambda model: prune_heads(model, {first_site(model).path: [0, 1, 2, 3]}),
+        lambda model: prune_heads(model, heads={first_site(model).path: [0, 2]}),
+        lambda model: prune_heads(model, heads={first_site(model).path: [0, 1, 2, 3]}),
         lambda model: swap_to_collaborative(model, dim_shared_query_key=12),
         lambda model: swap_to_collaborative(model, dim_shared_query_key=16, mixing="per_head"),
         lambda model: swap_to_collaborative(model, dim_value=0.5),
@@ -215,10 +215,10 @@ def raising():
 def test_bad_batches():
     model = BERT.build()
     for batches, message in (
-        ([], "calibration is empty"),
+        ([], "batches is empty"),
         ({"input_ids": 1}, "expected an iterable"),
         (["text"], "batch 0 is a str"),
-        ([{"tokens": torch.ones(2, 3)}], "cannot take calibration batch 0"),
+        ([{"tokens": torch.ones(2, 3)}], "cannot take batch 0"),
     ):
         with refused(model, CalibrationError, message):
             compress(model, batches, 0.5)
@@ -241,7 +241,7 @@ def test_bad_models():
     with refused(model, NonFiniteError, "NaN or inf"):
         compress(model, batches_of(BERT), 0.5)
     model = BERT.build()
-    prune_heads(model, {site.path: [0, 1, 2, 3] for site in open_sites(model, collab_heads.get_adapter(model))})
+    prune_heads(model, heads={site.path: [0, 1, 2, 3] for site in open_sites(model, collab_heads.get_adapter(model))})
     with refused(model, SwapError, "no heads left"):
         compress(model, batches_of(BERT), 0.5)
     with pytest.raises(UnsupportedModelError, match="PreTrainedModel"):

@@ -96,7 +96,7 @@ def test_batches_that_cannot_be_divided_stay_whole():
 
 
 def test_what_is_no_batch_is_refused():
-    with pytest.raises(CalibrationError, match="calibration is empty"):
+    with pytest.raises(CalibrationError, match="batches is empty"):
         hold_out([])
     with pytest.raises(CalibrationError, match="holds no examples"):
         hold_out([batch(0, 0)])

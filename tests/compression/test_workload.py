@@ -46,7 +46,7 @@ def test_operations_are_those_that_torch_counts(name):
         assert attention_operations(model, batches) == before
         (narrow,) = {next(iter(PARTS["query_key"].sizes(use.shape)), None) for use in uses.values()}
         shape, choice = next(iter(uses.values())).shape, Choice.of(heads=2, query_key=narrow, values=4)
-        prune_heads(model, {path: [2, 3] for path in uses})
+        prune_heads(model, heads={path: [2, 3] for path in uses})
         geometry = resized(shape, choice)
         dim = None if narrow is None else geometry.query_key_width
         value = PARTS["values"].total(geometry)

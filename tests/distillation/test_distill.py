@@ -67,7 +67,7 @@ def test_only_changed_sites_are_trained(batches):
 
 def test_removed_heads_are_made_up_for_and_gates_and_alphas_stay(batches):
     model, original = FAMILIES["bert"].build(), FAMILIES["bert"].build()
-    prune_heads(model, {"enc-self": [[0, 1], [0, 1, 2, 3]]})
+    prune_heads(model, heads={"enc-self": [[0, 1], [0, 1, 2, 3]]})
     swap_to_gated(model, sites="encoder.layer.0.attention.self")
     swap_to_alpha(model)
     kept = {n: t for n, t in weights(model).items() if "log_alpha" in n or n.endswith("mixing.alpha")}

@@ -63,7 +63,7 @@ def test_the_record():
     record = {"role": "enc-self", "num_heads": 4, "alphas": True}
     assert model.config.collab_heads == {"version": 1, "sites": {LAYER_1: record}}
     swap_to_gated(model, sites=LAYER_1)
-    prune_heads(model, {LAYER_1: [1]})
+    prune_heads(model, heads={LAYER_1: [1]})
     record = CollabConfig.of(model.config).sites[LAYER_1]
     assert (record.kept, record.gates is None, record.alphas) == ((0, 2, 3), False, True)
 
@@ -73,16 +73,16 @@ def test_removal_changes_the_record():
     model = bert()
     mix(model)
     removed = {LAYER_0: [1, 3], LAYER_1: [0, 1, 2]}
-    report = prune_heads(model, removed)
-    assert report.sites == prune_heads(bert(), removed).sites  # alphas are no parameters of a projection
-    assert report.model_parameters_after == prune_heads(bert(), removed).model_parameters_after + 2 * 2
+    report = prune_heads(model, heads=removed)
+    assert report.sites == prune_heads(bert(), heads=removed).sites  # alphas are no parameters of a projection
+    assert report.model_parameters_after == prune_heads(bert(), heads=removed).model_parameters_after + 2 * 2
     assert {path: state.alphas for path, state in CollabConfig.of(model.config).sites.items()} == {
         LAYER_0: True,
         LAYER_1: False,
     }
     assert [(site.path, site.heads) for site in alpha_report(model).sites] == [(LAYER_0, 2)]
     assert mixings(model).keys() == {LAYER_0}
-    prune_heads(model, {LAYER_0: [0, 2]})
+    prune_heads(model, heads={LAYER_0: [0, 2]})
     assert not mixings(model) and not alpha_report(model).sites
 
 
@@ -221,7 +221,7 @@ def test_a_second_swap(first):
 
 def test_a_single_head():
     model = bert()
-    prune_heads(model, {LAYER_1: [0, 1, 3]})
+    prune_heads(model, heads={LAYER_1: [0, 1, 3]})
     with refused(model, SwapError, f"{LAYER_1} has a single head", "leave the site out with sites="):
         swap_to_alpha(model)
     with refused(model, SwapError, f"{LAYER_1} has a single head"):
@@ -231,7 +231,7 @@ def test_a_single_head():
 
 def test_sites_without_heads_are_passed_over():
     model = bert()
-    prune_heads(model, {LAYER_0: list(range(HEADS))})
+    prune_heads(model, heads={LAYER_0: list(range(HEADS))})
     with refused(model, ArgumentError, LAYER_0, "neither a role nor a path"):
         swap_to_alpha(model, sites=LAYER_0)
     assert [site.path for site in swap_to_alpha(model).sites] == [LAYER_1]
@@ -241,7 +241,7 @@ def test_sites_without_heads_are_passed_over():
 @pytest.mark.parametrize("sites", (None, "enc-self", "encoder", LAYER_0))
 def test_nothing_left_to_mix(sites):
     model = bert()
-    prune_heads(model, {site.path: list(range(HEADS)) for site in adapter_sites(model)})
+    prune_heads(model, heads={site.path: list(range(HEADS)) for site in adapter_sites(model)})
     with refused(model, SwapError, "no site of the model has heads left to mix"):
         swap_to_alpha(model, sites=sites)
 

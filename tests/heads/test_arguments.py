@@ -95,7 +95,7 @@ CALLS = {
     "calibrated swap": (
         swap_to_collaborative,
         stock,
-        {"dim_shared_query_key": 16, "calibration": [batch()], "refine_steps": 1, "sites": SITE},
+        {"dim_shared_query_key": 16, "batches": [batch()], "refine_steps": 1, "sites": SITE},
     ),
 }
 # What is valid and takes forever, or is read by others.

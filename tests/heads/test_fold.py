@@ -36,7 +36,7 @@ def test_gates_go_into_the_columns_of_the_output():
 
 def test_removed_heads_come_back_as_zeros():
     model, stock = bert(), bert()
-    prune_heads(model, {"enc-self": [[0, 1, 2, 3], [0, 2]]})
+    prune_heads(model, heads={"enc-self": [[0, 1, 2, 3], [0, 2]]})
     fold_heads(model)
     for layer, kept in enumerate(([], [1, 3])):
         rows = torch.tensor([head in kept for head in range(HEADS)]).repeat_interleave(HEAD_WIDTH)
@@ -68,7 +68,7 @@ def test_report():
 @pytest.mark.parametrize("adapter", (BertAdapter, BertAdapter()), ids=("class", "instance"))
 def test_with_an_adapter(adapter):
     model = bert()
-    prune_heads(model, {LAYER_0: [0]})
+    prune_heads(model, heads={LAYER_0: [0]})
     assert fold_heads(model, adapter).restored == {LAYER_0: (0,)}
 
 

@@ -29,7 +29,7 @@ SIBLINGS = [pytest.param(name, "whole key heads") for name in ("llama", "mistral
 def pruned(name, which, dtype=torch.float64):
     model = of_dtype(FAMILIES[name].build().eval(), dtype)
     roles = dict.fromkeys(site.role for site in adapter_sites(model))
-    prune_heads(model, {role: REMOVED[which][0] for role in roles})
+    prune_heads(model, heads={role: REMOVED[which][0] for role in roles})
     return model
 
 
@@ -98,16 +98,16 @@ def test_a_count_that_the_config_refuses_is_not_chosen():
     llama = FAMILIES["llama"].build().config.__class__
     config = llama(**{**FAMILIES["llama"].build().config.to_dict(), "num_key_value_heads": HEADS})
     model = type(FAMILIES["llama"].build())(config)
-    prune_heads(model, {"dec-self": [[0], [1]]})
+    prune_heads(model, heads={"dec-self": [[0], [1]]})
     assert fold_heads(model).head_count is None and model.config.num_attention_heads == HEADS
-    prune_heads(model, {"dec-self": [[0, 1], [1, 3]]})
+    prune_heads(model, heads={"dec-self": [[0, 1], [1, 3]]})
     assert fold_heads(model).head_count == 2 and model.config.num_key_value_heads == 2
 
 
 def test_other_models_of_the_same_config_keep_theirs():
     model = FAMILIES["qwen3"].build()
     other = type(model)(model.config)
-    prune_heads(model, {"dec-self": [[0, 1], [0, 1]]})
+    prune_heads(model, heads={"dec-self": [[0, 1], [0, 1]]})
     fold_heads(model)
     assert (model.config.num_attention_heads, other.config.num_attention_heads) == (2, HEADS)
     output(other, FAMILIES["qwen3"].inputs())
@@ -127,6 +127,6 @@ def test_what_was_frozen_stays_so(name):
     model.requires_grad_(False)
     model.base_model.get_submodule(second).requires_grad_(True)
     trained = {path for path, parameter in model.named_parameters() if parameter.requires_grad}
-    prune_heads(model, {first: [0, 1], second: [0]})
+    prune_heads(model, heads={first: [0, 1], second: [0]})
     fold_heads(model)
     assert {path for path, parameter in model.named_parameters() if parameter.requires_grad} == trained

@@ -92,7 +92,7 @@ def test_at_full_width_it_is_the_original():
             ),
             "of several widths have no stock form",
         ),
-        (lambda model: (prune_heads(model, {FIRST: [1]}), narrow(model)), "has fewer heads"),
+        (lambda model: (prune_heads(model, heads={FIRST: [1]}), narrow(model)), "has fewer heads"),
     ],
 )
 def test_what_no_stock_model_is_is_refused(change, message):

@@ -211,11 +211,11 @@ def test_what_cannot_work(options, fragments):
 
 def test_sites_without_heads_are_passed_over():
     model = bert()
-    prune_heads(model, {LAYER_0: list(range(HEADS))})
+    prune_heads(model, heads={LAYER_0: list(range(HEADS))})
     assert [site.path for site in swap_to_gated(model).sites] == [LAYER_1]
     assert CollabConfig.of(model.config).sites[LAYER_0].gates is None
     model = bert()
-    prune_heads(model, {LAYER_0: list(range(HEADS))})
+    prune_heads(model, heads={LAYER_0: list(range(HEADS))})
     with refused(model, ArgumentError, LAYER_0, "neither a role nor a path"):
         swap_to_gated(model, sites=LAYER_0)
     swap_to_gated(model, alive_heads={"enc-self": [[1, 0, 1, 1]]})  # one list: for the site that has heads
@@ -224,7 +224,7 @@ def test_sites_without_heads_are_passed_over():
 
 def test_nothing_left_to_gate():
     model = bert()
-    prune_heads(model, {site.path: list(range(HEADS)) for site in adapter_sites(model)})
+    prune_heads(model, heads={site.path: list(range(HEADS)) for site in adapter_sites(model)})
     for options in ({}, {"sites": "encoder"}, {"alive_heads": {"x": [1]}}):
         with refused(model, SwapError, "no site of the model has heads left"):
             swap_to_gated(model, **options)

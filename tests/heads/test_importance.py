@@ -231,7 +231,7 @@ def test_only_measured_sites_are_chosen_from():
 
 def test_a_model_without_heads_has_nothing_to_measure():
     model, inputs = build("bert"), labelled(FAMILIES["bert"])
-    prune_heads(model, {"enc-self": [list(range(HEADS))] * 2})
+    prune_heads(model, heads={"enc-self": [list(range(HEADS))] * 2})
     assert head_importance(model, [inputs]) == {}
 
 

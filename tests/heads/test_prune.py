@@ -7,11 +7,19 @@ import torch
 from closing import change_queries, output_projections, set_gates
 from unchanged import refused
 
-from collab_heads import fold_heads, gate_report, get_adapter, prune_heads, swap_to_gated
+from collab_heads import (
+    fold_heads,
+    gate_report,
+    get_adapter,
+    head_importance,
+    most_important,
+    prune_heads,
+    swap_to_gated,
+)
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.record import CollabConfig
-from families import FAMILIES, HEAD_WIDTH, HEADS, WIDTH, output, sites
+from families import FAMILIES, HEAD_WIDTH, HEADS, WIDTH, batch, output, sites
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 PER_HEAD = 4 * WIDTH * HEAD_WIDTH + 3 * HEAD_WIDTH  # rows of W_Q, W_K, W_V with biases, columns of W_O
@@ -31,7 +39,7 @@ def gated(*log_alphas):
 
 def test_rows_and_columns_of_the_kept_heads():
     model, stock = bert(), bert()
-    prune_heads(model, {"enc-self": [[1, 2], [0, 1, 3]]})
+    prune_heads(model, heads={"enc-self": [[1, 2], [0, 1, 3]]})
     for layer, kept in enumerate(([0, 3], [2])):
         rows = [head * HEAD_WIDTH + i for head in kept for i in range(HEAD_WIDTH)]
         ours, theirs = (m.bert.encoder.layer[layer].attention for m in (model, stock))
@@ -45,8 +53,8 @@ def test_rows_and_columns_of_the_kept_heads():
 @pytest.mark.parametrize("adapter", (None, BertAdapter, BertAdapter()), ids=("none", "class", "instance"))
 def test_by_path_by_role_and_with_an_adapter(adapter):
     by_path, by_role = bert(), bert()
-    prune_heads(by_path, {LAYER_1: [2, 0]}, adapter)
-    prune_heads(by_role, {"enc-self": [[], [0, 2]]}, adapter)
+    prune_heads(by_path, heads={LAYER_1: [2, 0]}, adapter=adapter)
+    prune_heads(by_role, heads={"enc-self": [[], [0, 2]]}, adapter=adapter)
     assert by_path.config.collab_heads == by_role.config.collab_heads
     assert list(by_path.config.collab_heads["sites"]) == [LAYER_1]
     assert by_path.config.collab_heads["sites"][LAYER_1]["kept"] == [1, 3]
@@ -55,7 +63,7 @@ def test_by_path_by_role_and_with_an_adapter(adapter):
 def test_report():
     model = bert()
     before = model.num_parameters()
-    report = prune_heads(model, {"enc-self": [[0, 1, 2, 3], [1]]})
+    report = prune_heads(model, heads={"enc-self": [[0, 1, 2, 3], [1]]})
     first, second = report.sites
     assert (first.path, first.role, first.heads_before, first.heads_after, first.kept) == (
         LAYER_0,
@@ -87,7 +95,7 @@ def test_report_of_a_collaborative_model(kind):
     change_queries(model, kind)
     shapes = {path: sum(p.numel() for p in module.parameters()) for path, module in sites(model).items()}
     outputs = {path: sum(p.numel() for p in module.parameters()) for path, module in output_projections(model).items()}
-    report = prune_heads(model, {"enc-self": [[0], [1, 2]]})
+    report = prune_heads(model, heads={"enc-self": [[0], [1, 2]]})
     for site in report.sites:
         module, projection = sites(model)[site.path], output_projections(model)[site.path]
         assert site.parameters_before == shapes[site.path] + outputs[site.path]
@@ -123,7 +131,7 @@ def test_open_gates_alone_leave_a_stock_model():
 
 def test_by_name_leaves_the_gates_of_the_others():
     model = gated((0.1, 0.2, 0.3, 0.4), (0.5, 0.6, 0.7, 0.8))
-    prune_heads(model, {LAYER_0: [1], LAYER_1: [0, 1, 2, 3]})
+    prune_heads(model, heads={LAYER_0: [1], LAYER_1: [0, 1, 2, 3]})
     first, second = output_projections(model).values()
     assert first.gates.log_alpha.tolist() == pytest.approx([0.1, 0.3, 0.4])
     assert not hasattr(second, "gates")
@@ -140,7 +148,7 @@ def test_mode_dtype_and_frozen_parameters_are_kept(mode, trained, origin, undo):
     model = bert().to(torch.bfloat16)
     change_queries(model, origin)
     model.train(mode).requires_grad_(trained)
-    prune_heads(model, {"enc-self": [[0, 1, 2, 3], [0, 2]]})
+    prune_heads(model, heads={"enc-self": [[0, 1, 2, 3], [0, 2]]})
     if undo and origin is None:
         fold_heads(model)
     assert all(module.training == mode for module in model.modules())
@@ -153,7 +161,7 @@ def test_partly_frozen_parameters():
         layer.attention.self.value.requires_grad_(False)
         layer.attention.output.dense.bias.requires_grad_(False)
     expected = {name: p.requires_grad for name, p in model.named_parameters()}
-    prune_heads(model, {"enc-self": [[3], [0, 2]]})
+    prune_heads(model, heads={"enc-self": [[3], [0, 2]]})
     assert {name: p.requires_grad for name, p in model.named_parameters()} == expected
     fold_heads(model)
     assert {name: p.requires_grad for name, p in model.named_parameters()} == expected
@@ -163,7 +171,7 @@ def test_no_gates_and_no_list():
     model = bert()
     with refused(model, SwapError, "the model has no gates", "name the heads to remove", "swap_to_gated"):
         prune_heads(model)
-    prune_heads(model, {LAYER_0: [1]})
+    prune_heads(model, heads={LAYER_0: [1]})
     with refused(model, SwapError, "the model has no gates"):
         prune_heads(model)
 
@@ -184,22 +192,22 @@ def test_no_gates_and_no_list():
 def test_heads_that_do_not_exist(heads, fragments):
     for model in (bert(), gated((3.0,) * HEADS, (3.0,) * HEADS)):
         with refused(model, ArgumentError, *fragments):
-            prune_heads(model, heads)
+            prune_heads(model, heads=heads)
 
 
 def test_a_head_that_is_gone():
     model = bert()
-    prune_heads(model, {LAYER_0: [1], LAYER_1: [0, 1, 2, 3]})
+    prune_heads(model, heads={LAYER_0: [1], LAYER_1: [0, 1, 2, 3]})
     with refused(model, ArgumentError, LAYER_0, "no head 1; it has 0, 2, 3"):
-        prune_heads(model, {LAYER_0: [1]})
+        prune_heads(model, heads={LAYER_0: [1]})
     with refused(model, ArgumentError, LAYER_1, "no head 0; it has none"):
-        prune_heads(model, {LAYER_1: [0]})
+        prune_heads(model, heads={LAYER_1: [0]})
 
 
 def test_nothing_to_remove_changes_nothing():
     model = bert()
     expected = output(model, FAMILIES["bert"].inputs())
-    report = prune_heads(model, {"enc-self": [[], []]})
+    report = prune_heads(model, heads={"enc-self": [[], []]})
     assert (report.sites, report.removed) == ((), 0)
     assert not hasattr(model.config, "collab_heads")
     assert torch.equal(output(model, FAMILIES["bert"].inputs()), expected)
@@ -209,8 +217,49 @@ def test_position_bias_keeps_its_original_columns():
     """T5: pruned twice, a site looks at the columns of its original heads."""
     model = FAMILIES["t5"].build()
     path = get_adapter(model).sites(model)[0].path
-    prune_heads(model, {path: [0]})
-    prune_heads(model, {path: [2]})
+    prune_heads(model, heads={path: [0]})
+    prune_heads(model, heads={path: [2]})
     assert sites(model)[path].kept_heads == [1, 3]
     fold_heads(model)
     assert not hasattr(sites(model)[path], "kept_heads")
+
+
+def test_keep_is_the_ranking_and_the_removal_in_one_call():
+    inputs = FAMILIES["bert"].inputs()
+    batches = [inputs, {name: tensor.flip(0) for name, tensor in inputs.items()}]
+    ours, theirs = bert(), bert()
+    report = prune_heads(ours, iter(batches), keep=5)
+    alive = most_important(theirs, head_importance(theirs, batches, criterion="reconstruction"), 5)
+    removed = {path: [head for head, stays in enumerate(heads) if not stays] for path, heads in alive.items()}
+    prune_heads(theirs, batches, heads=removed)
+    assert sum(site.heads_after for site in report.sites) + 4 * (2 - len(report.sites)) == 5
+    assert ours.config.collab_heads == theirs.config.collab_heads
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_keep_by_role_by_any_criterion_and_after_a_removal():
+    inputs = FAMILIES["marian"].inputs()
+    labelled = [{**inputs, "labels": inputs["decoder_input_ids"]}]
+    for criterion, batches in (("gradient", labelled), ("random", None)):
+        model = FAMILIES["marian"].build()
+        prune_heads(model, heads={"dec-enc": [[0], [0]]})
+        report = prune_heads(model, batches, keep={"dec-enc": 4}, criterion=criterion)
+        assert {site.role for site in report.sites} == {"dec-enc"}
+        kept = [state["kept"] for state in model.config.collab_heads["sites"].values()]
+        assert sum(map(len, kept)) == 4 and all(0 not in numbers for numbers in kept)
+
+
+@pytest.mark.parametrize(
+    "arguments, fragments",
+    (
+        ({"keep": 4, "heads": {"enc-self": [[0], [1]]}}, "heads and keep exclude each other"),
+        ({"keep": 4}, "criterion 'reconstruction' ranks heads by what they do: pass batches"),
+        ({"keep": 9, "batches": [batch()]}, "8"),
+        ({"keep": {"dec-self": 1}, "batches": [batch()]}, "no dec-self attention"),
+        ({"keep": 4, "batches": [batch()], "criterion": "gradiant"}, "did you mean 'gradient'"),
+    ),
+)
+def test_a_keep_that_cannot_be(arguments, fragments):
+    model = bert()
+    with refused(model, ArgumentError, fragments):
+        prune_heads(model, **arguments)

@@ -147,8 +147,8 @@ def test_a_repaired_site_is_closer(name, kind):
     stock, inputs, batches = model_and_batches(name, kind)
     plain, repaired = model_and_batches(name, kind)[0], model_and_batches(name, kind)[0]
     removed = some_heads(stock)
-    prune_heads(plain, removed)
-    report = prune_heads(repaired, removed, calibration=batches)
+    prune_heads(plain, heads=removed)
+    report = prune_heads(repaired, heads=removed, batches=batches)
     assert all(0 < site.share_lost < 1 for site in report.sites)
     assert "of what sites add is lost" in str(report)
     assert site_errors(repaired, stock, inputs, removed) < 0.9 * site_errors(plain, stock, inputs, removed)
@@ -159,7 +159,7 @@ def test_a_repaired_site_is_closer(name, kind):
 @SOME
 def test_it_loads_again(name, tmp_path):
     model, inputs, batches = model_and_batches(name)
-    prune_heads(model, some_heads(model), calibration=batches)
+    prune_heads(model, heads=some_heads(model), batches=batches)
     model.save_pretrained(tmp_path)
     loaded = aligned(type(model).from_pretrained(tmp_path, dtype=torch.float64).eval())
     assert torch.equal(output(loaded, inputs), output(model, inputs))
@@ -169,7 +169,7 @@ def test_it_loads_again(name, tmp_path):
 def test_without_removed_heads_nothing_changes(name):
     model, inputs, batches = model_and_batches(name)
     before = output(model, inputs)
-    prune_heads(model, {site.path: [] for site in get_adapter(model).sites(model)}, calibration=batches)
+    prune_heads(model, heads={site.path: [] for site in get_adapter(model).sites(model)}, batches=batches)
     assert torch.equal(output(model, inputs), before)
 
 
@@ -180,7 +180,7 @@ def test_heads_that_learned_gates_closed_are_not_missed():
     for model in (plain, repaired):
         gate(model, empty=False)
     prune_heads(plain)
-    prune_heads(repaired, calibration=batches)
+    prune_heads(repaired, batches=batches)
     torch.testing.assert_close(output(repaired, inputs), output(plain, inputs), rtol=0, atol=1e-4)
 
 
@@ -191,9 +191,9 @@ def test_heads_that_fixed_gates_close_are_made_up_for(is_mixed):
     closed = model_and_batches("bert")[0]
     for model in (named, closed) if is_mixed else ():
         mix(model)
-    prune_heads(named, some_heads(named), calibration=batches)
+    prune_heads(named, heads=some_heads(named), batches=batches)
     swap_to_gated(closed, alive_heads={path: [1, 0, 1, 1] for path in some_heads(closed)})
-    prune_heads(closed, calibration=batches)
+    prune_heads(closed, batches=batches)
     torch.testing.assert_close(output(closed, inputs), output(named, inputs), rtol=0, atol=EXACT64)
 
 
@@ -225,15 +225,15 @@ def test_alphas_and_gates_that_stay_are_seen(monkeypatch):
         copy.deepcopy(model),
         {site.path: [int(site.output.gates.values().argmax())] for site in opened(model)},
     )
-    prune_heads(plain, removed)
-    prune_heads(model, removed, calibration=batches)
+    prune_heads(plain, heads=removed)
+    prune_heads(model, heads=removed, batches=batches)
     assert pull(model, expected, inputs) < FIT * pull(plain, expected, inputs)
 
 
 def test_all_heads_of_a_site_can_go():
     model, _, batches = model_and_batches("bert")
     path = next(iter(sites(model)))
-    report = prune_heads(model, {path: [0, 1, 2, 3]}, calibration=batches)
+    report = prune_heads(model, heads={path: [0, 1, 2, 3]}, batches=batches)
     assert report.sites[0].share_lost is None and report.sites[0].heads_after == 0
 
 
@@ -259,20 +259,20 @@ def test_what_cannot_be(monkeypatch):
     removed = some_heads(model)
     with refused(model, ArgumentError, "unknown criterion 'gradients' (did you mean 'gradient'?)"):
         head_importance(model, batches, criterion="gradients")
-    with refused(model, CalibrationError, "calibration is empty"):
-        prune_heads(model, removed, calibration=[])
-    with refused(model, CalibrationError, "cannot take calibration batch 0"):
-        prune_heads(model, removed, calibration=[{"input_idz": batches[0]["input_ids"]}])
+    with refused(model, CalibrationError, "batches is empty"):
+        prune_heads(model, heads=removed, batches=[])
+    with refused(model, CalibrationError, "cannot take batch 0"):
+        prune_heads(model, heads=removed, batches=[{"input_idz": batches[0]["input_ids"]}])
     model.bert.embeddings.word_embeddings.weight.data[batches[0]["input_ids"][0, 0]] = torch.nan
     with pytest.raises(NonFiniteError, match=r"encoder\.layer\.0\.attention\.self"):
-        prune_heads(model, removed, calibration=batches)
+        prune_heads(model, heads=removed, batches=batches)
 
 
 def test_the_mean_of_what_a_site_adds_is_kept():
     """Of the first site, whose inputs do not change; padding does not count."""
     stock, inputs, batches = model_and_batches("bert")
     repaired = model_and_batches("bert")[0]
-    prune_heads(repaired, dict(itertools.islice(some_heads(stock).items(), 1)), calibration=batches)
+    prune_heads(repaired, heads=dict(itertools.islice(some_heads(stock).items(), 1)), batches=batches)
     means = []
     for model in (stock, repaired):
         heard = []

@@ -15,7 +15,7 @@ LAYER_1 = "encoder.layer.1.attention.self"
 
 
 def remove_one(model):
-    prune_heads(model, {"enc-self": [[0], [1]]})
+    prune_heads(model, heads={"enc-self": [[0], [1]]})
 
 
 def gated():
@@ -148,7 +148,7 @@ def test_only_the_sites_that_change_are_checked():
     own_output_forward(model)
     swap_to_gated(model, sites="encoder.layer.0.attention.self")
     swap_to_alpha(model, sites="encoder.layer.0.attention.self")
-    prune_heads(model, {"encoder.layer.0.attention.self": [1]})
+    prune_heads(model, heads={"encoder.layer.0.attention.self": [1]})
     assert [site.num_heads for site in adapter_sites(model)] == [3, 4]
 
 

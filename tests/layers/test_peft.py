@@ -88,7 +88,7 @@ def test_sites_without_heads_are_passed_over(name, targets):
         targets = ["q_proj", "v_proj"]
     model = FAMILIES[name].build().double()
     last = {role: [list(range(HEADS)), [0]] for role in FAMILIES[name].roles}
-    prune_heads(model, last)
+    prune_heads(model, heads=last)
     before = output(model, FAMILIES[name].inputs())
     wrapped = adapted(model, targets)
     assert_merges_exactly(wrapped, before, FAMILIES[name].inputs())

@@ -35,7 +35,7 @@ def test_stand_ins():
 
 def test_empty_modules():
     model = FAMILIES["bert"].build()
-    prune_heads(model, {"enc-self": [list(range(HEADS)), [0]]})
+    prune_heads(model, heads={"enc-self": [list(range(HEADS)), [0]]})
     assert [is_empty(module) for module in sites(model).values()] == [True, False]
     assert not is_empty(nn.Linear(1, 1))
 
@@ -52,7 +52,7 @@ def test_a_norm_before_a_site_without_heads_has_a_gradient(name):
 
     before = without_gradient()
     site = get_adapter(model).sites(model)[1]
-    prune_heads(model, {site.path: list(range(HEADS))})
+    prune_heads(model, heads={site.path: list(range(HEADS))})
     assert without_gradient() <= before
 
 
@@ -73,7 +73,7 @@ def test_attributes_of_a_shrunk_module():
             present = [2, 0, 1, 3][-now:] if now < HEADS else range(HEADS)
             removed = {4: [2], 3: [0, 1], 1: [3]}[now]
             assert set(removed) <= set(present)
-            prune_heads(model, {first: removed})
+            prune_heads(model, heads={first: removed})
             module = sites(model)[first]
             assert (getattr(module, heads), getattr(module, width)) == (kept, kept * 8)
             assert module.training is False and not any(part.training for part in module.modules())

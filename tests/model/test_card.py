@@ -24,7 +24,7 @@ def shared(model):
 
 
 def pruned(model):
-    return prune_heads(model, {"enc-self": [[0], [1, 2]]})
+    return prune_heads(model, heads={"enc-self": [[0], [1, 2]]})
 
 
 def read(folder):
@@ -51,7 +51,7 @@ def test_a_saved_model_says_what_it_is_and_how_it_loads(tmp_path):
 
 def test_values_are_counted_over_key_heads_and_sites_stand_in_the_order_of_the_model():
     model = FAMILIES["qwen3"].build()  # 4 heads share 2 key heads of width 8
-    prune_heads(model, {"layers.1.self_attn": [0, 1]})
+    prune_heads(model, heads={"layers.1.self_attn": [0, 1]})
     swap_to_collaborative(model, dim_value={"layers.0.self_attn": 8, "layers.1.self_attn": 4})
     rows = [line for line in model_card(model).text.splitlines() if line.startswith("| `layers")]
     assert rows == [

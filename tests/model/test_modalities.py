@@ -62,9 +62,9 @@ def removal(model):
 
 
 CALLS = {
-    "swap": lambda model, batches: swap_to_collaborative(model, dim_shared_query_key=16, calibration=batches),
+    "swap": lambda model, batches: swap_to_collaborative(model, dim_shared_query_key=16, batches=batches),
     "compress": lambda model, batches: compress(model, batches),
-    "prune": lambda model, batches: prune_heads(model, removal(model), calibration=batches),
+    "prune": lambda model, batches: prune_heads(model, heads=removal(model), batches=batches),
     "importance": lambda model, batches: head_importance(model, batches),
     "distill": lambda model, batches: distill(model, copy.deepcopy(model), batches, steps=1),
     "statistics": lambda model, batches: analyze_heads(model, batches, parts="statistics"),
@@ -78,7 +78,7 @@ def test_batches_of_another_kind_are_refused(what, call):
     name, wrong, fragments = WRONG[what]
     model = FAMILIES[name].build()
     if call == "distill":  # which asks for a changed model first
-        prune_heads(model, removal(model))
+        prune_heads(model, heads=removal(model))
     with refused(model, CalibrationError, type(model).__name__, "batch 0", *fragments):
         CALLS[call](model, [wrong])
 

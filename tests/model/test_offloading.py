@@ -101,11 +101,11 @@ def gated_then_pruned(model):
 def mixed_then_narrowed(model):
     swap_to_alpha(model)
     alpha_report(model)
-    swap_to_collaborative(model, dim_value=16, calibration=batches())
+    swap_to_collaborative(model, dim_value=16, batches=batches())
 
 
 def pruned_then_folded(model):
-    prune_heads(model, SOME_HEADS)
+    prune_heads(model, heads=SOME_HEADS)
     fold_heads(model)
 
 
@@ -123,14 +123,14 @@ CHANGES = {
         dim_value=16,
         mixing="per_head",
         allocation="balanced",
-        calibration=batches(),
+        batches=batches(),
         refine_steps=2,
     ),
     "gates": swap_to_gated,
     "gated_then_pruned": gated_then_pruned,
     "mixed_then_narrowed": mixed_then_narrowed,
-    "repaired": lambda model: prune_heads(model, SOME_HEADS, calibration=batches()),
-    "a layer without heads": lambda model: prune_heads(model, {"enc-self": [[], [0, 1, 2, 3]]}),
+    "repaired": lambda model: prune_heads(model, heads=SOME_HEADS, batches=batches()),
+    "a layer without heads": lambda model: prune_heads(model, heads={"enc-self": [[], [0, 1, 2, 3]]}),
     "pruned_then_folded": pruned_then_folded,
     "planned_then_compressed": planned_then_compressed,
     "one term": lambda model: restrict_scores(model, "context"),
@@ -225,7 +225,7 @@ def test_heads_come_back_where_nothing_of_a_site_was_left(spread, tmp_path):
     """Qwen3 has no bias behind its heads, and norms of its own, which go with the last head."""
     model, whole = spread(FAMILIES["qwen3"].build(), tmp_path), FAMILIES["qwen3"].build()
     for each in (model, whole):
-        prune_heads(each, {"dec-self": [[], [0, 1, 2, 3]]})
+        prune_heads(each, heads={"dec-self": [[], [0, 1, 2, 3]]})
         fold_heads(each)
     inputs = FAMILIES["qwen3"].inputs()
     with torch.no_grad():
@@ -284,7 +284,7 @@ def hooks_of(model) -> dict[str, int]:
 def test_a_plan_of_a_model_that_was_changed_since(tmp_path):
     model = by_device_map(FAMILIES["bert"].build(), tmp_path)
     made = plan(model, batches(), refine_steps=0)
-    prune_heads(model, SOME_HEADS)
+    prune_heads(model, heads=SOME_HEADS)
     with pytest.raises(ArgumentError, match="changed since the plan"):
         compress(model, made, 0.5)
 
@@ -324,7 +324,7 @@ FITTED = {
     "values": lambda model: swap_to_collaborative(model, dim_value=16),
     "gates": swap_to_gated,
     "alphas": swap_to_alpha,
-    "removal": lambda model: prune_heads(model, SOME_HEADS),
+    "removal": lambda model: prune_heads(model, heads=SOME_HEADS),
     "plan": lambda model: plan(model, batches_of(FAMILIES["bert"]), refine_steps=0),
     "compression": lambda model: compress(model, batches_of(FAMILIES["bert"]), refine_steps=0),
     "reconstruction": lambda model: head_importance(model, batches_of(FAMILIES["bert"]), criterion="reconstruction"),

@@ -49,7 +49,7 @@ def test_heads_keep_their_numbers_and_sites_without_heads_stay_closed():
     model = FAMILIES["bert"].build()
     adapter = collab_heads.get_adapter(model)
     first, second = (site.path for site in adapter.sites(model))
-    collab_heads.prune_heads(model, {first: [0, 2], second: [0, 1, 2, 3]})
+    collab_heads.prune_heads(model, heads={first: [0, 2], second: [0, 1, 2, 3]})
     (left,) = open_sites(model, adapter)
     assert (left.path, left.head_numbers, left.num_heads) == (first, (1, 3), 2)
     numbers = {site.path: site.head_numbers for site in open_sites(model, adapter, adapter.sites(model))}

@@ -18,11 +18,11 @@ def swapped(model, inputs):
 
 
 def pruned(model, inputs):
-    prune_heads(model, removal(model, empty=False))
+    prune_heads(model, heads=removal(model, empty=False))
 
 
 def emptied(model, inputs):
-    prune_heads(model, removal(model))
+    prune_heads(model, heads=removal(model))
 
 
 def compressed(model, inputs):
@@ -124,6 +124,6 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(SwapError, match=r"holds gates or alphas.*fold_heads first"):
             peft_targets(model, "output")
         fold_heads(model)
-    prune_heads(model, {"enc-self": [[0, 1, 2, 3]] * 2})
+    prune_heads(model, heads={"enc-self": [[0, 1, 2, 3]] * 2})
     with pytest.raises(ArgumentError, match="no site of the model has a query or value left"):
         peft_targets(model)

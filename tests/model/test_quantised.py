@@ -136,7 +136,7 @@ CALLS = {
     "swap": lambda model: collab_heads.swap_to_collaborative(model, sites="enc-self", dim_value=0.5),
     "gate": collab_heads.swap_to_gated,
     "alpha": collab_heads.swap_to_alpha,
-    "prune": lambda model: collab_heads.prune_heads(model, {"enc-self": [[0], [1]]}),
+    "prune": lambda model: collab_heads.prune_heads(model, heads={"enc-self": [[0], [1]]}),
     "compress": lambda model: collab_heads.compress(model, [FAMILIES["bert"].inputs()], budget=0.5),
     "fold": collab_heads.fold_heads,
 }

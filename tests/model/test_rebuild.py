@@ -15,7 +15,7 @@ from families import FAMILIES, sites, swap
 
 BEFORE = {
     "stock": lambda model: None,
-    "pruned": lambda model: prune_heads(model, {path: [1] for path in sites(model)}),
+    "pruned": lambda model: prune_heads(model, heads={path: [1] for path in sites(model)}),
     "collaborative": lambda model: swap_to_collaborative(model, dim_shared_query_key=16),
     "narrowed": lambda model: swap_to_collaborative(model, dim_value=0.5),
 }

@@ -26,13 +26,13 @@ def narrow_llama():
     """Groups, removed heads, pairs and narrower values."""
     model = FAMILIES["llama"].build()
     swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5, mixing="per_head")
-    prune_heads(model, {"dec-self": [[1], [2]]})
+    prune_heads(model, heads={"dec-self": [[1], [2]]})
     return model
 
 
 def pruned_bert():
     model = FAMILIES["bert"].build()
-    prune_heads(model, {"enc-self": [[1], [0, 2]]})
+    prune_heads(model, heads={"enc-self": [[1], [0, 2]]})
     return model
 
 

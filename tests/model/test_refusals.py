@@ -41,7 +41,7 @@ def query_is_key(model):
 
 
 def remove(model):
-    prune_heads(model, {SECOND: [0]})
+    prune_heads(model, heads={SECOND: [0]})
 
 
 def exchange(model):
@@ -53,7 +53,7 @@ def narrow(model):
 
 
 def calibrated(model):
-    swap_to_collaborative(model, dim_shared_query_key=16, calibration=[batch()], refine_steps=1)
+    swap_to_collaborative(model, dim_shared_query_key=16, batches=[batch()], refine_steps=1)
 
 
 BOTH, ALONE = (FIRST, SECOND), (SECOND, "query", "key")

@@ -28,10 +28,10 @@ def narrow(model):
 
 CHANGES = {
     "swapped": narrow,
-    "pruned": lambda model: prune_heads(model, REMOVED),
+    "pruned": lambda model: prune_heads(model, heads=REMOVED),
     "compressed": lambda model: compress(model, [BATCH] * 4, 0.6, refine_steps=0),
-    "swapped, pruned": lambda model: (narrow(model), prune_heads(model, REMOVED)),
-    "pruned, folded": lambda model: (prune_heads(model, REMOVED), fold_heads(model)),
+    "swapped, pruned": lambda model: (narrow(model), prune_heads(model, heads=REMOVED)),
+    "pruned, folded": lambda model: (prune_heads(model, heads=REMOVED), fold_heads(model)),
 }
 TOO_LATE = r"AdamW was made before attention of the BertForSequenceClassification was changed: .* a new optimizer"
 
@@ -85,7 +85,7 @@ def adapters_afterwards(model):
     optimizer = optimizer_of(model.parameters())
 
     def change():
-        prune_heads(model, REMOVED)
+        prune_heads(model, heads=REMOVED)
         adapted(model)
         optimizer.add_param_group({"params": [p for name, p in model.named_parameters() if "lora" in name]})
 
@@ -121,7 +121,7 @@ def a_copy_changed(model):
 def an_error(model):
     def change():
         with pytest.raises(ArgumentError):
-            prune_heads(model, {"enc-self": [[0], [9]]})
+            prune_heads(model, heads={"enc-self": [[0], [9]]})
 
     return optimizer_of(model.parameters()), change
 
@@ -167,7 +167,7 @@ def test_no_false_alarm(make):
 def test_a_checkpoint_of_a_changed_model_trains(tmp_path):
     model = gated(classifier())
     optimizer = optimizer_of(model.parameters())
-    prune_heads(model, REMOVED)
+    prune_heads(model, heads=REMOVED)
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)
     step(again, optimizer_of(again.parameters()))

@@ -29,7 +29,7 @@ def llama(seed, *removed):
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=chance), alpha=0.1)
     if removed:
-        prune_heads(model, {"dec-self": [list(removed), list(removed)]})
+        prune_heads(model, heads={"dec-self": [list(removed), list(removed)]})
     return model
 
 

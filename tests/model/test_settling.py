@@ -42,7 +42,7 @@ def narrow(model):
 
 
 def prune(model):
-    prune_heads(model, {path: [0] for path in sites(model)})
+    prune_heads(model, heads={path: [0] for path in sites(model)})
 
 
 CHANGES = {"swap": narrow, "prune": prune, "gates": swap_to_gated, "alphas": swap_to_alpha}
@@ -101,7 +101,7 @@ def test_two_changes_under_one_config(tmp_path):
     check_saved(first, tmp_path / "first", 2)
     swap_to_gated(second)
     check_saved(second, tmp_path / "second", 2)
-    prune_heads(first, {"enc-self": [[1], []]})
+    prune_heads(first, heads={"enc-self": [[1], []]})
     assert not any(state.gates for state in CollabConfig.on(first).sites.values())
     check_saved(first, tmp_path / "again", 2)
 
@@ -114,7 +114,7 @@ def test_one_that_was_made_of_a_changed_one_keeps_its_change(tmp_path):
     fold_heads(pruned)
     check_saved(pruned, tmp_path / "folded", 0)
     check_saved(made, tmp_path / "made", 2)
-    prune_heads(made, {"enc-self": [[1], []]})
+    prune_heads(made, heads={"enc-self": [[1], []]})
     fold_heads(made)
     check_saved(made, tmp_path / "made folded", 0)
 
@@ -134,7 +134,7 @@ def test_a_task_model_knows_what_its_base_became(tmp_path):
 def test_layers_that_move_take_their_record_along(tmp_path):
     teacher, student = FAMILIES["bert"].build(), FAMILIES["bert"].build()
     narrow(teacher)
-    prune_heads(teacher, {"enc-self": [[0], [1, 2]]})
+    prune_heads(teacher, heads={"enc-self": [[0], [1, 2]]})
     student.bert.encoder.layer[0] = teacher.bert.encoder.layer[1]
     check_saved(student, tmp_path / "moved", 1)
     assert CollabConfig.of(student.config).sites["encoder.layer.0.attention.self"].kept == (0, 3)
@@ -145,7 +145,7 @@ def test_layers_that_move_take_their_record_along(tmp_path):
 
 def test_a_layer_in_two_places_is_recorded_twice():
     model = FAMILIES["bert"].build()
-    prune_heads(model, {"enc-self": [[0], []]})
+    prune_heads(model, heads={"enc-self": [[0], []]})
     model.bert.encoder.layer[1] = model.bert.encoder.layer[0]
     assert list(CollabConfig.on(model).sites) == [f"encoder.layer.{i}.attention.self" for i in range(2)]
 
@@ -199,7 +199,7 @@ def folders(tmp_path):
     """A changed BERT and a stock one, stored."""
     changed = BertModel(bert_config())
     narrow(changed)
-    prune_heads(changed, {"enc-self": [[0], [1, 2]]})
+    prune_heads(changed, heads={"enc-self": [[0], [1, 2]]})
     changed.save_pretrained(tmp_path / "changed")
     BertModel(bert_config()).save_pretrained(tmp_path / "stock")
     return tmp_path / "changed", tmp_path / "stock"
@@ -215,7 +215,7 @@ def test_an_encoder_decoder_made_of_a_changed_model(changed, folders, tmp_path):
     again = check_saved(whole, tmp_path / "whole", 2, inputs)
     assert f"`{changed}.encoder.layer.1.attention.self`" in (tmp_path / "whole" / "README.md").read_text()
     again = check_saved(again, tmp_path / "again", 2, inputs)
-    prune_heads(getattr(again, changed), {"enc-self" if changed == "encoder" else "dec-self": [[1], []]})
+    prune_heads(getattr(again, changed), heads={"enc-self" if changed == "encoder" else "dec-self": [[1], []]})
     last = getattr(check_saved(again, tmp_path / "pruned", 2, inputs), changed)
     assert [list(state.kept) for state in CollabConfig.on(last).sites.values()] == [[2, 3], [0, 3]]
 

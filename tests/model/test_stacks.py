@@ -18,7 +18,7 @@ STACKS = {
 def changed(name):
     """The first head of every site removed, and queries and keys narrower."""
     model = FAMILIES[name].build()
-    prune_heads(model, {path: [0] for path in sites(model)})
+    prune_heads(model, heads={path: [0] for path in sites(model)})
     swap_to_collaborative(model, dim_shared_query_key=12, mixing="per_head")
     return model
 
@@ -54,7 +54,7 @@ def test_a_stack_that_is_changed_alone_is_saved_with_the_whole(tmp_path):
 def test_a_folded_model_has_no_record_anywhere():
     model = FAMILIES["clip"].build()
     before = copy.deepcopy(model.config.to_dict())
-    prune_heads(model, {path: [0] for path in sites(model)})
+    prune_heads(model, heads={path: [0] for path in sites(model)})
     assert model.config.text_config.collab_heads == model.text_model.config.collab_heads
     assert set(model.config.text_config.collab_heads["sites"]) == {f"encoder.layers.{i}.self_attn" for i in range(2)}
     fold_heads(model)

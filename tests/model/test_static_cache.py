@@ -21,8 +21,8 @@ def of_type(model):
 CHANGES = EXPORTED | {
     "stock": lambda model: None,
     "compressed": lambda model: collab_heads.compress(model, [FAMILIES[of_type(model)].inputs()], budget=0.6),
-    "pruned": lambda model: collab_heads.prune_heads(model, {"dec-self": [[0, 1], [3]]}),
-    "pruned, both layers empty": lambda model: collab_heads.prune_heads(model, {"dec-self": [[0, 1, 2, 3]] * 2}),
+    "pruned": lambda model: collab_heads.prune_heads(model, heads={"dec-self": [[0, 1], [3]]}),
+    "pruned, both layers empty": lambda model: collab_heads.prune_heads(model, heads={"dec-self": [[0, 1, 2, 3]] * 2}),
     "gated, removed": lambda model: change_heads(model, "both"),
 }
 ROTARY = ("qwen3", "llama", "gemma3", "mistral")

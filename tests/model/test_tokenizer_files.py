@@ -76,7 +76,7 @@ def test_only_what_is_as_it_came_is_taken_back(model, tmp_path):
 def test_stock_models_and_models_from_nowhere_are_saved_alone(model, original, tmp_path):
     stock = BertForSequenceClassification.from_pretrained(original)
     stock.save_pretrained(tmp_path / "stock")
-    prune_heads(stock, {"enc-self": [[0], [1]]})
+    prune_heads(stock, heads={"enc-self": [[0], [1]]})
     fold_heads(stock)
     stock.save_pretrained(tmp_path / "folded")
     new = FAMILIES["bert"].build()

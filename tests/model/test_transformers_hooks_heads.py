@@ -62,7 +62,7 @@ def test_missing_parts_of_a_narrow_projection_with_fewer_heads(part, removed, tm
     """Also where more dimensions are shared than the heads that are left had."""
     model = FAMILIES["bert"].build()
     swap(model, "shared", NARROW["shared"])
-    prune_heads(model, {"enc-self": [removed, removed]})
+    prune_heads(model, heads={"enc-self": [removed, removed]})
     model.save_pretrained(tmp_path)
     found = load_without(model, tmp_path, f"query_key.{part}", warnings_logged)
     assert torch.isfinite(found).all()

@@ -20,7 +20,7 @@ def test_everything_is_as_it_was(family):
     before = snapshot(model)
     with undone(model, open_sites(model, adapter)):
         swap(model, "per_head+values", 12)
-        collab_heads.prune_heads(model, {site.path: [1] for site in adapter.sites(model)})
+        collab_heads.prune_heads(model, heads={site.path: [1] for site in adapter.sites(model)})
         collab_heads.swap_to_gated(model)
         assert not torch.allclose(output(model.eval(), inputs), expected)
         model.train()
@@ -35,7 +35,7 @@ def test_one_in_another(family):
         swap(model, "per_head", 16)
         swapped = output(model, inputs)
         with undone(model, sites):
-            collab_heads.prune_heads(model, {sites[0].path: [1]})
+            collab_heads.prune_heads(model, heads={sites[0].path: [1]})
         assert torch.equal(output(model, inputs), swapped)
     assert_unchanged(model, before)
     assert torch.equal(output(model, inputs), expected)

@@ -167,7 +167,7 @@ def test_every_role_is_a_stack_of_its_own(measured):
 def test_removed_heads_do_not_take_part(measured):
     """Places keep their original numbers, and scores are those of the heads that are left."""
     model = bert(2)
-    prune_heads(model, {"enc-self": [[1], [0, 2]]})
+    prune_heads(model, heads={"enc-self": [[1], [0, 2]]})
     measured([(0.3, 0.9, 0.5), (0.1, 0.7)])
     assert numbers(DynamicRotation("hard", count=2).plan(model, 1, [{}])) == [((0, 2), (1, 1)), ((1, 3), (0, 0))]
     rotation = DynamicRotation("local")
@@ -387,7 +387,7 @@ def test_counts_above_half_of_the_heads(measured):
             with refused(model, ArgumentError, f"count {most + 1} is more than half", where, policy, f"up to {most}"):
                 call(rotation)
         assert rotation.history == []
-    prune_heads(model, {BERT.format(2): [0, 1, 2]})
+    prune_heads(model, heads={BERT.format(2): [0, 1, 2]})
     DynamicRotation("hard", count=6).check(model)
     with refused(model, ArgumentError, "half of the 13"):
         DynamicRotation("hard", count=7).check(model)
@@ -395,7 +395,7 @@ def test_counts_above_half_of_the_heads(measured):
         with refused(model, ArgumentError, "half of the 1 enc-self heads of layer 2"):
             DynamicRotation(policy).check(model)
     three = bert(3)
-    prune_heads(three, {BERT.format(1): [0, 1, 2]})
+    prune_heads(three, heads={BERT.format(1): [0, 1, 2]})
     DynamicRotation("soft", count=2).check(three)  # the middle layer stays as it is
 
 

@@ -241,7 +241,7 @@ def test_the_position_bias_of_t5_stays():
 def test_places_of_a_pruned_model_keep_their_numbers():
     """Head 3 of a site that lost head 1 is its third: rows 16 to 24."""
     model = build("bert")
-    prune_heads(model, {"enc-self": [[1], [0, 2]]})
+    prune_heads(model, heads={"enc-self": [[1], [0, 2]]})
     modules = [sites(model)[BERT.format(layer)] for layer in (0, 1)]
     before = [
         module.value.weight.detach().clone().unflatten(0, (count, -1))
@@ -258,7 +258,7 @@ def test_places_of_a_pruned_model_keep_their_numbers():
 def test_a_pruned_t5_keeps_its_columns_of_the_position_bias():
     model, inputs = build("t5"), FAMILIES["t5"].inputs()
     paths = [path for path in sites(model) if path.startswith("encoder")]
-    prune_heads(model, {"enc-self": [[1], [0]]})
+    prune_heads(model, heads={"enc-self": [[1], [0]]})
     before, kept = output(model, inputs), [list(sites(model)[path].kept_heads) for path in paths]
     swap_heads(model, [((paths[0], 3), (paths[1], 1))])
     assert not torch.allclose(output(model, inputs), before, atol=1e-4)

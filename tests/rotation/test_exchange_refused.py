@@ -62,7 +62,7 @@ def test_across_roles_or_stacks():
 
 def test_removed_heads():
     model = build("bert")
-    prune_heads(model, {"enc-self": [[1], [0, 1, 2, 3]]})
+    prune_heads(model, heads={"enc-self": [[1], [0, 1, 2, 3]]})
     with refused(model, ArgumentError, "head 1 of", "was removed", "0, 2, 3"):
         swap_heads(model, [((BERT.format(0), 1), (BERT.format(0), 2))])
     with refused(model, ArgumentError, BERT.format(1), "all heads of the site were removed"):

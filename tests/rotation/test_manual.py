@@ -233,7 +233,7 @@ def test_other_models():
     with refused(model, SwapError, "epoch 1", CROSS.format(1), "collaborative"):
         rotation.check(model)
     pruned = marian()
-    prune_heads(pruned, {CROSS.format(1): [0]})
+    prune_heads(pruned, heads={CROSS.format(1): [0]})
     with refused(pruned, ArgumentError, "epoch 1", "was removed", "1, 2, 3"):
         rotation.check(pruned)
     wrapped = torch.nn.DataParallel(marian())

@@ -103,7 +103,7 @@ def test_gates_are_written_elsewhere(trained, tmp_path):
 def test_gates_of_other_heads_are_refused(trained, tmp_path):
     _, folder = trained
     model = classifier()
-    prune_heads(model, {"enc-self": [[0], []]})
+    prune_heads(model, heads={"enc-self": [[0], []]})
     swap_to_gated(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(ArgumentError, match=r"layer\.0.*log_alpha is \(4,\), in the model \(3,\): change the model"):

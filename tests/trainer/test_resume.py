@@ -109,7 +109,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
 
     def pruned(heads):
         model = classifier()
-        prune_heads(model, {"enc-self": heads})
+        prune_heads(model, heads={"enc-self": heads})
         return gated(model)
 
     trainer_of(pruned([[0], [1]]), tmp_path, exact(), save_strategy="steps", save_steps=4, max_steps=4).train()

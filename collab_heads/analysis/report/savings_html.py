@@ -37,7 +37,7 @@ def cheap_html(report: HeadMeasurements) -> str:
         for head, cost in cheap.heads
     ]
     removed = [f"    {path!r}: {numbers}," for path, numbers in cheap.by_path().items()]
-    lines = ["from collab_heads import prune_heads", "", "prune_heads(model, {", *removed, "}, calibration=batches)"]
+    lines = ["from collab_heads import prune_heads", "", "prune_heads(model, batches, heads={", *removed, "})"]
     return title + paragraph(text) + listed(items) + code(lines)
 
 

@@ -88,7 +88,7 @@ def choose_heads(
         alive = agreed(accelerator, lambda: heads_to_keep(args, model, samples))
         swap_to_gated(model, alive_heads=alive)
         refits = args.alive_heads is None and criterion_of(args.head_selection).refits
-        report = prune_heads(model, calibration=samples(args.importance_samples) if refits else None)
+        report = prune_heads(model, batches=samples(args.importance_samples) if refits else None)
         same_weights(accelerator, model)
     if learned:
         swap_to_gated(model, sites=learned)

@@ -95,7 +95,7 @@ def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping]
         dim_shared_query_key=args.dim_shared_query_key,
         dim_value=args.dim_value,
         tol=args.decomposition_tol,
-        calibration=calibration,
+        batches=calibration,
         mixing=args.mixing,
         allocation=args.allocation,
         sites=args.sites,

@@ -45,7 +45,7 @@ def test_it_computes_as_if_the_heads_were_removed(name, change):
     place = -1 if gates is None else gates.is_open().tolist().index(True)
     heads = {site.path: [numbers[site.path][place]]}
     whole, removed = logits(model, inputs), copy.deepcopy(model)
-    collab_heads.prune_heads(removed, heads)
+    collab_heads.prune_heads(removed, heads=heads)
     with without_heads(model, heads):
         found = logits(model, inputs)
     torch.testing.assert_close(found, logits(removed, inputs), rtol=0, atol=1e-4 if name == "t5" else EXACT64)
@@ -56,7 +56,7 @@ def test_it_computes_as_if_the_heads_were_removed(name, change):
 def test_heads_keep_their_numbers_when_others_are_gone():
     model = model_in("bert")
     path = collab_heads.get_adapter(model).sites(model)[0].path
-    collab_heads.prune_heads(model, {path: [0, 2]})
+    collab_heads.prune_heads(model, heads={path: [0, 2]})
     assert head_numbers(model, collab_heads.get_adapter(model))[path] == (1, 3)
     with refused(model, ArgumentError, f"{path} has no head 0; it has 1, 3"), without_heads(model, {path: [0]}):
         pass
@@ -81,7 +81,7 @@ def test_leaving_one_out_by_hand(name):
     for site in (found.sites[0], found.sites[-1]):
         for head in (0, HEADS - 1):
             removed = copy.deepcopy(model)
-            collab_heads.prune_heads(removed, {site.path: [head]})
+            collab_heads.prune_heads(removed, heads={site.path: [head]})
             assert float(found.without[site.path][head]) == pytest.approx(mean_loss(removed, batches), abs=EXACT64)
     changes = torch.cat([*found.harm().values()])
     assert changes.abs().max() > FAR and changes.unique().numel() == heads
@@ -114,7 +114,7 @@ def test_a_curve_removes_the_least_important_heads_first():
     assert [kept for kept, _ in points] == [24, 22, 5]
     assert points[0][1] == mean_loss(model, batches)
     removed = copy.deepcopy(model)
-    collab_heads.prune_heads(removed, {sites[0].path: [0, 1]})
+    collab_heads.prune_heads(removed, heads={sites[0].path: [0, 1]})
     assert points[1][1] == pytest.approx(mean_loss(removed, batches), abs=EXACT64)
     few = copy.deepcopy(model)
     roles = {role: [site for site in sites if site.role == role][-1] for role in ("enc-self", "dec-self", "dec-enc")}
@@ -125,7 +125,9 @@ def test_a_curve_removes_the_least_important_heads_first():
     )
     for _, path, head in ranked[:2]:
         best.setdefault(path, []).append(head)
-    collab_heads.prune_heads(few, {s.path: [h for h in range(HEADS) if h not in best.get(s.path, [])] for s in sites})
+    collab_heads.prune_heads(
+        few, heads={s.path: [h for h in range(HEADS) if h not in best.get(s.path, [])] for s in sites}
+    )
     assert points[2][1] == pytest.approx(mean_loss(few, batches), abs=EXACT64)
     standard = ablation_curve(model, lambda m: 1.0, scores)
     assert [kept for kept, _ in standard] == [24, 21, 18, 15, 12, 9, 6, 3]

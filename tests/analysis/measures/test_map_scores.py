@@ -131,7 +131,7 @@ def test_distance_of_maps_is_not_that_of_outputs():
         torch.cat([scores[s.path] for s in outputs.sites]).argsort().tolist() for scores in (maps, distances(outputs))
     ]
     assert orders[0] != orders[1]
-    prune_heads(model, {"enc-self": [[0, 1, 2], []]})
+    prune_heads(model, heads={"enc-self": [[0, 1, 2], []]})
     maps = map_scores(model, [cast(inputs, model.dtype)], get_adapter(model), "map_distance")
     assert [len(scores) for scores in maps.values()] == [1, HEADS] and maps[outputs.sites[0].path].tolist() == [0.0]
 

@@ -247,7 +247,7 @@ def test_confidence_of_weights_that_are_known():
 
 def test_a_model_without_heads_has_nothing_to_measure():
     model, (inputs, _) = model_in("bert"), ended("bert")
-    collab_heads.prune_heads(model, {"enc-self": [list(range(HEADS))] * 2})
+    collab_heads.prune_heads(model, heads={"enc-self": [list(range(HEADS))] * 2})
     found = measure(model, [inputs])
     assert found.sites == () and found.confidence == {} and str(found)
 

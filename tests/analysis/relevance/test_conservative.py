@@ -94,7 +94,7 @@ def test_decoders_conserve_at_every_cut(name):
     """Stock RMS norms, rotations and eager softmaxes round to float32; what they gave is what is explained."""
     model = without_biases(FAMILIES["qwen3" if name == "unequal groups" else name].build())
     if name == "unequal groups":
-        prune_heads(model, {"dec-self": [[1], [0, 3]]})
+        prune_heads(model, heads={"dec-self": [[1], [0, 3]]})
         name = "qwen3"
     found = missing(name, model, full(decoder_batch(name)))
     assert found.keys() == {site.path for site in get_adapter(model).sites(model)}

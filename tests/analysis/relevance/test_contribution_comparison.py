@@ -19,7 +19,7 @@ SEEN = 1e-3  # what differs on purpose differs by more
 def other():
     """The same model, but for a head."""
     model = model_in("marian", dtype=torch.float32)
-    prune_heads(model, {"dec-enc": [[0], []]})
+    prune_heads(model, heads={"dec-enc": [[0], []]})
     return model
 
 

@@ -94,9 +94,9 @@ def test_changed_models(change):
 
 def test_a_decoder_that_does_not_look_at_the_source_gets_nothing_from_it():
     model, inputs = model_in("marian"), labelled("marian")
-    prune_heads(model, {"dec-enc": [[0, 1, 2, 3], [1, 2, 3]]})
+    prune_heads(model, heads={"dec-enc": [[0, 1, 2, 3], [1, 2, 3]]})
     assert contributions(model, [inputs]).mean > FAR
-    prune_heads(model, {"dec-enc": [[], [0]]})
+    prune_heads(model, heads={"dec-enc": [[], [0]]})
     assert contributions(model, [inputs]).mean == 0
 
 

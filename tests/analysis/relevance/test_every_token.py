@@ -140,7 +140,7 @@ def test_sentences_of_one_token():
 
 def test_without_any_heads_a_token_comes_from_the_one_before_alone():
     model, inputs = model_in("marian"), labelled("marian")
-    prune_heads(model, {role: [[0, 1, 2, 3]] * LAYERS for role in ("enc-self", "dec-self", "dec-enc")})
+    prune_heads(model, heads={role: [[0, 1, 2, 3]] * LAYERS for role in ("enc-self", "dec-self", "dec-enc")})
     found = whole(model, inputs)
     for sentence in found.sentences:
         assert not sentence.source.any() and not sentence.influence.any() and not sentence.relevance.source.any()

@@ -213,7 +213,7 @@ def test_weights_that_are_nan_are_named():
 
 def test_a_model_without_heads_has_nothing_to_measure():
     model, (inputs, _) = model_in("bert"), ended("bert")
-    collab_heads.prune_heads(model, {"enc-self": [list(range(HEADS))] * 2})
+    collab_heads.prune_heads(model, heads={"enc-self": [list(range(HEADS))] * 2})
     found = head_relevance(model, [inputs])
     assert found.sites == () and found.signed == {} and found.sentences == 3 and str(found)
 

@@ -121,7 +121,7 @@ def test_changed_models(name, change):
 
 def test_without_heads_a_token_sees_itself_alone():
     model = model_in("qwen3")
-    prune_heads(model, {"dec-self": [[0, 1, 2, 3]] * LAYERS})
+    prune_heads(model, heads={"dec-self": [[0, 1, 2, 3]] * LAYERS})
     found = contributions(model, [batch()])
     assert found.source.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
 

@@ -61,7 +61,7 @@ def test_the_lines_do_it(report):
     heads = ast.literal_eval(re.search(r"prune_heads\(model, (\{.*?\})", text, re.DOTALL)[1])
     model, (inputs, _) = model_in("marian", "pruned"), ended("marian")
     before = {site.path: site.num_heads for site in report.sites}
-    prune_heads(model, heads, calibration=[inputs])
+    prune_heads(model, heads=heads, batches=[inputs])
     assert {path: list(numbers) for path, numbers in heads.items()} == cheapest(report).by_path()
     assert sum(before.values()) - sum(map(len, heads.values())) > 0 and EOS not in before
     assert "\n".join([*PLAN, *COMPRESS]) in text

@@ -19,7 +19,7 @@ def resized(model, shape, choice, kind):
     """The model with what a choice means, made by the public functions."""
     site, after = first_site(model), geometry_of(shape, choice)
     if after.num_heads < shape.geometry.num_heads:
-        collab_heads.prune_heads(model, {site.path: list(range(after.num_heads, shape.geometry.num_heads))})
+        collab_heads.prune_heads(model, heads={site.path: list(range(after.num_heads, shape.geometry.num_heads))})
     dim = None if choice.get("query_key") is None else after.query_key_width
     value = after.num_heads * after.dim_value if after.dim_value < shape.geometry.dim_value else None
     if dim is not None or value is not None:
@@ -45,7 +45,7 @@ def test_predicted_sizes_are_real(family, kind, choice, before):
     model, choice = family.build(), dict(choice)
     site = first_site(model)
     if before == "pruned":
-        collab_heads.prune_heads(model, {site.path: [3]})
+        collab_heads.prune_heads(model, heads={site.path: [3]})
         choice.pop("heads" if choice.get("heads") == 3 else "", None)
     elif before == "values":
         collab_heads.swap_to_collaborative(model, dim_value=0.5, sites=[site.path])

@@ -120,13 +120,13 @@ def test_heads_before_gates_and_alphas_and_those_that_are_left():
         hand = by_hand(model, inputs, {"enc-self": 1.0}, masks_of(model, inputs))
         assert seen(model, penalty, inputs, inputs).item() == pytest.approx(hand, abs=FP32_NOISE)
     model, inputs = model_in("bert"), FAMILIES["bert"].inputs()
-    prune_heads(model, {"enc-self": [[1], [0, 2, 3]]})
+    prune_heads(model, heads={"enc-self": [[1], [0, 2, 3]]})
     penalty = HeadPenalty(model, disagreement=1.0)
     model(**inputs)
     ((_, heads),) = penalty.parts["disagreement"].seen
     assert heads.shape[-2] == HEADS - 1
     penalty.close()
-    prune_heads(model, {"enc-self": [[0, 2], []]})
+    prune_heads(model, heads={"enc-self": [[0, 2], []]})
     alone = HeadPenalty(model, disagreement=1.0)
     assert seen(model, alone, inputs, inputs).item() == 0.0  # nothing is left to keep apart
 

@@ -67,7 +67,7 @@ def test_the_state_of_another_penalty_is_refused(other):
     with refused(model, ArgumentError, "not the state of this penalty", next(iter(other)).split("_")[0]):
         penalty.load_state_dict(state)
     pruned = FAMILIES["bert"].build()
-    prune_heads(pruned, {"enc-self": [[0], []]})
+    prune_heads(pruned, heads={"enc-self": [[0], []]})
     swap_to_gated(pruned)
     with pytest.raises(ArgumentError, match=r"gates \[4, 4\], not \[3, 4\]"):
         HeadPenalty(pruned, **options).load_state_dict(state)
@@ -110,7 +110,7 @@ def test_a_subset_that_nobody_draws_is_not_sampled(tmp_path):
 def test_heads_may_go_in_the_middle_of_a_selection():
     model = gated()
     HeadPenalty(model, target_heads=3, steps=4).step()
-    prune_heads(model, {"enc-self": [[1], []]})
+    prune_heads(model, heads={"enc-self": [[1], []]})
     model.train()(**batch()).logits.sum().backward()
     assert [gates.num_heads for gates in modules(model)] == [3, 4]
 
@@ -189,7 +189,7 @@ def test_a_closure_runs_first_and_its_loss_comes_back():
     (
         ("collaborative", swap_to_collaborative),
         ("gated", swap_to_gated),
-        ("prune", lambda model, adapter: prune_heads(model, {"enc-self": [[0], []]}, adapter)),
+        ("prune", lambda model, adapter: prune_heads(model, heads={"enc-self": [[0], []]}, adapter=adapter)),
     ),
 )
 def test_what_an_adapter_cannot_do_is_refused(kind, act):

@@ -421,7 +421,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(more, message, b
 
 def test_a_single_head_is_refused_before_anything_is_written(bert, files, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(bert)
-    prune_heads(model, {PATHS[0]: [0, 1, 2]})
+    prune_heads(model, heads={PATHS[0]: [0, 1, 2]})
     model.save_pretrained(tmp_path / "pruned")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "pruned" / name).write_bytes((bert / name).read_bytes())

@@ -31,7 +31,7 @@ def test_models_that_do_not_fit(parse, flags, message):
 def test_a_single_head_is_refused_before_training(parse):
     model = FAMILIES["bert"].build()
     path = adapter_sites(model)[1].path
-    prune_heads(model, {path: [0, 1, 3]})
+    prune_heads(model, heads={path: [0, 1, 3]})
     with pytest.raises(ArgumentError, match=f"{path}: a single head cannot be mixed"):
         mix_heads.check_mixable(parse("--alpha_mixing"), model)
     mix_heads.check_mixable(parse(f"--alpha_mixing --alpha_sites {adapter_sites(model)[0].path}"), model)
@@ -55,7 +55,7 @@ def test_start_mixes_what_can_be_mixed(parse):
     mix_heads.put_alphas(parse("--alpha_mixing --alpha_sites dec-enc dec-self"), model)
     assert mixed(model) == [("dec-self", HEADS), ("dec-enc", HEADS)] * 2
     model = FAMILIES["marian"].build()
-    prune_heads(model, {"enc-self": [[0, 1, 2], [0]], "dec-self": [[0, 1, 2, 3]] * 2})
+    prune_heads(model, heads={"enc-self": [[0, 1, 2], [0]], "dec-self": [[0, 1, 2, 3]] * 2})
     mix_heads.put_alphas(parse("--alpha_mixing"), model)
     assert mixed(model) == [("enc-self", HEADS - 1), ("dec-enc", HEADS), ("dec-enc", HEADS)]
     args = parse("--alpha_mixing --alpha_growth_weight enc-self=2,dec-self=3 --alpha_start 0.25")
@@ -67,7 +67,7 @@ def test_start_mixes_what_can_be_mixed(parse):
 
 def test_nothing_left_to_mix(parse):
     model = FAMILIES["bert"].build()
-    prune_heads(model, {"enc-self": [[0, 1, 2], [0, 1, 2]]})
+    prune_heads(model, heads={"enc-self": [[0, 1, 2], [0, 1, 2]]})
     assert mix_heads.put_alphas(parse("--alpha_mixing"), model) is None
     assert mix_heads.alpha_options(parse("--alpha_mixing --disagreement_weight 2"), model, 5) == {"disagreement": 2.0}
 

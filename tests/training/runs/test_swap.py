@@ -145,7 +145,7 @@ def test_the_swap_is_as_the_flags_say(monkeypatch):
         "method": "parafac",
         "refine_steps": 7,
         "allocation": "balanced",
-        "calibration": ["batch"],
+        "batches": ["batch"],
         "model": "model",
     }
     assert asked == expected
