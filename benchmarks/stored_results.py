@@ -97,7 +97,7 @@ def changes(name: str) -> dict[str, Callable[[torch.nn.Module], object]]:
             compress(model, seen, 0.8, refine_steps=2),
             compress(model, seen, 0.7, refine_steps=2),
         )[1],
-        "compress to an error": lambda model: compress(model, seen, quality=0.3, refine_steps=2),
+        "compress to an error": lambda model: compress(model, seen, max_error=0.3, refine_steps=2),
         "distil": lambda model: (
             compress(model, seen, 0.6, refine_steps=2),
             collab_heads.distill(model, FAMILIES[name].build(), seen, steps=3),

@@ -43,7 +43,7 @@ def run(args: Namespace) -> CompressReport | CompressionPlan:
             write_plan(made, args.output_dir)
         return made
     original = copy.deepcopy(model) if args.distill_steps else None
-    report = compress(model, made, args.budget, quality=args.quality)
+    report = compress(model, made, args.budget, max_error=args.max_error)
     print(report)
     distilled = None
     if original is not None:

@@ -1,4 +1,4 @@
-"""compress: plan, fit, refine and put in place, under a budget or down to a quality."""
+"""compress: plan, fit, refine and put in place, under a budget or up to an error."""
 
 import dataclasses
 import inspect
@@ -27,8 +27,8 @@ from collab_heads.model.site_size import size_of
 from collab_heads.state import QueryKeyKind
 from collab_heads.words import SITE_PARTS, SitePart
 
-ATTEMPTS = 5  # to come near to a quality
-NEAR = 0.95  # of the quality that was asked for
+ATTEMPTS = 5  # to come near to an error
+NEAR = 0.95  # of the error that was asked for
 
 
 @checking_arguments
@@ -39,7 +39,7 @@ def compress(
     batches: Iterable[Mapping] | CompressionPlan,
     budget: float | None = None,
     *,
-    quality: float | None = None,
+    max_error: float | None = None,
     of: Measure = "parameters",
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     sites: str | Iterable[str] | None = None,
@@ -57,9 +57,9 @@ def compress(
     Args:
         model: see `plan`.
         batches: see `plan`; or what `plan` returned for this model, whose options then count.
-        budget: the share that is to be left of what attention has now, above 0 and at most 1. Without `quality` the
+        budget: the share that is to be left of what attention has now, above 0 and at most 1. Without `max_error` the
             default is 0.5.
-        quality: instead of a budget: the error of the model's output, on examples that no fit has seen, that it may
+        max_error: instead of a budget: the error of the model's output, on examples that no fit has seen, that it may
             make at most. For models without a head and regressions the root mean square of the change, as a share of
             how the output varies; for classifiers and language models the root of twice the mean Kullback-Leibler
             divergence. The model becomes as small as that allows.
@@ -75,15 +75,15 @@ def compress(
         What was done where, predicted and measured error, and what attention costs now; `print` it.
 
     Raises:
-        ArgumentError: on a budget that is impossible (the message says what is possible), both a budget and a quality,
-            or a quality that no smaller model has.
+        ArgumentError: on a budget that is impossible (the message says what is possible), both a budget and an error,
+            or an error that every smaller model exceeds.
         CollabHeadsError: as `plan` raises them.
     """
     started = time.perf_counter()
-    if budget is not None and quality is not None:
-        raise ArgumentError(f"budget={budget!r} and quality={quality!r} exclude each other: give one")
-    if quality is not None and not (is_number(quality) and quality > 0):
-        raise ArgumentError(f"quality {quality!r} must be a number above 0: the error that the output may have")
+    if budget is not None and max_error is not None:
+        raise ArgumentError(f"budget={budget!r} and max_error={max_error!r} exclude each other: give one")
+    if max_error is not None and not (is_number(max_error) and max_error > 0):
+        raise ArgumentError(f"max_error {max_error!r} must be a number above 0: the error that the output may have")
     share = check_budget(0.5 if budget is None else budget)
     FitOptions(refine_steps=refine_steps, seed=seed)  # refused before anything is measured
     if isinstance(batches, CompressionPlan):
@@ -97,13 +97,13 @@ def compress(
     else:
         how = {"refine_steps": refine_steps, "seed": seed}
         made = plan(model, batches, of=of, adapter=adapter, sites=sites, parts=parts, mixing=mixing, **how)
-    chosen = smallest(made, quality) if quality is not None else Chosen.of(made, made.choose(share))
+    chosen = smallest(made, max_error) if max_error is not None else Chosen.of(made, made.choose(share))
     choices, parameters = chosen.choices, model.num_parameters()
     report = CompressReport(
         sites=tuple(site_report(made, path, choices) for path in choices),
         of=made.of,
-        budget=share if quality is None else None,
-        quality=quality,
+        budget=share if max_error is None else None,
+        max_error=max_error,
         predicted_error=made.predicted(choices),
         measured_error=chosen.error,
         costs=costs(made, choices),
@@ -133,23 +133,23 @@ class Chosen(NamedTuple):
         return cls(choices, fitted, made.tried(fitted))
 
 
-def smallest(made: CompressionPlan, quality: float) -> Chosen:
-    """The smallest that keeps to a quality, of some that are tried; how far each misses it leads to the next."""
-    limit, best, least, errors = quality, None, 1.0, []
+def smallest(made: CompressionPlan, max_error: float) -> Chosen:
+    """Return the smallest model within an error, of some that are tried; how far each misses it leads to the next."""
+    limit, best, least, errors = max_error, None, 1.0, []
     for _ in range(ATTEMPTS):
         chosen = Chosen.of(made, made.within(limit))
         if not chosen.fitted:  # the model as it is
             break
         errors.append(error := chosen.error)
-        if error <= quality and made.share(chosen.choices) < least:
+        if error <= max_error and made.share(chosen.choices) < least:
             best, least = chosen, made.share(chosen.choices)
-        if NEAR * quality <= error <= quality:
+        if NEAR * max_error <= error <= max_error:
             break
-        limit *= NEAR**0.5 * quality / max(error, quality / 2)
+        limit *= NEAR**0.5 * max_error / max(error, max_error / 2)
     if best is None:
         tried = f"those that were tried moved the output by {', '.join(f'{error:.4g}' for error in errors)}"
         untried = f"the least that any is expected to move the output by is {made.least_error:.4g}"
-        raise ArgumentError(f"quality {quality!r}: no smaller model keeps to it; {tried if errors else untried}")
+        raise ArgumentError(f"max_error {max_error!r}: no smaller model keeps below it; {tried if errors else untried}")
     return best
 
 

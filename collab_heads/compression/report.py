@@ -68,8 +68,8 @@ class CompressReport:
     Attributes:
         sites: one per site that could change, in model order.
         of: what the budget was of.
-        budget: the share of it that was asked for; None if a quality was.
-        quality: the error of the output that was asked for; None if a budget was.
+        budget: the share of it that was asked for; None if an error was.
+        max_error: the error of the output that was asked for; None if a budget was.
         predicted_error: the error of the model's output that was expected.
         measured_error: the error on calibration examples that no fit has seen. For numbers and states the root mean
             square of the change, as a share of how they vary; for distributions the root of twice the mean
@@ -83,7 +83,7 @@ class CompressReport:
     sites: tuple[CompressedSite, ...]
     of: Measure
     budget: float | None
-    quality: float | None
+    max_error: float | None
     predicted_error: float
     measured_error: float
     costs: dict[Measure, Cost]

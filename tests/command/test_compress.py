@@ -93,8 +93,8 @@ def test_a_translation_model(marian, tmp_path, sides):
 
 
 @pytest.mark.slow
-def test_a_quality_instead_of_a_budget(bert, texts, tmp_path):
-    report = run(bert, "--data", texts, "--quality", 0.06, "--output_dir", tmp_path / "small", *QUICK)
+def test_an_error_instead_of_a_budget(bert, texts, tmp_path):
+    report = run(bert, "--data", texts, "--max_error", 0.06, "--output_dir", tmp_path / "small", *QUICK)
     assert report.budget is None and 0 < report.measured_error <= 0.06
     assert report.costs["parameters"].share < 1
 
@@ -185,7 +185,7 @@ def refused(tmp_path, bert, texts):
     return (
         ([texts, "--output_dir", out, "--budget", "1.5"], ArgumentError, "budget 1.5 must be a share"),
         ([texts, "--output_dir", out, "--budget", "0"], ArgumentError, "--budget: 0 is too small"),
-        ([texts, "--output_dir", out, "--budget", "0.5", "--quality", "0.1"], ArgumentError, "exclude each other"),
+        ([texts, "--output_dir", out, "--budget", "0.5", "--max_error", "0.1"], ArgumentError, "exclude each other"),
         ([texts, "--plan", "--budget", "0.5"], ArgumentError, "--plan shows every budget: leave --budget"),
         ([texts], ArgumentError, "--output_dir is missing: a new folder"),
         ([texts, "--output_dir", used], OutputError, "used is in use: choose another, or move"),

@@ -121,18 +121,18 @@ def test_errors_add_up_to_what_is_predicted():
         assert measured == pytest.approx(made.predicted(made.choose(budget)), rel=0.3)
 
 
-def test_a_quality_is_kept_by_the_smallest_of_some_models():
+def test_an_error_is_kept_by_the_smallest_of_some_models():
     errors, sizes = [], []
-    for quality in (0.05, 0.2):
+    for max_error in (0.05, 0.2):
         model = BERT.build()
-        report = compress(model, batches_of(BERT, 8), quality=quality, **QUICK)
-        assert report.measured_error <= quality
+        report = compress(model, batches_of(BERT, 8), max_error=max_error, **QUICK)
+        assert report.measured_error <= max_error
         errors.append(report.measured_error)
         sizes.append(attention_parameters(model))
     assert errors[0] < errors[1] and sizes[0] > sizes[1]
 
 
-def test_the_smallest_of_those_that_keep_a_quality_is_taken():
+def test_the_smallest_of_those_that_keep_an_error_is_taken():
     """The second try misses it, and the third, which keeps it, is larger than the first."""
     tries = iter([(0.4, 0.08), (0.3, 0.12), (0.6, 0.099)])  # share, error
     sizes = {}
@@ -187,10 +187,10 @@ BAD = {
     "budget nan": ((math.nan,), {}, ArgumentError, "budget nan must be a share"),
     "budget true": ((True,), {}, ArgumentError, "budget True must be a share"),
     "budget too small": ((0.001,), QUICK, ArgumentError, "which the fewest heads and the smallest widths give"),
-    "both": ((0.5,), {"quality": 0.1}, ArgumentError, "exclude each other"),
-    "quality 0": ((), {"quality": 0}, ArgumentError, "quality 0 must be a number above 0"),
-    "quality nan": ((), {"quality": math.nan}, ArgumentError, "quality nan must be"),
-    "quality too high": ((), {"quality": 1e-9, **QUICK}, ArgumentError, "no smaller model keeps to it"),
+    "both": ((0.5,), {"max_error": 0.1}, ArgumentError, "exclude each other"),
+    "max_error 0": ((), {"max_error": 0}, ArgumentError, "max_error 0 must be a number above 0"),
+    "max_error nan": ((), {"max_error": math.nan}, ArgumentError, "max_error nan must be"),
+    "max_error too low": ((), {"max_error": 1e-9, **QUICK}, ArgumentError, "no smaller model keeps below it"),
     "measure": ((0.5,), {"of": "weights"}, ArgumentError, "unknown measure 'weights'"),
     "mixing": ((0.5,), {"mixing": "none"}, ArgumentError, "unknown mixing 'none'"),
     "part": ((0.5,), {"parts": "value"}, ArgumentError, "unknown part 'value' (did you mean 'values'?)"),
@@ -314,11 +314,11 @@ def test_the_seconds_of_a_plan_count():
     assert compress(BERT.build(), batches_of(BERT), 0.5, **QUICK).seconds < 1000
 
 
-def test_a_quality_that_nothing_has_is_refused_with_the_least_that_is_lost():
+def test_an_error_that_nothing_keeps_is_refused_with_the_least_that_is_lost():
     model = BERT.build()
     made = plan(model, batches_of(BERT), **QUICK)
     assert made.least_error > 1e-9
     with refused(
         model, ArgumentError, f"the least that any is expected to move the output by is {made.least_error:.4g}"
     ):
-        compress(model, made, quality=1e-9)
+        compress(model, made, max_error=1e-9)

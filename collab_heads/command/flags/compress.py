@@ -2,7 +2,7 @@ r"""Make the attention of a model smaller: from text alone, without labels.
 
     collab-heads compress sentence-transformers/all-MiniLM-L6-v2 --data text.txt --plan
     collab-heads compress Helsinki-NLP/opus-mt-de-en --data dev.de dev.en --budget 0.5 --output_dir small
-    collab-heads compress MODEL --data reviews.csv --column text --quality 0.1 --output_dir small
+    collab-heads compress MODEL --data reviews.csv --column text --max_error 0.1 --output_dir small
 
 `--plan` shows what every budget would cost in quality; `--distill_steps 300` brings back much of it. Text files have a
 sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its own translations. The
@@ -39,10 +39,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--budget",
         type=positive,
         metavar="SHARE",
-        help="what is to be left of attention, such as 0.5 (default, unless there is a --quality)",
+        help="what is to be left of attention, such as 0.5 (default, unless there is a --max_error)",
     )
     add(
-        "--quality",
+        "--max_error",
         type=positive,
         metavar="ERROR",
         help="instead of a budget: by how much the output may change, such as 0.1; the model becomes as small as that "
@@ -92,12 +92,12 @@ def check(args: Namespace) -> None:
     check_choice("--of", args.of, MEASURES)
     for part in args.parts or ():
         check_choice("--parts", part, SITE_PARTS)
-    if args.budget is not None and args.quality is not None:
-        raise ArgumentError("--budget and --quality exclude each other: give one")
+    if args.budget is not None and args.max_error is not None:
+        raise ArgumentError("--budget and --max_error exclude each other: give one")
     if args.budget is not None and args.budget > 1:
         raise ArgumentError(f"budget {args.budget} must be a share of what attention has now: above 0, at most 1")
-    if args.plan and (args.budget, args.quality) != (None, None):
-        raise ArgumentError("--plan shows every budget: leave --budget and --quality out, or leave --plan out")
+    if args.plan and (args.budget, args.max_error) != (None, None):
+        raise ArgumentError("--plan shows every budget: leave --budget and --max_error out, or leave --plan out")
     if args.plan and args.distill_steps:
         raise ArgumentError("--plan makes no model that --distill_steps could train: leave one out")
     if args.distill_steps:
