@@ -45,7 +45,7 @@ def variants(**options) -> Variants:
         for width in WIDTHS:
             model = load()
             # the time does not depend on how good the decomposition is
-            report = swap_to_collaborative(model, dim_shared_query_key=width, mixing=mixing, sites=[SITE], tol=1e-2)
+            report = swap_to_collaborative(model, dim_shared_query_key=width, kind=mixing, sites=[SITE], tol=1e-2)
             blocks[mixing, report.sites[0].dim] = first_block(model)
     return blocks
 

@@ -119,7 +119,7 @@ def measure(name: str, measured: list[str], calibrating: list[str]) -> list[dict
         expected, expected_hidden = run(stock.to(dtype), inputs)
         model = cls.from_pretrained(path, dtype=dtype).eval()
         report = swap_to_collaborative(
-            model, dim_shared_query_key=dim, mixing=mixing, seed=SEED, **methods.get(method, {})
+            model, dim_shared_query_key=dim, kind=mixing, seed=SEED, **methods.get(method, {})
         )
         logits, hidden = run(model, inputs)
         rows.append(

@@ -51,7 +51,7 @@ def variants(load: Callable[[], PreTrainedModel], full: int, widths: tuple[Width
     for query_key, value in widths:
         model = models[f"{query_key}/{value}"] = load()
         asked = {"dim_shared_query_key": query_key, "dim_value": value}
-        swap_to_collaborative(model, mixing="per_head", **{name: dim for name, dim in asked.items() if dim < full})
+        swap_to_collaborative(model, kind="per_head", **{name: dim for name, dim in asked.items() if dim < full})
     for count in counts:
         model = models[f"{count} heads"] = load()
         sites = get_adapter(model).sites(model)

@@ -78,7 +78,7 @@ def trained(folder: Path, digits: list[str], name: str, more: Sequence[str]) -> 
 
 def asked(kind: str, width: int) -> list[str]:
     """The flags of a kind and its width."""
-    return ["--collaborative", "--mixing", kind, "--dim_shared_query_key", str(width)]
+    return ["--collaborative", "--kind", kind, "--dim_shared_query_key", str(width)]
 
 
 def swapped(folder: Path, digits: list[str], kind: str, width: int, samples: int) -> list[dict]:

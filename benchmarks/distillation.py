@@ -76,7 +76,7 @@ def measure_minilm(values: list[int], steps: int, options: dict):
     for each in values:
         model = copy.deepcopy(original)
         dim = each * model.config.num_attention_heads
-        more = {"mixing": "per_head", "batches": task.calibration(0)}
+        more = {"kind": "per_head", "batches": task.calibration(0)}
         swap_to_collaborative(model, dim_shared_query_key=dim, dim_value=dim, **more)
         before = task.score(model)
         report = distill(model, original, batches, steps, **options)
@@ -97,7 +97,7 @@ def measure_marian(count: int, steps: int, options: dict):
     without = [{name: tensor for name, tensor in batch.items() if name != "labels"} for batch in pairs_of]
     for mixing in ("shared", "per_head"):
         swapped = copy.deepcopy(original)
-        more = {"mixing": mixing, "batches": calibration(tokenizer, seed=0)}
+        more = {"kind": mixing, "batches": calibration(tokenizer, seed=0)}
         swap_to_collaborative(swapped, dim_shared_query_key=64, dim_value=8 * 16, **more)
         before = bleu(swapped)
         for name, batches in (("German only", without), ("with targets", pairs_of)):

@@ -44,7 +44,7 @@ SETTINGS = {  # row -> flags of its swap
     "192": "--collaborative --dim_shared_query_key 192",
     "128": "--collaborative --dim_shared_query_key 128",
     "64": "--collaborative --dim_shared_query_key 64",
-    "64 per_head (96)": "--collaborative --dim_shared_query_key 64 --mixing per_head",
+    "64 per_head (96)": "--collaborative --dim_shared_query_key 64 --kind per_head",
     "64 balanced": "--collaborative --dim_shared_query_key 64 --allocation balanced",
     "64 balanced, 3 epochs": "--collaborative --dim_shared_query_key 64 --allocation balanced --num_train_epochs 3",
     "original, 3 epochs": "--num_train_epochs 3",

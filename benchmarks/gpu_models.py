@@ -86,12 +86,12 @@ class Variant:
 
 def swap(mixing: str, values: float | None = None) -> Variant:
     """A swap at full width."""
-    return Variant(change=partial(swap_to_collaborative, dim_shared_query_key=1.0, dim_value=values, mixing=mixing))
+    return Variant(change=partial(swap_to_collaborative, dim_shared_query_key=1.0, dim_value=values, kind=mixing))
 
 
 def narrow(share: float, mixing: str, values: float | None = None) -> Variant:
     """Shares of the width of query and key, and of the values."""
-    return Variant({"dim_shared_query_key": share, "dim_value": values, "mixing": mixing})
+    return Variant({"dim_shared_query_key": share, "dim_value": values, "kind": mixing})
 
 
 STOCK = "stock"

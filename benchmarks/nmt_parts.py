@@ -74,7 +74,7 @@ def heads() -> dict[str, str]:
 def narrow(widths: tuple[int, ...], mixings: tuple[str, ...] = ("shared", "per_head")) -> dict[str, str]:
     """Rows of key widths."""
     return {
-        f"{mixing} {width}": f"--collaborative --dim_shared_query_key {width} --mixing {mixing}"
+        f"{mixing} {width}": f"--collaborative --dim_shared_query_key {width} --kind {mixing}"
         for mixing in mixings
         for width in widths
     }

@@ -49,7 +49,7 @@ def changed(variant: str):
         sizes = {"gates": {"gate_weight": 0.01}, "18 heads": {"target_heads": 18, "steps": 1}}
         penalty = HeadPenalty(model, **sizes[variant])
     if variant in ("shared", "per_head"):
-        swap_to_collaborative(model, dim_shared_query_key=128, mixing=variant, tol=1e-2)
+        swap_to_collaborative(model, dim_shared_query_key=128, kind=variant, tol=1e-2)
     return model, penalty
 
 

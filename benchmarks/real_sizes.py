@@ -90,7 +90,7 @@ def forward(model: PreTrainedModel, batches: Batches) -> None:
 
 def narrow(model: PreTrainedModel) -> None:
     """Half of the width of queries, keys and values, from the weights."""
-    swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5, mixing="per_head")
+    swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5, kind="per_head")
 
 
 MODELS = {

@@ -96,7 +96,7 @@ def narrowed(text: Text, method: str, share: float, fit: int, draw: int) -> Llam
         swap_to_collaborative(
             model,
             dim_shared_query_key=share,
-            mixing="per_head",
+            kind="per_head",
             batches=text.calibration(draw),
             refine_steps=fit,
             seed=draw,

@@ -73,13 +73,13 @@ def changes(name: str) -> dict[str, Callable[[torch.nn.Module], object]]:
     seen = batches(name)
     swap, compress = collab_heads.swap_to_collaborative, collab_heads.compress
     found = {
-        "swap": lambda model: swap(model, mixing="per_head"),
+        "swap": lambda model: swap(model, kind="per_head"),
         "swap shared": lambda model: swap(model, None, 0.5, batches=seen, refine_steps=8),
-        "swap per_head": lambda model: swap(model, None, 0.5, mixing="per_head", batches=seen, refine_steps=8),
-        "swap weights": lambda model: swap(model, None, 0.5, mixing="per_head"),
+        "swap per_head": lambda model: swap(model, None, 0.5, kind="per_head", batches=seen, refine_steps=8),
+        "swap weights": lambda model: swap(model, None, 0.5, kind="per_head"),
         "swap values": lambda model: swap(model, dim_value=0.5, batches=seen),
         "swap all": lambda model: swap(
-            model, None, 0.5, dim_value=0.5, mixing="per_head", batches=seen, allocation="balanced", refine_steps=4
+            model, None, 0.5, dim_value=0.5, kind="per_head", batches=seen, allocation="balanced", refine_steps=4
         ),
         "gate": collab_heads.swap_to_gated,
         "mix": collab_heads.swap_to_alpha,
@@ -102,7 +102,7 @@ def changes(name: str) -> dict[str, Callable[[torch.nn.Module], object]]:
             compress(model, seen, 0.6, refine_steps=2),
             collab_heads.distill(model, FAMILIES[name].build(), seen, steps=3),
         )[1],
-        "compress shared": lambda model: compress(model, seen, 0.6, mixing="shared", refine_steps=2),
+        "compress shared": lambda model: compress(model, seen, 0.6, kind="shared", refine_steps=2),
     }
     for measure in ("parameters", "operations", "cache"):
         found[f"compress {measure}"] = lambda model, measure=measure: compress(

@@ -128,7 +128,7 @@ def our_row(task: Task, width, mixing, method, sentences, draws, steps, baseline
         report = swap_to_collaborative(
             model,
             dim_shared_query_key=width,
-            mixing=mixing,
+            kind=mixing,
             batches=calibration,
             allocation=allocation,
             seed=draw,
@@ -158,7 +158,7 @@ def values_row(task: Task, values: int, draws: int, baseline: float, width: int 
         model = AutoModel.from_pretrained(minilm()).eval()
         dim = model.config.num_attention_heads * values
         calibration = task.calibration(draw, sentences) if sentences else None
-        narrow = {"dim_shared_query_key": width, "mixing": "per_head"} if width else {}
+        narrow = {"dim_shared_query_key": width, "kind": "per_head"} if width else {}
         report = swap_to_collaborative(model, dim_value=dim, batches=calibration, seed=draw, **narrow)
         scores.append(task.score(model))
         lost += [site.variance_lost for site in report.sites]

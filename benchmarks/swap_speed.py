@@ -46,7 +46,7 @@ def forward_pass(batches) -> None:
 
 def swap(batches, mixing: str = "shared") -> None:
     """One swap, calibrated on the batches."""
-    swap_to_collaborative(original(), dim_shared_query_key=WIDTH, mixing=mixing, batches=batches)
+    swap_to_collaborative(original(), dim_shared_query_key=WIDTH, kind=mixing, batches=batches)
 
 
 def seconds(clock, function, *args) -> float:

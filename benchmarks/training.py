@@ -43,7 +43,7 @@ def stepper(variant: str, accelerator: Accelerator):
     model = AutoModelForSequenceClassification.from_pretrained(minilm()).train()
     width = 384
     if variant in ("shared", "per_head"):
-        report = swap_to_collaborative(model, dim_shared_query_key=WIDTH, mixing=variant, tol=1e-2)
+        report = swap_to_collaborative(model, dim_shared_query_key=WIDTH, kind=variant, tol=1e-2)
         width = report.sites[0].dim
     optimizer, schedule = optimizer_and_schedule(parameter_groups(model, 0.0), 1e-5, "linear", 0, 10_000)
 

@@ -76,7 +76,7 @@ def calibration(tokenizer, seed: int, count: int = 256, size: int = 32) -> list[
 def stepwise_difference(path: str, mixing: str, tokenizer, sentences: list[str]) -> float:
     """Largest difference between cached stepwise logits of a lossless swap and the original's, both in float64."""
     original, model = load(path).double(), load(path).double()
-    swap_to_collaborative(model, mixing=mixing)
+    swap_to_collaborative(model, kind=mixing)
     inputs = tokenizer(sentences, return_tensors="pt", padding=True)
     tokens = original.generate(**inputs, num_beams=1, do_sample=False, max_length=30)
     expected = original(**inputs, decoder_input_ids=tokens).logits
@@ -118,7 +118,7 @@ def measure(name: str, count: int | None) -> list[dict]:
         report = swap_to_collaborative(
             model,
             dim_shared_query_key=width,
-            mixing=mixing,
+            kind=mixing,
             batches=calibration(tokenizer, seed=0) if calibrated else None,
             **({"refine_steps": steps} if steps is not None else {}),
         )

@@ -18,7 +18,7 @@ class RotaryAdapter(AttentionAdapter):
     capabilities: ClassVar[frozenset[Capability]] = frozenset({"per_head", "gated", "alpha", "prune", "values"})
     why_not: ClassVar[Mapping[Capability, str]] = {
         "collaborative": "rotary positions come between its projections and the score, so heads cannot share one "
-        'query/key projection; narrower queries and keys of each head (mixing="per_head"), narrower values '
+        'query/key projection; narrower queries and keys of each head (kind="per_head"), narrower values '
         "(dim_value=), fewer heads and compress() work"
     }
     exact_kind: ClassVar[QueryKeyKind] = "rotary"

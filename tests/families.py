@@ -875,7 +875,7 @@ def swap(model: PreTrainedModel, kind: str, dim=None, **more):
         kind = kind.removesuffix("+values")
         more["dim_value"] = 1.0 if dim is None else NARROW_VALUES / EXACT
         kind, dim = ("shared", None) if kind == "stock" else (kind, 1.0 if dim is None else dim)
-    return collab_heads.swap_to_collaborative(model, dim_shared_query_key=dim, mixing=kind, **more)
+    return collab_heads.swap_to_collaborative(model, dim_shared_query_key=dim, kind=kind, **more)
 
 
 def output(model: PreTrainedModel, inputs: dict) -> torch.Tensor:

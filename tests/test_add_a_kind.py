@@ -50,5 +50,5 @@ def test_narrow_and_with_fewer_heads_it_computes_what_per_head_does(name):
 
 
 def test_without_the_page_there_is_no_such_kind():
-    with pytest.raises(ValueError, match=f"unknown mixing '{KIND}'"):
+    with pytest.raises(ValueError, match=f"unknown kind '{KIND}'"):
         swap(built("bert")[0], KIND, 16)

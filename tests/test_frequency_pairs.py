@@ -49,7 +49,7 @@ of_every_decoder = of("llama", slow=[name for name in OTHERS if FAMILIES[name].g
 
 
 def narrow(model, width=EXACT // 2, **more):
-    return swap_to_collaborative(model, dim_shared_query_key=width, mixing="per_head", **more)
+    return swap_to_collaborative(model, dim_shared_query_key=width, kind="per_head", **more)
 
 
 def query_keys(model) -> list[RotaryQueryKey]:
@@ -367,7 +367,7 @@ def test_compressed(rotary):
 
 def test_from_scratch():
     swapped = FAMILIES["llama"].build()
-    config = collaborative_config(swapped.config, dim_shared_query_key=0.5, mixing="per_head")
+    config = collaborative_config(swapped.config, dim_shared_query_key=0.5, kind="per_head")
     narrow(swapped)
     assert config.collab_heads == swapped.config.collab_heads
     model = type(swapped)(config)

@@ -206,7 +206,7 @@ def test_generation_with_cross_attention(change):
 def test_from_scratch(mixing):
     """Values begin as wide as stock ones, output projections by GPT-2's own rule."""
     config = gpt2_config(add_cross_attention=True)
-    ours = collaborative_config(config, dim_shared_query_key=20, dim_value=16, mixing=mixing)
+    ours = collaborative_config(config, dim_shared_query_key=20, dim_value=16, kind=mixing)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(ours).eval()
     assert torch.isfinite(output(model, cross_batch())).all()

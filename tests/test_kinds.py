@@ -55,7 +55,7 @@ def test_a_question_is_seen(source):
 
 
 def test_a_default_is_no_question():
-    assert questions("def swap(model, mixing='shared', **options): options['kind'] = 'shared'") == []
+    assert questions("def swap(model, kind='shared', **options): options['kind'] = 'shared'") == []
 
 
 def test_every_table_has_every_kind():

@@ -46,7 +46,7 @@ def test_minilm_lossless(minilm, kind):
     test = batches(minilm, sentences(16, seed=1))
     model = AutoModel.from_pretrained(minilm).eval()
     expected = embed(model, test)
-    swap_to_collaborative(model, mixing=kind)
+    swap_to_collaborative(model, kind=kind)
     torch.testing.assert_close(embed(model, test), expected, rtol=0, atol=FP32_NOISE)
 
 
@@ -79,7 +79,7 @@ def test_translations_are_identical(name, kind):
     options = {"num_beams": 5, "do_sample": False, "max_length": 40}
     expected = tokenizer.batch_decode(model.generate(**inputs, **options), skip_special_tokens=True)
     assert "man" in expected[0].lower()
-    swap_to_collaborative(model, mixing=kind)
+    swap_to_collaborative(model, kind=kind)
     for more in ({}, {"cache_implementation": "static"}):
         assert tokenizer.batch_decode(model.generate(**inputs, **options, **more), skip_special_tokens=True) == expected
 
@@ -143,7 +143,7 @@ def test_continuations_are_identical(kind, writer, written):
     rows = {tuple(row.tolist()) for batch in tokens["greedy"] for row in batch}
     assert sum(map(len, tokens["greedy"])) == PROMPTS and len(rows) > PROMPTS / 2
     model = copy.deepcopy(model)
-    swap_to_collaborative(model, **({"dim_value": 1.0} if kind == "values" else {"mixing": kind}))
+    swap_to_collaborative(model, **({"dim_value": 1.0} if kind == "values" else {"kind": kind}))
     for mode in MODES:
         assert all(map(torch.equal, continuations(model, batches, mode), tokens[mode])), mode
     for batch, rows, expected in zip(batches, tokens["greedy"], logits, strict=True):

@@ -81,7 +81,7 @@ def assert_lossless(adapter):
     for mixing in ("shared", "per_head"):
         model, inputs = splinter().double(), batch()
         before = output(model, inputs)
-        swap_to_collaborative(model, adapter, mixing=mixing)
+        swap_to_collaborative(model, adapter, kind=mixing)
         assert all(is_swapped(model.get_submodule(f"encoder.layer.{layer}.attention.self")) for layer in range(LAYERS))
         torch.testing.assert_close(
             output(model, inputs), before, rtol=0, atol=FP32_NOISE
@@ -94,7 +94,7 @@ def test_own_adapter(adapter, mixing, registered, tmp_path):
     assert "splinter" in supported_model_types()
     assert_lossless(adapter)
     model = splinter()
-    swap_to_collaborative(model, adapter, 16, mixing=mixing, batches=[batch()], refine_steps=3)
+    swap_to_collaborative(model, adapter, 16, kind=mixing, batches=[batch()], refine_steps=3)
     model.save_pretrained(tmp_path)
     loaded = aligned(SplinterModel.from_pretrained(tmp_path).eval())
     assert loaded.state_dict().keys() == model.state_dict().keys()

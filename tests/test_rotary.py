@@ -301,9 +301,9 @@ def test_queries_and_keys_alone_cannot_become_smaller():
     model = FAMILIES["qwen3"].build()
     for mixing, why in (("shared", "rotary positions"), ("per_head", "normed per head")):
         with refused(model, UnsupportedModelError, why, "narrower values"):
-            compress(model, [batch()], parts="query_key", mixing=mixing)
+            compress(model, [batch()], parts="query_key", kind=mixing)
         with refused(model, UnsupportedModelError, why, "narrower values"):
-            swap_to_collaborative(model, dim_shared_query_key=0.5, mixing=mixing)
+            swap_to_collaborative(model, dim_shared_query_key=0.5, kind=mixing)
 
 
 def test_the_state_holds_the_groups():

@@ -44,7 +44,7 @@ def test_sentences_embed_as_before(folder, mixing):
     model = embedder(folder)
     before = embeddings(model)
     assert (before[0] - before[2]).abs().max() > 1e-2
-    collab_heads.swap_to_collaborative(model[0].auto_model, mixing=mixing)
+    collab_heads.swap_to_collaborative(model[0].auto_model, kind=mixing)
     torch.testing.assert_close(embeddings(model), before, rtol=0, atol=LOSSLESS)
     torch.testing.assert_close(embeddings(model, batch_size=1), before, rtol=0, atol=LOSSLESS)  # without padding
 

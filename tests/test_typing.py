@@ -71,7 +71,7 @@ REPORTED = {
     "analyze_heads(model, batches, thresholds=0.9)": "arg-type",
     "token_contributions(model, batches, prefixes='owm')": "arg-type",
     "swap_to_gated(model, stretch=0.1)": "arg-type",
-    "swap_to_collaborative(model, mixing='sharedd')": "arg-type",
+    "swap_to_collaborative(model, kind='sharedd')": "arg-type",
     "distill(model, model, batches, mixed_precision='fp16')": "arg-type",
     "swap_to_collaborative(model, method='parafacc')": "arg-type",
 }

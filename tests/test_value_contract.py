@@ -301,12 +301,12 @@ def test_values_after_query_and_key(name, kind):
     """A site that is collaborative already gets narrower values alone, the same as both at once."""
     family = FAMILIES[name]
     at_once, one_by_one = family.build().double(), family.build().double()
-    dims = {} if kind is None else {"dim_shared_query_key": NARROW[kind], "mixing": kind}
+    dims = {} if kind is None else {"dim_shared_query_key": NARROW[kind], "kind": kind}
     swap_to_collaborative(at_once, dim_value=NARROW_VALUES, **dims)
     if kind is not None:
         swap_to_collaborative(one_by_one, **dims)
     report = swap_to_collaborative(one_by_one, dim_value=0.5)
-    assert {site.mixing for site in report.sites} == {kind or "per_head"}
+    assert {site.kind for site in report.sites} == {kind or "per_head"}
     assert at_once.config.collab_heads == one_by_one.config.collab_heads
     torch.testing.assert_close(dict(one_by_one.state_dict()), dict(at_once.state_dict()), rtol=0, atol=EXACT64)
     with refused(at_once, SwapError, "collaborative already"):

@@ -211,13 +211,13 @@ def check_kind(kind: QueryKeyKind, **options: tuple[object, object]) -> None:
     """Check a kind of query/key projection, and that options other than the default mean something for it.
 
     Args:
-        kind: what the user passed as `mixing`.
+        kind: what the user passed as `kind`.
         **options: name -> (value, default).
 
     Raises:
         ArgumentError: if there is no such kind, or an option has no meaning for it.
     """
-    check_choice("mixing", kind, [name for name, fit in FITS.items() if fit.is_offered])
+    check_choice("kind", kind, [name for name, fit in FITS.items() if fit.is_offered])
     for name, (value, default) in options.items():
         why = FITS[kind].meaningless.get(name)
         if why is not None and value != default:

@@ -65,7 +65,7 @@ def make_replacement(
     report = SiteReport(
         path=site.path,
         role=site.role,
-        mixing=state.kind,
+        kind=state.kind,
         dim=state.dim,
         dim_asked=state.dim if plan is None else plan.dim_asked,
         dim_exact=site.num_heads * state.dim_head,

@@ -17,7 +17,7 @@ class SiteReport:
     Attributes:
         path: the site.
         role: "enc-self", "dec-self" or "dec-enc".
-        mixing: the kind of query/key projection, "shared" or "per_head".
+        kind: of query/key projection, "shared" or "per_head".
         dim: R, the width of the query/key projection over all heads.
         dim_asked: what was asked for; differs where the kind rounds up.
         dim_exact: H * d_k, the width that needs no approximation.
@@ -39,7 +39,7 @@ class SiteReport:
 
     path: str
     role: Role
-    mixing: QueryKeyKind
+    kind: QueryKeyKind
     dim: int
     dim_asked: int
     dim_exact: int
@@ -82,7 +82,7 @@ class SwapReport:
     def __str__(self) -> str:
         error = "score error" if self.calibrated else "weight error"
         has_values = any(site.dim_value is not None for site in self.sites)
-        header = ["site", "role", "mixing", "width", error, "output error", "q/k parameters", "cache/token", "seconds"]
+        header = ["site", "role", "kind", "width", error, "output error", "q/k parameters", "cache/token", "seconds"]
         if has_values:
             header[6:7] = ["values", "variance lost", "parameters"]
         before, after = self.model_parameters_before, self.model_parameters_after
@@ -97,8 +97,8 @@ class SwapReport:
     def notes(self) -> list[str]:
         """What a reader should know: widths that were rounded up, caches that grew."""
         notes = []
-        for kind in dict.fromkeys(site.mixing for site in self.sites):
-            sites = [site for site in self.sites if site.mixing == kind]
+        for kind in dict.fromkeys(site.kind for site in self.sites):
+            sites = [site for site in self.sites if site.kind == kind]
             if rounded := [site for site in sites if site.dim != site.dim_asked]:
                 pairs = ", ".join(sorted({f"{site.dim_asked} to {site.dim}" for site in rounded}))
                 notes.append(f"note: {FITS[kind].width_rule}; rounded up: {pairs}")
@@ -119,7 +119,7 @@ def table_row(site: SiteReport, has_values: bool) -> tuple[str, ...]:
     return (
         site.path,
         site.role,
-        site.mixing,
+        site.kind,
         f"{site.dim}/{site.dim_exact}",
         f"{site.relative_error:.4f}",
         "-" if site.output_error is None else f"{site.output_error_before:.4f} -> {site.output_error:.4f}",

@@ -25,7 +25,7 @@ def collaborative_config(
     dim_shared_query_key: Width | Mapping[str, Width] = None,
     *,
     dim_value: Width | Mapping[str, Width] = None,
-    mixing: QueryKeyKind = "shared",
+    kind: QueryKeyKind = "shared",
     mixing_init: MixingInit = "concatenate",
     sites: str | Iterable[str] | None = None,
 ) -> PretrainedConfig:
@@ -36,7 +36,7 @@ def collaborative_config(
         adapter: as in `swap_to_collaborative`.
         dim_shared_query_key: as in `swap_to_collaborative`.
         dim_value: as in `swap_to_collaborative`.
-        mixing: "shared" or "per_head".
+        kind: "shared" or "per_head".
         mixing_init: what a "shared" mixing matrix holds at first: "concatenate" (0/1 blocks: heads begin separate),
             "ones" (heads begin alike), "normal" (random, standard deviation 0.2) or "xavier" (random, within
             ±√(6 / (heads + width)), Glorot and Bengio 2010).
@@ -50,7 +50,7 @@ def collaborative_config(
         ArgumentError: on a width, role, path, kind or initial mixing that cannot work.
         SwapError: if the config describes a changed model already.
     """
-    check_kind(mixing, mixing_init=(mixing_init, MIXING_INITS[0]))
+    check_kind(kind, mixing_init=(mixing_init, MIXING_INITS[0]))
     check_choice("mixing_init", mixing_init, MIXING_INITS)
     if not isinstance(config, PretrainedConfig):
         raise ArgumentError(f"expected a transformers config, got {type(config).__name__}")
@@ -61,8 +61,8 @@ def collaborative_config(
         model = AutoModel.from_config(config)
     record = {}
     only_values = dim_value is not None and dim_shared_query_key is None
-    adapter = get_adapter(model, adapter, "values" if only_values else FITS[mixing].capability)
-    kind = kind_for(adapter, mixing)
+    adapter = get_adapter(model, adapter, "values" if only_values else FITS[kind].capability)
+    kind = kind_for(adapter, kind)
     swapped, narrowed = choose_sites(model, adapter, sites, dim_shared_query_key, dim_value, kind)
     values = {site.path: plan_values(site, asked).state for site, asked in narrowed}
     for site, asked, kind in swapped:

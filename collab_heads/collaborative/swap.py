@@ -42,7 +42,7 @@ def swap_to_collaborative(
     dim_value: Width | Mapping[str, Width] = None,
     tol: float = 1e-4,
     batches: Iterable[Mapping] | None = None,
-    mixing: QueryKeyKind = "shared",
+    kind: QueryKeyKind = "shared",
     allocation: Allocation = "uniform",
     sites: str | Iterable[str] | None = None,
     method: Method = "als",
@@ -69,7 +69,7 @@ def swap_to_collaborative(
         batches: input dicts as the model takes them, to calibrate on (32 to 512 sentences are enough). The
             decomposition then preserves the scores on such inputs, which is far better than preserving the weights;
             likewise narrower values preserve the site's output.
-        mixing: the kind of query/key projection. "shared" is the paper's layer: every head mixes all R dimensions.
+        kind: of query/key projection. "shared" is the paper's layer: every head mixes all R dimensions.
             "per_head" gives every head R / H dimensions (rounded up to a multiple of 4): larger, and faster. Where
             positions are rotations (Llama, ModernBERT, ...) these are the frequency pairs that carry the score of each
             key head, and nothing else is possible; where queries and keys are normed per head too (Qwen3, Gemma 3),
@@ -89,7 +89,7 @@ def swap_to_collaborative(
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
-        ArgumentError: on a width, role, path, method, mixing or tolerance that cannot work.
+        ArgumentError: on a width, role, path, method, kind or tolerance that cannot work.
         CalibrationError: if the batches are empty or the model cannot take them, or if a site that is to be
             refined or measured does not use transformers' attention interface.
         NonFiniteError: if weights or calibration inputs contain NaN or inf; the site is named.
@@ -98,15 +98,15 @@ def swap_to_collaborative(
     Source: Cordonnier, Loukas, Jaggi 2020, arXiv:2006.16362; the weighting is ours.
     """
     started = time.perf_counter()
-    check_kind(mixing, method=(method, FitOptions.method))
+    check_kind(kind, method=(method, FitOptions.method))
     check_choice("allocation", allocation, ALLOCATIONS)
     options = FitOptions(method, tol, refine_steps, seed)
     if allocation == "balanced" and batches is None:
         raise ArgumentError("allocation='balanced' measures output errors: pass batches")
     check_wrapper(model)
     only_values = dim_value is not None and dim_shared_query_key is None
-    adapter = get_adapter(model, adapter, "values" if only_values else FITS[mixing].capability)
-    kind = kind_for(adapter, mixing)
+    adapter = get_adapter(model, adapter, "values" if only_values else FITS[kind].capability)
+    kind = kind_for(adapter, kind)
     plans, value_plans = plan_change(model, adapter, sites, dim_shared_query_key, dim_value, kind)
     before, calibrated = model.num_parameters(), None
     if batches is not None:

@@ -22,7 +22,7 @@ from collab_heads.words import SITE_PARTS
 
 def run(args: Namespace) -> CompressReport | CompressionPlan:
     """Compress, print and write; returns the report. All input is read and checked before the model runs."""
-    check_kind(args.mixing)
+    check_kind(args.kind)
     all_texts = read_data(args)
     loaded = load(args)
     model, tokenizer, _ = loaded
@@ -32,7 +32,7 @@ def run(args: Namespace) -> CompressReport | CompressionPlan:
     batches = batches_of(args, model, tokenizer, texts)
     how = {
         "parts": args.parts or SITE_PARTS,
-        "mixing": args.mixing,
+        "kind": args.kind,
         "refine_steps": args.refine_steps,
         "seed": args.seed,
     }

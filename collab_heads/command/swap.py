@@ -19,7 +19,7 @@ def run(args: Namespace) -> SwapReport:
         loaded.model,
         dim_shared_query_key=args.dim_shared_query_key,
         dim_value=args.dim_value,
-        mixing=args.mixing,
+        kind=args.kind,
         allocation=args.allocation,
         sites=args.sites,
         batches=calibration(args, loaded),

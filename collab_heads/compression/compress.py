@@ -44,7 +44,7 @@ def compress(
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     sites: str | Iterable[str] | None = None,
     parts: SitePart | Iterable[SitePart] = SITE_PARTS,
-    mixing: QueryKeyKind = "per_head",
+    kind: QueryKeyKind = "per_head",
     refine_steps: int = 120,
     seed: int = 0,
 ) -> CompressReport:
@@ -67,7 +67,7 @@ def compress(
         adapter: see `plan`.
         sites: see `plan`.
         parts: see `plan`.
-        mixing: see `plan`.
+        kind: see `plan`.
         refine_steps: see `plan`.
         seed: see `plan`.
 
@@ -89,14 +89,14 @@ def compress(
     if isinstance(batches, CompressionPlan):
         made = batches
         made.check_model(model)
-        given: dict[str, object] = {"of": of, "adapter": adapter, "sites": sites, "parts": parts, "mixing": mixing}
+        given: dict[str, object] = {"of": of, "adapter": adapter, "sites": sites, "parts": parts, "kind": kind}
         given |= {"refine_steps": refine_steps, "seed": seed}
         defaults = inspect.signature(plan).parameters
         if own := [name for name, value in given.items() if value != defaults[name].default]:
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
     else:
         how = {"refine_steps": refine_steps, "seed": seed}
-        made = plan(model, batches, of=of, adapter=adapter, sites=sites, parts=parts, mixing=mixing, **how)
+        made = plan(model, batches, of=of, adapter=adapter, sites=sites, parts=parts, kind=kind, **how)
     chosen = smallest(made, max_error) if max_error is not None else Chosen.of(made, made.choose(share))
     choices, parameters = chosen.choices, model.num_parameters()
     report = CompressReport(

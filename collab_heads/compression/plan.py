@@ -59,7 +59,7 @@ def plan(
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     sites: str | Iterable[str] | None = None,
     parts: SitePart | Iterable[SitePart] = SITE_PARTS,
-    mixing: QueryKeyKind = "per_head",
+    kind: QueryKeyKind = "per_head",
     refine_steps: int = 120,
     seed: int = 0,
 ) -> CompressionPlan:
@@ -81,7 +81,7 @@ def plan(
         adapter: the family's adapter, as class or instance; None looks it up by model type.
         sites: roles or paths of what may change; None for all.
         parts: what may become smaller: some of "heads" (their number), "query_key" and "values" (their widths).
-        mixing: the kind of narrower query/key projections, see `swap_to_collaborative`. "shared" makes the most of
+        kind: of narrower query/key projections, see `swap_to_collaborative`. "shared" makes the most of
             parameters and cache, and is slow.
         refine_steps: Adam steps that fit each narrower query/key projection in the end, to what its site put out.
         seed: of the order of the inputs in the refinement.
@@ -89,7 +89,7 @@ def plan(
     Raises:
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, its output cannot be compared, or
             `parts` names nothing that can become smaller in its family.
-        ArgumentError: on an unknown role, path, measure, part or mixing, a number that cannot be, or a measure of which
+        ArgumentError: on an unknown role, path, measure, part or kind, a number that cannot be, or a measure of which
             the sites have nothing.
         CalibrationError: if the batches are empty or too few, or the model cannot take them.
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
@@ -102,16 +102,16 @@ def plan(
         check_choice("part", name, PARTS)
     if not parts:
         raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
-    check_kind(mixing)
+    check_kind(kind)
     check_wrapper(model)
     adapter = get_adapter(model, adapter)
     for part in PARTS.values():
         if not part.may_stay or set(parts) == {part.name}:
-            get_adapter(model, adapter, part.capability(mixing))
+            get_adapter(model, adapter, part.capability(kind))
     options = FitOptions(refine_steps=refine_steps, seed=seed)
     listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))
     batches = [batch for _, batch in with_translations(model, list(listed))]
-    measured = measure_model(model, adapter, batches, sites, mixing, parts, options)
+    measured = measure_model(model, adapter, batches, sites, kind, parts, options)
     shapes = {path: errors.shape for path, errors in measured.errors.items()}
     cost = COUNTED[of] if of in COUNTED else Latencies(model, measured.sites, shapes, batches[0])
     made = CompressionPlan(measured, of, cost)

@@ -44,7 +44,7 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
 
     Narrower heads stay narrow where the config of the family can say it (T5's `d_kv`, ViT's `head_dim`), and queries,
     keys and values of all sites have the same width, as after `swap_to_collaborative(model, dim_shared_query_key=0.5,
-    dim_value=0.5, mixing="per_head")`.
+    dim_value=0.5, kind="per_head")`.
 
     Args:
         model: a supported transformers model with gates, alphas or removed heads, or such narrower ones.

@@ -63,7 +63,7 @@ def query_keys(model):
 def test_from_config(name, mixing, dim):
     config = CONFIGS[name]()
     before = config.to_dict()
-    ours = collaborative_config(config, dim_shared_query_key=dim, mixing=mixing)
+    ours = collaborative_config(config, dim_shared_query_key=dim, kind=mixing)
     assert config.to_dict() == before
     for cls in (AutoModel, TASKS[name]):
         model = build(cls, ours)
@@ -152,7 +152,7 @@ def wide(name):
 def test_starts_as_wide_as_stock(name, mixing, dim):
     stock, ours = (
         AutoModel.from_config(wide(name)),
-        AutoModel.from_config(collaborative_config(wide(name), None, dim, mixing=mixing)),
+        AutoModel.from_config(collaborative_config(wide(name), None, dim, kind=mixing)),
     )
     adapter = get_adapter(stock)
     for theirs, module in zip(sites(stock).values(), sites(ours).values(), strict=True):
@@ -173,7 +173,7 @@ def test_starts_as_wide_as_stock(name, mixing, dim):
 @pytest.mark.parametrize("mixing", KINDS)
 def test_full_width_is_a_stock_model(name, mixing):
     """Read back into the stock model, the weights give the same output."""
-    ours, stock = build(TASKS[name], collaborative_config(wide(name), mixing=mixing)), build(TASKS[name], wide(name), 1)
+    ours, stock = build(TASKS[name], collaborative_config(wide(name), kind=mixing)), build(TASKS[name], wide(name), 1)
     adapter, state = get_adapter(stock), ours.state_dict()
     missing = stock.load_state_dict(
         {key: value for key, value in state.items() if "query_key" not in key}, strict=False
@@ -206,7 +206,7 @@ def test_other_weights_start_as_stock_ones(name):
 
 @pytest.mark.parametrize("mixing", KINDS)
 def test_one_step_lowers_a_loss(name, mixing):
-    model = build(TASKS[name], collaborative_config(CONFIGS[name](), None, 16, mixing=mixing))
+    model = build(TASKS[name], collaborative_config(CONFIGS[name](), None, 16, kind=mixing))
     given = inputs(name)
     given["labels"] = torch.tensor([0, 1, 0]) if name == "bert" else given.pop("decoder_input_ids")
     mine = [parameter for query_key in query_keys(model) for parameter in query_key.parameters()]
@@ -221,7 +221,7 @@ def test_one_step_lowers_a_loss(name, mixing):
 @pytest.mark.parametrize("mixing", KINDS)
 def test_saved_and_loaded(name, mixing, tmp_path):
     start = "normal" if mixing == "shared" else "concatenate"
-    model = build(TASKS[name], collaborative_config(CONFIGS[name](), None, 16, mixing=mixing, mixing_init=start))
+    model = build(TASKS[name], collaborative_config(CONFIGS[name](), None, 16, kind=mixing, mixing_init=start))
     model.save_pretrained(tmp_path)
     loaded = aligned(TASKS[name].from_pretrained(tmp_path).eval())
     assert loaded.config.collab_heads == model.config.collab_heads
@@ -237,7 +237,7 @@ def test_saved_and_loaded(name, mixing, tmp_path):
         ({"dim_shared_query_key": True}, ("True", "an int")),
         ({"dim_shared_query_key": {"dec-self": 8}}, ("no dec-self",)),
         ({"sites": "enc_self"}, ("did you mean 'enc-self'",)),
-        ({"mixing": "full"}, ("'full'", "shared, per_head")),
+        ({"kind": "full"}, ("'full'", "shared, per_head")),
         ({"mixing_init": "one"}, ("'one'", "did you mean 'ones'")),
         ({"adapter": "bert"}, ("'bert'", "AttentionAdapter")),
     ),

@@ -44,10 +44,10 @@ def output(folder):
 
 
 def test_a_swap_from_the_weights_is_the_swap_of_the_library(bert, tmp_path, capsys):
-    flags = "--dim_shared_query_key 16 --dim_value 0.5 --mixing per_head".split()
+    flags = "--dim_shared_query_key 16 --dim_value 0.5 --kind per_head".split()
     report = commands.run("swap", bert, *flags, "--output_dir", tmp_path / "out")
     model = BertModel.from_pretrained(bert)
-    expected = swap_to_collaborative(model, dim_shared_query_key=16, dim_value=0.5, mixing="per_head")
+    expected = swap_to_collaborative(model, dim_shared_query_key=16, dim_value=0.5, kind="per_head")
     assert [site.dim for site in report.sites] == [site.dim for site in expected.sites] == [16, 16]
     loaded = BertModel.from_pretrained(tmp_path / "out")
     assert (
@@ -58,7 +58,7 @@ def test_a_swap_from_the_weights_is_the_swap_of_the_library(bert, tmp_path, caps
 
 
 def test_widths_by_role(marian, pairs, tmp_path):
-    widths = ("--dim_shared_query_key", "enc-self=8,dec-enc=0.5", "--dim_value", "dec-enc=0.5", "--mixing", "per_head")
+    widths = ("--dim_shared_query_key", "enc-self=8,dec-enc=0.5", "--dim_value", "dec-enc=0.5", "--kind", "per_head")
     commands.run("swap", marian, *widths, "--data", *pairs, *QUICK, "--output_dir", tmp_path / "out")
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
     sites = {state.role: state for state in CollabConfig.of(model.config).sites.values()}
@@ -131,7 +131,7 @@ def test_what_is_refused(bert, texts, tmp_path):
         (("swap", bert, "--output_dir", used), OutputError, "is in use"),
         (("swap", used, *out), ArgumentError, "used holds no model: it has no config.json"),
         (("swap", bert, "--allocation", "balanced", *out), ArgumentError, "--allocation balanced needs --data"),
-        (("swap", bert, "--mixing", "none", *out), ArgumentError, "unknown --mixing 'none'"),
+        (("swap", bert, "--kind", "none", *out), ArgumentError, "unknown --kind 'none'"),
         (("swap", bert, "--dim_shared_query_key", 9000, *out), ArgumentError, "9000"),
         (("swap", bert, "--data", used / "x", *out), DataError, "x: No such file"),
         (("prune", bert, "--target_heads", 4, *out), ArgumentError, "reconstruction needs --data"),

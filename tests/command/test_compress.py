@@ -193,7 +193,7 @@ def refused(tmp_path, bert, texts):
         ([texts, "--output_dir", empty], OutputError, "empty is a file"),
         ([texts, "--output_dir", f"{empty}/small"], OutputError, "cannot be made: .*empty is no folder"),
         ([texts, "--output_dir", out, "--of", "size"], ArgumentError, "unknown --of 'size'"),
-        ([texts, "--output_dir", out, "--mixing", "none"], ArgumentError, "'none'"),
+        ([texts, "--output_dir", out, "--kind", "none"], ArgumentError, "'none'"),
         ([texts, "--output_dir", out, "--parts", "head"], ArgumentError, "unknown --parts 'head'"),
         ([texts, "--plan", "--distill_steps", "5"], ArgumentError, "--plan makes no model that --distill_steps"),
         ([texts, "--output_dir", out, "--sites", "decoder"], ArgumentError, "'decoder'"),

@@ -35,7 +35,7 @@ def test_a_stock_model(bert, capsys):
 def test_every_change_is_seen_without_the_weights(bert, tmp_path, monkeypatch):
     model = BertModel.from_pretrained(bert)
     prune_heads(model, heads={FIRST: [2]})
-    swap_to_collaborative(model, dim_shared_query_key=8, dim_value=0.5, mixing="per_head", sites=SECOND)
+    swap_to_collaborative(model, dim_shared_query_key=8, dim_value=0.5, kind="per_head", sites=SECOND)
     swap_to_gated(model)
     swap_to_alpha(model, sites=FIRST)
     with torch.no_grad():

@@ -40,7 +40,7 @@ def attention_parameters(model):
 def test_a_budget_of_parameters_is_kept_and_used(family, kind, budget):
     model = family.build()
     before, all_before = attention_parameters(model), model.num_parameters()
-    report = compress(model, batches_of(family, 12), budget, mixing=kind, **QUICK)
+    report = compress(model, batches_of(family, 12), budget, kind=kind, **QUICK)
     after = attention_parameters(model)
     assert 0.75 * budget < after / before <= budget  # tiny heads of width 8 have few sizes
     assert report.costs["parameters"].before == before
@@ -52,7 +52,7 @@ def test_a_budget_of_parameters_is_kept_and_used(family, kind, budget):
 
 def test_the_result_loads_again(family, kind, tmp_path):
     model = family.build().eval()
-    compress(model, batches_of(family), 0.4, mixing=kind, **QUICK)
+    compress(model, batches_of(family), 0.4, kind=kind, **QUICK)
     model.save_pretrained(tmp_path)
     again = aligned(type(model).from_pretrained(tmp_path)).eval()
     assert torch.equal(output(again, family.inputs()), output(aligned(model), family.inputs()))
@@ -157,7 +157,7 @@ def test_the_smallest_of_those_that_keep_an_error_is_taken():
         lambda model: prune_heads(model, heads={first_site(model).path: [0, 2]}),
         lambda model: prune_heads(model, heads={first_site(model).path: [0, 1, 2, 3]}),
         lambda model: swap_to_collaborative(model, dim_shared_query_key=12),
-        lambda model: swap_to_collaborative(model, dim_shared_query_key=16, mixing="per_head"),
+        lambda model: swap_to_collaborative(model, dim_shared_query_key=16, kind="per_head"),
         lambda model: swap_to_collaborative(model, dim_value=0.5),
         lambda model: compress(model, batches_of(FAMILIES[model.config.model_type]), 0.6, refine_steps=0),
     ],
@@ -192,7 +192,7 @@ BAD = {
     "max_error nan": ((), {"max_error": math.nan}, ArgumentError, "max_error nan must be"),
     "max_error too low": ((), {"max_error": 1e-9, **QUICK}, ArgumentError, "no smaller model keeps below it"),
     "measure": ((0.5,), {"of": "weights"}, ArgumentError, "unknown measure 'weights'"),
-    "mixing": ((0.5,), {"mixing": "none"}, ArgumentError, "unknown mixing 'none'"),
+    "mixing": ((0.5,), {"kind": "none"}, ArgumentError, "unknown kind 'none'"),
     "part": ((0.5,), {"parts": "value"}, ArgumentError, "unknown part 'value' (did you mean 'values'?)"),
     "site": ((0.5,), {"sites": "dec-enc"}, ArgumentError, "no dec-enc attention"),
     "refine": ((0.5,), {"refine_steps": -1}, ArgumentError, "refine_steps -1"),

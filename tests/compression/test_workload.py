@@ -50,7 +50,7 @@ def test_operations_are_those_that_torch_counts(name):
         geometry = resized(shape, choice)
         dim = None if narrow is None else geometry.query_key_width
         value = PARTS["values"].total(geometry)
-        swap_to_collaborative(model, dim_shared_query_key=dim, dim_value=value, mixing=kind)
+        swap_to_collaborative(model, dim_shared_query_key=dim, dim_value=value, kind=kind)
         after = {path: operations(use, choice) for path, use in uses.items()}
         assert attention_operations(model, batches) == after
         assert sum(after.values()) < 0.7 * sum(before.values())

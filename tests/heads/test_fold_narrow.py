@@ -28,7 +28,7 @@ assert "collab_heads" not in sys.modules
 
 
 def narrow(model, share=0.5):
-    swap_to_collaborative(model, dim_shared_query_key=share, dim_value=share, mixing="per_head")
+    swap_to_collaborative(model, dim_shared_query_key=share, dim_value=share, kind="per_head")
 
 
 @pytest.mark.parametrize("name", T5S)
@@ -73,7 +73,7 @@ def test_plain_transformers_loads_it(tmp_path):
 def test_at_full_width_it_is_the_original():
     family = FAMILIES["t5"]
     model, stock = family.build(), family.build()
-    swap_to_collaborative(model, mixing="per_head")
+    swap_to_collaborative(model, kind="per_head")
     fold_heads(model)
     assert model.state_dict().keys() == stock.state_dict().keys()
     for name, tensor in stock.state_dict().items():
@@ -84,11 +84,11 @@ def test_at_full_width_it_is_the_original():
     "change, message",
     [
         (lambda model: swap_to_collaborative(model, dim_shared_query_key=16), "that share their queries and keys"),
-        (lambda model: swap_to_collaborative(model, dim_shared_query_key=16, mixing="per_head"), "of several widths"),
+        (lambda model: swap_to_collaborative(model, dim_shared_query_key=16, kind="per_head"), "of several widths"),
         (lambda model: swap_to_collaborative(model, dim_value=16), "of several widths have no stock form"),
         (
             lambda model: swap_to_collaborative(
-                model, dim_shared_query_key=16, dim_value=16, mixing="per_head", sites="enc-self"
+                model, dim_shared_query_key=16, dim_value=16, kind="per_head", sites="enc-self"
             ),
             "of several widths have no stock form",
         ),
@@ -121,7 +121,7 @@ def test_images(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("llama", {"dim_shared_query_key": 0.5, "mixing": "per_head"}, "keep frequency pairs of their own"),
+        ("llama", {"dim_shared_query_key": 0.5, "kind": "per_head"}, "keep frequency pairs of their own"),
         ("llama", {}, "of several widths .*layers.0.self_attn 8 and 4"),
         ("qwen3", {}, "of several widths .*layers.0.self_attn 8 and 4"),
     ],

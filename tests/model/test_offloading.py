@@ -121,7 +121,7 @@ CHANGES = {
         model,
         dim_shared_query_key=16,
         dim_value=16,
-        mixing="per_head",
+        kind="per_head",
         allocation="balanced",
         batches=batches(),
         refine_steps=2,

@@ -25,7 +25,7 @@ VALUES = (*VALUES, [], {}, [0], [[0]], {"dim": 4}, float("inf"), -0.0, 1e300)
 def narrow_llama():
     """Groups, removed heads, pairs and narrower values."""
     model = FAMILIES["llama"].build()
-    swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5, mixing="per_head")
+    swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5, kind="per_head")
     prune_heads(model, heads={"dec-self": [[1], [2]]})
     return model
 

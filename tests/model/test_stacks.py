@@ -19,7 +19,7 @@ def changed(name):
     """The first head of every site removed, and queries and keys narrower."""
     model = FAMILIES[name].build()
     prune_heads(model, heads={path: [0] for path in sites(model)})
-    swap_to_collaborative(model, dim_shared_query_key=12, mixing="per_head")
+    swap_to_collaborative(model, dim_shared_query_key=12, kind="per_head")
     return model
 
 

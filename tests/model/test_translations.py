@@ -33,6 +33,6 @@ def test_whisper_is_compressed_and_distilled_from_audio_alone():
     assert report.costs["parameters"].after <= 0.6 * report.costs["parameters"].before
     original = FAMILIES["whisper"].build()
     changed = copy.deepcopy(original)
-    swap_to_collaborative(changed, dim_shared_query_key=16, mixing="per_head")
+    swap_to_collaborative(changed, dim_shared_query_key=16, kind="per_head")
     learned = distill(changed, original, [HEARD], steps=10)
     assert learned.after.total(1.0) < learned.before.total(1.0)

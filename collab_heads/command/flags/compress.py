@@ -50,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add("--of", default=MEASURES[0], metavar="WHAT", help=f"what the budget is of: {', '.join(MEASURES)}")
     add(
-        "--mixing",
+        "--kind",
         default="per_head",
         metavar="KIND",
         help="per_head: every head has its own, narrower query and key; shared: all heads use one, which is smallest, "

@@ -29,7 +29,7 @@ SETTINGS = {  # row -> flags
     "shared 128": f"{SWAP} --dim_shared_query_key 128",
     "shared 64": f"{SWAP} --dim_shared_query_key 64",
     "shared 64 balanced": f"{SWAP} --dim_shared_query_key 64 --allocation balanced",
-    "per_head 64 (96)": f"{SWAP} --dim_shared_query_key 64 --mixing per_head",
+    "per_head 64 (96)": f"{SWAP} --dim_shared_query_key 64 --kind per_head",
     "18 of 72 heads": "--target_heads 18",
     "18 heads, shared 64": f"{SWAP} --target_heads 18 --head_selection gradient --dim_shared_query_key 64",
 }

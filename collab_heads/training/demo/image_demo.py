@@ -25,7 +25,7 @@ FIRST = "--num_train_epochs 24 --learning_rate 1e-3 --eval_steps 152"
 AGAIN = "--num_train_epochs 3 --learning_rate 5e-4"
 SETTINGS = {  # row -> flags
     "shared 16 of 64": "--collaborative --dim_shared_query_key 16",
-    "per_head 16 of 64": "--collaborative --mixing per_head --dim_shared_query_key 16",
+    "per_head 16 of 64": "--collaborative --kind per_head --dim_shared_query_key 16",
     "8 of 16 heads": "--target_heads 8 --head_selection gradient",
     "half of attention": "--compress_budget 0.5",
 }

@@ -24,7 +24,7 @@ FIRST = "--max_train_steps 450 --learning_rate 4e-3 --num_warmup_steps 80 --labe
 AGAIN = "--max_train_steps 120 --learning_rate 1.5e-3 --num_warmup_steps 20 --label_smoothing 0.1"
 SETTINGS = {  # row -> flags
     "shared 32 of 96": "--collaborative --dim_shared_query_key 32",
-    "per_head 48 of 96": "--collaborative --mixing per_head --dim_shared_query_key 48",
+    "per_head 48 of 96": "--collaborative --kind per_head --dim_shared_query_key 48",
     "9 of 36 heads": "--target_heads 9",
     "12 heads, 4 a role": "--target_heads enc-self=4,dec-self=4,dec-enc=4",
 }

@@ -12,7 +12,7 @@ from collab_heads.words import ALLOCATIONS, MEASURES
 SWAPS = ("before", "after", "between")
 DEFAULT_KIND: QueryKeyKind = KINDS[0]
 COMPRESSED: QueryKeyKind = "per_head"  # the kind that compression gives
-OF_COMPRESSION = ("compress_of", "compress_mixing")
+OF_COMPRESSION = ("compress_of", "compress_kind")
 
 
 def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +30,9 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--compress_of", metavar="WHAT", help=f"what the share is of: {', '.join(MEASURES)} (default: {MEASURES[0]})")
     add(
-        "--compress_mixing",
+        "--compress_kind",
         metavar="KIND",
-        help=f"the kind of narrower queries and keys, as --mixing (default: {COMPRESSED})",
+        help=f"the kind of narrower queries and keys, as --kind (default: {COMPRESSED})",
     )
     add(
         "--swap",
@@ -82,7 +82,7 @@ def add_width_arguments(add: Callable[..., object]) -> None:
         "leaves query and key as they are, too)",
     )
     add(
-        "--mixing",
+        "--kind",
         default=DEFAULT_KIND,
         metavar="KIND",
         help="shared: all heads use one projection of queries and keys; per_head: every head has its own, narrower one",
@@ -126,10 +126,10 @@ def check_swap(args: argparse.Namespace) -> None:
     if args.allocation == "balanced" and not args.calibration_samples:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
-    given = args.dim_shared_query_key, args.dim_value, args.mixing, args.allocation
+    given = args.dim_shared_query_key, args.dim_value, args.kind, args.allocation
     if not args.collaborative and given != (None, None, DEFAULT_KIND, "uniform"):
         raise ArgumentError(
-            "--dim_shared_query_key, --dim_value, --mixing and --allocation have no effect without --collaborative"
+            "--dim_shared_query_key, --dim_value, --kind and --allocation have no effect without --collaborative"
         )
     if not wants_swap(args) and (args.sites, args.swap) != (None, "before"):
         raise ArgumentError("--sites and --swap have no effect without --collaborative or --compress_budget")
@@ -144,12 +144,12 @@ def check_fit(args: argparse.Namespace) -> None:
     from collab_heads.collaborative.kinds import FITS
     from collab_heads.collaborative.solvers import METHODS, check_method
 
-    check_choice("--mixing", args.mixing, offered())
+    check_choice("--kind", args.kind, offered())
     check_choice("--decomposition_method", args.decomposition_method, METHODS)
     check_method(args.decomposition_method)
-    why = FITS[args.mixing].meaningless.get("method")
+    why = FITS[args.kind].meaningless.get("method")
     if why is not None and args.decomposition_method != "als":
-        raise ArgumentError(f"--decomposition_method has no meaning for --mixing {args.mixing}, {why}")
+        raise ArgumentError(f"--decomposition_method has no meaning for --kind {args.kind}, {why}")
     if args.decomposition_tol >= 1:
         raise ArgumentError(f"--decomposition_tol {args.decomposition_tol} must be below 1")
 
@@ -160,8 +160,8 @@ def check_smaller(args: argparse.Namespace) -> None:
 
     if args.compress_budget is not None:
         check_budget(args.compress_budget)
-    if args.compress_mixing is not None:
-        check_choice("--compress_mixing", args.compress_mixing, offered())
+    if args.compress_kind is not None:
+        check_choice("--compress_kind", args.compress_kind, offered())
 
 
 def offered() -> list[str]:

@@ -26,7 +26,7 @@ def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
         CollabHeadsError: if a site cannot be, or cannot be changed, or the budget is too small.
     """
     adapter = get_adapter(model, None, "collaborative")
-    kind = args.compress_mixing or COMPRESSED
+    kind = args.compress_kind or COMPRESSED
     shapes = [SiteShape.of(site, kind) for site in choose_sites(model, adapter, args.sites)]
     if (args.compress_of or MEASURES[0]) != "parameters":
         return
@@ -47,7 +47,7 @@ def compress_as_asked(args: Namespace, model: PreTrainedModel, calibration: Sequ
         args.compress_budget,
         of=args.compress_of or MEASURES[0],
         sites=args.sites,
-        mixing=args.compress_mixing or COMPRESSED,
+        kind=args.compress_kind or COMPRESSED,
         refine_steps=args.refine_steps,
         seed=args.seed,
     )

@@ -45,7 +45,7 @@ def untrained(args: Namespace, task: Task) -> tuple[PreTrainedModel, BaseImagePr
             config,
             dim_shared_query_key=args.dim_shared_query_key,
             dim_value=args.dim_value,
-            mixing=args.mixing,
+            kind=args.kind,
             mixing_init=args.mixing_init,
             sites=args.sites,
         )

@@ -50,12 +50,12 @@ def untrained(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrained
     for name, value in tokens_of(tokenizer, config).items():
         setattr(config, name, value)
     if args.collaborative:
-        width, mixing = args.dim_shared_query_key, args.mixing
+        width, kind = args.dim_shared_query_key, args.kind
         config = collaborative_config(
             config,
             dim_shared_query_key=width,
             dim_value=args.dim_value,
-            mixing=mixing,
+            kind=kind,
             mixing_init=args.mixing_init,
             sites=args.sites,
         )

@@ -96,7 +96,7 @@ def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping]
         dim_value=args.dim_value,
         tol=args.decomposition_tol,
         batches=calibration,
-        mixing=args.mixing,
+        kind=args.kind,
         allocation=args.allocation,
         sites=args.sites,
         method=args.decomposition_method,

@@ -24,7 +24,7 @@ def resized(model, shape, choice, kind):
     value = after.num_heads * after.dim_value if after.dim_value < shape.geometry.dim_value else None
     if dim is not None or value is not None:
         collab_heads.swap_to_collaborative(
-            model, dim_shared_query_key=dim, dim_value=value, mixing=kind, sites=[site.path]
+            model, dim_shared_query_key=dim, dim_value=value, kind=kind, sites=[site.path]
         )
 
 

@@ -301,7 +301,7 @@ def test_a_glue_folder_is_read(bert, tmp_path):
         (("--task_name", "mrpc"), "--task_name and files of your own exclude each other"),
         (("--dim_shared_query_key", 8), "have no effect without --collaborative"),
         (("--collaborative", "--dim_shared_query_key", 9000), "9000"),
-        (("--collaborative", "--mixing", "per-head"), r"unknown --mixing 'per-head' \(did you mean 'per_head'\?\)"),
+        (("--collaborative", "--kind", "per-head"), r"unknown --kind 'per-head' \(did you mean 'per_head'\?\)"),
         (("--lerning_rate", 1), r"unknown flag '--lerning_rate' \(did you mean '--learning_rate'\?\)"),
         (("--learning_rate", "fast"), "argument --learning_rate: invalid"),
         (("--num_train_epochs", "nan"), "finite number"),

@@ -40,7 +40,7 @@ def test_a_model_from_scratch_learns_and_is_what_was_saved(marian, bilingual):
 @pytest.mark.parametrize("model_type", ("marian", "t5"))
 @pytest.mark.parametrize("mixing", ("shared", "per_head"))
 def test_collaborative_from_scratch(model_type, mixing, bilingual, tmp_path):
-    more = ("--collaborative", "--mixing", mixing, "--dim_shared_query_key", 16, "--source_prefix", "to English: ")
+    more = ("--collaborative", "--kind", mixing, "--dim_shared_query_key", 16, "--source_prefix", "to English: ")
     results = run(["--model_type", model_type, *SIZES], bilingual, tmp_path / "out", *more)
     assert list(results["stages"]) == ["fine_tuned"]
     assert results["swap"] is None

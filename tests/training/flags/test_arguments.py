@@ -74,7 +74,7 @@ def test_numbers_have_their_limits():
     "flags, message",
     (
         (["--learningrate", "1"], r"unknown flag '--learningrate' \(did you mean '--learning_rate'\?\)"),
-        (["--mixin=shared"], r"unknown flag '--mixin' \(did you mean '--mixing'\?\)"),
+        (["--mixin=shared"], r"unknown flag '--mixin' \(did you mean '--kind'\?\)"),
         (["--learning_rat", "1"], r"unknown flag '--learning_rat' "),  # no abbreviations
         (["--fp16"], "unknown flag '--fp16': here, use --mixed_precision fp16"),
         (["--seed", "4294967296"], "argument --seed: 4294967296 is too large: 4,294,901,760 at most"),
@@ -196,7 +196,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, message, parse):
 
 
 @pytest.mark.parametrize(
-    "flags", ("", "--collaborative --swap between --mixing per_head", "--output_dir o --checkpointing_steps 5")
+    "flags", ("", "--collaborative --swap between --kind per_head", "--output_dir o --checkpointing_steps 5")
 )
 def test_flags_that_go_together_are_taken(flags, parse):
     check_shared(parse(*flags.split()))
@@ -212,7 +212,7 @@ def test_a_model_must_be_named(parse):
 @pytest.mark.parametrize(
     "flags",
     (
-        "--mixing per_head --decomposition_method parafac",
+        "--kind per_head --decomposition_method parafac",
         "--decomposition_tol 1.5",
         "--allocation balanced --calibration_samples 0",
     ),

@@ -42,10 +42,10 @@ def test_the_compression_is_as_the_flags_say(monkeypatch, parse):
     monkeypatch.setattr(budgets, "compress", lambda *positional, **more: asked.update(more, given=positional))
     flags = "--compress_budget 0.4 --compress_of cache --sites enc-self --refine_steps 7 --seed 5"
     budgets.compress_as_asked(parse(flags), "model", ["batch"])
-    expected = {"of": "cache", "mixing": "per_head", "sites": ["enc-self"], "refine_steps": 7, "seed": 5}
+    expected = {"of": "cache", "kind": "per_head", "sites": ["enc-self"], "refine_steps": 7, "seed": 5}
     assert asked == {"given": ("model", ["batch"], 0.4), **expected}
-    budgets.compress_as_asked(parse("--compress_budget 0.4 --compress_mixing shared"), "model", ["batch"])
-    assert (asked["of"], asked["mixing"]) == ("parameters", "shared")
+    budgets.compress_as_asked(parse("--compress_budget 0.4 --compress_kind shared"), "model", ["batch"])
+    assert (asked["of"], asked["kind"]) == ("parameters", "shared")
 
 
 def test_a_run_compresses_in_the_place_of_the_swap(parse):

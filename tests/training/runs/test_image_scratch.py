@@ -43,7 +43,7 @@ def test_sizes_and_classes_land_in_the_config(model_type):
 @TYPES
 @pytest.mark.parametrize("kind, init", (("shared", "ones"), ("per_head", "concatenate")))
 def test_collaborative_from_the_start(model_type, kind, init):
-    born = ("--collaborative", "--dim_shared_query_key", 8, "--mixing", kind, "--mixing_init", init)
+    born = ("--collaborative", "--dim_shared_query_key", 8, "--kind", kind, "--mixing_init", init)
     model, _, _ = make("--model_type", model_type, *SMALL, *born)
     stock, _, _ = make("--model_type", model_type, *SMALL)
     assert all(map(is_swapped, sites(model).values()))

@@ -73,7 +73,7 @@ def test_what_is_made_is_saved_and_learns(model_type, tmp_path):
 @pytest.mark.parametrize("mixing, width", (("shared", 16), ("shared", 0.25), ("per_head", 16)))
 @BOTH
 def test_collaborative_from_scratch(model_type, mixing, width, tmp_path):
-    more = ("--collaborative", "--mixing", mixing, "--dim_shared_query_key", width)
+    more = ("--collaborative", "--kind", mixing, "--dim_shared_query_key", width)
     model, _ = make(tmp_path, "--model_type", model_type, *SMALL, *more)
     assert len(sites(model)) == 3
     assert all(is_swapped(module) for module in sites(model).values())

@@ -135,11 +135,11 @@ def test_content_scores_of_a_model_without_query_biases_are_refused_early():
 def test_the_swap_is_as_the_flags_say(monkeypatch):
     asked = {}
     monkeypatch.setattr(swapping, "swap_to_collaborative", lambda model, **more: asked.update(more, model=model))
-    flags = "--collaborative --dim_shared_query_key 12 --dim_value 0.5 --mixing per_head --sites enc-self"
+    flags = "--collaborative --dim_shared_query_key 12 --dim_value 0.5 --kind per_head --sites enc-self"
     flags += " --decomposition_tol 0.01"
     flags += " --decomposition_method parafac --refine_steps 7 --seed 5 --allocation balanced"
     swapping.swap(arguments(flags), "model", ["batch"])
-    expected = {"dim_shared_query_key": 12, "mixing": "per_head", "sites": ["enc-self"], "tol": 0.01, "seed": 5}
+    expected = {"dim_shared_query_key": 12, "kind": "per_head", "sites": ["enc-self"], "tol": 0.01, "seed": 5}
     expected |= {
         "dim_value": 0.5,
         "method": "parafac",
@@ -153,7 +153,7 @@ def test_the_swap_is_as_the_flags_say(monkeypatch):
 
 def test_a_swap_with_the_flags_of_the_command_line():
     model, batches = bert(), [{"input_ids": torch.arange(3, 11).view(2, 4)}]
-    args = arguments("--collaborative --dim_shared_query_key 12 --mixing per_head --refine_steps 2")
+    args = arguments("--collaborative --dim_shared_query_key 12 --kind per_head --refine_steps 2")
     report = swapping.swap(args, model, batches)
     assert report.calibrated
     assert {module.query_key.state.kind for module in sites(model).values()} == {"per_head"}
@@ -166,7 +166,7 @@ def site_report(path, error, output):
     sizes = {"dim": 8, "dim_asked": 8, "dim_exact": 32, "sweeps": 3, "seconds": 0.5}
     counts = {"parameters_before": 9, "parameters_after": 5, "cache_before": 64, "cache_after": 48}
     errors = {"relative_error": error, "output_error_before": output, "output_error": output}
-    return SiteReport(path=path, role="enc-self", mixing="shared", **sizes, **counts, **errors)
+    return SiteReport(path=path, role="enc-self", kind="shared", **sizes, **counts, **errors)
 
 
 def test_a_summary_has_totals_and_every_site():
