@@ -118,6 +118,10 @@ def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
     assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 
 
+# An element whose gradient is as small as what rounding leaves of it goes the other way, by the learning rate.
+ALMOST_ALL, ADAM32_NOISE = 0.999, 1e-3
+
+
 @pytest.mark.slow
 def test_two_processes_compress_to_the_model_of_one(files, tmp_path):
     """Without dropout, whose random numbers differ: same sizes, same steps, same weights, same metrics."""
@@ -130,8 +134,8 @@ def test_two_processes_compress_to_the_model_of_one(files, tmp_path):
     assert two["stages"] == one["stages"]
     weights, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
     assert weights.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(weights[name], expected[name], rtol=0, atol=ADAM32)
+    gaps = torch.cat([(weights[name] - expected[name]).abs().flatten() for name in expected])
+    assert float(gaps.quantile(ALMOST_ALL)) < ADAM32 and float(gaps.max()) < ADAM32_NOISE
 
 
 @pytest.mark.slow
