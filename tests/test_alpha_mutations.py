@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from test_head_contract import assert_folded_equals, assert_pruned_equals_gated
 
-from collab_heads.heads import prune
 from collab_heads.layers import alphas, output
-from collab_heads.model import initialize
+from collab_heads.model import apply_state, initialize
 from families import FAMILIES, LAYOUTS, sites
 
 SOME = ("bert", "albert-groups", "marian-decoder", "t5")  # the output projection is the same class in every layout
@@ -46,7 +45,7 @@ def rows_and_columns_dropped(monkeypatch):
             found.alpha.data.copy_(alpha)
 
     monkeypatch.setattr(output, "fold_alphas", lambda projection: None)
-    monkeypatch.setattr(prune, "keep_output_heads", keep_output_heads)
+    monkeypatch.setattr(apply_state, "keep_output_heads", keep_output_heads)
 
 
 def alphas_dropped(monkeypatch):

@@ -8,10 +8,10 @@ from closing import changed, output_projections
 
 from collab_heads import attention_adapter
 from collab_heads.adapters import mpnet, t5
-from collab_heads.heads import fold, prune
+from collab_heads.heads import fold
 from collab_heads.layers import gates, output, removed, shared_query_key
 from collab_heads.layers.layout import become, weight_of, widths
-from collab_heads.model import open_site
+from collab_heads.model import apply_state, open_site
 from families import FAMILIES, LAYOUTS
 
 BIASED = [name for name in LAYOUTS if FAMILIES[name].biased]
@@ -39,7 +39,7 @@ def partial_gates_lost(monkeypatch):
         del projection.gates, projection.mixing
         become(projection, projection.stock)
 
-    monkeypatch.setattr(prune, "remove_gates", remove_gates)
+    monkeypatch.setattr(apply_state, "remove_gates", remove_gates)
     monkeypatch.setattr(fold, "fold_output", remove_gates)
 
 
@@ -49,7 +49,7 @@ def wrong_columns_of_the_output(monkeypatch):
     def keep_output_heads(projection, kept, num_heads):
         stock(projection, [(head + 1) % num_heads for head in kept], num_heads)
 
-    monkeypatch.setattr(prune, "keep_output_heads", keep_output_heads)
+    monkeypatch.setattr(apply_state, "keep_output_heads", keep_output_heads)
 
 
 def wrong_rows_of_the_value(monkeypatch):

@@ -40,13 +40,13 @@ def support() -> str:
 @made
 def summary() -> str:
     """The table of the README: what is lost for what is saved."""
-    embedding, marian = row("stsb", method="original"), row("translation", model="marian", kind="original")
-    shared = row("stsb", kind="shared", width=128, method="balanced, calibrated, refined")
-    per_head = row("stsb", kind="per_head", width="128 (144)", method="calibrated, refined")
-    block = [row("attention", kind="per_head", width=144)[length] for length in ("32", "128", "512")]
+    embedding, marian = row("stsb", method="original"), row("translation", model="marian", mixing="original")
+    shared = row("stsb", mixing="shared", width=128, method="balanced, calibrated, refined")
+    per_head = row("stsb", mixing="per_head", width="128 (144)", method="calibrated, refined")
+    block = [row("attention", mixing="per_head", width=144)[length] for length in ("32", "128", "512")]
     half = row("values", width="384 of 384", values="16 of 32", sentences=256)
     glue, balanced = row("glue_seeds", R="original"), row("glue_seeds", R="64 balanced")
-    keys = row("translation", model="marian", kind="shared", width="64", method="calibrated, refined")
+    keys = row("translation", model="marian", mixing="shared", width="64", method="calibrated, refined")
     mrpc, learned = row("heads", heads="original"), row("heads", heads="learned 18")
     sizes = {n: row("pruning", model="all-MiniLM-L6-v2", heads=n) for n in (72, 18)}
     bleu, halved = row("nmt_heads", heads="original"), row("nmt_heads", heads="learned 36")

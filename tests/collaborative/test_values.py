@@ -252,7 +252,7 @@ def test_each_site_gets_what_is_asked_for_it():
     model, stock = FAMILIES["marian"].build(), FAMILIES["marian"].build().state_dict()
     first, second = "encoder.layers.0.self_attn", "decoder.layers.1.encoder_attn"
     report = swap_to_collaborative(model, None, {second: 12}, dim_value={first: 16, "dec-self": None})
-    assert [(s.path, s.mixing, s.dim, s.dim_value) for s in report.sites] == [
+    assert [(s.path, s.kind, s.dim, s.dim_value) for s in report.sites] == [
         (first, "per_head", EXACT, 16),
         (second, "shared", 12, None),
     ]

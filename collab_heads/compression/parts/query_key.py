@@ -55,7 +55,7 @@ class QueryKeys(Part):
 
     def allows(self, shape, choice, geometry):
         """No projection is wider than that of the heads that stay."""
-        return geometry.query_key_width <= geometry.num_heads * geometry.dim_head
+        return choice.get(self.name) is None or geometry.query_key_width <= geometry.num_heads * geometry.dim_head
 
     def errors(self, site, shape, fitted, held):
         """By the output that recorded calls give with each width."""

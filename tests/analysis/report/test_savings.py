@@ -58,7 +58,7 @@ def test_no_layer_loses_all_its_heads(report, monkeypatch):
 def test_the_lines_do_it(report):
     """What the page gives to copy is what `prune_heads` and the command take."""
     text = unescape(re.sub(r"<[^>]+>", "", savings_html(report)))
-    heads = ast.literal_eval(re.search(r"prune_heads\(model, (\{.*?\})", text, re.DOTALL)[1])
+    heads = ast.literal_eval(re.search(r"prune_heads\(model, batches, heads=(\{.*?\})", text, re.DOTALL)[1])
     model, (inputs, _) = model_in("marian", "pruned"), ended("marian")
     before = {site.path: site.num_heads for site in report.sites}
     prune_heads(model, heads=heads, batches=[inputs])

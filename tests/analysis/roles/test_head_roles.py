@@ -168,6 +168,7 @@ def test_refusals(path):
 
 
 @pytest.mark.shared
+@pytest.mark.slow
 def test_minilm_has_syntactic_heads(capsys):
     """On 200 sentences of real text."""
     bank = SHARED / "data" / "ud_english_ewt" / "en_ewt-ud-dev.conllu"

@@ -61,6 +61,7 @@ def test_gates_of_frozen_parts_still_learn(marian, bilingual, tmp_path):
     assert all("encoder" in name or "log_alpha" in name for name in moved)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_an_unbroken_one(bilingual, tmp_path):
     """SIGKILL right after a checkpoint appears; from scratch, with all that is random, the best weights and beams."""
     more = (
