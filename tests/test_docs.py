@@ -84,6 +84,7 @@ def test_examples_share_what_they_define_and_name_their_lines(tmp_path, monkeypa
 NEEDS = {"model_folder": "demo", "save_html": "plots", '"parafac"': "parafac", "run_glue": "train"}
 
 
+@pytest.mark.slow
 @each_page(WITH_EXAMPLES)
 def test_an_install_line_brings_what_the_examples_need(name):
     page = PAGES[name]

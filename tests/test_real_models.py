@@ -67,6 +67,7 @@ def test_calibration_and_refinement_pay(minilm):
 
 
 @pytest.mark.shared
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("marian", "t5"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_translations_are_identical(name, kind):

@@ -239,7 +239,10 @@ def test_pruned_equals_gated(name, kind):
         assert site.dim_value == site.site.num_key_heads * PER_HEAD
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+ORDERS = ("bert", "gpt2-decoder", "qwen3")  # by default
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ORDERS)) for n in LAYOUTS])
 def test_every_order(name):
     """At full width: gates, narrower values beside a swap, removed heads and alphas, whatever comes first."""
     family, configs, outputs = FAMILIES[name], [], []

@@ -94,6 +94,14 @@ def states_equal(ours, theirs):
     return all(torch.equal(tensor, theirs[name]) for name, tensor in ours.state_dict().items())
 
 
+BY_DEFAULT = ("bert", "albert-groups", "marian", "gpt2-decoder")
+
+
+@pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.slow] * (n not in BY_DEFAULT)) for n in FAMILIES])
+def family(request):
+    return FAMILIES[request.param]
+
+
 def test_output_error_falls_at_every_site(family, kind):
     _, report = refined(family, kind)
     assert_refined(report)

@@ -22,7 +22,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("before", BEFORE)
-@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+@pytest.mark.parametrize("name", ("bert", pytest.param("marian", marks=pytest.mark.slow), "t5"))
 def test_a_model_catches_up_with_a_compressed_one(name, before):
     model, inputs = FAMILIES[name].build().eval(), FAMILIES[name].inputs()
     BEFORE[before](model)

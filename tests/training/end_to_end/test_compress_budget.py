@@ -38,6 +38,7 @@ def test_a_classifier_is_compressed_in_the_place_of_the_swap(swap, stages, bert,
     assert results["parameters"] < found["model_parameters_before"]
 
 
+@pytest.mark.slow
 def test_a_translation_model_is_compressed_between_trainings(marian, bilingual, tmp_path):
     out = tmp_path / "out"
     more = (*COMPRESS, "--swap", "between", "--compress_of", "cache", "--sites", "dec-self")

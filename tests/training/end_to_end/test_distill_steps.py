@@ -34,7 +34,7 @@ def seen(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("change", (COMPRESS, SWAP))
+@pytest.mark.parametrize("change", (COMPRESS, pytest.param(SWAP, marks=pytest.mark.slow)))
 @pytest.mark.parametrize("precision", ("no", pytest.param("bf16", marks=pytest.mark.slow)))
 def test_a_classifier_learns_from_itself_before_the_change(change, precision, bert, files, tmp_path, seen):
     more = ("--swap", "between", "--mixed_precision", precision, "--checkpointing_steps", "epoch")

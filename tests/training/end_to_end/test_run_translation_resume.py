@@ -38,7 +38,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+BY_DEFAULT = ("learned", "swap", "best", "frozen gates")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in BY_DEFAULT)) for n in RUNS])
 @from_checkpoints
 def test_resuming_in_one_process(name, resumed, marian, bilingual, tmp_path):
     """From checkpoints of a run, in place: the same end."""
