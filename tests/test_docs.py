@@ -1,5 +1,6 @@
 """The documentation is tested: its examples run, its tables are those of the stored results, its links lead on."""
 
+import ast
 import importlib
 import os
 import re
@@ -145,6 +146,20 @@ def test_files_that_are_named_are_there(name):
     named = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|md|toml|yml|ipynb|txt))`", PAGES[name].text)
     places = (ROOT, ROOT / "collab_heads")
     assert {path for path in named if not any((place / path).exists() for place in places)} == set()
+
+
+def test_errors_that_are_quoted_are_in_the_code():
+    text = re.sub(r"\s+", " ", (ROOT / "docs" / "limits.md").read_text(encoding="utf-8"))
+    quoted = [quote for group in re.findall(r'\(("[^()]*")\)', text) for quote in re.findall(r'"([^"]+)"', group)]
+    said = []
+    for file in (*(ROOT / "collab_heads").rglob("*.py"), *(ROOT / "adapters").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                said.append("".join(str(getattr(part, "value", "")) for part in node.values))
+    assert len(quoted) > 6
+    assert [quote for quote in quoted if not any(quote in each for each in said)] == []
 
 
 OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version"}  # of accelerate
