@@ -1,4 +1,4 @@
-"""What public functions are given, checked against their signatures before anything else is done."""
+"""Check the arguments of public functions against their signatures, before anything else happens."""
 
 import functools
 import inspect
@@ -78,7 +78,7 @@ def check_argument(name: str, value: object, hint: Any) -> None:
 
 
 def fits(value: object, hint: Any, *, inside: bool = False) -> bool:
-    """Whether a value is of a type, as far as that can be seen without reading what can be read once.
+    """Return whether a value has a type, as far as that shows without consuming an iterator.
 
     Args:
         value: what was given.
@@ -114,7 +114,7 @@ def fits(value: object, hint: Any, *, inside: bool = False) -> bool:
 
 
 def words(hint: Any) -> str:
-    """What a type is called in a message."""
+    """Return the name of a type for a message."""
     origin, inner = get_origin(hint) or hint, [each for each in get_args(hint) if each is not ...]
     if origin in (Union, types.UnionType):
         *most, last = dict.fromkeys(map(words, inner))

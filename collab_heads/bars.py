@@ -26,7 +26,7 @@ def progress_bar(iterable: Iterable | None = None, *, disable: bool = False, **o
 
 
 def is_watched() -> bool:
-    """Whether what goes to stderr is looked at as it comes."""
+    """Return whether stderr is a terminal or a notebook."""
     return sys.stderr is not None and (sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel"))
 
 

@@ -44,7 +44,7 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def is_size(value: object) -> TypeGuard[int]:
-    """Whether `value` is a positive integer that a number of heads, or a width, can be."""
+    """Return whether `value` can be a number of heads or a width: a positive integer, not absurdly large."""
     return is_count(value) and value <= MAX_SIZE
 
 

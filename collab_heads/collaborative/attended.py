@@ -1,4 +1,4 @@
-"""What heads give for queries, keys and values, in bounded memory: a block of query tokens after the other.
+"""Compute attention in bounded memory, one block of query tokens after the other.
 
 Scores are as large as the square of a text's length, and a gradient needs several tensors of that size. The scores of a
 30-second clip of Whisper base fill 72 MB, those of 2,048 tokens of a model with 32 heads 512 MB. Above `SCORES_BYTES`
@@ -18,7 +18,7 @@ SCORES_BYTES = 32 * 2**20  # of the scores that are held at a time
 
 
 class Block(NamedTuple):
-    """What some query tokens attend with.
+    """The attention of some query tokens.
 
     Attributes:
         rows: which query tokens.
@@ -54,12 +54,12 @@ def blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor
 
 @torch.no_grad()
 def attended(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    """What all query tokens get, [B, H, T, d_v]; for the arguments see `blocks`. No gradient reaches them."""
+    """Return the output of all heads, [B, H, T, d_v], without a gradient; for the arguments see `blocks`."""
     return torch.cat([block.heads for block in blocks(query, key, value, scale, bias)], dim=-2)
 
 
 class SquaredGap(torch.autograd.Function):
-    """The squared norm, after W_O, of what heads give less what they are to give; with gradients of query and key.
+    """The squared norm, after W_O, of the heads' output minus the target, with gradients for query and key.
 
     The gradients of a block are made with the block: attention is not kept, and not made again.
     """

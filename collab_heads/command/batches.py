@@ -27,7 +27,7 @@ def fitting(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 
 
 def longest(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """How many tokens a sentence may have: `--max_length`, or fewer where the model reads fewer."""
+    """Return how many tokens a sentence may have: `--max_length`, or what the model can read if that is less."""
     return min(args.max_length, longest_input(model, tokenizer) or args.max_length)
 
 

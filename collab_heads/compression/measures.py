@@ -1,4 +1,4 @@
-"""What a budget is of: what a site costs as it would be, by each measure."""
+"""The measures that a budget can be of, and what a site costs by each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class SiteUse:
     Attributes:
         shape: of it.
         role: of it.
-        work: what it is given to do on the calibration batches.
-        cached: how many tokens it caches while generating, as a share of the site that caches most; of models that do
-            not generate, as if they did.
+        work: its tokens and pairs of tokens on the calibration batches.
+        cached: the tokens that it caches in generation, as a share of the site that caches most. Models that do not
+            generate are counted as if they did.
     """
 
     shape: SiteShape
@@ -43,10 +43,10 @@ def parameters(use: SiteUse, choice: Choice) -> float:
 
 
 def operations(use: SiteUse, choice: Choice) -> float:
-    """Multiplications in products of matrices: of the projections, of the scores, and of weights with values.
+    """Count the multiplications of matrix products: projections, scores, and the weighted sum of values.
 
-    What is multiplied element by element is left out (scale, mixing, rotations), and so are zeros by which a fused
-    kernel widens the narrower of keys and values.
+    Element-wise products (scale, mixing, rotations) are left out, and so are the zeros with which a fused kernel pads
+    the narrower of keys and values.
     """
     size, work = size_with(use.shape, choice), use.work
     return work.queries * size.per_query + work.keys * size.per_key + work.pairs * size.per_pair

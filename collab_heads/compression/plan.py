@@ -250,9 +250,9 @@ class CompressionPlan:
 
 
 def condition_of(model: PreTrainedModel) -> tuple[CollabConfig, list]:
-    """By which it shows that a model was changed: its record and shapes, and how often tensors were written to.
+    """Return what differs once a model was changed: its record, its shapes, and how often tensors were written to.
 
-    Offloaded ones do not count that, nor do those of inference mode.
+    Offloaded tensors, and those made in inference mode, do not count writes.
     """
     shapes = [parameter.shape for parameter in model.parameters()]
     tensors = (tensor for tensor in model.parameters() if not tensor.is_inference() and not is_offloaded(tensor))

@@ -73,7 +73,7 @@ def loading(config: PretrainedConfig, name: str) -> list[str]:
 
 
 def changed_sites(config: PretrainedConfig) -> dict[str, SiteState]:
-    """The sites that a config records, and those that the configs in it do, which begin with the names of these."""
+    """Return the sites that a config and its inner configs record, by path; inner paths begin with the inner name."""
     sites = dict(CollabConfig.of(config).sites)
     if not hasattr(config, FIELD):
         for name, inner in configs_in(config).items():

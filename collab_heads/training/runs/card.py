@@ -18,7 +18,7 @@ def final_metrics(results: Mapping[str, object]) -> dict[str, float]:
 
 
 def write_card(output: Output, model: PreTrainedModel, metrics: Mapping[str, float]) -> None:
-    """Write the card of a changed model into the output folder; into one that is its owner's only what is ours."""
+    """Write the card of a changed model into the output folder. A card that the user wrote gets our sections only."""
     if (output.path / README).exists() and not output.owns(README):
         complete(model.config, output.path, metrics=metrics)
     elif is_changed(model.config):
