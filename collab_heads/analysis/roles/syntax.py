@@ -52,10 +52,11 @@ class Pool:
 class Syntax(Observer):
     """Counts how often a word attends most to a word to which it has a dependency.
 
-    Attention between two words is the sum over the sub-words of the word attended to, and the mean over those of the word
-    that attends. All words of the sentence are candidates, the word itself included; special tokens are not. A word with
-    the relation is counted as found if its largest weight falls on any word to which it has that relation. Words that the
-    tokenizer does not tell apart count as one word, and relations between them are not counted.
+    Attention between two words is the sum over the sub-words of the word attended to, and the mean over those of
+    the word that attends. All words of the sentence are candidates, the word itself included; special tokens are
+    not. A word with the relation is counted as found if its largest weight falls on any word to which it has that
+    relation. Words that the tokenizer does not tell apart count as one word, and relations between them are not
+    counted.
 
     Only an encoder's self-attention is measured: a decoder does not see what follows.
 
