@@ -224,11 +224,12 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
                 yield rows[0] | {"note": f"{type(error).__name__}: {error}"}
                 continue
             for row in rows:
+                if key(row) in known:
+                    continue
                 if row["distilled"]:
                     method.train(model, original, text.unlabelled(draw), row["distilled"], seed=draw)
                 seconds = time.perf_counter() - started
-                if key(row) not in known:
-                    yield row | measured(model, original, text) | more | {"seconds": seconds}
+                yield row | measured(model, original, text) | more | {"seconds": seconds}
 
 
 def key(row: Mapping) -> tuple:
