@@ -35,7 +35,7 @@ SEEN = {
     "distill(model, model, batches)": "DistillReport",
     "swap_to_gated(model, sites='enc-self')": "GateReport",
     "swap_to_alpha(model)": "AlphaReport",
-    "prune_heads(model, {'enc-self': [[0], []]})": "PruneReport",
+    "prune_heads(model, heads={'enc-self': [[0], []]})": "PruneReport",
     "fold_heads(model)": "FoldReport",
     "gate_report(model)": "GateReport",
     "get_adapter(model)": "AttentionAdapter",
