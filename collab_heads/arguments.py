@@ -44,10 +44,10 @@ def checking_arguments(function: Callable[Arguments, Result]) -> Callable[Argume
     It raises UnsupportedModelError where a model is expected and something else is given, and ArgumentError where
     anything else is expected.
     """
-    signature = signature_of(function)
 
     @functools.wraps(function)
     def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        signature = signature_of(function)
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:  # too many, or too few: Python says so itself
@@ -60,8 +60,12 @@ def checking_arguments(function: Callable[Arguments, Result]) -> Callable[Argume
     return wrapper
 
 
+@functools.cache
 def signature_of(function: Callable) -> inspect.Signature:
-    """Return a signature with types for the names of types, where these are known at run time."""
+    """Return a signature with types for the names of types, where these are known at run time.
+
+    It is asked for at the first call: a module may define a type after the function that names it.
+    """
     try:
         return inspect.signature(function, eval_str=True)
     except NameError:  # one is imported `if TYPE_CHECKING`

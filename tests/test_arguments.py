@@ -112,3 +112,13 @@ class NeedsMore(AttentionAdapter):
 def test_adapters_that_cannot_be_registered(adapter, said):
     with pytest.raises(ArgumentError, match=said):
         register(adapter)
+
+
+def test_a_type_may_be_defined_after_the_function_that_names_it():
+    @checking_arguments
+    def act(count: "Sequence[int]") -> "DefinedLater": ...
+
+    global DefinedLater
+    DefinedLater = int
+    with pytest.raises(ArgumentError, match="count must be a list"):
+        act(3)
