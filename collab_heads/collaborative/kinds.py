@@ -221,4 +221,4 @@ def check_kind(kind: QueryKeyKind, **options: tuple[object, object]) -> None:
     for name, (value, default) in options.items():
         why = FITS[kind].meaningless.get(name)
         if why is not None and value != default:
-            raise ArgumentError(f"{name}={value!r} has no meaning for mixing={kind!r}, {why}")
+            raise ArgumentError(f"{name}={value!r} has no meaning for kind={kind!r}, {why}")

@@ -27,7 +27,7 @@ class HeadCriterion(ABC):
         needs_batches: whether it looks at inputs.
         needs_labels: whether these need labels.
         needs_gradients: whether it goes backward through the model.
-        refits: whether it assumes that W_O is fitted anew for the heads that stay (`prune_heads` with `calibration`).
+        refits: whether it assumes that W_O is fitted anew for the heads that stay (`prune_heads` with batches).
     """
 
     name: ClassVar[str]
@@ -118,7 +118,7 @@ class Reconstruction(HeadCriterion):
     """The share of what a site adds that is lost when a head goes, without labels.
 
     The heads of a site go one after the other, always the one that the others can stand in for best; a head's number is
-    what is lost by then. Hand the same batches to `prune_heads` as `calibration`.
+    what is lost by then. Hand the same batches to `prune_heads`.
     """
 
     name = "reconstruction"

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.arguments import checking_arguments
 from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.errors import ArgumentError
 from collab_heads.heads.criteria import HeadCriterion, criterion_of
 from collab_heads.heads.selection import Target, check_by_path, check_scores, check_target, choose, roles_of_heads
 from collab_heads.model.batches import check_batches
@@ -55,7 +56,10 @@ def head_importance(
         return {}
 
     def scores(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, Tensor]:
-        return criterion.scores(model, open_sites(model, adapter, sites), batches)
+        found = criterion.scores(model, open_sites(model, adapter, sites), batches)
+        if missing := [site.path for site in sites if site.path not in found]:
+            raise ArgumentError(f"criterion {criterion.name!r} gives no scores for {missing[0]}")
+        return found
 
     return (opening_model if criterion.needs_gradients else changing_attention)(scores)(model, adapter)
 

@@ -13,7 +13,7 @@ from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.reconstruction import regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
-from collab_heads.heads.selection import Target
+from collab_heads.heads.selection import Target, check_target, roles_of_heads
 from collab_heads.model.apply_state import prune_site
 from collab_heads.model.batches import check_batches
 from collab_heads.model.offloading import changing_attention
@@ -22,7 +22,6 @@ from collab_heads.model.refusals import check_forward, check_outputs, check_proj
 from collab_heads.model.site_size import site_size
 from collab_heads.record import CollabConfig
 from collab_heads.registry import get_adapter
-from collab_heads.sites import select_sites
 
 
 @checking_arguments
@@ -75,11 +74,14 @@ def prune_heads(
     """
     check_wrapper(model)
     adapter = get_adapter(model, adapter, "prune")
+    criterion = criterion_of(criterion)
     if heads is not None and keep is not None:
         raise ArgumentError("heads and keep exclude each other: one of them says which heads stay")
+    if isinstance(batches, Mapping):
+        raise ArgumentError("batches is a dict: name the heads to remove with heads={...}, or pass a list of batches")
     if keep is not None:
         batches = None if batches is None else check_batches(batches)  # read twice
-        heads = heads_to_remove(model, adapter, keep, criterion_of(criterion), batches)
+        heads = heads_to_remove(model, adapter, keep, criterion, batches)
     config, available = CollabConfig.on(model), open_sites(model, adapter, adapter.sites(model))
     numbers, by_gates = {site.path: site.head_numbers for site in available}, heads is None
     if heads is None:
@@ -131,9 +133,11 @@ def heads_to_remove(
     """Path -> original numbers of the heads that a criterion ranks below those that are to stay."""
     if criterion.needs_batches and batches is None:
         raise ArgumentError(f"criterion {criterion.name!r} ranks heads by what they do: pass batches")
-    names = list(keep) if isinstance(keep, Mapping) else None
+    available = adapter.sites_with_heads(model)
+    sites = [site for site in available if not isinstance(keep, Mapping) or site.role in keep]
+    check_target(keep, roles_of_heads(sites or available), "keep")
     scores = head_importance(model, batches or (), adapter, criterion=criterion)
-    named = {site.path: scores[site.path] for site in select_sites(adapter.sites_with_heads(model), names)}
+    named = {site.path: scores[site.path] for site in sites}
     alive = most_important(model, named, keep, adapter)
     numbers = {site.path: site.head_numbers for site in open_sites(model, adapter)}
     return {
@@ -151,7 +155,10 @@ def closed_heads(
         is_open = gates.is_open().tolist()
         closed[site.path] = [head for head, opened in zip(numbers[site.path], is_open, strict=True) if not opened]
     if not closed:
-        raise SwapError("the model has no gates: name the heads to remove, or call swap_to_gated and train first")
+        raise SwapError(
+            "the model has no gates: say how many heads stay (keep=), name the heads to remove (heads=), or call "
+            "swap_to_gated and train first"
+        )
     return closed
 
 

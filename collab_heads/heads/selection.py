@@ -17,12 +17,13 @@ def roles_of_heads(sites: Sequence[AttentionSite]) -> list[str]:
     return [site.role for site in sites for _ in range(site.num_heads)]
 
 
-def check_target(target: Target, roles: Sequence[str]) -> None:
+def check_target(target: Target, roles: Sequence[str], name: str = "target_heads") -> None:
     """Check a number of heads against what there is.
 
     Args:
         target: a total, or role -> number.
         roles: the role of every head, [N].
+        name: of the argument, for errors.
 
     Raises:
         ArgumentError: on a number below 0 or above what exists, on a role without heads, on a role left out, and on a
@@ -31,18 +32,17 @@ def check_target(target: Target, roles: Sequence[str]) -> None:
     available = list(dict.fromkeys(roles))
     if isinstance(target, Mapping):
         for role, count in target.items():
-            check_choice("role in target_heads", role, available)
-            check_num_heads(count, sum(r == role for r in roles), f"target_heads[{role!r}]", f"{role} heads")
+            check_choice(f"role in {name}", role, available)
+            check_num_heads(count, sum(r == role for r in roles), f"{name}[{role!r}]", f"{role} heads")
         if missing := [role for role in available if role not in target]:
             raise ArgumentError(
-                f"target_heads names no number for the gated heads of {', '.join(missing)}: add it, or gate other "
-                "sites only"
+                f"{name} names no number for the gated heads of {', '.join(missing)}: add it, or gate other sites only"
             )
         return
-    check_num_heads(target, len(roles), "target_heads", "heads")
+    check_num_heads(target, len(roles), name, "heads")
     if target < len(available):
         raise ArgumentError(
-            f"target_heads {target} would empty a role: the heads have {len(available)} roles "
+            f"{name} {target} would empty a role: the heads have {len(available)} roles "
             f"({', '.join(available)}) and each keeps at least one; to empty a role say so with a number per role"
         )
 

@@ -19,6 +19,7 @@ from collab_heads.compression.compress import smallest
 from collab_heads.compression.measures import COUNTED
 from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.model import apply_state
 from collab_heads.model.open_site import open_sites
 from collab_heads.words import SITE_PARTS as PARTS
 from families import FAMILIES, aligned, output
@@ -322,3 +323,30 @@ def test_an_error_that_nothing_keeps_is_refused_with_the_least_that_is_lost():
         model, ArgumentError, f"the least that any is expected to move the output by is {made.least_error:.4g}"
     ):
         compress(model, made, max_error=1e-9)
+
+
+@pytest.mark.parametrize("of", ("parameters", "time"))
+def test_a_site_that_holds_stock_weights_as_they_are_is_compressed_further(of):
+    """When heads go from such a Llama, a stock forward can run what is left, and gets its projections back."""
+    family = FAMILIES["llama"]
+    model = family.build()
+    swap_to_collaborative(model, kind="per_head")
+    made = plan(model, batches_of(family), of=of, refine_steps=1)
+    report = compress(model, made, min(made.least + 0.02, 1.0))
+    assert report.costs["parameters"].share < 0.8
+    assert torch.isfinite(model(**family.inputs()).logits).all()
+
+
+def test_timing_does_not_depend_on_what_memory_held(monkeypatch):
+    """The frequency pairs of a narrower rotary head are indices."""
+    build = apply_state.build_query_key
+
+    def poisoned(*arguments, **options):
+        made = build(*arguments, **options)
+        for buffer in made.buffers():
+            buffer.fill_(1 << 40)
+        return made
+
+    monkeypatch.setattr(apply_state, "build_query_key", poisoned)
+    family = FAMILIES["llama"]
+    assert plan(family.build(), batches_of(family), of="time", refine_steps=1).least < 1

@@ -258,6 +258,16 @@ class Last(HeadCriterion):
         return {site.path: torch.arange(float(site.num_heads)) for site in sites}
 
 
+def test_a_criterion_that_forgets_a_site_is_named():
+    class Forgets(Last):
+        def scores(self, model, sites, batches):
+            return super().scores(model, sites[1:], batches)
+
+    model, batches = FAMILIES["bert"].build(), [FAMILIES["bert"].inputs()]
+    with refused(model, ArgumentError, "criterion 'last' gives no scores for encoder.layer.0"):
+        prune_heads(model, batches, keep=3, criterion=Forgets())
+
+
 def test_a_criterion_of_ones_own_ranks_heads():
     model, batches = FAMILIES["bert"].build(), [FAMILIES["bert"].inputs()]
     scores = head_importance(model, batches, criterion=Last())

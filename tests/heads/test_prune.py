@@ -255,7 +255,11 @@ def test_keep_by_role_by_any_criterion_and_after_a_removal():
         ({"keep": 4, "heads": {"enc-self": [[0], [1]]}}, "heads and keep exclude each other"),
         ({"keep": 4}, "criterion 'reconstruction' ranks heads by what they do: pass batches"),
         ({"keep": 9, "batches": [batch()]}, "8"),
-        ({"keep": {"dec-self": 1}, "batches": [batch()]}, "no dec-self attention"),
+        ({"keep": {"dec-self": 1}, "batches": [batch()]}, "unknown role in keep 'dec-self'"),
+        ({"keep": {}, "batches": [batch()]}, "keep names no number"),
+        ({"keep": 0, "batches": [batch()]}, "keep 0 would empty a role"),
+        ({"heads": {"enc-self": [[0], [1]]}, "criterion": "chance"}, "unknown criterion 'chance'"),
+        ({"batches": {"enc-self": [[0], [1]]}}, "name the heads to remove with heads="),
         ({"keep": 4, "batches": [batch()], "criterion": "gradiant"}, "did you mean 'gradient'"),
     ),
 )

@@ -76,12 +76,15 @@ class QueryKeys(Part):
 
     def resize(self, site, state, shape, geometry):
         """Small numbers: a time must not depend on denormal ones."""
-        if shape.geometry.query_key is not None or geometry.query_key is None:
-            return state
+        keeps_values = geometry.dim_value == shape.geometry.dim_value
+        if geometry.query_key is None or site.is_swapped or (shape.geometry.query_key is not None and keeps_values):
+            return state  # the last: heads went, and a stock forward runs those that are left
         state = replace(state, query_key=geometry.query_key)
         apply_state(site, state)
         for parameter in site.query_key.parameters():
             torch.nn.init.constant_(parameter, 1e-2)
+        for indices in site.query_key.buffers():
+            indices.zero_()
         return state
 
     def total(self, geometry):

@@ -65,7 +65,7 @@ class Values(Part):
 
     def fit(self, fitting):
         """Narrow the values of the heads that stay."""
-        if fitting.shape.geometry.query_key is None and fitting.choice.get("query_key") is None:
+        if not fitting.site.is_swapped and fitting.choice.get("query_key") is None:  # also one that was given back
             fitting.fits.append(fitted_projection(fitting))
         site, geometry = fitting.site, fitting.geometry
         plan = plan_values(site, geometry.dim_value * geometry.key_heads)
