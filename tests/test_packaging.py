@@ -137,6 +137,6 @@ def test_the_pages_say_what_is_declared():
         name: (ROOT / name).read_text() for name in ("README.md", "docs/index.md", "docs/limits.md", "docs/support.md")
     }
     assert all(f"Python {python} or newer" in said[name] for name in ("README.md", "docs/index.md"))
-    assert f"transformers from {lowest}" in said["docs/index.md"]
+    assert f"transformers {lowest} or later" in said["docs/index.md"]
     assert f"transformers below {lowest} is not supported" in said["docs/limits.md"]
     assert f"Python {python} to " in said["docs/support.md"] and f"transformers {lowest} " in said["docs/support.md"]
