@@ -1,4 +1,4 @@
-"""All that is measured of a model before anything is planned: what each part of a site costs, and how much it matters.
+"""Measure a model before anything is planned: what each part of a site costs, and how much it matters.
 
 Everything is fitted to some calibration examples and measured on others: on the same ones, narrow values and refitted
 heads look better than they are. Errors are squares: the mean square by which the output of a site moves, as a share of
@@ -53,12 +53,12 @@ class SiteErrors:
     errors: Mapping[SitePart, Mapping[int, float]]
 
     def of(self, choice: Choice) -> dict[SitePart, float]:
-        """The squared error that a choice makes by each part."""
+        """Return the squared error of each part of a choice."""
         sizes = dict(choice.sizes)
         return {part: errors.get(sizes[part], 0.0) if part in sizes else 0.0 for part, errors in self.errors.items()}
 
     def example(self, part: SitePart, error: float) -> Choice | None:
-        """The choice that changes one part, with the squared error nearest to one; None where nothing can change."""
+        """Return the choice of one part with the squared error nearest to `error`; None if the part cannot change."""
         squares = {size: square for size, square in self.errors[part].items() if square > 0}
         if not squares:
             return None
@@ -67,7 +67,7 @@ class SiteErrors:
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """What was measured of a model.
+    """The measurements of a model that a plan is made from.
 
     Attributes:
         model: the model, unchanged.
@@ -125,7 +125,7 @@ def measure_model(
 def choose_sites(
     model: PreTrainedModel, adapter: AttentionAdapter, names: str | Iterable[str] | None
 ) -> list[OpenSite]:
-    """The named sites that have heads, if all of them can be changed.
+    """Return the named sites that have heads, if all of them can be changed.
 
     Raises:
         ArgumentError: if a name is neither a role nor a path of the model.
@@ -171,7 +171,7 @@ def sensitivities(
     """
 
     def moved(site: OpenSite, choice: Choice, options: FitOptions) -> float:
-        """The squared error of the output when one site has what a choice says."""
+        """Return the squared error of the output when one site has a choice."""
         with few_threads(site.dim_value):
             fit = fit_site(site, errors[site.path].shape, choice, fitted.of(site.path), options)
         with undone(site.model, [site]):

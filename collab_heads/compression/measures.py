@@ -66,7 +66,7 @@ COUNTED: Mapping[Measure, Callable[[SiteUse, Choice], float]] = {
 
 
 def uses_of(measured: Measurements) -> dict[str, SiteUse]:
-    """How the sites are used: path -> use. The encoder of an encoder-decoder runs once, and caches nothing."""
+    """Return the use of each site, by path. The encoder of an encoder-decoder runs once, and caches nothing."""
     work, translates = measured.work, measured.model.config.is_encoder_decoder
     cached = {
         site.path: 0.0 if translates and site.role == "enc-self" else work[site.path].keys / work[site.path].calls

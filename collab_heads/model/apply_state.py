@@ -58,7 +58,8 @@ class SiteWeights:
 def apply_state(site: OpenSite, state: SiteState, weights: SiteWeights | None = None) -> None:
     """Bring a site to a state: remove heads, install or give back projections, narrow values, add gates and alphas.
 
-    What the site has already stays, so that a second call changes nothing. Nothing is checked, and nothing is recorded.
+    A second call changes nothing. A state without a query/key projection gives the stock projections back. Nothing is
+    checked, and nothing is recorded.
 
     Args:
         site: in any state that has all the heads of the new one.
@@ -140,7 +141,7 @@ def prune_site(
         folds_gates: whether the gates, learned or fixed, go into W_O.
 
     Returns:
-        What is to be recorded of it now.
+        The state to record.
     """
     if folds_gates and isinstance(site.output, HeadOutputProjection):
         remove_gates(site.output)

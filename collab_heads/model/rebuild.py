@@ -48,7 +48,7 @@ def rebuild(model: PreTrainedModel) -> None:
 def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:
     """Bring a model in use to the record of one that was changed further, as on another process.
 
-    Heads go, and query/key projections and narrower values come; what these hold is to be copied from the other model.
+    Only the structure follows (heads, projections, values, gates, alphas); copy the weights from the other model.
 
     Args:
         model: as the other one was before; changed in place.

@@ -1,1 +1,1 @@
-"""What of a site can become smaller: a part is one class, one file, one entry in `table.PARTS`."""
+"""The parts of a site that can become smaller: one class, one file and one entry in `table.PARTS` each."""

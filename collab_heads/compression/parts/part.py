@@ -1,4 +1,4 @@
-"""What every part of a site answers: the unit in which `compress` makes a site smaller.
+"""The interface of a part: the unit in which `compress` makes a site smaller.
 
 A part is one class in a file beside this one, and an entry in `table.PARTS`. What plans, spends, times and reports goes
 through that table, and knows no part by name. How to add one: `docs/add-a-part.md`.
@@ -46,22 +46,22 @@ class Part(ABC):
 
     @abstractmethod
     def capability(self, kind: QueryKeyKind) -> Capability:
-        """What an adapter must be able to do, with query/key projections of a kind."""
+        """Return the capability that an adapter needs, for query/key projections of a kind."""
 
     @abstractmethod
     def whole(self, shape: SiteShape) -> int:
-        """The size that a site has now, counted as in `Choice`."""
+        """Return the size that a site has now, counted as in `Choice`."""
 
     @abstractmethod
     def sizes(self, shape: SiteShape) -> list[int]:
-        """The smaller sizes that are considered, ascending; none where the part cannot become smaller."""
+        """Return the smaller sizes to consider, ascending; none if the part cannot become smaller."""
 
     @abstractmethod
     def resized(self, shape: SiteShape, choice: Choice, geometry: Geometry) -> Geometry:
-        """What the site has with a choice, given what the parts before this one in the table make of it."""
+        """Return the geometry with a choice, given the geometry that the parts before this one in the table leave."""
 
     def allows(self, shape: SiteShape, choice: Choice, geometry: Geometry) -> bool:
-        """Whether a choice, which gives this geometry, makes sense."""
+        """Return whether a choice, which gives this geometry, makes sense beside the other parts."""
         return True
 
     @abstractmethod
@@ -93,34 +93,34 @@ class Part(ABC):
             geometry: what it is to have.
 
         Returns:
-            What is to be recorded of it now.
+            The state to record.
         """
 
     @abstractmethod
     def total(self, geometry: Geometry) -> int:
-        """The size over all heads, for the report."""
+        """Return the size over all heads, for the report."""
 
     def summary(self, choices: Sequence[tuple[SiteShape, Choice]]) -> str:
-        """What choices leave of the part over some sites, for the table of a plan."""
+        """Summarise the sizes that choices leave over some sites, for the table of a plan."""
         sizes = [self.size(shape, choice) for shape, choice in choices]
         return f"{min(sizes)} to {max(sizes)}"
 
     def cell(self, before: int, after: int, kind: QueryKeyKind | None) -> str:
-        """What the report says of a site whose query/key projection is of a kind (None: stock) afterwards."""
+        """Return the cell of the report; `kind` is that of the query/key projection afterwards, None if stock."""
         return f"{before} -> {after}"
 
     def size(self, shape: SiteShape, choice: Choice) -> int:
-        """The size that a choice gives, counted as in `Choice`."""
+        """Return the size that a choice gives, counted as in `Choice`."""
         size = choice.get(self.name)
         return self.whole(shape) if size is None else size
 
 
 class Fit(ABC):
-    """What a fit of one part gives a site."""
+    """The fitted weights of one part of a site."""
 
     @abstractmethod
     def put_into(self, site: OpenSite, state: SiteState) -> SiteState:
-        """Change a site that has a state, in place, so that nothing can fail; return what is to be recorded of it."""
+        """Change a site that has a state, in place; return the state to record. This must not fail."""
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Fitting:
     fits: list[Fit] = field(default_factory=list)
 
     def try_out(self) -> None:
-        """Put what was fitted so far into the site, until the context ends: later parts are fitted beside it."""
+        """Apply the fits so far to the site until the context ends, so that later parts are fitted beside them."""
         self.stack.enter_context(undone(self.site.model, [self.site]))
         self.site = reopened(self.site)
         put_fits(self.site.model, {self.site.path: self.fits}, [self.site])

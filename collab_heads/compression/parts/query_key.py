@@ -75,7 +75,7 @@ class QueryKeys(Part):
         fitting.fits.append(fitted_projection(fitting))
 
     def resize(self, site, state, shape, geometry):
-        """Small numbers: a time must not depend on denormal ones."""
+        """Fill the projection with small constants, so that denormal numbers do not change the time."""
         keeps_values = geometry.dim_value == shape.geometry.dim_value
         if geometry.query_key is None or site.is_swapped or (shape.geometry.query_key is not None and keeps_values):
             return state  # the last: heads went, and a stock forward runs those that are left

@@ -1,4 +1,4 @@
-"""What a site has and what of it may become smaller; and a choice among what it can become."""
+"""The shape of a site, and a choice of smaller sizes for its parts."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -71,5 +71,5 @@ class SiteShape:
 
     @property
     def heads_per_key(self) -> int | None:
-        """How many heads share a key head, and go together; None where that differs, and all stay."""
+        """Return how many heads share a key head and are removed together; None if that differs, and all heads stay."""
         return 1 if self.geometry.groups is None else group_size(self.geometry.groups)

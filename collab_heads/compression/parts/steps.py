@@ -1,4 +1,4 @@
-"""The error of a site whose output projection reads its heads otherwise; and the widths of a head to choose from."""
+"""Helpers of several parts: the error of a changed output projection, and the widths to choose from."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ LEVELS = 8  # sizes of a part that are considered, or a few more
 
 
 def share(missing: Tensor, bias: Tensor, weight: Tensor, held: InputMoments) -> float:
-    """The mean square of missing @ z - bias, as a share of the variance of weight @ z.
+    """Return the mean square of missing @ z - bias, as a share of the variance of weight @ z.
 
     Args:
         missing: [D, n], what of W_O is lost.
@@ -25,6 +25,6 @@ def share(missing: Tensor, bias: Tensor, weight: Tensor, held: InputMoments) -> 
 
 
 def narrower(width: int) -> list[int]:
-    """The widths below one that are considered: multiples of 4, at most about `LEVELS` of them."""
+    """Return the smaller widths to consider: multiples of 4, at most about `LEVELS` of them."""
     unit = max(HEAD_MULTIPLE, width // LEVELS // HEAD_MULTIPLE * HEAD_MULTIPLE)
     return list(range(unit, width, unit))

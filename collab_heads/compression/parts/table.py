@@ -1,4 +1,4 @@
-"""The table of parts, and what follows from all of them: choices, sizes, errors and fits of a site."""
+"""The table of parts, and the choices, sizes, errors and fits of a site that follow from it."""
 
 import functools
 import itertools
@@ -24,7 +24,7 @@ PARTS: dict[SitePart, Part] = {part.name: part for part in (Heads(), QueryKeys()
 
 
 def resized(shape: SiteShape, choice: Choice) -> Geometry:
-    """What a site has with a choice."""
+    """Return the geometry of a site with a choice."""
     geometry = shape.geometry
     for part in PARTS.values():
         geometry = part.resized(shape, choice, geometry)
@@ -33,7 +33,7 @@ def resized(shape: SiteShape, choice: Choice) -> Geometry:
 
 @functools.lru_cache(maxsize=1 << 16)
 def size_with(shape: SiteShape, choice: Choice) -> SiteSize:
-    """How large a site is with a choice."""
+    """Return the size of a site with a choice."""
     return size_of(resized(shape, choice))
 
 
@@ -57,7 +57,7 @@ def site_errors(
 
 
 def falling(errors: Mapping[int, float]) -> dict[int, float]:
-    """No error above that of less: what is larger can hold what is smaller, so what was measured above it is noise."""
+    """Cap each error at that of the next smaller size: a larger size can hold a smaller one, so more error is noise."""
     sizes = sorted(errors)
     return dict(zip(sizes, itertools.accumulate((errors[size] for size in sizes), min), strict=True))
 
