@@ -10,7 +10,7 @@ With several processes: `accelerate launch run_glue.py ...`. Its work is that of
 
 import sys
 
-from collab_heads.extras import exit_without
+from collab_heads.base.extras import exit_without
 
 if __name__ == "__main__":
     exit_without("train", "run_glue.py")  # said before the imports below fail

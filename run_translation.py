@@ -11,7 +11,7 @@ With several processes: `accelerate launch run_translation.py ...`. Its work is 
 
 import sys
 
-from collab_heads.extras import exit_without
+from collab_heads.base.extras import exit_without
 
 if __name__ == "__main__":
     exit_without("train", "run_translation.py")  # said before the imports below fail

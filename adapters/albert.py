@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from transformers.models.albert.modeling_albert import AlbertAttention, eager_attention_forward
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import register
 
 
 class CollaborativeAlbertAttention(AlbertAttention):

@@ -10,9 +10,9 @@ from transformers.models.electra import modeling_electra
 from transformers.models.roberta import modeling_roberta
 from transformers.models.xlm_roberta import modeling_xlm_roberta
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import register
 
 
 def self_attention(self, hidden_states, attention_mask=None, past_key_values=None, **kwargs):

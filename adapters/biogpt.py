@@ -3,8 +3,8 @@
 from transformers.models.biogpt import modeling_biogpt
 
 from collab_heads.adapters.marian import attention  # type: ignore[import-untyped]
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.registry import register
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import register
 
 
 class CollaborativeBioGptAttention(modeling_biogpt.BioGptAttention):

@@ -9,10 +9,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.clip import modeling_clip
 from transformers.models.siglip import modeling_siglip
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import register
-from collab_heads.sites import AttentionSite, Role
+from collab_heads.sites.site import AttentionSite, Role
 
 
 def attention(self, hidden_states, attention_mask=None, **kwargs):

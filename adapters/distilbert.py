@@ -2,9 +2,9 @@
 
 from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAttention, eager_attention_forward
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import register
 
 
 class CollaborativeDistilBertSelfAttention(DistilBertSelfAttention):

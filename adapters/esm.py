@@ -2,11 +2,11 @@
 
 from transformers.models.esm.modeling_esm import EsmSelfAttention, apply_rotary_pos_emb, eager_attention_forward
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import register
+from collab_heads.contract.special_adapters import RotaryAdapter
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.rotary_attention import rotary_attention
-from collab_heads.registry import register
-from collab_heads.rotary_adapter import RotaryAdapter
 
 ROTARY = "rotary"  # what configs call it
 

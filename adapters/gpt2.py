@@ -6,9 +6,9 @@ Its weights are (in, out): see `collab_heads.layers.layout`.
 from torch import nn
 from transformers.models.gpt2 import modeling_gpt2
 
-from collab_heads.fused_adapter import FusedAdapter
+from collab_heads.contract.registry import register
+from collab_heads.contract.special_adapters import FusedAdapter
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import register
 
 
 def upcast_attention(module, query, key, value, attention_mask, **kwargs):

@@ -12,12 +12,12 @@ from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 
+from collab_heads.contract.registry import register
+from collab_heads.contract.special_adapters import RotaryAdapter
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.removed import is_empty
 from collab_heads.layers.rotary_attention import rotary_attention
-from collab_heads.registry import register
-from collab_heads.rotary_adapter import RotaryAdapter
-from collab_heads.sites import group_size
+from collab_heads.sites.site import group_size
 
 NORMS = ("q_norm", "k_norm")  # of each head of queries and keys, where the family has them
 

@@ -6,10 +6,10 @@ from transformers.models.marian import modeling_marian
 from transformers.models.mbart import modeling_mbart
 from transformers.models.pegasus import modeling_pegasus
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.blueprints import Blueprint, VocabularyForm
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.blueprints import Blueprint, VocabularyForm
+from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import register
 
 
 def attention(self, hidden_states, key_value_states=None, past_key_values=None, attention_mask=None, **kwargs):

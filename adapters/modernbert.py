@@ -3,12 +3,11 @@
 from torch import nn
 from transformers.models.modernbert import modeling_modernbert
 
-from collab_heads.fused_adapter import FusedAdapter
+from collab_heads.contract.registry import register
+from collab_heads.contract.special_adapters import FusedAdapter, RotaryAdapter
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.removed import is_empty
 from collab_heads.layers.rotary_attention import rotary_attention
-from collab_heads.registry import register
-from collab_heads.rotary_adapter import RotaryAdapter
 
 
 class RotaryModernBertAttention(modeling_modernbert.ModernBertAttention):

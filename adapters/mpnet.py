@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from torch.nn.functional import dropout as drop
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.position_bias import kept_columns, note_kept_heads
-from collab_heads.registry import register
 
 
 def eager_attention(module, query, key, value, attention_mask, *, scaling, dropout, position_bias=None, **kwargs):

@@ -3,8 +3,8 @@
 from transformers.models.qwen3 import modeling_qwen3
 
 from collab_heads.adapters.llama import LlamaLayout, RotaryAttention  # type: ignore[import-untyped]
-from collab_heads.registry import register
-from collab_heads.rotary_adapter import NormedRotaryAdapter
+from collab_heads.contract.registry import register
+from collab_heads.contract.special_adapters import NormedRotaryAdapter
 
 
 class RotaryQwen3Attention(RotaryAttention, modeling_qwen3.Qwen3Attention):

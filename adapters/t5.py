@@ -8,11 +8,11 @@ import torch
 from transformers.models.mt5 import modeling_mt5
 from transformers.models.t5 import modeling_t5
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.blueprints import Blueprint, VocabularyForm
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.blueprints import Blueprint, VocabularyForm
+from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.position_bias import kept_columns, note_kept_heads
-from collab_heads.registry import register
 
 
 def attention(

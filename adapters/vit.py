@@ -8,10 +8,10 @@ from transformers.models.deit import modeling_deit
 from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.vit import modeling_vit
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.blueprints import ImageBlueprint
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.blueprints import ImageBlueprint
+from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import register
 
 SIZES = {
     "d_model": ("hidden_size",),

@@ -8,9 +8,9 @@ from transformers import PretrainedConfig
 from transformers.models.hubert import modeling_hubert
 from transformers.models.wav2vec2 import modeling_wav2vec2
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
-from collab_heads.registry import register
 
 
 def attention(self, hidden_states, key_value_states=None, attention_mask=None, output_attentions=False, **kwargs):

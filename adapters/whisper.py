@@ -8,8 +8,8 @@ from transformers import PretrainedConfig
 from transformers.models.whisper import modeling_whisper
 
 from collab_heads.adapters.marian import MarianAdapter, attention  # type: ignore[import-untyped]
-from collab_heads.blueprints import Blueprint
-from collab_heads.registry import register
+from collab_heads.contract.blueprints import Blueprint
+from collab_heads.contract.registry import register
 
 
 class CollaborativeWhisperAttention(modeling_whisper.WhisperAttention):

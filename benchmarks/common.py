@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from collab_heads.text import portable_name
+from collab_heads.base.display import portable_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -29,8 +29,8 @@ from transformers.utils import logging
 from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import compress, distill
-from collab_heads.training.data.embeddings import embed
-from collab_heads.words import SITE_PARTS as PARTS
+from collab_heads.base.option_values import SITE_PARTS as PARTS
+from collab_heads.data.tokenizing import embed
 from common import WORK, minilm, shared, table, write
 
 STORE = WORK / "compression.jsonl"

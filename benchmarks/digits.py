@@ -26,8 +26,8 @@ from common import ROOT, WORK, table, write
 
 sys.path.insert(0, str(ROOT / "examples"))
 import run_image_classification
-from collab_heads.training.demo.image_demo import TRAIN as TRAINING
-from collab_heads.training.demo.image_demo import write_digits
+from collab_heads.demo.image_demo import TRAIN as TRAINING
+from collab_heads.demo.image_demo import write_digits
 
 SEEDS = (1, 2, 3)
 SIZES = "--model_type deit --image_size 16 --patch_size 4 --d_model 64 --num_layers 4 --num_heads 4 --d_ff 128".split()

@@ -29,8 +29,8 @@ from common import RESULTS, ROOT, WORK, minilm, shared, table, write
 
 sys.path.insert(0, str(ROOT))
 import run_glue
-from collab_heads.files import write_file
-from collab_heads.training.data.metrics import score
+from collab_heads.data.metrics import score
+from collab_heads.files.atomic import write_file
 from collab_heads.training.runs import swap as swapping
 
 TASKS = ("rte", "mrpc", "stsb", "cola")  # of a table, if not told otherwise

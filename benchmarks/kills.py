@@ -38,7 +38,7 @@ from transformers.utils import logging
 
 import tiny
 from collab_heads.errors import CollabHeadsError
-from collab_heads.folders import damage
+from collab_heads.files.folders import damage
 from common import write
 
 MINE = ("thesis.txt", "translations/mine.txt", "predictions/train.csv", "logs/diary.txt", "best/notes.txt", "best.txt")

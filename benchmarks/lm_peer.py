@@ -15,12 +15,10 @@ from transformers import PreTrainedModel
 
 from collab_heads.distillation.examples import in_order, list_batches, split
 from collab_heads.distillation.gap import Gap
-from collab_heads.distillation.optimizer import MasterWeights
-from collab_heads.distillation.options import DistillOptions
-from collab_heads.distillation.processes import Processes
-from collab_heads.distillation.trained import put_back, trained_alone
+from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone
+from collab_heads.distillation.processes import DistillOptions, Processes
 from collab_heads.distillation.training import Training
-from collab_heads.model.backends import evaluating
+from collab_heads.model.batches import evaluating
 
 LEARNING_RATE = 0.01  # as `distill` has it
 

@@ -31,9 +31,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Data
 from transformers.utils import logging
 
 from collab_heads import compress, distill, head_importance, prune_heads
-from collab_heads.training.data.classification import Labels, calibration_batches, draw, encode, predict
-from collab_heads.training.data.glue import from_folder
-from collab_heads.training.data.metrics import glue_metric
+from collab_heads.data.classification import Labels, calibration_batches, draw, encode, predict
+from collab_heads.data.glue import from_folder
+from collab_heads.data.metrics import glue_metric
 from common import ROOT, WORK, minilm, shared, table, write
 
 sys.path.insert(0, str(ROOT))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from collab_heads.collaborative.site_groups import FLOAT64, LEAST, SHARE
+from collab_heads.collaborative.calibrate import FLOAT64, LEAST, SHARE
 from common import RESULTS, table, write
 
 PIECES = ("swap, from the weights", "swap, calibrated", "swap, refined", "compress", "analyze", "train")

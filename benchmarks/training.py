@@ -18,9 +18,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Data
 from transformers.utils import logging
 
 from collab_heads import swap_to_collaborative
-from collab_heads.training.data.batches import chunked
-from collab_heads.training.data.classification import Labels, encode
-from collab_heads.training.data.glue import from_folder
+from collab_heads.data.batches import chunked
+from collab_heads.data.classification import Labels, encode
+from collab_heads.data.glue import from_folder
 from collab_heads.training.loop.optimizer import optimizer_and_schedule, optimizer_step, parameter_groups
 from common import minilm, shared, table, write
 

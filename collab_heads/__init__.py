@@ -3,10 +3,10 @@
 Importing the package lets `from_pretrained` load what it saved.
 """
 
-from collab_heads.first_look import first_look
+from collab_heads.base.command_start import start_command
 
 __version__ = "0.1.0"
-first_look()  # the command's help and wrong flags need nothing of what is imported below
+start_command()  # the command's help and wrong flags need nothing of what is imported below
 
 from typing import TYPE_CHECKING
 
@@ -21,17 +21,18 @@ from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.roles.head_roles import head_roles
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.extras import check_extra
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.compression.compress import compress
 from collab_heads.compression.plan import CompressionPlan, plan
 from collab_heads.compression.report import CompressedSite, CompressReport
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter, register, supported_model_types
+from collab_heads.distillation.checkpoint import DistillReport
 from collab_heads.distillation.distill import distill
-from collab_heads.distillation.report import DistillReport
 from collab_heads.errors import CollabHeadsError
-from collab_heads.extras import check_extra
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.alpha import alpha_report, swap_to_alpha
 from collab_heads.heads.criteria import HeadCriterion
@@ -44,11 +45,10 @@ from collab_heads.heads.report import AlphaReport, FoldReport, GateReport, Prune
 from collab_heads.model.card import model_card
 from collab_heads.model.peft_targets import peft_targets
 from collab_heads.model.transformers_hooks import install_hooks
-from collab_heads.registry import get_adapter, register, supported_model_types
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.exchange import swap_heads
 from collab_heads.rotation.manual import HeadRotation
-from collab_heads.sites import AttentionSite, AttentionWeights
+from collab_heads.sites.site import AttentionSite, AttentionWeights
 from collab_heads.trainer.heads_file import load_heads, save_heads
 
 if TYPE_CHECKING:

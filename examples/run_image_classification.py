@@ -12,7 +12,7 @@ With several processes: `accelerate launch examples/run_image_classification.py 
 
 import sys
 
-from collab_heads.extras import exit_without
+from collab_heads.base.extras import exit_without
 
 if __name__ == "__main__":
     exit_without("train", "run_image_classification.py")  # said before the imports below fail

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from collab_heads.model.saving_hooks import HOOKS
+from collab_heads.model.saving import HOOKS
 from families import FAMILIES, KINDS, cannot_share, each, is_left_to_slow
 
 pytest_plugins = ("slow_share",)

@@ -7,8 +7,7 @@ import torch
 from measuring import EOS, STEPS, ended
 
 from collab_heads import get_adapter
-from collab_heads.analysis.relevance.backward import explaining, leaf
-from collab_heads.analysis.relevance.conservative import conservative
+from collab_heads.analysis.relevance.backward import conservative, explaining, leaf
 from collab_heads.analysis.relevance.head_relevance import head_relevance
 from families import FAMILIES, cast
 

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from collab_heads.analysis.measures.passes import Attention, Batch
-from collab_heads.analysis.roles.thresholds import RoleThresholds, SampleSizes
-from collab_heads.sites import AttentionSite
+from collab_heads.analysis.roles.labelling import RoleThresholds, SampleSizes
+from collab_heads.sites.site import AttentionSite
 from families import FAMILIES, VOCABULARY
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

@@ -9,7 +9,8 @@ from closing import ORIGINS
 from pages import PAGES
 
 import test_contract
-from collab_heads import AttentionAdapter, registry
+from collab_heads import AttentionAdapter
+from collab_heads.contract import registry
 from families import KINDS, LAYERS, Family, batch
 
 PAGE = PAGES["docs/add-a-family.md"]

@@ -13,8 +13,8 @@ import yaml
 from pages import DOCS, NETWORK, PAGES, ROOT, Page, run, tables_restored
 
 import collab_heads
+from collab_heads.base.extras import EXTRAS
 from collab_heads.command.main import COMMANDS, read
-from collab_heads.extras import EXTRAS
 from test_imports import BASE, LAYERS, imports, packages
 
 WITH_EXAMPLES = [name for name, page in PAGES.items() if page.examples]

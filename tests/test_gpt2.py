@@ -26,7 +26,7 @@ from collab_heads import (
 from collab_heads.errors import SwapError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.output import ConstantOutput
-from collab_heads.model.masks import token_masks
+from collab_heads.model.batches import token_masks
 from collab_heads.model.open_site import open_sites
 from families import (
     EXACT64,

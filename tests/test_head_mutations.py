@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from closing import changed, output_projections
 
-from collab_heads import attention_adapter
 from collab_heads.adapters import mpnet, t5
+from collab_heads.contract import adapter
 from collab_heads.heads import fold
 from collab_heads.layers import gates, output, removed, shared_query_key
 from collab_heads.layers.layout import become, weight_of, widths
@@ -63,7 +63,7 @@ def wrong_rows_of_the_value(monkeypatch):
             weight = weight_of(linear)
             weight.copy_(weight.unflatten(0, (len(kept), width)).transpose(0, 1).flatten(0, 1))
 
-    monkeypatch.setattr(attention_adapter, "keep_rows", keep_rows)
+    monkeypatch.setattr(adapter, "keep_rows", keep_rows)
 
 
 def wrong_rows_of_the_mixing(monkeypatch):

@@ -10,8 +10,7 @@ import fake_hub
 import pytest
 from huggingface_hub import ModelCard
 
-from collab_heads.model.code_file import SOURCE
-from collab_heads.model.marks import SENTENCE, WEIGHTS
+from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
 
 ROOT = Path(__file__).parents[1]
 CODE = SOURCE.name

@@ -12,28 +12,11 @@ PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
 
 # From the bottom up, a line a folder: a module may import from lower layers and from its own.
 LAYERS = (
-    (
-        "errors",
-        "arguments",
-        "bars",
-        "checks",
-        "sites",
-        "state",
-        "record",
-        "blueprints",
-        "numerics",
-        "files",
-        "folders",
-        "reading",
-        "documents",
-        "text",
-        "words",
-        "extras",
-        "first_look",
-        "wrappers",
-    ),
+    ("errors", "base"),
+    ("files",),
+    ("sites",),
     ("layers",),
-    ("attention_adapter", "registry", "fused_adapter", "rotary_adapter"),
+    ("contract",),
     ("adapters",),
     ("model",),
     ("collaborative",),
@@ -52,13 +35,12 @@ LAYERS = (
     ("rotation",),
     ("trainer",),
     ("", "modeling_collab_heads"),  # the public names; what is stored beside a model imports them
+    ("data",),
     ("training.storage",),
-    ("training.flags",),
-    ("training.data",),
     ("training.loop",),
-    ("training.runs",),
-    ("training.demo",),
     ("command.flags",),
+    ("training.runs",),
+    ("demo",),
     ("command", "__main__"),
 )
 # Between the adapters and the public names, no layer may import the families.
@@ -135,7 +117,7 @@ def family_imports(source: str) -> list[str]:
 
 
 DRAWS = {"matplotlib", "PIL"}
-SPEAKING = {"", "adapters", "analysis.plots"}  # packages whose __init__ holds names
+SPEAKING = {"", "adapters", "analysis.plots", "demo"}  # packages whose __init__ holds names
 FOLDERS = {name for name, file in MODULES.items() if file.name == "__init__.py"}
 IN_LAYERS = MODULES.keys() - (FOLDERS - SPEAKING)
 
@@ -183,7 +165,7 @@ def test_the_package_draws_nothing_until_it_is_asked():
         first = at_once(MODULES[name].read_text())
         assert not {module.split(".")[0] for module, _ in imports(first)} & DRAWS, name
         waiting += targets(first) - seen
-    assert {"registry", "analysis.report.head_report"} < seen
+    assert {"contract.registry", "analysis.report.head_report"} < seen
     assert at_once("def f():\n    import matplotlib") == ""
     assert at_once("if True:\n    import matplotlib.pyplot\n") == "import matplotlib.pyplot"
 
@@ -226,7 +208,7 @@ def packages(name: str) -> dict[str, str]:
 BASE = {"collab_heads", "torch", "transformers", "safetensors", "tqdm"} | {"huggingface_hub", "numpy", "packaging"}
 
 
-@pytest.mark.parametrize("name", ("", "__main__", "command.analyze", "command.compress", "training.demo.glue_demo"))
+@pytest.mark.parametrize("name", ("", "__main__", "command.analyze", "command.compress", "demo.glue_demo"))
 def test_what_needs_no_extra_imports_none(name):
     others = {package: where for package, where in packages(name).items() if package not in BASE}
     assert others == {}
@@ -240,12 +222,12 @@ def test_all_files_are_seen():
     assert {
         "",
         "errors",
-        "arguments",
+        "base.arguments",
         "collaborative.swap",
         "heads.prune",
         "adapters",
         "adapters.bert",
-        "training.demo.glue_demo",
+        "demo.glue_demo",
     } <= MODULES.keys()
     assert "transformers.models.bert" in family_imports(MODULES["adapters.bert"].read_text())
     assert "layers.attention" in targets(MODULES["adapters.bert"].read_text())
@@ -254,18 +236,18 @@ def test_all_files_are_seen():
 WRONG = (
     ("errors", "from collab_heads.layers.gates import HeadGates"),
     ("layers.query_key", "def f():\n    from collab_heads.collaborative import decompose"),
-    ("layers.attention", "import collab_heads.registry"),
-    ("registry", "from collab_heads import adapters"),
-    ("registry", "from collab_heads.model.refusals import check_wrapper"),
+    ("layers.attention", "import collab_heads.contract.registry"),
+    ("contract.registry", "from collab_heads import adapters"),
+    ("contract.registry", "from collab_heads.model.refusals import check_wrapper"),
     ("collaborative.swap", "from collab_heads.adapters.bert import BertAdapter"),
     ("collaborative.swap", "from collab_heads import swap_to_collaborative"),
     ("collaborative.swap", "from collab_heads.heads.gating import swap_to_gated"),
-    ("model.transformers_hooks", "from collab_heads.training.demo.glue_demo import main"),
+    ("model.transformers_hooks", "from collab_heads.demo.glue_demo import main"),
     ("heads.gating", "from collab_heads.heads.penalty import parts"),
     ("heads.prune", "from collab_heads import adapters"),
-    ("heads.selection", "from collab_heads.analysis.measures.map_scores import map_scores"),
-    ("analysis.measures.map_scores", "from collab_heads.analysis.report.html import page"),
-    ("training.flags.pruning", "from collab_heads.training.runs.run import Run"),
+    ("heads.selection", "from collab_heads.analysis.measures.head_scores import map_scores"),
+    ("analysis.measures.head_scores", "from collab_heads.analysis.report.html import page"),
+    ("command.flags.heads", "from collab_heads.training.runs.run import Run"),
 )
 FAMILY = ("from transformers import BertModel", "import transformers.models.t5", "from transformers import T5Config")
 

@@ -5,12 +5,14 @@ from typing import get_args
 
 import pytest
 
-from collab_heads import attention_adapter, sites, state, words
+from collab_heads.base import option_values
 from collab_heads.collaborative import score_terms, solvers
 from collab_heads.collaborative.kinds import FITS
+from collab_heads.contract import adapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.layers.query_key_kinds import QUERY_KEY_KINDS
-from collab_heads.registry import get_adapter
-from collab_heads.state import DIVIDED, KINDS
+from collab_heads.sites import site, state
+from collab_heads.sites.state import DIVIDED, KINDS
 from families import FAMILIES, swap
 from test_imports import MODULES
 
@@ -70,11 +72,11 @@ def test_every_table_has_every_kind():
         (state.QueryKeyKind, FITS),
         (state.MixingInit, state.MIXING_INITS),
         (state.GateKind, state.GATE_KINDS),
-        (sites.Role, sites.ROLES),
+        (site.Role, site.ROLES),
         (solvers.Method, solvers.METHODS),
-        (words.Allocation, words.ALLOCATIONS),
+        (option_values.Allocation, option_values.ALLOCATIONS),
         (score_terms.Term, score_terms.TERMS),
-        (attention_adapter.Capability, attention_adapter.CAPABILITIES),
+        (adapter.Capability, adapter.CAPABILITIES),
     ),
     ids=lambda part: str(part) if get_args(part) else "table",  # no addresses: processes must agree on names
 )

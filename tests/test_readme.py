@@ -2,7 +2,8 @@
 
 from pages import PAGES
 
-from collab_heads import registry, supported_model_types
+from collab_heads import supported_model_types
+from collab_heads.contract import registry
 
 README = PAGES["README.md"]
 

@@ -11,9 +11,8 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from collab_heads import swap_to_collaborative
-from collab_heads.training.data.embeddings import agreement, embed
-from collab_heads.training.demo.glue_demo import model_folder
-from collab_heads.training.demo.sentences import sentences
+from collab_heads.data.tokenizing import agreement, embed
+from collab_heads.demo import model_folder, sentences
 from families import FP32_NOISE, KINDS
 
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", Path(__file__).resolve().parents[2] / "shared"))

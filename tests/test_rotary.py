@@ -289,7 +289,7 @@ def test_rotation_takes_a_head_of_each_group(policy):
     assert_unchanged(model, start)
     adapter = get_adapter(model)
     scores = slot_scores(model, [inputs], adapter, ["confidence"])["confidence"]
-    of_heads = head_statistics(model, [inputs], adapter, measures=("confidence",)).confidence
+    of_heads = head_statistics(model, [inputs], measures=("confidence",)).confidence
     for slot, score in scores.items():
         of_group = of_heads[slot.path][slot.head : slot.head + 2].tolist()
         assert score == pytest.approx(sum(of_group) / 2, rel=1e-6)

@@ -17,15 +17,19 @@ pytest_plugins = ("pytester",)
     (
         ("collab_heads/heads/prune.py", "tests/heads/test_prune.py::test_x[bert]", "tests/heads/test_fold.py::test_x"),
         ("collab_heads/heads/fold.py", "tests/heads/test_fold_narrow.py::test_x", "tests/heads/test_prune.py::test_x"),
-        ("collab_heads/extras.py", "tests/test_extras.py::test_x", "tests/test_export.py::test_x"),
+        ("collab_heads/base/extras.py", "tests/base/test_extras.py::test_x", "tests/test_export.py::test_x"),
         (
             "collab_heads/analysis/report/page/maps.js",
             "tests/analysis/report/test_html.py::x",
             "tests/analysis/test_x.py",
         ),
-        ("collab_heads/command/flags/swap.py", "tests/command/test_changes.py::test_x", "tests/test_hub.py::test_x"),
+        (
+            "collab_heads/command/flags/swap.py",
+            "tests/command/flags/test_rotating.py::test_x",
+            "tests/test_hub.py::test_x",
+        ),
         ("benchmarks/digits.py", "tests/benchmarks/test_digits.py::test_x", "tests/benchmarks/test_gpu.py::test_x"),
-        ("tests/test_hub.py", "tests/test_hub.py::test_x", "tests/test_text.py::test_x"),
+        ("tests/test_hub.py", "tests/test_hub.py::test_x", "tests/base/test_text.py::test_x"),
         ("tests/compression/conftest.py", "tests/compression/test_compress.py::test_x", "tests/test_hub.py::test_x"),
         (
             "adapters/bert.py",
@@ -34,7 +38,7 @@ pytest_plugins = ("pytester",)
         ),
         ("adapters/gpt2.py", "tests/test_contract.py::test_x[shared-gpt2-decoder]", "tests/test_gpt2.py::test_x"),
         ("docs/guides/compress.md", "tests/test_docs.py::test_x", "tests/test_readme.py::test_x"),
-        ("pyproject.toml", "tests/test_packaging.py::test_wheel", "tests/test_extras.py::test_x"),
+        ("pyproject.toml", "tests/test_packaging.py::test_wheel", "tests/base/test_extras.py::test_x"),
     ),
 )
 def test_a_file_has_the_tests_of_its_name_or_its_folder(changed, touched, untouched):

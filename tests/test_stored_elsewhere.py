@@ -10,8 +10,7 @@ from stranger import refusal
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments, pipeline
 
 from collab_heads import fold_heads, prune_heads
-from collab_heads.model.code_file import SOURCE
-from collab_heads.model.marks import SENTENCE, WEIGHTS
+from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
 from families import FAMILIES, output, swap
 
 INPUTS = FAMILIES["bert"].inputs()

@@ -11,12 +11,12 @@ import pytest
 
 from collab_heads.analysis.measures.results import MEASURES, Measure
 from collab_heads.analysis.options import PARTS, Part
-from collab_heads.distillation.options import PRECISIONS, Precision
+from collab_heads.base.option_values import METRIC_WORDS, Metric, Policy
+from collab_heads.distillation.processes import PRECISIONS, Precision
 from collab_heads.heads.penalty.alphas import BESIDE
 from collab_heads.heads.penalty.parts import LossKind
-from collab_heads.rotation.history import Direction
-from collab_heads.rotation.policies import POLICIES
-from collab_heads.words import METRIC_WORDS, Metric, Policy
+from collab_heads.rotation.role_settings import POLICIES
+from collab_heads.rotation.schedule import Direction
 
 ROOT = Path(__file__).parents[1]
 SETUP = """

@@ -16,12 +16,12 @@ from unchanged import refused
 import test_contract as contract
 from collab_heads import fold_heads, prune_heads, swap_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.collaborative import values
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.layers.layout import weight_of, widths
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.model.open_site import open_sites
-from collab_heads.record import CollabConfig
-from collab_heads.registry import get_adapter
+from collab_heads.sites.record import CollabConfig
 from families import (
     EXACT,
     EXACT64,

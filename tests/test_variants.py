@@ -32,7 +32,7 @@ def test_what_heads_would_share_is_refused(adapter):
         with refused(model, UnsupportedModelError, "rotary positions", "per_head", "compress()"):
             collab_heads.swap_to_collaborative(model, adapter, **width)
     with refused(model, UnsupportedModelError, "rotary positions", "per_head"):
-        collab_heads.collaborative_config(model.config, adapter)
+        collab_heads.collaborative_config(model.config)
 
 
 @pytest.mark.parametrize("empty", (False, True))

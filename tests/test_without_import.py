@@ -14,9 +14,8 @@ from planted import word_pieces
 from safetensors.torch import load_file, save_file
 from stranger import LOADED, refusals
 
-from collab_heads.extras import INSTALL
-from collab_heads.model.code_file import SOURCE
-from collab_heads.model.marks import BEGINNING, SENTENCE, auto_map
+from collab_heads.base.extras import INSTALL
+from collab_heads.model.marks import BEGINNING, SENTENCE, SOURCE, auto_map
 from families import FAMILIES, FP32_NOISE, LAYOUTS, output, swap
 
 ROOT = Path(__file__).parents[1]

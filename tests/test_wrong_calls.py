@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from unchanged import assert_unchanged, snapshot
 
 import collab_heads
-from collab_heads import CollabHeadsError, registry
+from collab_heads import CollabHeadsError
+from collab_heads.contract import registry
 from collab_heads.trainer.heads_file import FILE, head_tensors
 from families import FAMILIES, batch, swap
 
@@ -120,8 +121,8 @@ def folder_of_heads(folder: Path) -> Path:
     return folder
 
 
-def within(model, heads, adapter=None):
-    with collab_heads.without_heads(model, heads, adapter):
+def within(model, heads):
+    with collab_heads.without_heads(model, heads):
         pass
 
 

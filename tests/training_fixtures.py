@@ -7,8 +7,8 @@ import translation_script
 from scripts import forget_accelerate
 
 import tiny
-from collab_heads.training.flags import alphas, arguments, collaborative, distilling, pruning, rotating
-from collab_heads.training.flags.parsing import Parser
+from collab_heads.command.flags import arguments, collaborative, heads, rotating
+from collab_heads.command.flags.parsing import Parser
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +61,9 @@ def parse():
     parser = Parser()
     arguments.add_model_arguments(parser)
     collaborative.add_collaborative_arguments(parser)
-    distilling.add_distill_arguments(parser)
-    pruning.add_head_arguments(parser)
-    alphas.add_alpha_arguments(parser)
+    collaborative.add_distill_arguments(parser)
+    heads.add_head_arguments(parser)
+    heads.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)
     arguments.add_training_arguments(parser)
     arguments.add_output_arguments(parser)

@@ -20,9 +20,9 @@ from transformers import (
 )
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-from collab_heads.training.data.parallel import Corpus
-from collab_heads.training.data.vocabulary import train_tokenizer
-from collab_heads.training.demo.grammar import corpus
+from collab_heads.data.parallel import Corpus
+from collab_heads.data.vocabulary import train_tokenizer
+from collab_heads.demo import corpus
 
 VOCABULARY = 90
 WORDS = sorted({word for side in corpus(300, 0) for line in side for word in line.split()})

@@ -6,7 +6,7 @@ from argparse import Namespace
 from planted import word_pieces
 
 from collab_heads import fold_heads, model_card, swap_to_gated
-from collab_heads.training.flags.hub import push
+from collab_heads.command.flags.hub import push
 from families import FAMILIES, swap
 
 METRICS = {"eval_accuracy": 0.5}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from collab_heads.folders import write_folder
+from collab_heads.files.folders import write_folder
 from collab_heads.training.storage.output import Output
 
 

@@ -3,7 +3,8 @@
 from shown.columns import made
 from shown.records import row, stored
 
-from collab_heads import AttentionAdapter, registry
+from collab_heads import AttentionAdapter
+from collab_heads.contract import registry
 from common import table
 
 CAPABILITIES = {

@@ -10,12 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate, ablation_curve, leave_one_out, mean_loss
-from collab_heads.analysis.measures.attention_examples import AttentionExamples
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.measures.passes import Observer, observe
-from collab_heads.analysis.measures.sentences import Sentences
+from collab_heads.analysis.measures.sentences import AttentionExamples, Sentences, typical_sentences
 from collab_heads.analysis.measures.statistics import Statistics
-from collab_heads.analysis.measures.typical import typical_sentences
 from collab_heads.analysis.options import AnalysisOptions, Part, check_parts
 from collab_heads.analysis.relevance.contribution_comparison import compare_contributions, named_models
 from collab_heads.analysis.relevance.head_relevance import head_relevance
@@ -23,23 +21,23 @@ from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.measurements import IMPORTANCE
 from collab_heads.analysis.roles.head_roles import excluded_queries, rare_observer, syntax_observer
+from collab_heads.analysis.roles.labelling import RoleThresholds
 from collab_heads.analysis.roles.labels import roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.syntax import Syntax
-from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.display import portable_name
+from collab_heads.base.option_values import PrefixKind
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import SwapError
 from collab_heads.heads.criteria import Gradient
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.importance import head_importance
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.record import CollabConfig
-from collab_heads.registry import get_adapter, head_numbers
-from collab_heads.text import portable_name
-from collab_heads.words import PrefixKind
+from collab_heads.sites.record import CollabConfig
 
 Result = TypeVar("Result")
 THIS_MODEL = "this model"
@@ -49,7 +47,6 @@ THIS_MODEL = "this model"
 def analyze_heads(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     parts: Part | Iterable[Part] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -78,7 +75,6 @@ def analyze_heads(
         model: a supported transformers model, original or collaborative, gated, mixed, pruned; it is left as it was.
         batches: input dicts as the model takes them, in a list or another object that can be read again. Labels are
             needed for gradient importance and the loss, and encoder-decoders need them or decoder inputs throughout.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         parts: some of "statistics", "roles", "relevance", "gradient", "contributions", "ablation"; None for all that
             model and data allow, without the ablation, which takes an evaluation per head.
         tokenizer: the model's; needed for a treebank, and for examples with tokens instead of ids.
@@ -129,7 +125,7 @@ def analyze_heads(
         gate_history=gate_history,
         data=data,
     )
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     if not adapter.sites_with_heads(model):
         raise SwapError(f"this {type(model).__name__} has no heads left to analyze")
     return Analysis(model, adapter, Sentences(batches), options).report()
@@ -187,7 +183,7 @@ class Analysis:
 
     def measure(self, part: Part, function: Callable, batches: Iterable[Mapping], **options: Any) -> None:
         """Measure a part that makes passes of its own."""
-        self.results[part] = self.timed(part, function, self.model, batches, self.adapter, **options)
+        self.results[part] = self.timed(part, function, self.model, batches, **options)
 
     def contribute(self) -> None:
         """Contributions of the model, a sentence of middle length whole, and beside others where it is compared."""
@@ -199,7 +195,6 @@ class Analysis:
             compare_contributions,
             {**others, THIS_MODEL: self.model},
             sentences,
-            None if others else self.adapter,  # other models may be of other families
             prefixes=options.prefixes,
             exclude=self.excluded,
             keep_relevance=True,
@@ -250,7 +245,7 @@ class Analysis:
 
     def pass_over(self, part: str, batches: Iterable[Mapping], observers: Sequence[Observer], what: str) -> None:
         """One timed forward pass over some data."""
-        self.timed(part, observe, self.model, batches, observers, self.adapter, exclude=self.excluded, what=what)
+        self.timed(part, observe, self.model, batches, observers, exclude=self.excluded, what=what)
 
     def measured(self) -> HeadReport:
         """The report of what was measured so far."""
@@ -292,7 +287,6 @@ class Analysis:
             leave_one_out,
             self.model,
             evaluate,
-            self.adapter,
             metric=options.metric,
             higher_is_better=options.higher_is_better,
         )
@@ -302,7 +296,7 @@ class Analysis:
     def curves(self, report: HeadReport, evaluate: Evaluate) -> dict[str, list[tuple[int, float]]]:
         """Measure of importance -> quality against heads kept."""
         return {
-            name: ablation_curve(self.model, evaluate, values, self.adapter, metric=self.options.metric)
+            name: ablation_curve(self.model, evaluate, values, metric=self.options.metric)
             for name, values in report.scores().items()
             if name in (*IMPORTANCE, "leave_one_out")
         }

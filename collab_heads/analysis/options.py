@@ -11,14 +11,14 @@ from collab_heads.analysis.measures.ablation import Evaluate
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.relevance.contribution_comparison import named_models
 from collab_heads.analysis.relevance.prefixes import check_prefixes
-from collab_heads.analysis.roles.thresholds import RoleThresholds
+from collab_heads.analysis.roles.labelling import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
-from collab_heads.checks import check_choice, check_count
+from collab_heads.base.checks import check_choice, check_count
+from collab_heads.base.option_values import REPORT_PARTS as PARTS
+from collab_heads.base.option_values import PrefixKind
+from collab_heads.base.option_values import ReportPart as Part
 from collab_heads.errors import ArgumentError
-from collab_heads.words import REPORT_PARTS as PARTS
-from collab_heads.words import PrefixKind
-from collab_heads.words import ReportPart as Part
 
 NO_SOURCE = (
     "only encoder-decoders have a source and a target to tell apart, and decoders a prompt and its continuation, where "

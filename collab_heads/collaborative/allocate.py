@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from collab_heads.bars import progress_bar
+from collab_heads.base.display import progress_bar
 from collab_heads.collaborative.calibrate import SiteCalibration
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS

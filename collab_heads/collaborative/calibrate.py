@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.collaborative.input_moments import InputMoments, listening, listening_to_heads
 from collab_heads.model.attention_calls import Call, recording_calls
-from collab_heads.model.batches import run_batches
+from collab_heads.model.batches import check_batches, run_batches
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.portions import portions
 
@@ -77,3 +77,77 @@ def calibrate(
         {path: SiteCalibration(*both, recorder.calls_of(path)) for path, both in moments.items()},
         {listener.site.path: listener.moments() for listener in head_listeners},
     )
+
+
+SHARE = 0.25  # of the model's own memory, that moments may take
+LEAST = 32 * 2**20  # bytes that they may take in any case
+FLOAT64 = 8  # bytes
+
+
+class CalibratedSites:
+    """What calibration sees of sites, asked for in model order.
+
+    Args:
+        model: it stays as it is while groups are calibrated.
+        sites: whose input moments are taken.
+        recorded: those of them whose calls are kept, too.
+        narrowed: the sites of whose heads' outputs moments are taken.
+        batches: see `calibrate`; listed if several passes are needed.
+
+    Attributes:
+        groups: the sites that are calibrated together.
+
+    Raises:
+        CalibrationError, NonFiniteError: as `calibrate` raises them; of later groups when they are asked for.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[OpenSite],
+        recorded: Sequence[OpenSite],
+        narrowed: Sequence[OpenSite],
+        batches: Iterable[Mapping],
+    ):
+        self.model, self.sites, self.recorded, self.narrowed = model, sites, recorded, narrowed
+        sizes = {path: FLOAT64 * size for path, size in moment_counts(sites, narrowed).items()}
+        limit = max(SHARE * sum(parameter.nbytes for parameter in model.parameters()), LEAST)
+        self.groups = grouped(sizes, limit)
+        self.batches = batches if len(self.groups) == 1 else check_batches(batches)
+        self.open, self.seen = self.groups[0], self.calibrated(self.groups[0])
+
+    def of(self, path: str) -> Calibrations:
+        """What was seen of the group of a site; that of the last one is let go."""
+        if path not in self.open:
+            self.seen = Calibrations({}, {})
+            (self.open,) = [group for group in self.groups if path in group]
+            self.seen = self.calibrated(self.open)
+        return self.seen
+
+    def calibrated(self, group: Sequence[str]) -> Calibrations:
+        """One pass over the batches."""
+        sites, recorded, narrowed = (
+            [site for site in sites if site.path in group] for sites in (self.sites, self.recorded, self.narrowed)
+        )
+        return calibrate(self.model, sites, recorded, narrowed, self.batches)
+
+
+def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenSite]) -> dict[str, int]:
+    """Numbers in the moments of each site: path -> count. Of an input there are two matrices, of heads one."""
+    counts = dict.fromkeys([site.path for site in (*sites, *narrowed)], 0)
+    for site in sites:
+        widths = [projection.in_features for projection in site.projections]
+        counts[site.path] += 2 * sum(width**2 for width in (widths[:1] if site.role != "dec-enc" else widths))
+    for site in narrowed:
+        counts[site.path] += (site.num_heads * site.value_width) ** 2  # of heads, which may share values
+    return counts
+
+
+def grouped(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
+    """Cut sites, in their order, into groups whose sizes together are at most `limit`; one that is larger is alone."""
+    groups: list[list[str]] = [[]]
+    for path, size in sizes.items():
+        if groups[-1] and sum(sizes[other] for other in groups[-1]) + size > limit:
+            groups.append([])
+        groups[-1].append(path)
+    return groups

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from collab_heads.base.numerics import few_threads, float64
 from collab_heads.collaborative.solvers import MAX_SWEEPS, METHODS, Method, head_svd, relative
 from collab_heads.errors import ArgumentError, ShapeError
 from collab_heads.layers.shared_query_key import block_mixing
-from collab_heads.numerics import few_threads, float64
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from typing import ClassVar, Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
-from collab_heads.attention_adapter import Capability
-from collab_heads.checks import check_count, check_seed
+from collab_heads.base.checks import check_count, check_seed
+from collab_heads.base.numerics import float64
 from collab_heads.collaborative.calibrate import SiteCalibration
 from collab_heads.collaborative.decompose import Decomposition, apply_root, input_root
 from collab_heads.collaborative.solvers import Method, check_method, squared_norm
+from collab_heads.contract.adapter import Capability
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key
-from collab_heads.numerics import float64
-from collab_heads.sites import AttentionWeights
-from collab_heads.state import QueryKeyState
+from collab_heads.sites.site import AttentionWeights
+from collab_heads.sites.state import QueryKeyState
 
 # Share of the mean input variance that is added to every direction, so that none the calibration missed is lost.
 RIDGE = 1e-4

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from collab_heads.base.numerics import float64
 from collab_heads.layers.rotary_pairs import turned
 from collab_heads.model.attention_calls import Call
-from collab_heads.numerics import float64
-from collab_heads.sites import AttentionWeights, count_key_heads
+from collab_heads.sites.site import AttentionWeights, count_key_heads
 
 QUERIES = 128  # per sequence that are looked at: an even sample of longer ones
 RIDGE = 1e-6  # of the mean diagonal of a Gram matrix: pairs may give the same, or nothing

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from collab_heads.base.numerics import float64
 from collab_heads.errors import CalibrationError, NonFiniteError
-from collab_heads.model.masks import sides
+from collab_heads.model.batches import sides
 from collab_heads.model.open_site import OpenSite
-from collab_heads.numerics import float64
 
 SIDES = ("query", "key")
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_choice
+from collab_heads.base.checks import check_choice
+from collab_heads.base.numerics import float64
 from collab_heads.collaborative.calibrate import SiteCalibration
 from collab_heads.collaborative.decompose import Decomposition, decompose_per_head, decompose_shared
 from collab_heads.collaborative.fit import FitOptions, SiteFit
@@ -28,14 +28,14 @@ from collab_heads.collaborative.frequency_pairs import (
 )
 from collab_heads.collaborative.solvers import squared_norm
 from collab_heads.collaborative.widths import HEAD_MULTIPLE, rounded_up
+from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.per_head_query_key import PerHeadQueryKey
 from collab_heads.layers.rotary_pairs import rows_of
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
 from collab_heads.layers.shared_query_key import ALIGNMENT, SharedQueryKey, content_bias
-from collab_heads.numerics import float64
-from collab_heads.sites import AttentionWeights
-from collab_heads.state import DIVIDED, QueryKeyKind
+from collab_heads.sites.site import AttentionWeights
+from collab_heads.sites.state import DIVIDED, QueryKeyKind
 
 
 class SharedFit(SiteFit[SharedQueryKey]):

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.widths import Width, resolve_width, rounded_up, widths_asked
+from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.record import CollabConfig
-from collab_heads.sites import AttentionWeights, select_sites
-from collab_heads.state import MixingInit, QueryKeyKind, QueryKeyState, ValueState
+from collab_heads.sites.record import CollabConfig
+from collab_heads.sites.site import AttentionWeights, select_sites
+from collab_heads.sites.state import MixingInit, QueryKeyKind, QueryKeyState, ValueState
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from collab_heads.collaborative.attended import SquaredGap, attended
 from collab_heads.layers.query_key import QueryKey, split_heads
 from collab_heads.layers.query_key_kinds import EXACT_KIND, exact_query_key
 from collab_heads.model.attention_calls import Call
-from collab_heads.sites import AttentionWeights
-from collab_heads.state import QueryKeyKind
+from collab_heads.sites.site import AttentionWeights
+from collab_heads.sites.state import QueryKeyKind
 
 # Adam's step per parameter, relative to the root mean square of its tensor
 RELATIVE_RATE = 0.016

@@ -20,7 +20,7 @@ from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.values import ValueWeights, read_values
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.site_size import Geometry, size_of
-from collab_heads.state import ValueState
+from collab_heads.sites.state import ValueState
 
 
 @dataclass(frozen=True)

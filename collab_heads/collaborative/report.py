@@ -3,11 +3,11 @@
 import dataclasses
 from dataclasses import dataclass
 
+from collab_heads.base.display import text_table
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
-from collab_heads.sites import Role
-from collab_heads.state import QueryKeyKind
-from collab_heads.text import text_table
+from collab_heads.sites.site import Role
+from collab_heads.sites.state import QueryKeyKind
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_choice
+from collab_heads.base.checks import check_choice
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.registry import get_adapter
 
 Term = Literal["content", "context"]
 TERMS: tuple[Term, ...] = get_args(Term)
@@ -26,9 +25,7 @@ TERMS: tuple[Term, ...] = get_args(Term)
 
 @opening_attention
 @torch.no_grad()
-def restrict_scores(
-    model: PreTrainedModel, terms: Term, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
-) -> int:
+def restrict_scores(model: PreTrainedModel, terms: Term) -> int:
     """Keep one term of the score of every site, in place; the other's parameters become zero and stay so in training.
 
     Works before and after a swap. Restrict after swapping: there is nothing to decompose in a content-only score.
@@ -36,7 +33,6 @@ def restrict_scores(
     Args:
         model: a supported model.
         terms: "content" or "context".
-        adapter: as in `swap_to_collaborative`.
 
     Returns:
         The number of sites.
@@ -45,7 +41,7 @@ def restrict_scores(
         ArgumentError: if `terms` is neither.
         UnsupportedModelError: if "content" is asked of a model without query biases.
     """
-    parameters = check_terms(model, terms, adapter)
+    parameters = check_terms(model, terms)
     for context, content in parameters:
         dropped = context if terms == "content" else content
         if dropped is not None:
@@ -54,9 +50,7 @@ def restrict_scores(
     return len(parameters)
 
 
-def check_terms(
-    model: PreTrainedModel, terms: Term, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
-) -> list[tuple[Tensor, Tensor | None]]:
+def check_terms(model: PreTrainedModel, terms: Term) -> list[tuple[Tensor, Tensor | None]]:
     """Check that the scores can be restricted, without doing it; the arguments and errors of `restrict_scores`.
 
     Returns:
@@ -64,7 +58,7 @@ def check_terms(
     """
     check_choice("terms", terms, TERMS)
     parameters = []
-    for site in open_sites(model, get_adapter(model, adapter)):
+    for site in open_sites(model, get_adapter(model)):
         context, content = term_parameters(site)
         if terms == "content" and content is None:
             raise UnsupportedModelError(

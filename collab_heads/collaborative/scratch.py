@@ -6,22 +6,20 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers import AutoModel, PretrainedConfig
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_choice
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import check_choice
 from collab_heads.collaborative.kinds import FITS, check_kind, kind_for
 from collab_heads.collaborative.plan import choose_sites, plan_site, plan_values
 from collab_heads.collaborative.widths import Width
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.record import FIELD, CollabConfig
-from collab_heads.registry import get_adapter
-from collab_heads.state import MIXING_INITS, MixingInit, QueryKeyKind, SiteState
+from collab_heads.sites.record import FIELD, CollabConfig
+from collab_heads.sites.state import MIXING_INITS, MixingInit, QueryKeyKind, SiteState
 
 
 @checking_arguments
 def collaborative_config(
     config: PretrainedConfig,
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     dim_shared_query_key: Width | Mapping[str, Width] = None,
     *,
     dim_value: Width | Mapping[str, Width] = None,
@@ -33,7 +31,6 @@ def collaborative_config(
 
     Args:
         config: the stock config; it is left as it is.
-        adapter: as in `swap_to_collaborative`.
         dim_shared_query_key: as in `swap_to_collaborative`.
         dim_value: as in `swap_to_collaborative`.
         kind: "shared" or "per_head".
@@ -61,7 +58,7 @@ def collaborative_config(
         model = AutoModel.from_config(config)
     record = {}
     only_values = dim_value is not None and dim_shared_query_key is None
-    adapter = get_adapter(model, adapter, "values" if only_values else FITS[kind].capability)
+    adapter = get_adapter(model, capability="values" if only_values else FITS[kind].capability)
     kind = kind_for(adapter, kind)
     swapped, narrowed = choose_sites(model, adapter, sites, dim_shared_query_key, dim_value, kind)
     values = {site.path: plan_values(site, asked).state for site, asked in narrowed}

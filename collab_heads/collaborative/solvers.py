@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from collab_heads.checks import check_choice
-from collab_heads.extras import check_extra
+from collab_heads.base.checks import check_choice
+from collab_heads.base.extras import check_extra
 
 Method = Literal["als", "parafac"]
 MAX_SWEEPS = 100

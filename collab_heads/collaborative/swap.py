@@ -7,28 +7,28 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.bars import progress_bar
-from collab_heads.checks import check_choice
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import check_choice
+from collab_heads.base.display import progress_bar
+from collab_heads.base.numerics import few_threads
+from collab_heads.base.option_values import ALLOCATIONS, Allocation
 from collab_heads.collaborative.allocate import balance_widths
+from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS, check_kind, kind_for
 from collab_heads.collaborative.plan import SitePlan, ValuePlan, choose_sites, plan_site, plan_values
 from collab_heads.collaborative.replacement import Replacement, make_replacement
 from collab_heads.collaborative.report import SwapReport
-from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.collaborative.solvers import Method
 from collab_heads.collaborative.widths import Width
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.model.apply_state import SiteWeights, apply_state
 from collab_heads.model.offloading import changing_attention
 from collab_heads.model.refusals import check_swappable, check_values, check_wrapper
-from collab_heads.numerics import few_threads
-from collab_heads.record import CollabConfig
-from collab_heads.registry import get_adapter
-from collab_heads.state import QueryKeyKind
-from collab_heads.words import ALLOCATIONS, Allocation
+from collab_heads.sites.record import CollabConfig
+from collab_heads.sites.state import QueryKeyKind
 
 
 @checking_arguments

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from collab_heads.base.numerics import float64
 from collab_heads.collaborative.decompose import input_root
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.collaborative.shared_values import common_rows, orthonormal
 from collab_heads.layers.values import ValueWeights
-from collab_heads.numerics import float64
-from collab_heads.sites import per_head
+from collab_heads.sites.site import per_head
 
 # Share of the variance that a head would have with white inputs, scaled to the one that it has: it decides between
 # directions that the calibration did not show, and keeps heads from making up for others by chance.

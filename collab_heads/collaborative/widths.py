@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 
 from collab_heads.errors import ArgumentError
-from collab_heads.sites import AttentionSite, check_name
+from collab_heads.sites.site import AttentionSite, check_name
 
 Width = int | float | None
 HEAD_MULTIPLE = 4  # of a narrowed head's width; odd widths are slow everywhere

@@ -6,11 +6,9 @@ from argparse import Namespace
 from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.command.batches import batches_of, fitting
-from collab_heads.command.models import load
-from collab_heads.command.texts import read_data
-from collab_heads.extras import missing
-from collab_heads.text import portable_name
+from collab_heads.base.display import portable_name
+from collab_heads.base.extras import missing
+from collab_heads.command.inputs import batches_of, fitting, load, read_data
 
 
 def run(args: Namespace) -> HeadReport:

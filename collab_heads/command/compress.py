@@ -3,21 +3,18 @@
 import copy
 from argparse import Namespace
 
+from collab_heads.base.option_values import SITE_PARTS
 from collab_heads.collaborative.kinds import check_kind
-from collab_heads.command.batches import batches_of
-from collab_heads.command.models import check_class, load
-from collab_heads.command.samples import sampled
-from collab_heads.command.texts import read_data
+from collab_heads.command.inputs import batches_of, check_class, load, read_data, sampled
 from collab_heads.command.writing import drawing, write_model, write_plan
 from collab_heads.compression.compress import compress
 from collab_heads.compression.measurements import HELD_OUT
 from collab_heads.compression.plan import CompressionPlan, plan
 from collab_heads.compression.report import CompressReport
+from collab_heads.data.parallel import Pairs
 from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import DataError
-from collab_heads.training.data.parallel import Pairs
-from collab_heads.words import SITE_PARTS
 
 
 def run(args: Namespace) -> CompressReport | CompressionPlan:

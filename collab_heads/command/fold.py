@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from collab_heads.command.models import check_class, load
+from collab_heads.command.inputs import check_class, load
 from collab_heads.command.writing import write_model
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.report import FoldReport

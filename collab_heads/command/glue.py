@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from collab_heads.command.flags import glue as flags
 from collab_heads.command.training import check_all, read_flags, train
-from collab_heads.training.data.glue import Data, from_files, from_folder, from_hub
-from collab_heads.training.demo import glue_demo
+from collab_heads.data.glue import Data, from_files, from_folder, from_hub
+from collab_heads.demo import glue_demo
 from collab_heads.training.runs.classifier import Classifier
 
 

@@ -7,10 +7,10 @@ from accelerate.state import PartialState
 
 from collab_heads.command.flags import images as flags
 from collab_heads.command.training import check_all, read_flags, train
-from collab_heads.registry import image_blueprints
-from collab_heads.training.data.glue import Data
-from collab_heads.training.data.images import from_folders
-from collab_heads.training.demo import image_demo
+from collab_heads.contract.registry import image_blueprints
+from collab_heads.data.glue import Data
+from collab_heads.data.images import from_folders
+from collab_heads.demo import image_demo
 from collab_heads.training.runs.image_classifier import ImageClassifier
 
 

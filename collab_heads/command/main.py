@@ -1,6 +1,6 @@
 """The command `collab-heads`: which command is asked for, its flags, how it ends.
 
-Everything that is imported here, and in `command/flags/`, is light: see `collab_heads.first_look`.
+Everything that is imported here, and in `command/flags/`, is light: see `collab_heads.base.command_start`.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any
 
-from collab_heads.checks import check_choice
+from collab_heads.base.checks import check_choice
+from collab_heads.base.command_start import INTERRUPTED, change_handler, leave
 from collab_heads.command.completion import SHELLS, completion
+from collab_heads.command.flags.parsing import Parser
 from collab_heads.errors import ArgumentError, CollabHeadsError
-from collab_heads.first_look import INTERRUPTED, change_handler, leave
-from collab_heads.training.flags.parsing import Parser
 
 # Name -> what it does. Flags are in command/flags/NAME.py (add_arguments, check), the work is in command/NAME.py (run).
 COMMANDS = {
@@ -148,7 +148,7 @@ def flags_of(of: argparse.ArgumentParser) -> list[str]:
 def run(name: str, args: Namespace) -> Any:
     """Do the work of a command; returns its report."""
     quiet, _ = vars(args).pop("quiet"), vars(args).pop("json")  # how it is printed is no part of the work
-    with import_module("collab_heads.bars").showing_bars(not quiet):
+    with import_module("collab_heads.base.display").showing_bars(not quiet):
         return import_module(f"collab_heads.command.{name}").run(args)
 
 

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.command.models import check_class, load
-from collab_heads.command.samples import calibration
+from collab_heads.command.flags.heads import read_alive
+from collab_heads.command.inputs import calibration, check_class, load
 from collab_heads.command.writing import write_model
+from collab_heads.contract.registry import get_adapter, is_lone_decoder
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.criteria import criterion_of
 from collab_heads.heads.gating import gated_sites, swap_to_gated
 from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import PruneReport
-from collab_heads.registry import get_adapter, is_lone_decoder
-from collab_heads.sites import select_sites
-from collab_heads.training.flags.pruning import read_alive
+from collab_heads.sites.site import select_sites
 
 
 def run(args: Namespace) -> PruneReport:

@@ -4,10 +4,9 @@ from argparse import Namespace
 
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
-from collab_heads.command.models import check_class, load
-from collab_heads.command.samples import calibration
+from collab_heads.command.flags.collaborative import check_fit
+from collab_heads.command.inputs import calibration, check_class, load
 from collab_heads.command.writing import write_model
-from collab_heads.training.flags.collaborative import check_fit
 
 
 def run(args: Namespace) -> SwapReport:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
 
-from collab_heads.checks import check_choice
-from collab_heads.training.flags.arguments import check_tables
-from collab_heads.training.flags.parsing import Parser
+from collab_heads.base.checks import check_choice
+from collab_heads.command.flags.arguments import check_tables
+from collab_heads.command.flags.parsing import Parser
 from collab_heads.training.runs.learner import Learner
 from collab_heads.training.runs.run import Run
 from collab_heads.training.runs.session import Session, launched

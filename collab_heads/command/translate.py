@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from collab_heads.command.flags import translate as flags
 from collab_heads.command.training import check_all, read_flags, train
-from collab_heads.registry import blueprints
-from collab_heads.training.data.parallel import Corpus, from_files, from_hub
-from collab_heads.training.demo import translation_demo
+from collab_heads.contract.registry import blueprints
+from collab_heads.data.parallel import Corpus, from_files, from_hub
+from collab_heads.demo import translation_demo
 from collab_heads.training.runs.translator import Translator
 
 

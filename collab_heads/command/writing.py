@@ -9,16 +9,16 @@ from typing import cast
 
 from torch import nn
 
-from collab_heads.analysis.plots.files import save_figure
+from collab_heads.analysis.plots.canvas import save_figure
+from collab_heads.base.extras import missing
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.command.flags.shared import MODULES
-from collab_heads.command.models import Loaded
+from collab_heads.command.inputs import Loaded
 from collab_heads.compression.plan import CompressionPlan
 from collab_heads.compression.report import CompressReport
-from collab_heads.distillation.report import DistillReport
-from collab_heads.extras import missing
-from collab_heads.files import write_json
-from collab_heads.folders import write_folder
+from collab_heads.distillation.checkpoint import DistillReport
+from collab_heads.files.atomic import write_json
+from collab_heads.files.folders import write_folder
 from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.model.card import complete
 

@@ -5,14 +5,14 @@ import inspect
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import is_number
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import is_number
+from collab_heads.base.option_values import SITE_PARTS, SitePart
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measures import COUNTED, Measure
@@ -24,8 +24,7 @@ from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
 from collab_heads.model.offloading import changing_attention
 from collab_heads.model.site_size import size_of
-from collab_heads.state import QueryKeyKind
-from collab_heads.words import SITE_PARTS, SitePart
+from collab_heads.sites.state import QueryKeyKind
 
 ATTEMPTS = 5  # to come near to an error
 NEAR = 0.95  # of the error that was asked for
@@ -41,7 +40,6 @@ def compress(
     *,
     max_error: float | None = None,
     of: Measure = "parameters",
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     sites: str | Iterable[str] | None = None,
     parts: SitePart | Iterable[SitePart] = SITE_PARTS,
     kind: QueryKeyKind = "per_head",
@@ -55,21 +53,21 @@ def compress(
     the model is left as it was. Compress before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
 
     Args:
-        model: see `plan`.
-        batches: see `plan`; or what `plan` returned for this model, whose options then count.
+        model: a supported transformers model, original, or with heads removed, collaborative or narrowed already.
+        batches: input dicts as the model takes them, without labels: 128 to 512 sentences of the texts that it is used
+            on. Or what `plan` returned for this model; its options then count.
         budget: the share that is to be left of what attention has now, above 0 and at most 1. Without `max_error` the
             default is 0.5.
         max_error: instead of a budget: the error of the model's output, on examples that no fit has seen, that it may
             make at most. For models without a head and regressions the root mean square of the change, as a share of
             how the output varies; for classifiers and language models the root of twice the mean Kullback-Leibler
             divergence. The model becomes as small as that allows.
-        of: see `plan`.
-        adapter: see `plan`.
-        sites: see `plan`.
-        parts: see `plan`.
-        kind: see `plan`.
-        refine_steps: see `plan`.
-        seed: see `plan`.
+        of: what the budget is of: "parameters", "operations", "cache" or "time"; `plan` defines them.
+        sites: roles or paths of the attention that may change; None for all.
+        parts: what may become smaller: some of "heads" (their number), "query_key" and "values" (their widths).
+        kind: of narrower query/key projections: "per_head", or "shared", which is smallest and slow.
+        refine_steps: Adam steps that fit each narrower query/key projection to the output that its site had.
+        seed: of the order of the inputs in the refinement.
 
     Returns:
         What was done where, predicted and measured error, and what attention costs now; `print` it.
@@ -86,17 +84,16 @@ def compress(
         raise ArgumentError(f"max_error {max_error!r} must be a number above 0: the error that the output may have")
     share = check_budget(0.5 if budget is None else budget)
     FitOptions(refine_steps=refine_steps, seed=seed)  # refused before anything is measured
+    options: dict[str, Any] = {"of": of, "sites": sites, "parts": parts, "kind": kind}
+    options |= {"refine_steps": refine_steps, "seed": seed}
     if isinstance(batches, CompressionPlan):
         made = batches
         made.check_model(model)
-        given: dict[str, object] = {"of": of, "adapter": adapter, "sites": sites, "parts": parts, "kind": kind}
-        given |= {"refine_steps": refine_steps, "seed": seed}
         defaults = inspect.signature(plan).parameters
-        if own := [name for name, value in given.items() if value != defaults[name].default]:
+        if own := [name for name, value in options.items() if value != defaults[name].default]:
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
     else:
-        how = {"refine_steps": refine_steps, "seed": seed}
-        made = plan(model, batches, of=of, adapter=adapter, sites=sites, parts=parts, kind=kind, **how)
+        made = plan(model, batches, **options)
     chosen = smallest(made, max_error) if max_error is not None else Chosen.of(made, made.choose(share))
     choices, parameters = chosen.choices, model.num_parameters()
     report = CompressReport(

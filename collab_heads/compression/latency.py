@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.bars import progress_bar
+from collab_heads.base.display import progress_bar
 from collab_heads.compression.measures import SiteUse
 from collab_heads.compression.parts.shape import UNCHANGED, Choice, SiteShape
 from collab_heads.compression.parts.table import PARTS, resized
-from collab_heads.model.backends import evaluating
-from collab_heads.model.batches import run_batches
+from collab_heads.model.apply_state import undone
+from collab_heads.model.batches import evaluating, run_batches
 from collab_heads.model.open_site import OpenSite, reopened
-from collab_heads.model.undoing import undone
-from collab_heads.record import CollabConfig
-from collab_heads.sites import Role
+from collab_heads.sites.record import CollabConfig
+from collab_heads.sites.site import Role
 
 KNOTS = 4  # sizes of each part that are timed, or one more; between them times are interpolated
 TURNS, TURNS_AGAIN = 3, 10  # of a table; and of what was chosen beside what was there

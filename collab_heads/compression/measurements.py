@@ -12,28 +12,27 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.bars import progress_bar
+from collab_heads.base.display import progress_bar
+from collab_heads.base.numerics import few_threads
+from collab_heads.base.option_values import SitePart
+from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
-from collab_heads.collaborative.site_groups import CalibratedSites
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import Choice, SiteShape
 from collab_heads.compression.parts.table import PARTS, fit_site, put, site_errors
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.workload import Workload, count_work
+from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import CalibrationError, SwapError
 from collab_heads.heads.prune import check_prunable
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.model.batches import each_batch
-from collab_heads.model.examples import num_rows, select
+from collab_heads.model.apply_state import undone
+from collab_heads.model.batches import each_batch, num_rows, select
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_swappable, check_values
-from collab_heads.model.undoing import undone
-from collab_heads.numerics import few_threads
-from collab_heads.sites import select_sites
-from collab_heads.state import QueryKeyKind
-from collab_heads.words import SitePart
+from collab_heads.sites.site import select_sites
+from collab_heads.sites.state import QueryKeyKind
 
 HELD_OUT = 8  # one example of so many is measured on, and not fitted to
 EXAMPLE = 0.1  # squared error of a site at which its sensitivity is measured: as large as errors of interest are

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from collab_heads.base.option_values import MEASURES as MEASURES
+from collab_heads.base.option_values import Measure
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.parts.shape import Choice, SiteShape
 from collab_heads.compression.parts.table import size_with
 from collab_heads.compression.workload import Workload
-from collab_heads.sites import Role
-from collab_heads.words import MEASURES as MEASURES
-from collab_heads.words import Measure
+from collab_heads.sites.site import Role
 
 UNITS: Mapping[Measure, str] = {
     "parameters": "parameters of attention",

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.analysis.plots.budgets import budget_curve
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.bars import progress_bar
-from collab_heads.checks import check_choice, is_number
+from collab_heads.analysis.plots.curves import budget_curve
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import check_choice, is_number
+from collab_heads.base.display import progress_bar, text_table
+from collab_heads.base.numerics import few_threads
+from collab_heads.base.option_values import SITE_PARTS, SitePart
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
 from collab_heads.compression.latency import Latencies
@@ -24,20 +25,16 @@ from collab_heads.compression.parts.part import Fit
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import PARTS, choices_of, fit_site, put
 from collab_heads.compression.spending import Option, Spending
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
-from collab_heads.model.batches import each_batch
+from collab_heads.model.apply_state import undone
+from collab_heads.model.batches import each_batch, without_unread_labels
 from collab_heads.model.device_hooks import is_offloaded
-from collab_heads.model.examples import without_unread_labels
 from collab_heads.model.offloading import attention_modules, changing_attention, in_memory
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.model.translations import with_translations
-from collab_heads.model.undoing import undone
-from collab_heads.numerics import few_threads
-from collab_heads.record import CollabConfig
-from collab_heads.registry import get_adapter
-from collab_heads.state import QueryKeyKind
-from collab_heads.text import text_table
-from collab_heads.words import SITE_PARTS, SitePart
+from collab_heads.sites.record import CollabConfig
+from collab_heads.sites.state import QueryKeyKind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +53,6 @@ def plan(
     batches: Iterable[Mapping],
     *,
     of: Measure = "parameters",
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     sites: str | Iterable[str] | None = None,
     parts: SitePart | Iterable[SitePart] = SITE_PARTS,
     kind: QueryKeyKind = "per_head",
@@ -78,7 +74,6 @@ def plan(
             products of matrices on the batches, as torch computes them: with padding, and in a decoder for all target
             tokens at once), "cache" (elements per token; sources and targets count by their lengths in the batches), or
             "time" (seconds on this machine, measured for the first batch as it is).
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         sites: roles or paths of what may change; None for all.
         parts: what may become smaller: some of "heads" (their number), "query_key" and "values" (their widths).
         kind: of narrower query/key projections, see `swap_to_collaborative`. "shared" makes the most of
@@ -104,10 +99,10 @@ def plan(
         raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
     check_kind(kind)
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     for part in PARTS.values():
         if not part.may_stay or set(parts) == {part.name}:
-            get_adapter(model, adapter, part.capability(kind))
+            get_adapter(model, capability=part.capability(kind))
     options = FitOptions(refine_steps=refine_steps, seed=seed)
     listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))
     batches = [batch for _, batch in with_translations(model, list(listed))]

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from collab_heads.base.display import text_table
+from collab_heads.base.option_values import SitePart
 from collab_heads.compression.measures import UNITS, Measure
 from collab_heads.compression.parts.table import PARTS
-from collab_heads.sites import Role
-from collab_heads.state import QueryKeyKind
-from collab_heads.text import text_table
-from collab_heads.words import SitePart
+from collab_heads.sites.site import Role
+from collab_heads.sites.state import QueryKeyKind
 
 SURPRISE = 2  # times the predicted error that a measured one may be, before the reader is told
 LATE = 1.1  # times the budget of time that attention may take, before the reader is told

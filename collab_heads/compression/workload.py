@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import CalibrationError
 from collab_heads.layers.fused import FusedPart
-from collab_heads.model.batches import run_batches
-from collab_heads.model.examples import num_rows, select
+from collab_heads.model.batches import num_rows, run_batches, select
 from collab_heads.model.open_site import OpenSite
 
 

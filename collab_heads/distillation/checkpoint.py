@@ -1,9 +1,4 @@
-"""Checkpoints of a distillation: a folder that is whole or not there, of safetensors and JSON.
-
-`state.safetensors` holds the weights under way, AdamW's moments and the best weights; `progress.json` the place in the
-run and what the run is: its arguments, and digests of models and batches. There is nothing random beside the order of
-the batches, which seed and step tell.
-"""
+"""What a distillation did: for people (`str`) and for machines (`to_dict`)."""
 
 import dataclasses
 import hashlib
@@ -19,16 +14,79 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from collab_heads.checks import is_count
-from collab_heads.distillation.report import HeldOutError
+from collab_heads.base.checks import is_count
+from collab_heads.base.display import text_table
 from collab_heads.errors import OutputError
-from collab_heads.files import write_file, write_json, writing
-from collab_heads.folders import damage, read_manifest, recover, retire, write_folder
-from collab_heads.reading import parse_json
+from collab_heads.files.atomic import write_file, write_json, writing
+from collab_heads.files.folders import damage, read_manifest, recover, retire, write_folder
+from collab_heads.files.reading import parse_json
+
+
+@dataclass(frozen=True)
+class HeldOutError:
+    """How far the changed model is from the original on the part that is held out.
+
+    Attributes:
+        hidden: squared error of the hidden states as a share of their variance over tokens, mean over layers.
+        output: the same of the numbers that a head gives, or, without one, of the mean of the last hidden state over
+            the tokens of an example; for a head that gives distributions p, 2 KL(p, q), mean over rows.
+    """
+
+    hidden: float
+    output: float
+
+    def total(self, output_weight: float) -> float:
+        """What the distillation makes small."""
+        return self.hidden + output_weight * self.output
+
+
+@dataclass(frozen=True)
+class DistillReport:
+    """What `distill` did.
+
+    Attributes:
+        before, after: errors on the part that is held out, of the model as it came and as it is now.
+        best_step: after which the model was best, and to which it was put back; 0 if it is as it came.
+        steps: taken; fewer than asked for if it stopped because nothing improved any more.
+        steps_asked: for how many steps the learning rate was planned.
+        history: (step, error) of every evaluation.
+        trained_parameters: how many numbers were trained.
+        batches, held_out_batches: to train on, and held out.
+        tokens: seen in training, without padding; of an encoder-decoder those of both sides.
+        seconds: in all, also those of runs that were interrupted.
+    """
+
+    before: HeldOutError
+    after: HeldOutError
+    best_step: int
+    steps: int
+    steps_asked: int
+    history: tuple[tuple[int, HeldOutError], ...]
+    trained_parameters: int
+    batches: int
+    held_out_batches: int
+    tokens: int
+    seconds: float
+
+    def to_dict(self) -> dict:
+        """All numbers, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            (name, f"{getattr(self.before, part):.4g}", f"{getattr(self.after, part):.4g}")
+            for name, part in (("hidden states", "hidden"), ("output", "output"))
+        ]
+        stopped = f" of {self.steps_asked}: no better for a while" if self.steps < self.steps_asked else ""
+        last = (
+            f"best after step {self.best_step}; {self.steps} steps{stopped}; {self.trained_parameters:,} parameters, "
+            f"{self.tokens:,} tokens, {self.seconds:.1f} s"
+        )
+        return text_table(["held-out error", "before", "after"], rows, last)
+
 
 NAME, STATE, PROGRESS = "distillation", "state.safetensors", "progress.json"
 FORMAT = 1
-
 logger = logging.getLogger(__name__)
 
 

@@ -9,22 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.distillation.checkpoint import Checkpoint, digest_of
-from collab_heads.distillation.examples import in_order, list_batches, split
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.contract.registry import get_adapter
+from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, digest_of
+from collab_heads.distillation.examples import check_apart, check_pair, in_order, list_batches, split
 from collab_heads.distillation.gap import Gap
-from collab_heads.distillation.optimizer import MasterWeights
-from collab_heads.distillation.options import DistillOptions, Precision
-from collab_heads.distillation.pairs import check_apart, check_pair
-from collab_heads.distillation.processes import Processes
-from collab_heads.distillation.report import DistillReport
-from collab_heads.distillation.trained import put_back, trained_alone, trained_parameters
+from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone, trained_parameters
+from collab_heads.distillation.processes import DistillOptions, Precision, Processes
 from collab_heads.distillation.training import Training
-from collab_heads.model.backends import evaluating
-from collab_heads.model.examples import Batch
+from collab_heads.model.batches import Batch, evaluating
 from collab_heads.model.offloading import check_finite
 from collab_heads.model.translations import with_translations
-from collab_heads.registry import get_adapter
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -1,25 +1,73 @@
-"""The processes that share a distillation, through Accelerate: sums of tensors, and what the first one says.
-
-Accelerate is imported when one is made, since it comes with an extra. Models are not wrapped: only a few parameters
-are trained, and their gradients are added up here.
-"""
+"""The arguments of a distillation, checked once."""
 
 import dataclasses
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from collab_heads.distillation.options import check_precision
+from collab_heads.base.checks import check_choice, check_count, check_seed, is_number
+from collab_heads.base.extras import check_extra
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError
-from collab_heads.extras import check_extra
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+Precision = Literal["no", "bf16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+EVALUATIONS = 10  # of the held-out part in a run, where `evaluate_every` is not given
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """How a model is distilled; the arguments of `distill`.
+
+    Raises:
+        ArgumentError: on a value that cannot work.
+    """
+
+    steps: int = 300
+    learning_rate: float = 0.01
+    output_weight: float = 1.0
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+    patience: int = 4
+    seed: int = 0
+
+    def __post_init__(self):
+        check_count("steps", self.steps, 1)
+        for name in ("learning_rate", "output_weight"):
+            value, least = getattr(self, name), "0 or more" if name == "output_weight" else "above 0"
+            if not is_number(value) or value < 0 or (value == 0 and name == "learning_rate"):
+                raise ArgumentError(f"{name} {value!r} must be a number, {least}")
+        for name in ("evaluate_every", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), 1)
+        check_count("patience", self.patience, 1)
+        check_seed(self.seed)
+
+    @property
+    def steps_between_evaluations(self) -> int:
+        """As asked for, or a tenth of the run."""
+        return self.evaluate_every or max(1, self.steps // EVALUATIONS)
+
+    @property
+    def steps_between_checkpoints(self) -> int:
+        """As asked for, or as the evaluations."""
+        return self.checkpoint_every or self.steps_between_evaluations
+
+
+def check_precision(precision: object) -> None:
+    """Raise ArgumentError unless a precision is one that a distillation can have; None leaves it to Accelerate."""
+    if precision == "fp16":
+        raise ArgumentError("mixed_precision 'fp16': small gradients become 0 in it; use 'bf16' or 'no'")
+    if precision is not None:
+        check_choice("mixed_precision", precision, PRECISIONS)
+
 
 # ways of training that divide or replace the model, which is to be trained as it is
 REFUSED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")

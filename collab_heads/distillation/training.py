@@ -4,12 +4,12 @@ import time
 
 from torch import Tensor
 
-from collab_heads.bars import progress_bar
+from collab_heads.base.display import progress_bar
 from collab_heads.distillation.checkpoint import Checkpoint, Progress
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights
-from collab_heads.distillation.options import DistillOptions
-from collab_heads.model.examples import Part
+from collab_heads.distillation.processes import DistillOptions
+from collab_heads.model.batches import Part
 
 
 class Training:

@@ -6,8 +6,9 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import NonFiniteError, SwapError
 from collab_heads.heads.report import AlphaReport, MixedSite
 from collab_heads.layers.alphas import HeadAlphas
@@ -16,9 +17,8 @@ from collab_heads.model.apply_state import apply_state
 from collab_heads.model.offloading import changing_attention, opening_attention
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_outputs, check_wrapper
-from collab_heads.record import CollabConfig
-from collab_heads.registry import get_adapter
-from collab_heads.sites import AttentionSite, select_sites
+from collab_heads.sites.record import CollabConfig
+from collab_heads.sites.site import AttentionSite, select_sites
 
 
 @checking_arguments
@@ -69,7 +69,7 @@ def swap_to_alpha(
     for opened in open_sites(model, adapter, chosen):
         apply_state(opened, changed.site(opened.site))
     changed.write(model)
-    return alpha_report(model, adapter)
+    return report_alphas(model, adapter)
 
 
 def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple[AttentionSite, HeadAlphas]]:
@@ -81,16 +81,19 @@ def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple
 @checking_arguments
 @torch.no_grad()
 @opening_attention
-def alpha_report(
-    model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
-) -> AlphaReport:
-    """What the alphas are now; a model without them has an empty report.
+def alpha_report(model: PreTrainedModel) -> AlphaReport:
+    """Return what the alphas are now; a model without them has an empty report.
 
     Raises:
         NonFiniteError: if an alpha contains NaN or inf; the site is named.
     """
+    return report_alphas(model, get_adapter(model))
+
+
+def report_alphas(model: PreTrainedModel, adapter: AttentionAdapter) -> AlphaReport:
+    """Return what `alpha_report` does, of a model whose adapter is known."""
     sites = []
-    for site, alphas in mixed_sites(model, get_adapter(model, adapter)):
+    for site, alphas in mixed_sites(model, adapter):
         alpha = alphas.alpha.float().cpu()
         if not torch.isfinite(alpha).all():
             raise NonFiniteError(f"{site.path}: its alphas contain NaN or inf")

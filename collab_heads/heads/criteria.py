@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.bars import progress_bar
-from collab_heads.checks import check_choice
+from collab_heads.base.checks import check_choice
+from collab_heads.base.display import progress_bar
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
 from collab_heads.heads.reconstruction import regressions
-from collab_heads.model.backends import evaluating
-from collab_heads.model.examples import moved
-from collab_heads.model.modalities import check_modalities
+from collab_heads.model.batches import check_modalities, evaluating, moved
 from collab_heads.model.offloading import input_device
 from collab_heads.model.open_site import OpenSite
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import SwapError
-from collab_heads.heads.fold_counts import fold_counts
-from collab_heads.heads.fold_narrow import narrow_as_stock, stock_width
+from collab_heads.heads.fold_layout import fold_counts, narrow_as_stock, stock_width
 from collab_heads.heads.prune import check_prunable
 from collab_heads.heads.report import FoldReport
 from collab_heads.layers.layout import become, set_weight, weight_of
@@ -24,14 +24,13 @@ from collab_heads.model.offloading import changing_attention, input_device
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_wrapper
 from collab_heads.model.settling import is_alike
-from collab_heads.record import FIELD, CollabConfig, own_configs
-from collab_heads.registry import get_adapter
-from collab_heads.state import SiteState
+from collab_heads.sites.record import FIELD, CollabConfig, own_configs
+from collab_heads.sites.state import SiteState
 
 
 @checking_arguments
 @changing_attention
-def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> FoldReport:
+def fold_heads(model: PreTrainedModel) -> FoldReport:
     """Multiply gates and alphas into W_O and make a stock model again, in place.
 
     The folded model computes what the model computed in evaluation, and is saved as a checkpoint that plain
@@ -48,7 +47,6 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
 
     Args:
         model: a supported transformers model with gates, alphas or removed heads, or such narrower ones.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Returns:
         What was folded and restored; `print` it.
@@ -59,7 +57,7 @@ def fold_heads(model: PreTrainedModel, adapter: type[AttentionAdapter] | Attenti
             nothing to fold.
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     config = CollabConfig.on(model)
     sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
     changed = {path: state for path, state in config.sites.items() if path in sites}

@@ -7,21 +7,21 @@ from typing import Any, Literal, cast
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, ConfigError, SwapError
-from collab_heads.heads.choices import alive_choice
 from collab_heads.heads.report import GatedSite, GateReport
+from collab_heads.heads.selection import alive_choice
 from collab_heads.layers.gates import INIT_LOG_ALPHA, HeadGates
 from collab_heads.layers.output import gates_of
 from collab_heads.model.apply_state import apply_state
 from collab_heads.model.offloading import changing_attention, opening_attention
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_outputs, check_wrapper
-from collab_heads.record import CollabConfig, kept_heads
-from collab_heads.registry import get_adapter
-from collab_heads.sites import AttentionSite, select_sites
-from collab_heads.state import GateState
+from collab_heads.sites.record import CollabConfig, kept_heads
+from collab_heads.sites.site import AttentionSite, select_sites
+from collab_heads.sites.state import GateState
 
 
 @checking_arguments
@@ -91,7 +91,7 @@ def swap_to_gated(
             else:
                 gates.log_alpha.fill_(init_log_alpha)
     changed.write(model)
-    return gate_report(model, adapter)
+    return report_gates(model, adapter)
 
 
 def checked_state(
@@ -129,9 +129,14 @@ def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["l
 @checking_arguments
 @torch.no_grad()
 @opening_attention
-def gate_report(model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None) -> GateReport:
-    """Which heads are open now, by the rule of evaluation; a model without gates has an empty report."""
-    adapter, record, sites = get_adapter(model, adapter), CollabConfig.on(model).sites, []
+def gate_report(model: PreTrainedModel) -> GateReport:
+    """Return which heads are open now, by the rule of evaluation; a model without gates has an empty report."""
+    return report_gates(model, get_adapter(model))
+
+
+def report_gates(model: PreTrainedModel, adapter: AttentionAdapter) -> GateReport:
+    """Return what `gate_report` does, of a model whose adapter is known."""
+    record, sites = CollabConfig.on(model).sites, []
     for site, gates in gated_sites(model, adapter):
         numbers = kept_heads(record, site)
         sites.append(

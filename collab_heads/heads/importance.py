@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.criteria import HeadCriterion, criterion_of
 from collab_heads.heads.selection import Target, check_by_path, check_scores, check_target, choose, roles_of_heads
@@ -15,15 +16,13 @@ from collab_heads.model.batches import check_batches
 from collab_heads.model.offloading import changing_attention, opening_model
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import get_adapter
-from collab_heads.sites import check_name
+from collab_heads.sites.site import check_name
 
 
 @checking_arguments
 def head_importance(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     criterion: str | HeadCriterion = "gradient",
 ) -> dict[str, Tensor]:
@@ -32,7 +31,6 @@ def head_importance(
     Args:
         model: a supported transformers model; it is left as it was.
         batches: input dicts as the model takes them; some hundred examples are enough.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         criterion: "gradient", the sensitivity of the loss to a gate on each head, which needs labels; "reconstruction",
             how well the other heads can stand in for each, which needs none; "random"; or a `HeadCriterion`, such as
             `criteria.Gradient(normalize=False)` or one of your own.
@@ -49,7 +47,7 @@ def head_importance(
     """
     check_wrapper(model)
     criterion = criterion_of(criterion)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     batches = check_batches(batches) if criterion.needs_batches else ()
     sites = adapter.sites_with_heads(model)
     if not sites:
@@ -69,7 +67,6 @@ def most_important(
     model: PreTrainedModel,
     scores: Mapping[str, Tensor],
     target_heads: Target,
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
 ) -> dict[str, list[int]]:
     """The configuration that keeps the heads with the highest scores: what `swap_to_gated` takes as `alive_heads`.
 
@@ -77,14 +74,13 @@ def most_important(
         model: the model that was measured.
         scores: path -> [H], from `head_importance`; the sites to choose from.
         target_heads: how many heads to keep: a total (every role keeps at least one), or role -> number.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Raises:
         ArgumentError: on an impossible target, or scores of sites or heads that the model does not have.
         NonFiniteError: if a score is NaN or inf; the site is named.
     """
     check_by_path(scores)
-    available = get_adapter(model, adapter).sites_with_heads(model)
+    available = get_adapter(model).sites_with_heads(model)
     sites = [site for site in available if site.path in scores]
     for path in scores:
         check_name(available, path)

@@ -4,24 +4,23 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from transformers import PreTrainedModel
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.criteria import HeadCriterion, criterion_of
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.reconstruction import regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
-from collab_heads.heads.selection import Target, check_target, roles_of_heads
+from collab_heads.heads.selection import Target, check_target, removal_choice, roles_of_heads
 from collab_heads.model.apply_state import prune_site
 from collab_heads.model.batches import check_batches
 from collab_heads.model.offloading import changing_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
 from collab_heads.model.site_size import site_size
-from collab_heads.record import CollabConfig
-from collab_heads.registry import get_adapter
+from collab_heads.sites.record import CollabConfig
 
 
 @checking_arguments
@@ -33,7 +32,6 @@ def prune_heads(
     heads: Mapping | None = None,
     keep: Target | None = None,
     criterion: str | HeadCriterion = "reconstruction",
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
 ) -> PruneReport:
     """Remove heads in place: rows of query, key and value (or of the mixing), columns of W_O, cache.
 
@@ -55,7 +53,6 @@ def prune_heads(
         keep: how many heads stay: a total (every role keeps at least one), or role -> number; then that criterion's
             best stay.
         criterion: what `keep` ranks heads by, see `head_importance`.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Returns:
         Heads, parameters and cached elements before and after, per site; `print` it.
@@ -73,7 +70,7 @@ def prune_heads(
         >>> prune_heads(model, batches, keep=36)  # the 36 that the others can least stand in for
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter, "prune")
+    adapter = get_adapter(model, capability="prune")
     criterion = criterion_of(criterion)
     if heads is not None and keep is not None:
         raise ArgumentError("heads and keep exclude each other: one of them says which heads stay")
@@ -136,9 +133,9 @@ def heads_to_remove(
     available = adapter.sites_with_heads(model)
     sites = [site for site in available if not isinstance(keep, Mapping) or site.role in keep]
     check_target(keep, roles_of_heads(sites or available), "keep")
-    scores = head_importance(model, batches or (), adapter, criterion=criterion)
+    scores = head_importance(model, batches or (), criterion=criterion)
     named = {site.path: scores[site.path] for site in sites}
-    alive = most_important(model, named, keep, adapter)
+    alive = most_important(model, named, keep)
     numbers = {site.path: site.head_numbers for site in open_sites(model, adapter)}
     return {
         path: [number for number, stays in zip(numbers[path], of_site, strict=True) if not stays]

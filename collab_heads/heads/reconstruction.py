@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.base.numerics import float64
 from collab_heads.collaborative.input_moments import InputMoments, listening_to_heads
 from collab_heads.collaborative.values import DOUBT, doubted
 from collab_heads.layers.gates import HeadGates
@@ -25,7 +26,6 @@ from collab_heads.model.apply_state import OutputWeights
 from collab_heads.model.batches import run_batches
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.portions import portions
-from collab_heads.numerics import float64
 
 RIDGE = 1e-6  # share of the mean square of what heads put out that is added to every direction
 

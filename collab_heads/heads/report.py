@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collab_heads.text import text_table
+from collab_heads.base.display import text_table
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from collab_heads.state import GateState
+from collab_heads.sites.state import GateState
 
 INIT_LOG_ALPHA = 2.5  # the evaluation gate is exactly 1 from ln 11 = 2.398: a gated model starts as it was
 UNDECIDED = 0.05  # a gate is decided if it is non-zero with a probability closer to 0 or 1 than this

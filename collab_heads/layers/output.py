@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.layout import become, is_transposed, set_weight, weight_of
-from collab_heads.state import GateState
+from collab_heads.sites.state import GateState
 
 PARTS = ("gates", "mixing")  # attributes of the projection, in the order in which heads go through them
 # Before torch 2.7 an export cannot be told from a compilation.

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from collab_heads.layers.query_key import QueryKey, split_heads
 from collab_heads.layers.removed import keep_rows
-from collab_heads.sites import AttentionWeights
-from collab_heads.state import QueryKeyState
+from collab_heads.sites.site import AttentionWeights
+from collab_heads.sites.state import QueryKeyState
 
 
 class PerHeadQueryKey(QueryKey):

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from collab_heads.sites import AttentionWeights
-from collab_heads.state import QueryKeyState
+from collab_heads.sites.site import AttentionWeights
+from collab_heads.sites.state import QueryKeyState
 
 
 class QueryKey(nn.Module, ABC):

@@ -9,8 +9,8 @@ from collab_heads.layers.per_head_query_key import PerHeadQueryKey
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
 from collab_heads.layers.shared_query_key import SharedQueryKey
-from collab_heads.sites import AttentionWeights
-from collab_heads.state import QueryKeyKind, QueryKeyState
+from collab_heads.sites.site import AttentionWeights
+from collab_heads.sites.state import QueryKeyKind, QueryKeyState
 
 
 class BuildsQueryKey(Protocol):

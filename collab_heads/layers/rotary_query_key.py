@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from collab_heads.layers.query_key import QueryKey, split_heads
 from collab_heads.layers.removed import keep_rows
 from collab_heads.layers.rotary_pairs import of_pairs, rows_of, turned
-from collab_heads.sites import AttentionWeights, count_key_heads, group_size, kept_groups
-from collab_heads.state import QueryKeyState
+from collab_heads.sites.site import AttentionWeights, count_key_heads, group_size, kept_groups
+from collab_heads.sites.state import QueryKeyState
 
 Positions = tuple[Tensor, Tensor]  # cosines and sines [B or 1, T, d_k], of the original width of a head
 Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # query, key, cosines, sines

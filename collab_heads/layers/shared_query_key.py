@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.removed import kept_parameter
-from collab_heads.sites import AttentionWeights
-from collab_heads.state import QueryKeyState
+from collab_heads.sites.site import AttentionWeights
+from collab_heads.sites.state import QueryKeyState
 
 ALIGNMENT = 8  # elements; fused attention kernels want head widths in multiples of it
 MIXING_STD = 0.2  # of the source system's random initialisation

@@ -20,8 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from collab_heads.errors import CalibrationError
-from collab_heads.model.backends import attention_backend
-from collab_heads.model.masks import sides
+from collab_heads.model.batches import attention_backend, sides
 from collab_heads.model.open_site import OpenSite
 
 BACKEND = "collab_heads_recording"

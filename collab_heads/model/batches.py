@@ -1,17 +1,211 @@
-"""Run a model on calibration batches: checked, in evaluation mode, with a backend that fits, and left as it was."""
+"""Run a model for measuring: in evaluation mode, with an attention backend that fits, and left as it was."""
 
+import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, device
 from transformers import PreTrainedModel
 
-from collab_heads.bars import progress_bar
+from collab_heads.base.display import progress_bar
+from collab_heads.contract.registry import is_lone_decoder, known_adapter
 from collab_heads.errors import CalibrationError, CollabHeadsError
-from collab_heads.model.backends import evaluating
-from collab_heads.model.masks import token_masks
-from collab_heads.model.modalities import check_modalities
 from collab_heads.model.offloading import input_device
+from collab_heads.sites.site import AttentionSite
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel):
+    """Evaluation mode without gradients; every module's own mode is restored, and what a forward pass notes."""
+    modes = {module: module.training for module in model.modules()}
+    inside = [module for module in modes if isinstance(module, PreTrainedModel)]
+    problems = [(each.config, each.config.problem_type) for each in inside]  # classifiers note it, by their labels
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for config, problem in problems:
+            config.problem_type = problem
+
+
+@contextmanager
+def attention_backend(model: PreTrainedModel, backend: str, accepted: Collection[str]):
+    """Use a backend where the model and its stacks have none of the accepted ones; what they had is restored."""
+    # One by one: transformers 5.17 does not reach T5's stacks from the model. And in the configs: its
+    # set_attn_implementation judges by the source of a class, and refuses those that were written in a notebook.
+    stacks = {m: m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)}
+    try:
+        for stack, before in stacks.items():
+            if before not in accepted:
+                stack.config._attn_implementation = backend
+        yield
+    finally:
+        for stack, before in stacks.items():  # from the outside in: setting a config sets those in it
+            stack.config._attn_implementation = before
+
+
+# What a model reads -> the names of its inputs, the usual one first, and what makes them.
+MODALITIES = {
+    "texts": (("input_ids", "inputs_embeds"), "tokenizer"),
+    "images": (("pixel_values",), "image processor"),
+    "audio": (("input_features", "input_values"), "feature extractor"),
+}
+
+
+def modalities(model: PreTrainedModel) -> dict[str, str]:
+    """What a model reads -> the name of the input: of CLIP texts and images, of Whisper audio."""
+    taken = inspect.signature(model.forward).parameters
+    return {kind: name for kind, (names, _) in MODALITIES.items() for name in reversed(names) if name in taken}
+
+
+def reads_texts(model: PreTrainedModel) -> bool:
+    """Whether a model reads texts, as one does whose inputs have names that are not known here."""
+    return not (read := modalities(model)) or "texts" in read
+
+
+def reads_texts_alone(model: PreTrainedModel) -> bool:
+    """Whether texts are all that a model reads."""
+    return reads_texts(model) and len(modalities(model)) <= 1
+
+
+def check_modalities(model: PreTrainedModel, batch: Mapping) -> None:
+    """Raise ValueError if a batch holds images for a model of texts, or the like, or only a part of what it reads."""
+    read = modalities(model)
+    held = {
+        kind: [name for name in names if batch.get(name) is not None]
+        for kind, (names, _) in MODALITIES.items()
+        if any(batch.get(name) is not None for name in names)
+    }
+    if not read or not held or held.keys() == read.keys():
+        return
+    wanted = " and ".join(f"{kind} ({name})" for kind, name in read.items())
+    found = " and ".join(f"{kind} ({', '.join(names)})" for kind, names in held.items())
+    makers = " and ".join(f"its {MODALITIES[kind][1]}" for kind in read)
+    raise ValueError(f"it reads {wanted}, and the batch holds {found}: pass what {makers} returns")
+
+
+# role -> whose padding counts on the query side and on the key side
+IMAGES = "vision"  # the one side of which no batch holds token ids
+MASKS = {"enc-self": ("encoder", "encoder"), "dec-self": ("decoder", "decoder"), "dec-enc": ("decoder", "encoder")}
+
+
+def sides(site: AttentionSite) -> tuple[str, str]:
+    """Whose padding counts on the query side and on the key side of a site."""
+    return MASKS[site.role] if site.stack is None else (site.stack, site.stack)
+
+
+def reads_ids(site: AttentionSite) -> bool:
+    """Whether the queries of a site are tokens, where the batches hold token ids at all."""
+    return sides(site)[0] != IMAGES
+
+
+def token_masks(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | None]:
+    """Which tokens count, on the encoder side and on the decoder side: [B, T] bool, or None where all do.
+
+    Models of audio have frames for tokens, those of images patches; one with two stacks has a mask for each, too.
+    """
+    masks, adapter = masks_of_tokens(model, inputs), known_adapter(model.config)
+    return masks if adapter is None else adapter.token_masks(model.config, inputs, masks)
+
+
+def output_mask(model: PreTrainedModel, inputs: Mapping) -> Tensor | None:
+    """Which tokens count of what a model puts out, where it is of tokens: [B, T] bool, or None where all do."""
+    masks = token_masks(model, inputs)
+    return masks.get("output", masks["decoder"])  # of the only stack, where there is one
+
+
+def masks_of_tokens(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | None]:
+    """What attention masks and the decoder's inputs say."""
+    config = model.config
+    attention_mask = as_bool(inputs.get("attention_mask"))
+    if not config.is_encoder_decoder:
+        if is_lone_decoder(config):  # it cross-attends to what the caller passes in
+            return {"encoder": as_bool(inputs.get("encoder_attention_mask")), "decoder": attention_mask}
+        return {"encoder": attention_mask, "decoder": attention_mask}
+    decoder_mask, ids = as_bool(inputs.get("decoder_attention_mask")), decoder_ids(model, inputs)
+    if decoder_mask is None and ids is not None and config.pad_token_id is not None:
+        decoder_mask = ids != config.pad_token_id
+        decoder_mask[:, 0] = True  # the start token is often the padding token
+    return {"encoder": attention_mask, "decoder": decoder_mask}
+
+
+def decoder_ids(model: PreTrainedModel, inputs: Mapping) -> Tensor | None:
+    """The tokens that the decoder of an encoder-decoder reads, [B, T], or None where the inputs hold embeddings.
+
+    Without decoder inputs it reads the labels or, where they are no tokens (BART's and T5's classifiers), the source,
+    shifted right: position t holds the token of t - 1. What position 0 says does not matter: it is the start token.
+    """
+    if inputs.get("decoder_input_ids") is not None or inputs.get("decoder_inputs_embeds") is not None:
+        return inputs.get("decoder_input_ids")
+    labels = inputs.get("labels")
+    is_text = labels is not None and labels.ndim == 2 and not labels.is_floating_point()
+    source = labels if is_text else inputs.get("input_ids")
+    if source is None:
+        return None
+    shifted = torch.cat([source[:, :1], source[:, :-1]], dim=1)
+    pad = model.config.pad_token_id
+    return shifted.masked_fill(shifted == -100, 0 if pad is None else pad)
+
+
+def as_bool(mask: Tensor | None) -> Tensor | None:
+    """An attention mask as booleans of shape [B, T]; multiple-choice models flatten (B, choices, T) the same way."""
+    return None if mask is None else mask.bool().flatten(0, -2)
+
+
+Batch = dict[str, Any]
+Part = list[tuple[int, Batch]]  # batches with their numbers
+
+
+def without_unread_labels(model: PreTrainedModel, batch: Mapping) -> Batch:
+    """A batch without its labels, unless they are what a decoder reads, and without gradients of its own."""
+    kept = {name: fit_for_training(value) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    reads = model.config.is_encoder_decoder and not has_decoder_inputs(batch) and has_text_labels(batch)
+    if not reads:
+        kept.pop("labels", None)
+    return kept
+
+
+def fit_for_training(tensor: Tensor) -> Tensor:
+    """A tensor without a gradient, also where it was made in inference mode (outputs of an encoder may be either)."""
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
+
+
+def has_decoder_inputs(batch: Mapping) -> bool:
+    """Whether a batch says what the decoder reads."""
+    return any(batch.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
+
+
+def has_text_labels(batch: Mapping) -> bool:
+    """Whether the labels of a batch are tokens: [B, T]."""
+    labels = batch.get("labels")
+    return isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point()
+
+
+def num_rows(batch: Mapping) -> int | None:
+    """How many examples a batch holds, None where its tensors disagree."""
+    counts = {len(value) if value.ndim else 0 for value in batch.values() if isinstance(value, Tensor)}
+    simple = all(isinstance(value, Tensor | int | float | str | None) for value in batch.values())
+    return counts.pop() if len(counts) == 1 and simple else None
+
+
+def select(batch: Mapping, rows: slice | Tensor) -> Batch:
+    """Some rows of a batch, a slice or [B] bool; what is no tensor is the same for all."""
+
+    def part(value: Tensor) -> Tensor:
+        return value[rows.to(value.device) if isinstance(rows, Tensor) else rows]
+
+    return {name: part(value) if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
+def moved(batch: Mapping, device: device) -> Batch:
+    """A batch on a device."""
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
 
 
 def check_batches(batches: Iterable[Mapping]) -> list[Mapping]:

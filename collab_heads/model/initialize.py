@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import adapter_for_config
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
@@ -16,8 +17,7 @@ from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.removed import is_empty
-from collab_heads.registry import adapter_for_config
-from collab_heads.sites import count_key_heads
+from collab_heads.sites.site import count_key_heads
 
 Initialize = Callable[[nn.Module], None]
 

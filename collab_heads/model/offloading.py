@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.layers.layout import is_quantised
 from collab_heads.model.device_hooks import HOOK, HookedModule, Place, aligning, check_hooks, hook_new
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.model.replaced import noting_replaced
-from collab_heads.registry import get_adapter
+from collab_heads.model.refusals import noting_replaced
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -8,13 +8,13 @@ from typing import cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.layers.fused import Projection
 from collab_heads.layers.layout import widths
 from collab_heads.layers.output import dense_weight
 from collab_heads.layers.query_key import QueryKey, is_swapped
-from collab_heads.record import CollabConfig, kept_heads
-from collab_heads.sites import AttentionSite, AttentionWeights, Role
+from collab_heads.sites.record import CollabConfig, kept_heads
+from collab_heads.sites.site import AttentionSite, AttentionWeights, Role
 
 
 @dataclass(frozen=True, eq=False)

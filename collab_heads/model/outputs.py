@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.errors import UnsupportedModelError
-from collab_heads.model.masks import output_mask
+from collab_heads.model.batches import output_mask
 
 EMBEDDINGS = ("text_embeds", "image_embeds")
 

@@ -6,14 +6,13 @@ from typing import Literal
 from torch import nn
 from transformers import PreTrainedModel
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_choice, is_list
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import check_choice, is_list
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.layers.fused import whole_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.registry import get_adapter
 
 Part = Literal["query", "key", "value", "output"]
 PARTS: tuple[Part, ...] = ("query", "key", "value", "output")
@@ -23,7 +22,6 @@ PARTS: tuple[Part, ...] = ("query", "key", "value", "output")
 def peft_targets(
     model: PreTrainedModel,
     parts: str | Sequence[str] = ("query", "value"),
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
 ) -> list[str]:
     """The `target_modules` of a LoRA of attention, for stock and changed models alike.
 
@@ -37,7 +35,6 @@ def peft_targets(
         model: a transformers model, changed or not; it stays as it is.
         parts: what of attention is adapted: "query", "key", "value" and "output", one or several. Where one projection
             makes query, key and value (GPT-2), it is adapted for any of the three.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Returns:
         Paths of modules, in model order, each once. Sites without heads have none.
@@ -53,7 +50,7 @@ def peft_targets(
     paths = {module: path for path, module in model.named_modules()}
     modules = [
         module
-        for site in open_sites(model, get_adapter(model, adapter))
+        for site in open_sites(model, get_adapter(model))
         for part in PARTS
         if part in named
         for module in [module_of(site, part)]

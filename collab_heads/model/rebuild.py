@@ -6,14 +6,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from collab_heads.contract.registry import adapter_for_config, known_adapter
 from collab_heads.errors import ConfigError
 from collab_heads.layers.query_key_kinds import EXACT_KIND
 from collab_heads.model.apply_state import apply_state
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.record import FIELD, STATE, CollabConfig
-from collab_heads.registry import adapter_for_config, known_adapter
-from collab_heads.sites import kept_groups
-from collab_heads.state import DIVIDED, QueryKeyKind, SiteState
+from collab_heads.sites.record import FIELD, STATE, CollabConfig
+from collab_heads.sites.site import kept_groups
+from collab_heads.sites.state import DIVIDED, QueryKeyKind, SiteState
 
 
 def rebuild(model: PreTrainedModel) -> None:

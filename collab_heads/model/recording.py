@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import UnsupportedModelError
-from collab_heads.model.backends import attention_backend
+from collab_heads.model.batches import attention_backend
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import get_adapter
-from collab_heads.sites import AttentionSite
+from collab_heads.sites.site import AttentionSite
 
 logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 
@@ -24,7 +24,6 @@ Callback = Callable[[AttentionSite, Tensor], None]
 @contextmanager
 def recording(
     model: PreTrainedModel,
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     weights: Callback | None = None,
     outputs: Callback | None = None,
@@ -40,7 +39,6 @@ def recording(
 
     Args:
         model: a supported transformers model, original or collaborative, gated, mixed, pruned.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         weights: called with the site and its attention weights [B, H, T, S]: H heads, T query tokens, S key tokens.
         outputs: called with the site and the outputs of its heads [B, T, H, d_v], as they enter the output projection:
             before gates and alphas.
@@ -49,7 +47,7 @@ def recording(
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or a site returns no weights.
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     backend = nullcontext() if weights is None else eager_backend(model)
     handles = []
     with backend:

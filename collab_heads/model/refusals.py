@@ -1,19 +1,24 @@
 """What must not be changed in place, and what to do instead."""
 
-from collections.abc import Sequence
-from typing import cast
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.errors import SwapError, UnsupportedModelError
+from collab_heads.base.wrappers import MERGE_FIRST, check_model, has_adapters
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.layers.fused import FusedPart, identity, whole_of
 from collab_heads.layers.layout import PLAIN, is_quantised
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.sites import AttentionSite
-from collab_heads.wrappers import MERGE_FIRST, check_model, has_adapters
+from collab_heads.sites.site import AttentionSite
 
 
 def check_wrapper(model: nn.Module) -> None:
@@ -136,3 +141,48 @@ def check_weight(site: AttentionSite, projection: nn.Module) -> None:
     if is_quantised(weight):
         kind = type(weight).__name__ if weight.is_floating_point() else weight.dtype
         raise SwapError(f"{site.path}: its weights are {kind}, not floating point: change the model, then quantise it")
+
+
+REMOVED = WeakTensorKeyDictionary()  # parameter that is alive -> the model that it was in
+MADE = WeakTensorKeyDictionary()  # parameters that took the place of others
+CHECKED: list[Any] = []  # the hook, once there is something to check
+
+
+@contextmanager
+def noting_replaced(model: PreTrainedModel) -> Iterator[None]:
+    """Note which parameters leave a model while the context is open, and outlive that, and which ones come."""
+    before = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
+    try:
+        yield
+    finally:
+        now = {id(parameter): parameter for parameter in model.parameters()}
+        removed = [was() for key, was in before.items() if was() is not now.get(key)]
+        outliving = [parameter for parameter in removed if parameter is not None]
+        for key, parameter in now.items():
+            if key not in before or before[key]() is not parameter:
+                MADE[parameter] = True
+                REMOVED.pop(parameter, None)
+        for parameter in outliving:
+            REMOVED[parameter] = weakref.ref(model)
+        if outliving and not CHECKED:
+            CHECKED.append(register_optimizer_step_pre_hook(check_optimizer))
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, args: Any = (), kwargs: Any = None) -> None:
+    """Raise ArgumentError if an optimizer holds removed parameters, and not trainable ones in their place."""
+    if not REMOVED:
+        return
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    removed = [parameter for parameter in held if parameter in REMOVED]
+    models = {id(model): model for model in (REMOVED[parameter]() for parameter in removed) if model is not None}
+    ids = {id(parameter) for parameter in held}
+    for model in models.values():
+        named = model.named_parameters()
+        missing = [name for name, p in named if p.requires_grad and p in MADE and id(p) not in ids]
+        if missing:
+            raise ArgumentError(
+                f"this {type(optimizer).__name__} was made before attention of the {type(model).__name__} was changed: "
+                f"it holds {len(removed)} parameters that are no longer in the model, and not {missing[0]} and "
+                f"{len(missing) - 1} others that are trainable in their place. Make a new optimizer, and its schedule, "
+                "after the change (with a Trainer: make a new Trainer)"
+            )

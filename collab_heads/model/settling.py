@@ -10,9 +10,9 @@ import re
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from collab_heads.contract.registry import known_adapter
 from collab_heads.errors import UnsupportedModelError
-from collab_heads.record import FIELD, STATE, CollabConfig, configs_in, own_configs
-from collab_heads.registry import known_adapter
+from collab_heads.sites.record import FIELD, STATE, CollabConfig, configs_in, own_configs
 
 
 def settle(model: PreTrainedModel) -> None:

@@ -12,8 +12,8 @@ from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.removed import NoHeads
 from collab_heads.model.open_site import OpenSite
-from collab_heads.sites import count_key_heads
-from collab_heads.state import QueryKeyState
+from collab_heads.sites.site import count_key_heads
+from collab_heads.sites.state import QueryKeyState
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,96 @@
-"""Changed models load like any other: what of transformers is wrapped for it.
+"""Caches of a fixed size that are made before the first token, as exports need them, in the shapes of changed layers.
 
-Importing the package wraps `PreTrainedModel.post_init` (a model whose config records changed sites is rebuilt before
-weights are loaded or initialised) and `PreTrainedModel._initialize_weights` (changed modules initialise themselves).
-What is wrapped around saving stands in `saving_hooks`, around static caches in `static_cache`,
-around tokenizers in `tokenizer_files`.
-Models without the record pass through untouched.
+transformers asks the config for one number of heads and one width. A layer that the config records otherwise gets the
+shapes in which its attention stores keys and values.
 """
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, requires
+from typing import Any
 
+import torch
 import transformers
 from packaging.requirements import Requirement
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StaticCache
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 from transformers.cache_utils import Cache
 
+from collab_heads.contract.registry import known_adapter
 from collab_heads.errors import UnsupportedVersionError
-from collab_heads.model.four_bits import leave_wide_kernel
+from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.model.initialize import initialize_changed
 from collab_heads.model.marks import unmark
 from collab_heads.model.rebuild import rebuild
-from collab_heads.model.saving_hooks import around, install_saving_hooks, missing_functions
-from collab_heads.model.static_cache import make_early, note_states
+from collab_heads.model.saving import around, install_saving_hooks, missing_functions
 from collab_heads.model.tokenizer_files import save_tokenizer
-from collab_heads.record import FIELD
+from collab_heads.sites.record import FIELD, CollabConfig
+from collab_heads.sites.site import count_key_heads, kept_groups
+from collab_heads.sites.state import SiteState
+
+STATES = "collab_states"  # attribute of a static cache: number of a layer -> the state of its self-attention
+
+
+def note_states(stock: Callable, cache: StaticCache, config: PretrainedConfig, *args, **kwargs) -> None:
+    """Make a static cache that knows which layers of its decoder are changed."""
+    stock(cache, config, *args, **kwargs)
+    adapter, sites = known_adapter(config), CollabConfig.of(config).sites
+    if adapter is not None:
+        decoding = {path: state for path, state in sites.items() if state.role == "dec-self"}
+        found = [(re.fullmatch(pattern, path), state) for path, state in decoding.items() for pattern in adapter.paths]
+        setattr(cache, STATES, {int(match[1]): state for match, state in found if match})
+
+
+def make_early(stock: Callable, cache: Cache, batch_size: int, num_heads, head_dim, dtype, device) -> None:
+    """Make the tensors of all layers, those of changed ones in their own shapes."""
+    for number, state in getattr(cache, STATES, {}).items():
+        layer = cache.layers[number]
+        if layer.supports_early_init and not layer.is_initialized:
+            stored = (each if isinstance(each, int) else each[number] for each in (num_heads, head_dim))
+            empty = ((batch_size, heads, 0, width) for heads, width in cached_shapes(state, *stored))
+            layer.lazy_initialization(*(torch.zeros(shape, dtype=dtype, device=device) for shape in empty))
+    stock(cache, batch_size, num_heads, head_dim, dtype, device)
+
+
+def cached_shapes(state: SiteState, key_heads: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Heads and width that a site stores of every token: of its keys, and of its values.
+
+    Args:
+        state: of the site.
+        key_heads: how many key/value heads the stock site has.
+        width: of each.
+    """
+    if not state.heads:
+        return (1, 1), (1, 0)  # `layers.removed`
+    value_width = width if state.values is None else state.values.dim
+    if state.query_key is None:
+        groups = tuple(head * key_heads // state.num_heads for head in range(state.num_heads))
+        heads = key_heads if state.kept is None else len(kept_groups(groups, state.kept)[0])
+        return (heads, width), (heads, value_width)
+    query_key = build_query_key(state.query_key, state.heads, 1, 1, device="meta")
+    heads, together = query_key.cached_heads, count_key_heads(state.heads, state.query_key.groups)
+    return (heads, query_key.cache_width // heads), (heads, together * value_width // heads)
+
+
+WIDE_KERNEL = "support_avx512bf16_for_cpu"  # attribute of bitsandbytes' Linear4bit
+ROWS = 32  # of the weight [out, in] that the kernel takes at once
+
+
+def leave_wide_kernel(module: Any) -> None:
+    """Let a Linear of bitsandbytes compute as on other CPUs where its weight is not made of whole blocks, in place.
+
+    Without this its first forward pass fails: "N must be divisible by block_n", or a shape with a 0.
+
+    Args:
+        module: any module of a changed model.
+    """
+    if getattr(module, WIDE_KERNEL, False):
+        rows, columns = module.out_features, module.in_features
+        if rows % ROWS or columns % module.weight.blocksize:
+            setattr(module, WIDE_KERNEL, False)
+
 
 # What is wrapped -> the arguments it is called with, by position; more of them may follow.
 WRAPPED = {"post_init": ("self",), "_initialize_weights": ("self", "module")}

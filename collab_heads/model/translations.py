@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.bars import progress_bar
+from collab_heads.base.display import progress_bar
 from collab_heads.errors import CalibrationError
-from collab_heads.model.backends import evaluating
-from collab_heads.model.examples import Batch, Part, has_decoder_inputs, has_text_labels, moved
-from collab_heads.model.modalities import check_modalities, reads_texts_alone
+from collab_heads.model.batches import (
+    Batch,
+    Part,
+    check_modalities,
+    evaluating,
+    has_decoder_inputs,
+    has_text_labels,
+    moved,
+    reads_texts_alone,
+)
 from collab_heads.model.offloading import input_device
 
 LENGTH, MORE = 2, 8  # a translation has at most so many tokens per source token, and so many more

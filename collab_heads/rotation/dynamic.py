@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_seed
-from collab_heads.record import CollabConfig, kept_heads
-from collab_heads.rotation.due import Due, SlotPairs, due_before, pairs_by_role
+from collab_heads.base.checks import check_seed
+from collab_heads.base.option_values import Metric, Policy
 from collab_heads.rotation.exchange import plan_exchanges, swap_heads, unwrapped_adapter
-from collab_heads.rotation.history import (
+from collab_heads.rotation.head_rows import Pairs, Slot, moving, slot_pairs
+from collab_heads.rotation.ranking import Due, SlotPairs, due_before, pairs_by_role, scores_for
+from collab_heads.rotation.role_settings import RoleSettings, Stack, read_settings, settings_for
+from collab_heads.rotation.schedule import (
     Direction,
     Exchanged,
     History,
@@ -22,12 +23,8 @@ from collab_heads.rotation.history import (
     plain_json,
     read_exchanged,
 )
-from collab_heads.rotation.policies import Stack
-from collab_heads.rotation.ranking import scores_for
-from collab_heads.rotation.role_settings import RoleSettings, read_settings, settings_for
-from collab_heads.rotation.slots import Pairs, Slot, moving, slot_pairs
-from collab_heads.sites import ROLES
-from collab_heads.words import Metric, Policy
+from collab_heads.sites.record import CollabConfig, kept_heads
+from collab_heads.sites.site import ROLES
 
 Setting = int | Mapping[str, int]
 
@@ -66,7 +63,6 @@ class DynamicRotation:
         seed: of the policy "random", which draws new pairs for every exchange.
         exclude: ids of tokens that do not count where heads are ranked; None for the ends of sentences that the config
             names (BERT's names none: give `[tokenizer.sep_token_id]`).
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     All of these down to `layer_pairs` are one value, or role -> value, such as `DynamicRotation({"enc-self": "soft",
     "dec-enc": "hard"}, {"enc-self": "confidence", "dec-enc": "pairwise"}, layer_pairs={"enc-self": 2})`: then the roles
@@ -92,14 +88,13 @@ class DynamicRotation:
         roles: str | Iterable[str] | None = None,
         seed: int = 0,
         exclude: Iterable[int] | None = None,
-        adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     ):
         check_seed(seed)
         options: dict[str, Any] = {"policy": policy, "metric": metric, "count": count, "frequency": frequency}
         options |= {"rest": rest, "start": start, "end": end, "layer_pairs": layer_pairs}
         self.role_settings = read_settings(roles, options)
         self.policy, self.metric = policy, metric
-        self.seed, self.exclude, self.adapter = seed, exclude, adapter
+        self.seed, self.exclude = seed, exclude
         self.record = History()
         self.exchanged: dict[str, Exchanged] = {}  # role -> its heads that are in other places now
 
@@ -128,11 +123,11 @@ class DynamicRotation:
             settings.check_stack(role, stack)
             pools = stack if settings.policy == "local" else [list(chain(*stack))]
             neighbours = [pair for slots in pools for pair in pairwise(slots)]
-            plan_exchanges(model, neighbours, None, self.adapter)
+            plan_exchanges(model, neighbours, None)
 
     def stacks(self, model: PreTrainedModel) -> dict[str, tuple[RoleSettings, Stack]]:
         """For every role that rotates its settings, and the places of its heads, layer by layer."""
-        sites, record = unwrapped_adapter(model, self.adapter).sites(model), CollabConfig.on(model).sites
+        sites, record = unwrapped_adapter(model).sites(model), CollabConfig.on(model).sites
         layers: dict[str, list[list[Slot]]] = {}
         for site in sorted(sites, key=lambda site: (ROLES.index(site.role), site.layer)):
             layers.setdefault(site.role, []).append(list(moving(site, kept_heads(record, site))))
@@ -166,7 +161,7 @@ class DynamicRotation:
         for role, what in swaps.items():
             what.settings.check_stack(role, what.stack)
         ranked = [what.settings for what in swaps.values()]
-        scores = scores_for(ranked, model, batches, unwrapped_adapter(model, self.adapter), self.exclude)
+        scores = scores_for(ranked, model, batches, unwrapped_adapter(model), self.exclude)
         chosen = [
             what.settings.choose(what.stack, scores.get(what.settings.metric, {}), f"{self.seed} {epoch} {role}")
             for role, what in swaps.items()
@@ -209,9 +204,9 @@ class DynamicRotation:
             return []
         planned = self.plan(model, epoch, batches) if pairs is None else slot_pairs(pairs)
         due = self.due(model, epoch)
-        roles: dict[str, str] = {s.path: s.role for s in unwrapped_adapter(model, self.adapter).sites(model)}
+        roles: dict[str, str] = {s.path: s.role for s in unwrapped_adapter(model).sites(model)}
         by_role = pairs_by_role(epoch, planned, due, roles)
-        swap_heads(model, planned, optimizer, self.adapter)
+        swap_heads(model, planned, optimizer)
         made: dict[Direction, SlotPairs] = {"back": [], "swap": []}
         for role, what in due.items():
             made[what.direction] += by_role[role]

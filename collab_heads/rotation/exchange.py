@@ -6,25 +6,29 @@ H heads of a site, d the width of a head, D the width of the model.
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.layers.output import gates_of
 from collab_heads.model.offloading import opening_attention
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_unshared, check_wrapper
-from collab_heads.record import CollabConfig
-from collab_heads.registry import get_adapter
 from collab_heads.rotation.head_rows import (
     HeadTensors,
+    Pairs,
+    Slot,
     check_gates,
     check_members,
     check_same_tensors,
+    find_site,
     head_rows,
+    index_of,
     members_of,
+    slot_pairs,
 )
 from collab_heads.rotation.optimizer_state import inner_optimizer
-from collab_heads.rotation.slots import Pairs, Slot, find_site, index_of, slot_pairs
+from collab_heads.sites.record import CollabConfig
 
 # Wrappers that leave the parameters of the model inside as they are -> where it is.
 _INSIDE = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -36,7 +40,6 @@ def swap_heads(
     model: PreTrainedModel,
     pairs: Pairs,
     optimizer: torch.optim.Optimizer | None = None,
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
 ) -> None:
     """Let pairs of heads change places, in place: rows of W_Q, W_K, W_V and their biases.
 
@@ -55,7 +58,6 @@ def swap_heads(
         pairs: pairs of places, swapped one after the other; a place is a `Slot` or (path, head). Where heads were
             removed, places keep the numbers that they had in the original model.
         optimizer: the one that trains the model, or accelerate's around it; None leaves its state where it is.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
@@ -69,7 +71,7 @@ def swap_heads(
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping".
     """
-    planned = plan_exchanges(model, pairs, optimizer, adapter)
+    planned = plan_exchanges(model, pairs, optimizer)
     # Nothing has changed up to here; nothing can fail from here on.
     with torch.no_grad():
         for first, second in planned:
@@ -83,10 +85,9 @@ def plan_exchanges(
     model: PreTrainedModel,
     pairs: Pairs,
     optimizer: torch.optim.Optimizer | None = None,
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
 ) -> list[tuple[HeadTensors, HeadTensors]]:
     """Check everything, change nothing: for each pair, the tensors that change places, by name. See `swap_heads`."""
-    adapter = unwrapped_adapter(model, adapter)
+    adapter = unwrapped_adapter(model)
     optimizer = inner_optimizer(optimizer, model)
     sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
     record, planned = CollabConfig.on(model), []
@@ -114,12 +115,10 @@ def plan_exchanges(
     return planned
 
 
-def unwrapped_adapter(
-    model: PreTrainedModel, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
-) -> AttentionAdapter:
+def unwrapped_adapter(model: PreTrainedModel) -> AttentionAdapter:
     """The adapter of a model; UnsupportedModelError if it is a wrapper: where one leaves the model whole, pass that."""
     for base in type(model).__mro__:
         if inside := _INSIDE.get(base.__name__):
             raise UnsupportedModelError(f"heads change places in the model inside a {base.__name__}: pass .{inside}")
     check_wrapper(model)
-    return get_adapter(model, adapter)
+    return get_adapter(model)

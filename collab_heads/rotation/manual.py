@@ -8,13 +8,19 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
-from collab_heads.reading import parse_json, read_text
+from collab_heads.files.reading import parse_json, read_text
 from collab_heads.rotation.exchange import plan_exchanges, swap_heads, unwrapped_adapter
-from collab_heads.rotation.history import History, check_epoch, check_settings, plain_json
-from collab_heads.rotation.schedule import Schedule, distinct, read_schedule
-from collab_heads.rotation.slots import Pairs, Slot, slot_pairs
+from collab_heads.rotation.head_rows import Pairs, Slot, slot_pairs
+from collab_heads.rotation.schedule import (
+    History,
+    Schedule,
+    check_epoch,
+    check_settings,
+    distinct,
+    plain_json,
+    read_schedule,
+)
 
 
 class HeadRotation:
@@ -34,7 +40,6 @@ class HeadRotation:
 
     Args:
         schedule: epoch, counted from 1 -> exchanges made before it starts, in order.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Raises:
         ArgumentError: on a schedule that makes no sense; epoch and exchange are named.
@@ -42,21 +47,19 @@ class HeadRotation:
     Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping", manual.
     """
 
-    def __init__(self, schedule: Mapping, adapter: type[AttentionAdapter] | AttentionAdapter | None = None):
+    def __init__(self, schedule: Mapping):
         self.schedule: Schedule = read_schedule(schedule)
-        self.adapter, self.record = adapter, History()
+        self.record = History()
 
     @classmethod
-    def from_json(
-        cls, path: str | Path, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
-    ) -> "HeadRotation":
+    def from_json(cls, path: str | Path) -> "HeadRotation":
         """Read the schedule from a JSON file: the source's, as it is, or one of ours.
 
         Raises:
             DataError: if the file cannot be read or holds no schedule; the message names it.
         """
         try:
-            return cls(parse_json(read_text(path), object_pairs_hook=distinct), adapter)
+            return cls(parse_json(read_text(path), object_pairs_hook=distinct))
         except DataError:
             raise
         except ValueError as error:  # an ArgumentError is a ValueError, and so is JSON's
@@ -84,13 +87,13 @@ class HeadRotation:
                 raise ArgumentError(f"the schedule has epoch {late[0]}, the training {epochs}: no such epoch starts")
         for epoch in self.schedule:
             try:
-                plan_exchanges(model, self.pairs(model, epoch), None, self.adapter)
+                plan_exchanges(model, self.pairs(model, epoch), None)
             except CollabHeadsError as error:
                 raise type(error)(f"epoch {epoch}: {error}") from error
 
     def pairs(self, model: PreTrainedModel, epoch: int) -> list[tuple[Slot, Slot]]:
         """What the schedule has for an epoch, as places in a model."""
-        sites = unwrapped_adapter(model, self.adapter).sites(model)
+        sites = unwrapped_adapter(model).sites(model)
         return [(first.slot(sites), second.slot(sites)) for first, second in self.schedule.get(epoch, ())]
 
     def plan(
@@ -141,7 +144,7 @@ class HeadRotation:
         if not self.record.comes(epoch):
             return []
         due = self.plan(model, epoch) if pairs is None else slot_pairs(pairs)
-        swap_heads(model, due, optimizer, self.adapter)
+        swap_heads(model, due, optimizer)
         self.record.add(epoch, "swap", due)
         return due
 

@@ -1,17 +1,19 @@
 """Scores by which heads are ranked; place -> score, higher is stronger."""
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.head_scores import head_scores
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.option_values import Metric
+from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.selection import check_scores
-from collab_heads.record import CollabConfig, kept_heads
-from collab_heads.rotation.role_settings import RoleSettings
-from collab_heads.rotation.slots import Slot, moving
-from collab_heads.words import Metric
+from collab_heads.rotation.head_rows import Slot, moving
+from collab_heads.rotation.role_settings import RoleSettings, Stack
+from collab_heads.rotation.schedule import Direction, Exchanged
+from collab_heads.sites.record import CollabConfig, kept_heads
 
 
 def scores_for(
@@ -53,7 +55,7 @@ def slot_scores(
     Raises:
         CollabHeadsError: whatever `head_scores` refuses, and scores that do not fit the heads or are not finite.
     """
-    by_metric = head_scores(model, batches, metrics, adapter, exclude=exclude)
+    by_metric = head_scores(model, batches, metrics, exclude=exclude)
     record, sites = CollabConfig.on(model).sites, adapter.sites_with_heads(model)
     found = {}
     for metric, values in by_metric.items():
@@ -65,3 +67,66 @@ def slot_scores(
             for slot, members in moving(site, kept_heads(record, site)).items()
         }
     return found
+
+
+SlotPairs = list[tuple[Slot, Slot]]
+
+
+class Due(NamedTuple):
+    """What is due for a role.
+
+    Attributes:
+        direction: "swap" or "back".
+        settings: of the role.
+        stack: the places of its heads, layer by layer.
+        back: the pairs that change back, in order; none if heads are to leave their places.
+    """
+
+    direction: Direction
+    settings: RoleSettings
+    stack: Stack
+    back: SlotPairs
+
+
+def due_before(
+    epoch: int, stacks: Mapping[str, tuple[RoleSettings, Stack]], exchanged: Mapping[str, Exchanged]
+) -> dict[str, Due]:
+    """The roles for which something is due.
+
+    Args:
+        epoch: counted from 1.
+        stacks: role -> its settings, and the places of its heads.
+        exchanged: role -> its heads that are in other places now.
+    """
+    due = {}
+    for role, (settings, stack) in stacks.items():
+        away = exchanged.get(role)
+        if direction := settings.due(epoch, None if away is None else away.since):
+            due[role] = Due(direction, settings, stack, [] if away is None else away.pairs[::-1])
+    return due
+
+
+def pairs_by_role(
+    epoch: int, pairs: Iterable[tuple[Slot, Slot]], due: Mapping[str, Due], roles: Mapping[str, str]
+) -> dict[str, SlotPairs]:
+    """Pairs by their role.
+
+    Args:
+        epoch: before which they are to be exchanged.
+        pairs: of all roles.
+        due: what is due before it.
+        roles: path of a site -> its role.
+
+    Raises:
+        ArgumentError: unless the pairs are what is due.
+    """
+    by_role: dict[str, SlotPairs] = {role: [] for role in due}
+    for first, second in pairs:
+        role = roles.get(first.path)
+        if role is None or role not in due:
+            raise ArgumentError(f"{first} and {second}: nothing of {role or 'this path'} is due at epoch {epoch}")
+        by_role[role].append((first, second))
+    for role, what in due.items():
+        if not by_role[role] or (what.direction == "back" and by_role[role] != what.back):
+            raise ArgumentError(f"the pairs of {role} are not what is due before epoch {epoch}: {what.direction}")
+    return by_role

@@ -10,15 +10,15 @@ import torch
 from transformers import PreTrainedModel, Trainer
 from transformers.utils import CONFIG_NAME
 
+from collab_heads.base.wrappers import has_adapters
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.whole import is_sharded, keep_whole
 from collab_heads.model.card import NAME, complete
 from collab_heads.model.settling import settle
-from collab_heads.record import FIELD
+from collab_heads.sites.record import FIELD
 from collab_heads.trainer.heads_file import beside_adapters, load_heads, save_heads
-from collab_heads.wrappers import has_adapters
 
 ADAMW = frozenset(inspect.signature(torch.optim.AdamW).parameters) - {"params"}
 

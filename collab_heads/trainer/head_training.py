@@ -13,19 +13,18 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import is_number
+from collab_heads.base.checks import is_number
+from collab_heads.base.wrappers import has_adapters, model_inside
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.penalty.parts import PenaltyOptions
 from collab_heads.heads.whole import average_whole, check_version, is_divided, is_sharded
-from collab_heads.registry import get_adapter
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.manual import HeadRotation
 from collab_heads.trainer.attached import attached_class
-from collab_heads.wrappers import has_adapters, model_inside
 
 SELECTION_SHARE = 0.1  # of the training in which heads go down to their target, as in the scripts
 OPTIONS = frozenset(field.name for field in dataclasses.fields(PenaltyOptions))
@@ -56,7 +55,6 @@ class HeadTraining(TrainerCallback, ExportableState):
         alpha_lr: peak learning rate of the alphas; None for that of the other weights.
         steps: as `HeadPenalty`'s; a number below 1 is a share of the training's optimizer steps; None for a tenth.
         alpha_start: as `HeadPenalty`'s; a number below 1 is a share of the training's optimizer steps.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         options: other arguments of `HeadPenalty`: `gate_weight`, `target_heads`, `scores`, `seed`, `growth`,
             `growth_beside`, `growth_radius`, `disagreement`.
 
@@ -76,7 +74,6 @@ class HeadTraining(TrainerCallback, ExportableState):
         alpha_lr: float | None = None,
         steps: float | None = None,
         alpha_start: float | None = None,
-        adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
         **options: Any,
     ):
         for name, rate in (("gate_lr", gate_lr), ("alpha_lr", alpha_lr)):
@@ -88,7 +85,7 @@ class HeadTraining(TrainerCallback, ExportableState):
             raise ArgumentError(f"rotation must be a HeadRotation or a DynamicRotation, not {rotation!r:.200}")
         if batches is not None and rotation is None:
             raise ArgumentError("batches are there to rank heads on for a rotation, and there is none")
-        self.rotation, self.batches, self.adapter = rotation, batches, adapter
+        self.rotation, self.batches = rotation, batches
         self.rates: dict[str, Any] = {"gate_lr": gate_lr, "alpha_lr": alpha_lr}
         self.steps, self.alpha_start, self.options = steps, alpha_start, options
         self.attached: Trainer | None = None
@@ -167,11 +164,11 @@ class HeadTraining(TrainerCallback, ExportableState):
             options["steps"] = max(1, in_steps("steps", share, total))
         if self.alpha_start is not None:
             options["alpha_start"] = in_steps("alpha_start", self.alpha_start, total)
-        adapter = get_adapter(self.model, self.adapter)
+        adapter = get_adapter(self.model)
         if options.get("target_heads") is None and gated_sites(self.model, adapter, learned=True):
             options.setdefault("gate_weight", 0.0)  # also gates that nothing pushes have a group of their own
         if options or self.rotation is None or mixed_sites(self.model, adapter):
-            self.penalty = HeadPenalty(self.model, adapter=adapter, **options)
+            self.penalty = HeadPenalty(self.model, **options)
         return self.penalty
 
     def abandon(self) -> None:

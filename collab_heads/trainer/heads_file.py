@@ -8,12 +8,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from collab_heads.arguments import checking_arguments
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.wrappers import check_passed, has_adapters, model_inside
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.files import write_file, writing
+from collab_heads.files.atomic import write_file, writing
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
-from collab_heads.wrappers import check_passed, has_adapters, model_inside
 
 FILE = "collab_heads.safetensors"
 

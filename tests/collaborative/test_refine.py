@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import collab_heads
-from collab_heads.model.masks import sides, token_masks
+from collab_heads.model.batches import sides, token_masks
 from families import FAMILIES, KINDS, LAYOUTS, VOCABULARY, cast, output, sites, swap
 
 NARROW = {"shared": 12, "per_head": 16}  # of 32

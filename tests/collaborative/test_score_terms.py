@@ -146,13 +146,6 @@ def test_restricting_twice_is_restricting_once():
     assert torch.equal(output(model, inputs), expected)
 
 
-def test_an_adapter_can_be_given():
-    model = build("bert")
-    assert restrict_scores(model, "context", type(get_adapter(model))) == 2
-    with refused(model, ArgumentError, "adapter must be an AttentionAdapter"):
-        restrict_scores(model, "content", "bert")
-
-
 @pytest.mark.parametrize("kind", (None, *KINDS))
 def test_a_model_without_query_biases_has_no_content_term_and_keeps_its_context(kind):
     model = build("t5", kind)

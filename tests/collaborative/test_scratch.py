@@ -99,7 +99,7 @@ def test_narrower_values_where_heads_cannot_share(family):
 @pytest.mark.parametrize("start", ("concatenate", "ones", "normal", "xavier"))
 @pytest.mark.parametrize("dim", (20, None))
 def test_mixing_starts(name, start, dim):
-    model = build(AutoModel, collaborative_config(CONFIGS[name](), None, dim, mixing_init=start))
+    model = build(AutoModel, collaborative_config(CONFIGS[name](), dim, mixing_init=start))
     found = torch.stack([query_key.mixing.detach() for query_key in query_keys(model)])
     assert found.shape[1:] == (HEADS, dim or EXACT)
     if start == "xavier":
@@ -152,7 +152,7 @@ def wide(name):
 def test_starts_as_wide_as_stock(name, mixing, dim):
     stock, ours = (
         AutoModel.from_config(wide(name)),
-        AutoModel.from_config(collaborative_config(wide(name), None, dim, kind=mixing)),
+        AutoModel.from_config(collaborative_config(wide(name), dim, kind=mixing)),
     )
     adapter = get_adapter(stock)
     for theirs, module in zip(sites(stock).values(), sites(ours).values(), strict=True):
@@ -197,7 +197,7 @@ def test_full_width_is_a_stock_model(name, mixing):
 
 def test_other_weights_start_as_stock_ones(name):
     """Standard deviations of everything that is not ours."""
-    stock, ours = build(AutoModel, wide(name)), build(AutoModel, collaborative_config(wide(name), None, 16))
+    stock, ours = build(AutoModel, wide(name)), build(AutoModel, collaborative_config(wide(name), 16))
     theirs = dict(stock.named_parameters())
     for key, parameter in ours.named_parameters():
         if "query_key" not in key and parameter.numel() > 2000:
@@ -206,7 +206,7 @@ def test_other_weights_start_as_stock_ones(name):
 
 @pytest.mark.parametrize("mixing", KINDS)
 def test_one_step_lowers_a_loss(name, mixing):
-    model = build(TASKS[name], collaborative_config(CONFIGS[name](), None, 16, kind=mixing))
+    model = build(TASKS[name], collaborative_config(CONFIGS[name](), 16, kind=mixing))
     given = inputs(name)
     given["labels"] = torch.tensor([0, 1, 0]) if name == "bert" else given.pop("decoder_input_ids")
     mine = [parameter for query_key in query_keys(model) for parameter in query_key.parameters()]
@@ -221,7 +221,7 @@ def test_one_step_lowers_a_loss(name, mixing):
 @pytest.mark.parametrize("mixing", KINDS)
 def test_saved_and_loaded(name, mixing, tmp_path):
     start = "normal" if mixing == "shared" else "concatenate"
-    model = build(TASKS[name], collaborative_config(CONFIGS[name](), None, 16, kind=mixing, mixing_init=start))
+    model = build(TASKS[name], collaborative_config(CONFIGS[name](), 16, kind=mixing, mixing_init=start))
     model.save_pretrained(tmp_path)
     loaded = aligned(TASKS[name].from_pretrained(tmp_path).eval())
     assert loaded.config.collab_heads == model.config.collab_heads
@@ -239,7 +239,6 @@ def test_saved_and_loaded(name, mixing, tmp_path):
         ({"sites": "enc_self"}, ("did you mean 'enc-self'",)),
         ({"kind": "full"}, ("'full'", "shared, per_head")),
         ({"mixing_init": "one"}, ("'one'", "did you mean 'ones'")),
-        ({"adapter": "bert"}, ("'bert'", "AttentionAdapter")),
     ),
 )
 def test_refused_arguments(arguments, fragments):
@@ -253,7 +252,7 @@ def test_refused_arguments(arguments, fragments):
 
 def test_a_changed_config_is_refused():
     with pytest.raises(SwapError, match="stock config"):
-        collaborative_config(collaborative_config(bert_config(), None, 16))
+        collaborative_config(collaborative_config(bert_config(), 16))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +283,7 @@ def test_a_model_in_place_of_a_config():
 
 def test_the_stock_config_stays_usable(name):
     config = CONFIGS[name]()
-    ours = collaborative_config(config, None, 16)
+    ours = collaborative_config(config, 16)
     assert not hasattr(config, "collab_heads")
     assert not any(is_swapped(module) for module in sites(build(AutoModel, copy.deepcopy(config))).values())
     assert all(is_swapped(module) for module in sites(build(AutoModel, ours)).values())

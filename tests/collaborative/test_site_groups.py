@@ -5,11 +5,11 @@ import torch
 from compressing import batches_of
 
 from collab_heads import compress, swap_to_collaborative
-from collab_heads.collaborative import site_groups
-from collab_heads.collaborative.site_groups import CalibratedSites, grouped, moment_counts
+from collab_heads.collaborative import calibrate
+from collab_heads.collaborative.calibrate import CalibratedSites, grouped, moment_counts
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError
 from collab_heads.model.open_site import open_sites
-from collab_heads.registry import get_adapter
 from families import EXACT, FAMILIES, WIDTH
 
 
@@ -49,8 +49,8 @@ def test_groups_of_one_do_what_one_group_does(change, family, monkeypatch):
     together, apart = FAMILIES[family].build(), FAMILIES[family].build()
     batches, seen = batches_of(FAMILIES[family], 12), (passes(together), passes(apart))
     CHANGES[change](together, batches)
-    monkeypatch.setattr(site_groups, "SHARE", 0)
-    monkeypatch.setattr(site_groups, "LEAST", 0)
+    monkeypatch.setattr(calibrate, "SHARE", 0)
+    monkeypatch.setattr(calibrate, "LEAST", 0)
     CHANGES[change](apart, batches)
     expected = weights(together)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(apart).items())
@@ -58,8 +58,8 @@ def test_groups_of_one_do_what_one_group_does(change, family, monkeypatch):
 
 
 def test_what_is_held_is_one_group(monkeypatch):
-    monkeypatch.setattr(site_groups, "LEAST", 0)
-    monkeypatch.setattr(site_groups, "SHARE", 0)
+    monkeypatch.setattr(calibrate, "LEAST", 0)
+    monkeypatch.setattr(calibrate, "SHARE", 0)
     model = FAMILIES["bert"].build()
     sites = open_sites(model, get_adapter(model))
     assert moment_counts(sites, sites) == {site.path: 2 * WIDTH**2 + EXACT**2 for site in sites}

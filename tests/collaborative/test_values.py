@@ -14,10 +14,10 @@ from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.values import head_moments, narrow_values
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError
 from collab_heads.layers.values import ValueWeights
 from collab_heads.model.open_site import open_sites
-from collab_heads.registry import get_adapter
 from families import EXACT, EXACT64, FAMILIES, HEADS, cast, output, repadded, sites, swap
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -334,7 +334,7 @@ def test_from_scratch(name, dim):
     """A config describes a model with narrower values; it trains from the family's own initialisation."""
     family = FAMILIES[name]
     stock = family.build().config
-    config = collaborative_config(stock, None, dim, dim_value=0.5)
+    config = collaborative_config(stock, dim, dim_value=0.5)
     record = config.collab_heads["sites"]
     assert {site["query_key"]["kind"] for site in record.values()} == {"shared" if dim else "per_head"}
     assert {tuple(site["values"].values()) for site in record.values()} == {(4, 8)}

@@ -1,6 +1,6 @@
 import pytest
 import translation_script
-from training_fixtures import bert, bilingual, files, fresh_accelerate, marian  # noqa: F401
+from training_fixtures import bert, bilingual, files, fresh_accelerate, marian, parse  # noqa: F401
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """collab-heads analyze: what it takes, what it measures on, what it refuses before the model runs."""
 
 import json
-import runpy
 import subprocess
 import sys
 
@@ -11,7 +10,7 @@ from translation_script import write_lines
 
 from collab_heads.analysis.report import head_report
 from collab_heads.command import analyze
-from collab_heads.command.models import load
+from collab_heads.command.inputs import load
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 
 
@@ -148,12 +147,6 @@ def test_as_a_command_with_the_packages_of_its_own_extra_only(bert, marian, pair
         assert done.returncode == 0, done.stderr[-2000:]
     assert {path.name for path in (tmp_path / "bare").iterdir()} == {"report.json", "report.html"}
     assert (tmp_path / "bert" / "report.html").is_file() and (tmp_path / "marian" / "report.html").is_file()
-
-
-def test_the_command_that_was_says_where_it_went():
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("collab_heads.analysis", run_name="__main__")
-    assert "python -m collab_heads analyze MODEL" in ended.value.code  # printed on stderr, with an exit code of 1
 
 
 @pytest.mark.slow

@@ -6,9 +6,7 @@ import commands
 import pytest
 import torch
 
-from collab_heads.command.batches import batches_of, fitting, longest, translations
-from collab_heads.command.models import load
-from collab_heads.command.texts import read_data
+from collab_heads.command.inputs import batches_of, fitting, load, longest, read_data, translations
 from collab_heads.errors import ArgumentError
 
 

@@ -10,10 +10,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel, GPT2Co
 
 import tiny
 from collab_heads import swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, DataError, OutputError, SwapError
 from collab_heads.heads.gating import gated_sites
-from collab_heads.record import FIELD, CollabConfig
-from collab_heads.registry import get_adapter
+from collab_heads.sites.record import FIELD, CollabConfig
 
 QUICK = ("--refine_steps", "2", "--samples", "16")
 

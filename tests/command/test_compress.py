@@ -13,9 +13,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 import tiny
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
-from collab_heads.command import main, samples, writing
+from collab_heads.command import inputs, main, writing
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
-from collab_heads.folders import damage, digest
+from collab_heads.files.folders import damage, digest
 
 QUICK = ("--refine_steps", "2")
 
@@ -153,11 +153,11 @@ def test_what_is_stopped_while_it_writes_leaves_nothing(bert, texts, tmp_path, m
 
 def test_sentences_are_drawn_by_the_seed(bert, texts, tmp_path):
     lines = {"source": [str(i) for i in range(100)], "target": [str(-i) for i in range(100)]}
-    one, same, other = (samples.drawn(lines, 10, seed) for seed in (0, 0, 1))
+    one, same, other = (inputs.drawn(lines, 10, seed) for seed in (0, 0, 1))
     assert one == same != other and len(one["source"]) == 10
     assert one["target"] == [str(-int(line)) for line in one["source"]]
     assert list(map(int, one["source"])) == sorted(map(int, one["source"])) != list(range(10))
-    assert samples.drawn(lines, 200, 0) == lines
+    assert inputs.drawn(lines, 200, 0) == lines
     with pytest.raises(DataError, match="7 sentences, and one of 8 is kept"):
         run(bert, "--data", texts, "--samples", 7, "--plan")
 

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, BertModel
 
 from collab_heads import prune_heads, supported_model_types, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.command import main
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, DataError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.gating import gated_sites
-from collab_heads.registry import get_adapter
 
 FIRST, SECOND = ("encoder.layer.0.attention.self", "encoder.layer.1.attention.self")
 

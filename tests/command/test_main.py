@@ -11,13 +11,13 @@ import commands
 import pytest
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-from collab_heads.checks import check_choice
+from collab_heads.base.checks import check_choice
+from collab_heads.base.command_start import is_command
+from collab_heads.base.option_values import POLICY_WORDS
 from collab_heads.command import main
 from collab_heads.command.completion import SHELLS
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.first_look import is_command
-from collab_heads.rotation.policies import POLICIES
-from collab_heads.words import POLICY_WORDS
+from collab_heads.rotation.role_settings import POLICIES
 
 STARTED = """
 import sys
@@ -268,7 +268,7 @@ def test_a_command_advises_commands():
 
 def test_quiet_is_no_part_of_the_work(monkeypatch):
     seen = []
-    monkeypatch.setattr("collab_heads.bars.is_watched", lambda: True)
+    monkeypatch.setattr("collab_heads.base.display.is_watched", lambda: True)
     monkeypatch.setattr("collab_heads.command.inspect.run", lambda args: seen.append(is_progress_bar_enabled()))
     enable_progress_bar()
     try:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from collab_heads.command.models import load
+from collab_heads.command.inputs import load
 from collab_heads.errors import ArgumentError
 
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from collab_heads.command.texts import read_data
+from collab_heads.command.inputs import read_data
 from collab_heads.errors import ArgumentError, DataError
 
 ROWS = 'text,other,label\nthe dog runs,a dog,1\n,empty,0\n"a cat, too",one cat,1\n'

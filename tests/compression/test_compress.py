@@ -14,6 +14,7 @@ from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads.base.option_values import SITE_PARTS as PARTS
 from collab_heads.compression import latency
 from collab_heads.compression.compress import smallest
 from collab_heads.compression.measures import COUNTED
@@ -21,7 +22,6 @@ from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model import apply_state
 from collab_heads.model.open_site import open_sites
-from collab_heads.words import SITE_PARTS as PARTS
 from families import FAMILIES, aligned, output
 
 BERT = FAMILIES["bert"]

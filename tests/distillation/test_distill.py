@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import DistillReport, distill, get_adapter, prune_heads, swap_to_alpha, swap_to_gated
-from collab_heads.distillation.trained import trained_parameters
+from collab_heads.distillation.optimizer import trained_parameters
 from families import FAMILIES, FP32_NOISE, repadded, swap
 
 

@@ -11,6 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from unchanged import refused
 
 from collab_heads import distill
+from collab_heads.base.extras import MissingPackageError
 from collab_heads.distillation import training
 from collab_heads.errors import (
     ArgumentError,
@@ -20,7 +21,6 @@ from collab_heads.errors import (
     SwapError,
     UnsupportedModelError,
 )
-from collab_heads.extras import MissingPackageError
 from families import FAMILIES
 
 OPTIONS = {

@@ -5,7 +5,7 @@ import torch
 from distilling import changed_pair
 
 from collab_heads import distill
-from collab_heads.distillation.parts import read_parts
+from collab_heads.distillation.gap import read_parts
 from families import EXACT64, FAMILIES, LAYERS, cast, repadded
 
 

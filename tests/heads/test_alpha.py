@@ -13,7 +13,7 @@ from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.record import CollabConfig
+from collab_heads.sites.record import CollabConfig
 from families import FAMILIES, HEADS, batch, output, swap
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -156,7 +156,7 @@ def test_reports_change_nothing():
     mix(model)
     torch.manual_seed(0)
     before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
-    assert all(isinstance(site.nuclear_norm, float) for site in alpha_report(model, BertAdapter).sites)
+    assert all(isinstance(site.nuclear_norm, float) for site in alpha_report(model).sites)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(map(torch.equal, model.parameters(), before))
 

@@ -9,7 +9,6 @@ from torch import nn
 from unchanged import refused
 
 from collab_heads import fold_heads, prune_heads, swap_to_collaborative, swap_to_gated
-from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import SwapError
 from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, output
 
@@ -63,13 +62,6 @@ def test_report():
     text = str(report)
     assert "gates of 1 sites and alphas of 0 folded into W_O, 5 removed heads restored as zeros" in text
     assert f"{before:,} -> {stock:,}: plain transformers loads it" in text
-
-
-@pytest.mark.parametrize("adapter", (BertAdapter, BertAdapter()), ids=("class", "instance"))
-def test_with_an_adapter(adapter):
-    model = bert()
-    prune_heads(model, heads={LAYER_0: [0]})
-    assert fold_heads(model, adapter).restored == {LAYER_0: (0,)}
 
 
 @pytest.mark.parametrize("kind", ("shared", "per_head"))

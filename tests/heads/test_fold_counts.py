@@ -9,7 +9,7 @@ from closing import adapter_sites
 from test_head_contract import PLAIN_LOAD, run_apart, shape_of
 
 from collab_heads import fold_heads, prune_heads
-from collab_heads.heads.fold_counts import filled_up
+from collab_heads.heads.fold_layout import filled_up
 from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, of_dtype, output, sites
 
 # heads to remove in the two layers of every role -> heads that each layer of a folded T5, Qwen3, ViT has

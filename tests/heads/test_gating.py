@@ -13,8 +13,8 @@ from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.record import CollabConfig
-from collab_heads.state import GateState
+from collab_heads.sites.record import CollabConfig
+from collab_heads.sites.state import GateState
 from families import FAMILIES, HEADS, aligned, batch, output, swap
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"

@@ -5,11 +5,11 @@ import torch
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import get_adapter, head_importance, most_important, prune_heads, swap_to_gated
+from collab_heads.base.option_values import CRITERION_WORDS
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.criteria import CRITERIA, Gradient, HeadCriterion
 from collab_heads.heads.gating import gated_sites
 from collab_heads.layers.layout import weight_of
-from collab_heads.words import CRITERION_WORDS
 from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, swap
 
 FP32_STORED = 1e-6  # what is measured in float64 is added up in float32: relative; seen: 1.1e-7

@@ -16,9 +16,8 @@ from collab_heads import (
     prune_heads,
     swap_to_gated,
 )
-from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.record import CollabConfig
+from collab_heads.sites.record import CollabConfig
 from families import FAMILIES, HEAD_WIDTH, HEADS, WIDTH, batch, output, sites
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -50,11 +49,10 @@ def test_rows_and_columns_of_the_kept_heads():
         assert torch.equal(ours.output.dense.bias, theirs.output.dense.bias)
 
 
-@pytest.mark.parametrize("adapter", (None, BertAdapter, BertAdapter()), ids=("none", "class", "instance"))
-def test_by_path_by_role_and_with_an_adapter(adapter):
+def test_by_path_and_by_role():
     by_path, by_role = bert(), bert()
-    prune_heads(by_path, heads={LAYER_1: [2, 0]}, adapter=adapter)
-    prune_heads(by_role, heads={"enc-self": [[], [0, 2]]}, adapter=adapter)
+    prune_heads(by_path, heads={LAYER_1: [2, 0]})
+    prune_heads(by_role, heads={"enc-self": [[], [0, 2]]})
     assert by_path.config.collab_heads == by_role.config.collab_heads
     assert list(by_path.config.collab_heads["sites"]) == [LAYER_1]
     assert by_path.config.collab_heads["sites"][LAYER_1]["kept"] == [1, 3]

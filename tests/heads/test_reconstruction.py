@@ -10,12 +10,12 @@ from unchanged import refused
 
 from collab_heads import head_importance, most_important, prune_heads, swap_to_gated
 from collab_heads.collaborative.input_moments import InputMoments
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads import reconstruction
 from collab_heads.heads.reconstruction import HeadRegression
 from collab_heads.model import apply_state
 from collab_heads.model.open_site import open_sites
-from collab_heads.registry import get_adapter
 from families import EXACT64, FAMILIES, HEADS, KINDS, aligned, cast, output, sites, swap
 
 SOME = pytest.mark.parametrize("name", ("bert", "distilbert", "albert-groups", "marian", "t5", "vit"))

@@ -14,7 +14,7 @@ from collab_heads.layers.attention import attend, cached_key_value, pad_to_one_w
 from collab_heads.layers.query_key import split_heads
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.shared_query_key import content_bias, shared_cache_width
-from collab_heads.state import QueryKeyState
+from collab_heads.sites.state import QueryKeyState
 
 B, T, S, H, D_QUERY, D_KEY, D_VALUE = 2, 3, 5, 4, 14, 11, 8
 SCALE = 0.37  # unlike 1 / sqrt of any width here

@@ -7,7 +7,7 @@ import torch
 
 from collab_heads.layers import gates
 from collab_heads.layers.gates import INIT_LOG_ALPHA, HeadGates, threshold
-from collab_heads.state import GateState
+from collab_heads.sites.state import GateState
 
 SAMPLES = 40_000
 SAMPLING_NOISE = 0.013  # five standard errors of a mean of that many numbers in [0, 1], at most

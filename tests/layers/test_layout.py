@@ -16,7 +16,7 @@ from collab_heads.layers.output import (
     keep_output_heads,
 )
 from collab_heads.layers.removed import keep_rows
-from collab_heads.state import GateState
+from collab_heads.sites.state import GateState
 from families import EXACT64
 
 IN, OUT, HEADS = 6, 4, 3

@@ -19,7 +19,7 @@ from collab_heads.layers.output import (
     keep_output_heads,
     remove_gates,
 )
-from collab_heads.state import GateState
+from collab_heads.sites.state import GateState
 from families import EXACT64
 
 HEADS, HEAD_WIDTH, WIDTH = 3, 2, 5

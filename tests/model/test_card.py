@@ -5,7 +5,7 @@ from huggingface_hub import ModelCard
 from transformers import BertForSequenceClassification
 
 from collab_heads import fold_heads, model_card, prune_heads, swap_to_collaborative, swap_to_gated
-from collab_heads.model import card_text
+from collab_heads.model import card
 from collab_heads.model.card import GENERATED, complete, is_generated
 from families import FAMILIES, swap
 
@@ -211,12 +211,12 @@ def test_a_base_from_a_folder_passes_on_what_its_card_says(tmp_path):
 def test_a_base_of_the_hub_is_named_where_the_cache_knows_it(name, tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
     cache = {("me/base", "config.json"): "config.json", ("me/base", "README.md"): str(tmp_path / "README.md")}
-    look = card_text.try_to_load_from_cache
+    look = card.try_to_load_from_cache
 
     def from_cache(repo_id, filename):
         return cache.get((repo_id, filename)) or look(repo_id, filename)
 
-    monkeypatch.setattr(card_text, "try_to_load_from_cache", from_cache)
+    monkeypatch.setattr(card, "try_to_load_from_cache", from_cache)
     model = built(shared)
     model.config.name_or_path = name
     said = model_card(model).data.to_dict()

@@ -8,7 +8,7 @@ from planted import word_pieces
 from transformers import BertConfig, BertModel
 
 from collab_heads.errors import ArgumentError
-from collab_heads.model.config_sizes import check_sizes, numbers
+from collab_heads.model.loading import check_sizes, numbers
 from families import FAMILIES, LAYOUTS, bert_config
 
 

@@ -23,8 +23,7 @@ from transformers import (
 )
 
 from collab_heads import collaborative_config, fold_heads, swap_to_gated
-from collab_heads.model.code_file import SOURCE
-from collab_heads.model.marks import CODE, MODULE, SENTENCE, WEIGHTS, auto_map, choice, is_mark, marked
+from collab_heads.model.marks import CODE, MODULE, SENTENCE, SOURCE, WEIGHTS, auto_map, choice, is_mark, marked
 from families import FAMILIES, bert_config, output
 
 FILE = f"{MODULE}.py"
@@ -185,7 +184,7 @@ def test_a_model_that_transformers_lacks_has_no_code(tmp_path):
     try:
         assert auto_map(OwnConfig()) == {}
         config = OwnConfig()
-        config.collab_heads = collaborative_config(bert_config(), None, 16).collab_heads
+        config.collab_heads = collaborative_config(bert_config(), 16).collab_heads
         assert getattr(marked(config), CODE, None) is None and marked(config).transformers_weights == SENTENCE
     finally:
         AutoModel._model_mapping._extra_content.pop(OwnConfig)

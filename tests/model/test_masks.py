@@ -6,7 +6,7 @@ from transformers import Wav2Vec2Config, Wav2Vec2Model
 
 from collab_heads import get_adapter
 from collab_heads.collaborative.calibrate import calibrate
-from collab_heads.model.masks import output_mask, sides, token_masks
+from collab_heads.model.batches import output_mask, sides, token_masks
 from collab_heads.model.open_site import open_sites
 from families import (
     EXACT64,

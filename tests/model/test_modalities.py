@@ -16,7 +16,7 @@ from collab_heads import (
     swap_to_collaborative,
 )
 from collab_heads.errors import ArgumentError, CalibrationError
-from collab_heads.model.modalities import modalities, reads_texts, reads_texts_alone
+from collab_heads.model.batches import modalities, reads_texts, reads_texts_alone
 from families import FAMILIES, batch, image_batch, spectrum_batch, wave_batch
 
 READS = {

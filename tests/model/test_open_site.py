@@ -6,12 +6,12 @@ import pytest
 
 import collab_heads
 from collab_heads.adapters.bert import BertAdapter
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import head_numbers
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model import open_site
 from collab_heads.model.open_site import open_sites
-from collab_heads.registry import head_numbers
 from families import FAMILIES, LAYOUTS, swap
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collab_heads.model.masks import output_mask
+from collab_heads.model.batches import output_mask
 from collab_heads.model.portions import ROWS_WITHOUT_MASK, portions
 from families import EXACT64, FAMILIES, batch, cast, output
 

@@ -15,7 +15,7 @@ from collab_heads.errors import CollabHeadsError
 from collab_heads.layers.layout import is_quantised
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model import initialize
-from collab_heads.model.four_bits import leave_wide_kernel
+from collab_heads.model.transformers_hooks import leave_wide_kernel
 from families import FAMILIES, FP32_NOISE, output, swap
 
 pytest.importorskip("bitsandbytes")

@@ -10,7 +10,7 @@ from collab_heads import prune_heads, swap_to_collaborative
 from collab_heads.compression.compress import compress
 from collab_heads.errors import ConfigError
 from collab_heads.model.rebuild import catch_up
-from collab_heads.record import FIELD
+from collab_heads.sites.record import FIELD
 from families import FAMILIES, sites, swap
 
 BEFORE = {

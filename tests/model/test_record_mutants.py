@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from collab_heads import prune_heads, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import ConfigError
-from collab_heads.record import FIELD
+from collab_heads.sites.record import FIELD
 from families import FAMILIES, aligned, output, swap
 
 GIGABYTE = 1 << 30
@@ -201,7 +201,7 @@ def test_edits_that_may_fit_the_weights(name, stored):
 
 def test_without_the_tie_some_are_silent(stored, monkeypatch):
     """What these tests would see."""
-    monkeypatch.setattr("collab_heads.model.loading_hooks.check_tie", lambda config, files: True)
+    monkeypatch.setattr("collab_heads.model.ties.check_tie", lambda config, files: True)
     with pytest.raises(AssertionError, match="another model"):
         stored["bert-gated"].with_config(edited(stored["bert-gated"], "bert-gated"))
 

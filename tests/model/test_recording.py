@@ -11,6 +11,7 @@ from measuring import CHANGES, MEASURED, backends, layers_of, maps_by_hand, mode
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
+from collab_heads.contract import registry
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.model.recording import recording
 from families import EXACT64, FAMILIES, FP32_NOISE, HEAD_WIDTH, HEADS, cast, set_backend
@@ -216,15 +217,17 @@ def test_weights_in_half_precision_and_on_every_backend():
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=FP32_NOISE)
 
 
-def test_what_it_refuses():
+def test_what_it_refuses(monkeypatch):
     model, inputs = model_in("bert"), FAMILIES["bert"].inputs()
 
     class Elsewhere(type(collab_heads.get_adapter(model))):
         weights_at = 0
 
     path = adapter_sites(model)[0].path
+    monkeypatch.setitem(registry._ADAPTERS, "bert", Elsewhere())
     with refused(model, UnsupportedModelError, path, "no attention weights of 4 heads", "(3, 9, 32)", "weights_at"):
-        with torch.no_grad(), recording(model, Elsewhere, weights=fail):
+        with torch.no_grad(), recording(model, weights=fail):
             model(**cast(inputs, model.dtype))
+    monkeypatch.undo()
     with pytest.raises(UnsupportedModelError, match="DataParallel"), recording(torch.nn.DataParallel(model)):
         pass

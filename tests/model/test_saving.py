@@ -16,7 +16,7 @@ from transformers import AutoModel, BertForSequenceClassification, CLIPVisionMod
 from collab_heads import fold_heads, prune_heads, swap_to_gated
 from collab_heads.errors import ConfigError
 from collab_heads.model.marks import FUSION, SENTENCE, UNFINISHED, WEIGHTS
-from collab_heads.model.saving_hooks import HOOKS
+from collab_heads.model.saving import HOOKS
 from collab_heads.model.ties import TIE, read_metadata
 from families import FAMILIES, aligned, output
 
@@ -142,7 +142,7 @@ def test_two_hundred_killed_saves(tmp_path, inputs):
 def test_without_the_mark_some_deaths_are_silent(tmp_path, inputs, monkeypatch):
     """What these tests would see."""
     monkeypatch.setattr("collab_heads.model.saving.unfinished", lambda config: config)
-    monkeypatch.setattr("collab_heads.model.loading_hooks.check_tie", lambda config, files: True)
+    monkeypatch.setattr("collab_heads.model.ties.check_tie", lambda config, files: True)
     folders = Folders("another changed", tmp_path, inputs)
     with pytest.raises(AssertionError, match="neither model"):
         for number in range(20):
@@ -169,7 +169,7 @@ def test_a_save_that_fails_among_the_weights_is_not_one(tmp_path, inputs, monkey
     llama(1, 1).save_pretrained(tmp_path)
     model = llama(2, 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("collab_heads.model.saving_hooks.sort_metadata", lambda file: 1 / 0)
+        patch.setattr("collab_heads.model.saving.sort_metadata", lambda file: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model.save_pretrained(tmp_path)
     assert stored(tmp_path)[WEIGHTS] == UNFINISHED and stored(tmp_path)[FUSION] == {UNFINISHED: True}
@@ -186,7 +186,7 @@ def test_the_parts_of_an_unfinished_model_do_not_load_either(tmp_path):
     model = FAMILIES["clip"].build()
     swap_to_gated(model, sites="dec-self")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("collab_heads.model.saving_hooks.sort_metadata", lambda file: 1 / 0)
+        patch.setattr("collab_heads.model.saving.sort_metadata", lambda file: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model.save_pretrained(tmp_path)
     for again in (lambda save: None, lambda save: save(), as_stranger):

@@ -28,9 +28,9 @@ from collab_heads import (
     swap_to_gated,
 )
 from collab_heads.errors import UnsupportedModelError
+from collab_heads.model.apply_state import undone
 from collab_heads.model.open_site import open_sites
-from collab_heads.model.undoing import undone
-from collab_heads.record import FIELD, CollabConfig, plain_path
+from collab_heads.sites.record import FIELD, CollabConfig, plain_path
 from families import FAMILIES, aligned, bert_config, output, sites
 
 SLOW = pytest.mark.slow

@@ -98,10 +98,10 @@ def test_nobody_uploads_them_with_the_model(model, tmp_path, monkeypatch):
     def upload(self, working_dir, *args, **kwargs):
         seen.append(names(tmp_path / working_dir))
 
-    from collab_heads.model import saving_hooks
+    from collab_heads.model import saving
 
     model.save_pretrained(tmp_path / "small")
-    saving_hooks.upload(upload, model, tmp_path / "small", "owner/name")
+    saving.upload(upload, model, tmp_path / "small", "owner/name")
     assert seen == [set()]
 
 

@@ -215,7 +215,7 @@ def unregistered():
 
 
 def test_a_model_type_without_an_adapter(unregistered):
-    record = collaborative_config(bert_config(), None, 16).collab_heads
+    record = collaborative_config(bert_config(), 16).collab_heads
     config = unregistered(**{name: value for name, value in bert_config().to_dict().items() if name != "model_type"})
     AutoModel.from_config(config)
     config.collab_heads = record

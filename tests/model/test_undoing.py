@@ -7,8 +7,8 @@ import torch
 from unchanged import assert_unchanged, snapshot
 
 import collab_heads
+from collab_heads.model.apply_state import undone
 from collab_heads.model.open_site import open_sites
-from collab_heads.model.undoing import undone
 from families import NARROW, output, swap
 
 

@@ -9,12 +9,12 @@ from closing import change_queries
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import DynamicRotation, get_adapter, prune_heads, swap_heads, swap_to_gated
-from collab_heads.analysis.measures.map_scores import map_scores
+from collab_heads.analysis.measures.head_scores import map_scores
 from collab_heads.analysis.measures.results import mean_distance
+from collab_heads.base.option_values import METRIC_WORDS
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.rotation import ranking
-from collab_heads.rotation.slots import Slot
-from collab_heads.words import METRIC_WORDS
+from collab_heads.rotation.head_rows import Slot
 from families import FAMILIES, HEADS, bert_config, make
 
 BERT = "encoder.layer.{}.attention.self"
@@ -44,11 +44,11 @@ def measured(monkeypatch):
     asked = []
 
     def give(scores, l2=None):
-        def head_scores(model, batches, metrics, adapter, *, exclude):
+        def head_scores(model, batches, metrics, *, exclude):
             asked.append((list(batches), tuple(metrics)))
             assert exclude is None
             given = {"l2": l2, "pairwise": l2, "confidence": scores}
-            sites = adapter.sites_with_heads(model)
+            sites = get_adapter(model).sites_with_heads(model)
             return {
                 metric: {s.path: torch.tensor(given[metric][s.layer], dtype=torch.float64) for s in sites}
                 for metric in metrics
@@ -537,7 +537,7 @@ def test_names_say_what_is_compared():
     different = ("confidence", "output_distance", "map_distance", "base", "wasserstein")
     orders = {metric: tuple(sorted(scores[metric], key=scores[metric].get)) for metric in different}
     assert len(set(orders.values())) == len(different)
-    maps = map_scores(model, [inputs], adapter, "map_distance")
+    maps = map_scores(model, [inputs], "map_distance")
     for slot, score in scores["pairwise"].items():
         assert score == pytest.approx(float(maps[slot.path][slot.head]), rel=1e-6)
 

@@ -8,8 +8,8 @@ from accelerate import Accelerator
 from closing import gate, loss, output_projections
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import HeadAdamW, HeadPenalty, get_adapter, prune_heads, swap_heads, swap_to_alpha, swap_to_gated
-from collab_heads.rotation.slots import Slot
+from collab_heads import HeadAdamW, HeadPenalty, prune_heads, swap_heads, swap_to_alpha, swap_to_gated
+from collab_heads.rotation.head_rows import Slot
 from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, output, sites
 
 BERT = "encoder.layer.{}.attention.self"
@@ -364,6 +364,6 @@ def test_an_optimizer_before_its_first_step():
 def test_an_adapter_can_be_given():
     first, second, *_ = PLACES["bert"]
     model, expected = build("bert"), build("bert")
-    swap_heads(model, [(first, second)], adapter=type(get_adapter(model)))
+    swap_heads(model, [(first, second)])
     swap_heads(expected, [(first, second)])
     assert_equal(model.state_dict(), expected.state_dict())

@@ -9,7 +9,7 @@ from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import HeadRotation, prune_heads, swap_heads, swap_to_collaborative
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError, SwapError, UnsupportedModelError
-from collab_heads.rotation.slots import Slot
+from collab_heads.rotation.head_rows import Slot
 from families import FAMILIES, bert_config, make, sites
 
 CROSS, SELF = "decoder.layers.{}.encoder_attn", "decoder.layers.{}.self_attn"

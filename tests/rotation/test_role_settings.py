@@ -9,8 +9,8 @@ from unchanged import refused
 from collab_heads import DynamicRotation
 from collab_heads.analysis.measures import passes
 from collab_heads.errors import ArgumentError
+from collab_heads.rotation.head_rows import Slot
 from collab_heads.rotation.role_settings import RoleSettings
-from collab_heads.rotation.slots import Slot
 from families import FAMILIES, bert_config, make
 
 TWO = {"enc-self": "soft", "dec-enc": "hard"}

@@ -11,20 +11,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.sentences import rows
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.bars import progress_bar
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.display import progress_bar, text_table
+from collab_heads.base.wrappers import check_passed, model_inside
+from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, NonFiniteError
-from collab_heads.heads.choices import removal_choice
 from collab_heads.heads.criteria import loss_of, not_finite
 from collab_heads.heads.importance import most_important
-from collab_heads.model.backends import evaluating
-from collab_heads.model.batches import each_batch
+from collab_heads.heads.selection import removal_choice
+from collab_heads.model.batches import each_batch, evaluating
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import get_adapter, head_numbers
-from collab_heads.sites import AttentionSite, select_sites
-from collab_heads.text import text_table
-from collab_heads.wrappers import check_passed, model_inside
+from collab_heads.sites.site import AttentionSite, select_sites
 
 Evaluate = Callable[[PreTrainedModel], float]
 IGNORED = -100  # labels that do not count
@@ -78,21 +75,18 @@ class Ablation:
 
 @checking_arguments
 @contextmanager
-def without_heads(
-    model: PreTrainedModel, heads: Mapping, adapter: type[AttentionAdapter] | AttentionAdapter | None = None
-) -> Iterator[None]:
+def without_heads(model: PreTrainedModel, heads: Mapping) -> Iterator[None]:
     """The model computes as if `prune_heads` had removed some heads, while the context is open.
 
     Args:
         model: a supported transformers model, original or changed; its weights stay as they are.
         heads: as `prune_heads` takes them: role -> one list of head numbers per layer, or path -> one list.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Raises:
         ArgumentError: on a role, path or head that does not exist.
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     available, numbers = adapter.sites(model), head_numbers(model, adapter)
     chosen = removal_choice(available, heads, numbers)
     handles = []
@@ -153,7 +147,6 @@ def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
 def leave_one_out(
     model: PreTrainedModel,
     evaluate: Evaluate,
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     sites: str | Iterable[str] | None = None,
     metric: str = "loss",
@@ -164,7 +157,6 @@ def leave_one_out(
     Args:
         model: a supported transformers model, original or changed; it is left as it was.
         evaluate: model -> the number to look at, such as `lambda model: mean_loss(model, batches)`, or an accuracy.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         sites: roles or paths; None for all.
         metric: what the number is called.
         higher_is_better: of the number; not of a loss.
@@ -176,14 +168,14 @@ def leave_one_out(
     Source: Michel, Levy, Neubig 2019, arXiv:1905.10650, section 3.2.
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     chosen = select_sites(adapter.sites_with_heads(model), sites)
     numbers = head_numbers(model, adapter)
     original = checked(evaluate(model), metric, "of the whole model")
     without = {site.path: torch.zeros(site.num_heads, dtype=torch.float64) for site in chosen}
     heads_in_turn = [(site, index, head) for site in chosen for index, head in enumerate(numbers[site.path])]
     for site, index, head in progress_bar(heads_in_turn, desc="leaving heads out", leave=False):
-        with without_heads(model, {site.path: [head]}, adapter):
+        with without_heads(model, {site.path: [head]}):
             without[site.path][index] = checked(evaluate(model), metric, f"without head {head} of {site.path}")
     heads = {site.path: numbers[site.path] for site in chosen}
     return Ablation(tuple(chosen), heads, metric, original, without, higher_is_better)
@@ -194,7 +186,6 @@ def ablation_curve(
     model: PreTrainedModel,
     evaluate: Evaluate,
     scores: Mapping[str, Tensor],
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     counts: Sequence[int] | None = None,
     metric: str = "loss",
@@ -205,7 +196,6 @@ def ablation_curve(
         model: a supported transformers model, original or changed; it is left as it was.
         evaluate: model -> the number to look at.
         scores: path -> [H], for every site that has heads; those with the lowest go first. Every role keeps one head.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         counts: how many heads to keep, for every point; None for all, seven eighths of them, and so on.
         metric: what the number is called.
 
@@ -217,7 +207,7 @@ def ablation_curve(
         NonFiniteError: if a score or the number is NaN or inf.
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     sites, numbers = adapter.sites_with_heads(model), head_numbers(model, adapter)
     missing = [site.path for site in sites if site.path not in scores]
     if missing:
@@ -225,13 +215,13 @@ def ablation_curve(
     total = sum(site.num_heads for site in sites)
     least = len({site.role for site in sites})
     counts = [max(least, math.ceil(total * eighths / 8)) for eighths in range(8, 0, -1)] if counts is None else counts
-    plans = [(count, most_important(model, scores, count, adapter)) for count in sorted(set(counts), reverse=True)]
+    plans = [(count, most_important(model, scores, count)) for count in sorted(set(counts), reverse=True)]
     points = []
     for count, alive in progress_bar(plans, desc="removing heads", leave=False):
         removed = {
             path: [h for h, on in zip(numbers[path], bits, strict=True) if not on] for path, bits in alive.items()
         }
-        with without_heads(model, removed, adapter):
+        with without_heads(model, removed):
             points.append((count, checked(evaluate(model), metric, f"with {count} heads")))
     return points
 

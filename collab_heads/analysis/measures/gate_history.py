@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collab_heads.checks import did_you_mean
-from collab_heads.documents import read_document, write_document
+from collab_heads.base.checks import did_you_mean
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
-from collab_heads.sites import AttentionSite
+from collab_heads.files.reading import read_document, write_document
+from collab_heads.sites.site import AttentionSite
 
 VERSION = 1
 

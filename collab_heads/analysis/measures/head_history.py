@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from collab_heads.checks import did_you_mean
-from collab_heads.documents import built, read_document
+from collab_heads.base.checks import did_you_mean
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
-from collab_heads.files import write_file
-from collab_heads.sites import AttentionSite
+from collab_heads.files.atomic import write_file
+from collab_heads.files.reading import built, read_document
+from collab_heads.sites.site import AttentionSite
 
 VERSION = 1
 DIGITS = 6  # that are kept: a picture shows three

@@ -1,4 +1,4 @@
-"""Measure heads on data: how sure they are, how far and how widely they look, how alike their outputs are."""
+"""The first token of a sequence, which heads look at that have nothing to look for: an attention sink."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -7,18 +7,49 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.analysis.measures.first_token import first_token
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer, excluded_tokens, observe
 from collab_heads.analysis.measures.results import MEASURES, HeadStatistics, Measure
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_choice
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import check_choice
+from collab_heads.base.numerics import float64
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.numerics import float64
-from collab_heads.registry import get_adapter
-from collab_heads.sites import AttentionSite
+from collab_heads.sites.site import AttentionSite
+
+
+def first_token(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
+    """How much the query tokens after the first look at it: [N, H].
+
+    Source: Xiao, Tian, Chen, Han, Lewis 2023, arXiv:2309.17453, who named it.
+    """
+    first, later = first_and_later(site, attention, batch)
+    index = first[:, None, None, None].expand(*attention.weights.shape[:3], 1)
+    weights = attention.weights.gather(-1, index).squeeze(-1)  # (B, H, T)
+    return batch.counted(site, weights.mT)[batch.counted(site, later)]
+
+
+def first_and_later(site: AttentionSite, attention: Attention, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Where the sequences of a batch begin, and which of their tokens come later.
+
+    Args:
+        site: of self-attention.
+        attention: its weights.
+        batch: the batch under way.
+
+    Returns:
+        The index of the first token that is no padding, [B], and whether a token comes after it, [B, T] bool.
+    """
+    weights = attention.weights
+    size, _, length, _ = weights.shape
+    mask = batch.keys(site)
+    if mask is None:
+        first = torch.zeros(size, dtype=torch.long, device=weights.device)
+    else:
+        first = mask.to(weights.device).int().argmax(1)
+    return first, torch.arange(length, device=weights.device) > first[:, None]
 
 
 def confidence(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
@@ -144,7 +175,6 @@ class Statistics(Observer):
 def head_statistics(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     measures: Measure | Iterable[Measure] = MEASURES,
     exclude: Iterable[int] | None = None,
@@ -160,7 +190,6 @@ def head_statistics(
         model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
         batches: input dicts as the model takes them; any iterable, read once. Encoder-decoders need labels or decoder
             inputs.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         measures: "confidence": the mean of the largest attention weight of a query token. "entropy": of its weights, in
             nats. "attention_distance": how many tokens away it looks, positions in both sentences compared where they
             are two. "first_token": how much it looks at the first token of the sequence, of the tokens after it, in
@@ -184,9 +213,9 @@ def head_statistics(
         (MHR-NLP-Transformers).
     """
     check_wrapper(model)
-    adapter, statistics = get_adapter(model, adapter), Statistics(measures)
+    adapter, statistics = get_adapter(model), Statistics(measures)
     excluded = excluded_tokens(model, exclude)
-    observe(model, batches, [statistics], adapter, exclude=excluded)
+    observe(model, batches, [statistics], exclude=excluded)
     return statistics.results(model, adapter, excluded)
 
 

@@ -4,17 +4,14 @@ Every function returns a matplotlib Figure, drawn without pyplot: nothing global
 """
 
 from collab_heads.analysis.plots.attention_maps import attention_map
-from collab_heads.analysis.plots.budgets import budget_curve
-from collab_heads.analysis.plots.canvas import check_matplotlib
+from collab_heads.analysis.plots.canvas import check_matplotlib, save_figure
 from collab_heads.analysis.plots.contributions import contribution_curves, contribution_history, contribution_map
-from collab_heads.analysis.plots.curves import quality_curves, source_share
+from collab_heads.analysis.plots.curves import budget_curve, quality_curves, source_share
 from collab_heads.analysis.plots.distributions import importance_distributions
-from collab_heads.analysis.plots.files import save_figure
-from collab_heads.analysis.plots.gates import gate_animation, gate_strip
-from collab_heads.analysis.plots.head_history import history_curves, history_strip
+from collab_heads.analysis.plots.head_history import history_animation, history_curves, history_strip
 from collab_heads.analysis.plots.head_maps import head_map, role_map
 from collab_heads.analysis.plots.matrices import alpha_maps, matrix_maps
-from collab_heads.analysis.plots.moving_heads import history_animation
+from collab_heads.analysis.plots.over_training import gate_animation, gate_strip
 
 __all__ = [
     "alpha_maps",

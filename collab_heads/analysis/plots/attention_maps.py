@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.plots.canvas import MAX_WIDTH, bare, drawn, new_figure, panel_grid
-from collab_heads.analysis.plots.colours import colour_scale
+from collab_heads.analysis.plots.canvas import MAX_WIDTH, bare, colour_scale, drawn, new_figure, panel_grid
 from collab_heads.analysis.plots.head_maps import draw_cells
 from collab_heads.analysis.plots.text import label_tokens, token_text
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
-from collab_heads.sites import AttentionSite
+from collab_heads.sites.site import AttentionSite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Where pictures are drawn: figures without pyplot, in one style that does not depend on the user's settings."""
+"""Colours that people with any kind of colour vision can tell apart."""
 
 from __future__ import annotations
 
@@ -9,13 +9,93 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collab_heads.extras import check_extra
+import numpy as np
+
+from collab_heads.base.extras import check_extra
+from collab_heads.errors import ArgumentError
+from collab_heads.files.atomic import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
+
+
+# Okabe and Ito 2008, "Color Universal Design"
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+MARKERS = "osD^vPX*"
+LINES = ("-", "--", "-.", ":")
+SEQUENTIAL, DIVERGING = "viridis", "PuOr_r"
+# The luminance at which black and white text have the same contrast (WCAG 2.2, "relative luminance").
+EQUAL_CONTRAST = 0.179
+
+
+def colour_scale(
+    values: Sequence[np.ndarray],
+    *,
+    lowest: float | None = None,
+    highest: float | None = None,
+    centre: float | None = None,
+) -> tuple[Colormap, Normalize]:
+    """One scale for all arrays: sequential, or diverging about a centre.
+
+    Args:
+        values: the arrays; NaN is not counted.
+        lowest: the end of the scale; the extreme of the values if None.
+        highest: the other end.
+        centre: the middle of a diverging scale; 0 if None and the scale has both signs.
+
+    Raises:
+        ArgumentError: if an end or the centre is not finite, or the ends do not have this order.
+    """
+    import matplotlib
+    from matplotlib.colors import Normalize
+
+    for name, given in (("lowest", lowest), ("highest", highest), ("centre", centre)):
+        if given is not None and not math.isfinite(given):
+            raise ArgumentError(f"{name} must be a finite number, not {given!r}")
+    known = np.concatenate([each[np.isfinite(each)].ravel() for each in values] or [np.zeros(0)])
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    low, high = low if lowest is None else lowest, high if highest is None else highest
+    if low > high or (None not in (lowest, highest) and low == high):
+        raise ArgumentError(f"a scale from {low:g} to {high:g} has no colours: lowest must be below highest")
+    if centre is None and low < 0 < high:
+        centre = 0.0
+    if centre is not None:
+        bound = max(abs(low - centre), abs(high - centre)) or 1.0
+        return matplotlib.colormaps[DIVERGING], Normalize(centre - bound, centre + bound)
+    if low == high:  # all are equal: any width will do
+        low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+    return matplotlib.colormaps[SEQUENTIAL], Normalize(low, high)
+
+
+def beyond(values: Sequence[np.ndarray], norm: Normalize) -> str:
+    """Which ends of a colour bar need an arrow: "neither", "min", "max" or "both"."""
+    below = any(bool((each < norm.vmin).any()) for each in values)
+    above = any(bool((each > norm.vmax).any()) for each in values)
+    return {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[below, above]
+
+
+def ink(colour: tuple[float, float, float, float] | str) -> str:
+    """Black or white, whichever is easier to read on a colour."""
+    from matplotlib.colors import to_rgb
+
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return "black" if np.dot([0.2126, 0.7152, 0.0722], linear) > EQUAL_CONTRAST else "white"
+
+
+def short_numbers(values: Sequence[np.ndarray]) -> str:
+    """A format that shows the differences between values in about four characters."""
+    largest = max((float(np.nanmax(np.abs(each))) for each in values if np.isfinite(each).any()), default=0.0)
+    if largest == 0:
+        return "{:.0f}"
+    if not 0.005 <= largest < 10000:
+        return "{:.0e}"
+    return f"{{:.{0 if largest >= 100 else 1 if largest >= 10 else 2 if largest >= 0.1 else 3}f}}"
+
 
 MAX_WIDTH = 11.0  # inches: the width of a page on a screen
 PNG_DPI = 150
@@ -139,3 +219,34 @@ def file_bytes(figure: Figure, kind: str, dpi: int, metadata: dict, style: Mappi
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
     figure.set_layout_engine("none")
     return buffer.getvalue()
+
+
+def save_figure(figure: Figure, path: str | Path) -> tuple[Path, Path]:
+    """Write a figure as PNG and as SVG; complete files replace old ones. The same figure gives the same bytes.
+
+    Args:
+        figure: any matplotlib figure.
+        path: without a suffix; folders are made.
+
+    Returns:
+        The paths of the PNG and of the SVG file.
+
+    Raises:
+        ArgumentError: if the path ends in ".png" or ".svg".
+        MissingPackageError: if matplotlib is not installed.
+    """
+    return save_drawings(check_path(path), png_bytes(figure), svg_bytes(figure))
+
+
+def check_path(path: str | Path) -> Path:
+    """The path, unless it has the suffix of a picture."""
+    path = Path(path)
+    if path.suffix.lower() in (".png", ".svg"):
+        raise ArgumentError(f"a figure is saved as PNG and as SVG: give {str(path)!r} without {path.suffix!r}")
+    return path
+
+
+def save_drawings(path: str | Path, png: bytes, svg: bytes) -> tuple[Path, Path]:
+    """As `save_figure`, of what was drawn already."""
+    path = check_path(path)
+    return write_file(path.with_name(f"{path.name}.png"), png), write_file(path.with_name(f"{path.name}.svg"), svg)

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.plots.canvas import bare, drawn, new_figure
-from collab_heads.analysis.plots.colours import LINES, MARKERS, OKABE_ITO, colour_scale
+from collab_heads.analysis.plots.canvas import LINES, MARKERS, OKABE_ITO, bare, colour_scale, drawn, new_figure
 from collab_heads.analysis.plots.head_maps import draw_cells
 from collab_heads.analysis.plots.text import label_tokens
 from collab_heads.analysis.relevance.contribution_curve import NORMAL_95, Curve

@@ -13,7 +13,7 @@ from collab_heads.analysis.measures.comparison import balance
 from collab_heads.analysis.plots.canvas import drawn, new_figure
 from collab_heads.analysis.plots.panels import checked_values
 from collab_heads.errors import ArgumentError
-from collab_heads.sites import ROLES, AttentionSite
+from collab_heads.sites.site import ROLES, AttentionSite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

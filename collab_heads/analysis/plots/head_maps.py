@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from collab_heads.analysis.plots.canvas import GREY, bare, drawn, in_rows, new_figure, panel_grid, thinned
-from collab_heads.analysis.plots.colours import OKABE_ITO, beyond, colour_scale, ink, short_numbers
+from collab_heads.analysis.plots.canvas import (
+    GREY,
+    OKABE_ITO,
+    bare,
+    beyond,
+    colour_scale,
+    drawn,
+    in_rows,
+    ink,
+    new_figure,
+    panel_grid,
+    short_numbers,
+    thinned,
+)
 from collab_heads.analysis.plots.panels import Heads, Panel, Totals, checked_values, panels_of
 from collab_heads.errors import ShapeError
-from collab_heads.sites import AttentionSite
+from collab_heads.sites.site import AttentionSite
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.plots.canvas import GREY, bare, drawn, new_figure, panel_grid, thinned
-from collab_heads.analysis.plots.colours import beyond, colour_scale
+from collab_heads.analysis.plots.canvas import GREY, bare, beyond, colour_scale, drawn, new_figure, panel_grid, thinned
 from collab_heads.analysis.plots.head_maps import draw_cells
 from collab_heads.analysis.plots.panels import Heads, checked_values, numbers_of
 from collab_heads.errors import ArgumentError
-from collab_heads.sites import ROLES, AttentionSite
+from collab_heads.sites.site import ROLES, AttentionSite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

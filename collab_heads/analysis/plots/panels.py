@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_heads.checks import did_you_mean
+from collab_heads.base.checks import did_you_mean
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
-from collab_heads.sites import ROLES, AttentionSite
+from collab_heads.sites.site import ROLES, AttentionSite
 
 Heads = Mapping[str, Sequence[int]]
 Totals = Mapping[str, int] | int

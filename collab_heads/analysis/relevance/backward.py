@@ -1,22 +1,215 @@
-"""Run a model over data so that what it computes can be explained by gradients."""
+"""Make a model's forward pass conservative, so that input times gradient is layer-wise relevance propagation.
+
+What a model computes stays bit for bit the same; its graph becomes that of a function that is linear in what flows
+through it. At any cut through the model, input times gradient then adds up to the output that is explained, less what
+the biases give. The rules:
+
+- Attention weights are constants: relevance flows through values only, never through queries and keys.
+- Norms: the scale is a constant. A LayerNorm is linear then, its mean included; its bias absorbs relevance, as every
+  other bias does. An RMS norm has neither.
+- Activations with f(0) = 0 (GELU in all its forms, SiLU, tanh, Mish, ...): y = x * (f(x) / x), the factor a constant;
+  where x = 0 nothing passes. For ReLU and other piecewise linear ones that is the ordinary gradient, which they keep.
+  So do those with f(0) != 0 (sigmoid), which do not conserve.
+- Gated feed-forward layers (T5 1.1: act(W_0 x) * W_1 x): the activated branch only weighs, as attention does, so it is
+  a constant, and relevance flows through the other one.
+
+Source: attention and norms: Ali, Schnake, Eberle, Montavon, Mueller, Wolf 2022, arXiv:2202.07304; activations: the
+    identity rule of Achtibat et al. 2024, arXiv:2402.05602; gated layers: as attention, our choice.
+"""
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
+from transformers.activations import ACT2CLS
 from transformers.utils import ModelOutput
 
-from collab_heads.analysis.relevance.conservative import conservative
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.bars import progress_bar
-from collab_heads.errors import CalibrationError, CollabHeadsError
-from collab_heads.model.backends import evaluating
-from collab_heads.model.batches import each_batch
-from collab_heads.model.modalities import check_modalities
+from collab_heads.base.display import progress_bar
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
+from collab_heads.errors import CalibrationError, CollabHeadsError, UnsupportedModelError
+from collab_heads.layers.fused import FusedPart
+from collab_heads.layers.query_key import QueryKey
+from collab_heads.model.batches import check_modalities, each_batch, evaluating
 from collab_heads.model.offloading import input_device
+from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.refusals import check_wrapper
+
+Rule = Callable[[Any, Tensor, Tensor], Tensor]  # module, its input, its output -> the same output
+
+# By their names in transformers: ReLU and its like conserve by their own gradient, the others have f(0) != 0.
+_KEEP_THEIR_GRADIENT = ("relu", "leaky_relu", "prelu", "linear", "sigmoid", "laplace", "sqrtsoftplus")
+_NAMED: list[Any] = [
+    each[0] if isinstance(each, tuple) else each for name, each in ACT2CLS.items() if name not in _KEEP_THEIR_GRADIENT
+]
+ACTIVATIONS: tuple[type[nn.Module], ...] = tuple({*_NAMED, nn.GELU, nn.SiLU, nn.Tanh, nn.Mish})
+# The same where a model calls a function: classification heads of RoBERTa, BART and T5, RoBERTa's language models.
+FUNCTIONS = frozenset({torch.tanh, Tensor.tanh, F.gelu, F.silu, F.mish, F.hardswish})
+# What only weighs its own argument: ESM writes its GELU out, x * (1 + erf(x / sqrt(2))) / 2.
+WEIGHTS = frozenset({torch.erf, Tensor.erf})
+
+
+class Gate(torch.autograd.Function):
+    """An elementwise y = f(x), seen as x * (y / x) with a constant factor."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, y: Tensor) -> Tensor:
+        """`y`, of the shape of `x`."""
+        ctx.save_for_backward(x, y)
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        """Where x = 0 there is no relevance to pass on."""
+        x, y = ctx.saved_tensors
+        return (gradient * (y / x).masked_fill_(x == 0, 0.0)).to(x.dtype), None
+
+
+class Standardise(torch.autograd.Function):
+    """y = (x - mean(x)) * weight * scale + bias over the last dimensions, seen with a constant scale."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, y: Tensor, factor: Tensor, dims: int) -> Tensor:
+        """`y`, of the shape of `x`; factor is weight * scale, dims the number of normalised dimensions."""
+        ctx.save_for_backward(factor)
+        ctx.dims, ctx.dtype = tuple(range(-dims, 0)), x.dtype
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """The mean is a projection: its transpose is itself."""
+        gradient = gradient * ctx.saved_tensors[0]
+        return (gradient - gradient.mean(ctx.dims, keepdim=True)).to(ctx.dtype), None, None, None
+
+
+def by_ratio(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The rule of activations, and of RMS norms: their y / x is weight * scale."""
+    return Gate.apply(x, y.detach())
+
+
+def below_all_sites(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """No rule: such norms stand among the first convolutions of audio models, which relevance does not reach."""
+    if x.requires_grad:
+        raise UnsupportedModelError(f"{type(module).__name__}: a norm that relevance propagation has no rule for")
+    return y
+
+
+def layer_norm(module: nn.LayerNorm, x: Tensor, y: Tensor) -> Tensor:
+    """The rule of nn.LayerNorm."""
+    dims = tuple(range(-len(module.normalized_shape), 0))
+    values = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    factor = torch.rsqrt(values.var(dims, correction=0, keepdim=True) + module.eps)
+    if module.weight is not None:
+        factor = factor * module.weight.detach()
+    return Standardise.apply(x, y.detach(), factor, len(dims))
+
+
+def constant(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The rule of what only weighs something else."""
+    return y.detach()
+
+
+class GatedFunctions(TorchFunctionMode):
+    """Activations that are called as functions follow the rule of activations."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """Called instead of every torch function."""
+        output = function(*args, **(kwargs or {}))
+        if function in WEIGHTS:
+            return output.detach()
+        if function in FUNCTIONS:
+            x = args[0] if args else kwargs["input"]
+            return Gate.apply(x, output.detach())
+        return output
+
+
+@contextmanager
+def conservative(model: PreTrainedModel) -> Iterator[None]:
+    """Let the model's forward passes build conservative graphs while the context is open; see the module for the rules.
+
+    Works with every attention backend, for changed models (collaborative, gated, mixed, pruned) as for stock ones.
+    Outputs are bit-equal to those outside. The model should be in evaluation mode: dropout would be part of what is
+    explained. Gradients of half-precision models have their precision; `model.float()` makes them exact.
+
+    The rules hold for forward passes only: compute what is to be explained, and gradients, after closing the context.
+
+    Args:
+        model: a supported transformers model; all hooks are gone afterwards, also on an error.
+
+    Raises:
+        UnsupportedModelError: if there is no adapter for the model, it is wrapped, or has a norm without a rule.
+
+    Source: Ali et al. 2022, arXiv:2202.07304.
+    """
+    check_wrapper(model)
+    rules = rules_of(model, get_adapter(model))
+    handles = []
+    try:
+        for module, rule in rules.items():
+            handles.append(module.register_forward_hook(hook_of(rule)))
+        with GatedFunctions():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Module | FusedPart, Rule]:
+    """Every module whose graph changes, and how."""
+    rules: dict[nn.Module | FusedPart, Rule] = {}
+    scaling: tuple[type[nn.Module], ...] = ACTIVATIONS + adapter.rms_norms
+    for path, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            rules[module] = layer_norm
+        elif isinstance(module, scaling):
+            rules[module] = by_ratio
+        elif isinstance(module, nn.GroupNorm):
+            rules[module] = below_all_sites
+        elif is_norm(path, module):
+            raise UnsupportedModelError(
+                f"{path} is a {type(module).__name__}, a norm that relevance propagation has no rule for: if it only "
+                f"scales, name its class in rms_norms of {type(adapter).__name__}"
+            )
+    # last: what is constant has no other rule
+    for site in open_sites(model, adapter):
+        rules |= dict.fromkeys(score_projections(site), constant)
+    for module in model.modules():
+        for kind, name in adapter.gated.items():
+            if isinstance(module, kind):
+                rules[getattr(module, name)] = constant
+    return rules
+
+
+def is_norm(path: str, module: nn.Module) -> bool:
+    """Whether a module is a norm by its name: not of weights, and no stack of layers named after one (wav2vec2)."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) or ".parametrizations." in path:
+        return False
+    return type(module).__name__.endswith("Norm") and not list(module.children())
+
+
+def score_projections(site: OpenSite) -> Sequence[nn.Module | FusedPart]:
+    """All projections through which the attention weights of a site depend on its inputs."""
+    if site.is_swapped:
+        return [each for each in cast(QueryKey, site.module.query_key).modules() if isinstance(each, nn.Linear)]
+    return list(site.projections)
+
+
+def hook_of(rule: Rule):
+    """A forward hook that gives the module's output another graph."""
+
+    def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+        return rule(module, inputs[0], output)
+
+    return hook
 
 
 def explain_batches(
@@ -50,7 +243,7 @@ def explain_batches(
 
 def run(model: PreTrainedModel, adapter: AttentionAdapter, inputs: Mapping, index: int) -> ModelOutput:
     """A forward pass with a conservative graph."""
-    with conservative(model, adapter):
+    with conservative(model):
         try:
             check_modalities(model, inputs)
             return model(**{**inputs, "return_dict": True})

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from collab_heads.analysis.measures.queries import check_exclude
+from collab_heads.analysis.measures.passes import check_exclude
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.analysis.relevance.contribution_curve import difference_and_error
 from collab_heads.analysis.relevance.contribution_results import (
@@ -22,14 +22,13 @@ from collab_heads.analysis.relevance.contribution_results import (
 )
 from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.analysis.relevance.prefixes import check_prefixes
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_choice
-from collab_heads.documents import read_document, write_document
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import check_choice
+from collab_heads.base.display import portable_name, text_table
+from collab_heads.base.option_values import PrefixKind
 from collab_heads.errors import ArgumentError
+from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.loading import load_or_explain
-from collab_heads.text import portable_name, text_table
-from collab_heads.words import PrefixKind
 
 Model = PreTrainedModel | str | Path
 SMALLEST = 1e-9  # share of a token, for divergence: what has none would make it infinite
@@ -151,7 +150,6 @@ class ContributionComparison:
 def compare_contributions(
     models: Mapping[str, Model] | Sequence[str | Path],
     batches: Iterable[Mapping],
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     prefixes: PrefixKind | Sequence[PrefixKind] = "reference",
     exclude: Iterable[int] | None = None,
@@ -171,7 +169,6 @@ def compare_contributions(
         models: name -> a model or a folder; or folders alone, such as checkpoints, in order, which are named after
             themselves. One that is a folder is loaded when its turn comes, and only then held.
         batches: as `token_contributions` takes them, in a list or anything else that can be read again.
-        adapter: the families' adapter; None looks it up by model type.
         prefixes: one kind or several: "reference", "own" (each model's), "random".
         exclude: as in `token_contributions`; as are `num_beams`, `seed` and `keep_relevance`.
         num_beams: with which models find their own prefixes.
@@ -199,7 +196,6 @@ def compare_contributions(
             run = token_contributions(
                 loaded,
                 sentences,
-                adapter,
                 prefixes=kind,
                 exclude=excluded,
                 num_beams=num_beams,

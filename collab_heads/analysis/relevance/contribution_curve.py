@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collab_heads.checks import check_count
+from collab_heads.base.checks import check_count
 
 NORMAL_95 = 1.959964  # standard errors on either side of a mean
 

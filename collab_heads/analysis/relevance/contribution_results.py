@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from collab_heads.analysis.relevance.contribution_curve import Curve, mean_and_error, mean_curve
 from collab_heads.analysis.relevance.sentence_contributions import SentenceContributions
 from collab_heads.analysis.relevance.sides import SourceAndTarget
-from collab_heads.checks import check_choice
-from collab_heads.documents import read_document, write_document
+from collab_heads.base.checks import check_choice
+from collab_heads.base.display import text_table
+from collab_heads.base.option_values import PrefixKind
 from collab_heads.errors import ArgumentError
-from collab_heads.text import text_table
-from collab_heads.words import PrefixKind
+from collab_heads.files.reading import read_document, write_document
 
 VERSION = 1
 PARTS = 10  # of a sentence, in JSON and pictures

@@ -1,29 +1,117 @@
-"""Whether a model looks at the source, or the prompt, or at what it has said: contributions to each generated token."""
+"""The contributions of all tokens of a portion of a batch, sentence by sentence, without padding."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from collab_heads.analysis.measures.queries import check_exclude, end_tokens
+from collab_heads.analysis.measures.passes import check_exclude, end_tokens
 from collab_heads.analysis.relevance.backward import explain_batches, leaf
 from collab_heads.analysis.relevance.contribution_results import TokenContributions
-from collab_heads.analysis.relevance.portion_contributions import Portion, sentences_of
 from collab_heads.analysis.relevance.prefixes import with_prefixes
-from collab_heads.analysis.relevance.sentence_contributions import SentenceContributions
+from collab_heads.analysis.relevance.sentence_contributions import (
+    SentenceContributions,
+    TokenRelevance,
+    of_sentence,
+    relevance_of_tokens,
+)
 from collab_heads.analysis.relevance.sides import Sides, sides_of
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.errors import CalibrationError, UnsupportedModelError
-from collab_heads.model.examples import num_rows
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.option_values import PrefixKind
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
+from collab_heads.errors import CalibrationError, NonFiniteError, UnsupportedModelError
+from collab_heads.model.batches import num_rows
 from collab_heads.model.offloading import opening_model
 from collab_heads.model.portions import portions
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import get_adapter
-from collab_heads.words import PrefixKind
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What a model was given, and what it made of it.
+
+    Attributes:
+        model: the model.
+        sides: what its output is made of.
+        inputs: the portion of a batch.
+        outputs: what the model returned.
+        states: name of a stack -> what enters it, [B, S, D].
+        last: what enters the language modelling head, [B, T, D], if that is known.
+    """
+
+    model: PreTrainedModel
+    sides: Sides
+    inputs: Mapping
+    outputs: ModelOutput
+    states: Mapping[str, Tensor]
+    last: Tensor | None
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the tokens of all stacks: which are of the first side, which are no padding, their ids or -1: [B, C]."""
+        first, used, ids = [], [], []
+        masks, texts = self.sides.tokens(self.model, self.inputs), self.sides.ids(self.model, self.inputs)
+        for name, is_first in self.sides.first_side(self.inputs).items():
+            shape = self.states[name].shape[:2]
+            mask, text = masks[name], texts[name]
+            first.append(is_first.cpu().expand(shape))
+            used.append((torch.ones(shape, dtype=torch.bool) if mask is None else mask.cpu()).expand(shape))
+            known = text is not None and text.shape == shape
+            ids.append(text.cpu() if known and text is not None else torch.full(shape, -1))
+        return torch.cat(first, 1), torch.cat(used, 1), torch.cat(ids, 1)
+
+
+def sentences_of(portion: Portion, exclude: tuple[int, ...], keep_relevance: bool) -> list[SentenceContributions]:
+    """What the tokens of every sentence contribute, in the order of the rows.
+
+    Raises:
+        NonFiniteError: if a share is NaN or inf.
+    """
+    values, counted = portion.sides.explained(portion.model, portion.outputs, portion.inputs, exclude)
+    counted = counted.cpu()
+    positions = counted.any(0).nonzero().flatten()
+    states = [portion.states[name] for name in portion.sides.roles]
+    relevance = relevance_of_tokens(values, positions.tolist(), states, portion.last)
+    first, used, ids = portion.columns()
+    used[:, -counted.shape[1] :] &= counted.flip(1).cumsum(1).flip(1) > 0  # what comes after the last is never read
+    said = first_choices(portion.outputs)
+    sentences = []
+    for row, mask in enumerate(counted[:, positions]):  # the n-th token that counts is at position n
+        mine = relevance[row, mask][:, used[row]]
+        if not torch.isfinite(mine).all() or bool((mine.abs().sum(-1) == 0).any()):
+            raise NonFiniteError(
+                f"a contribution to what {type(portion.model).__name__} says is NaN or inf; look at its weights"
+            )
+        is_source = first[row, used[row]]
+        sentence = of_sentence(mine, is_source)
+        if keep_relevance:
+            mine_ids = ids[row, used[row]]
+            kept = TokenRelevance(
+                source=mine[:, is_source],
+                target=mine[:, ~is_source],
+                source_ids=known_ids(mine_ids[is_source]),
+                target_ids=known_ids(mine_ids[~is_source]),
+                said=() if said is None else tuple(said[row, positions[mask]].tolist()),
+            )
+            sentence = replace(sentence, relevance=kept)
+        sentences.append(sentence)
+    return sentences
+
+
+def first_choices(outputs: ModelOutput) -> Tensor | None:
+    """The ids of the largest logits, [B, T]; None for a model without."""
+    logits = getattr(outputs, "logits", None)
+    return None if logits is None or logits.ndim != 3 else logits.argmax(-1).cpu()
+
+
+def known_ids(ids: Tensor) -> tuple[int, ...]:
+    """Ids of tokens; empty where there are none."""
+    return tuple(ids.tolist()) if len(ids) and bool((ids >= 0).all()) else ()
+
 
 ROW = "row of the batch"  # beside the inputs, while a batch is cut into portions
 
@@ -33,7 +121,6 @@ ROW = "row of the batch"  # beside the inputs, while a batch is cut into portion
 def token_contributions(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     prefixes: PrefixKind = "reference",
     exclude: Iterable[int] | None = None,
@@ -61,7 +148,6 @@ def token_contributions(
         model: a supported encoder-decoder, or a decoder without cross-attention; it runs in evaluation mode and is left
             as it was.
         batches: input dicts as the model takes them, with labels or decoder inputs; any iterable, read once.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         prefixes: what the decoder has read: "reference", "own" or "random". For "own" of an encoder-decoder, batches
             need no labels; for "random" they must hold two sentences or more.
         exclude: ids of decoder inputs after which no token is predicted, instead of `eos_token_id` and `sep_token_id`
@@ -86,7 +172,7 @@ def token_contributions(
         rule); here the rules are the conservative ones, of either sign, and absolute values are compared.
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     excluded = end_tokens(model) if exclude is None else check_exclude(exclude)
     sides = sides_of(model, adapter)
     if sides is None:

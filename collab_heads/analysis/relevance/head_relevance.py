@@ -8,19 +8,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from collab_heads.analysis.measures.queries import check_exclude, end_tokens
+from collab_heads.analysis.measures.passes import check_exclude, end_tokens
 from collab_heads.analysis.relevance.backward import explain_batches, leaf
-from collab_heads.analysis.relevance.targets import checked_target_values, top_logits
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.analysis.relevance.sides import checked_target_values, top_logits
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.display import text_table
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.criteria import broken_site
 from collab_heads.model.offloading import opening_model
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import get_adapter
-from collab_heads.sites import AttentionSite
-from collab_heads.text import text_table
+from collab_heads.sites.site import AttentionSite
 
 RelevanceTarget = Callable[[ModelOutput, Mapping], Tensor]
 
@@ -105,7 +105,6 @@ class RunningRelevance:
 def head_relevance(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     exclude: Iterable[int] | None = None,
     target: RelevanceTarget | None = None,
@@ -126,7 +125,6 @@ def head_relevance(
             mode and is left as it was. Half precision makes the gradients as coarse: `model.float()` is exact.
         batches: input dicts as the model takes them; any iterable, read once. Encoder-decoders need labels or decoder
             inputs: of a reference, or of their own translation, `model.generate(...)[:, :-1]`.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         exclude: ids of tokens that are no positions to explain, instead of `eos_token_id` and `sep_token_id` of the
             config and the generation config; for models that predict something at every token.
         target: what to explain instead of `top_logits`: called with the outputs and the inputs of a batch, gives one
@@ -145,7 +143,7 @@ def head_relevance(
     Source: Ali et al. 2022, arXiv:2202.07304; of heads: Voita et al. 2019, arXiv:1905.09418, section 4.
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     excluded = end_tokens(model) if exclude is None else check_exclude(exclude)
     sites = adapter.sites_with_heads(model)
     side = "encoder" if all(site.role == "enc-self" for site in adapter.sites(model)) else "decoder"

@@ -9,15 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.relevance.sides import IGNORED, PromptAndContinuation, Sides
-from collab_heads.checks import check_choice, check_count, check_seed
+from collab_heads.base.checks import check_choice, check_count, check_seed
+from collab_heads.base.option_values import PREFIX_KINDS, PrefixKind
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, UnsupportedModelError
-from collab_heads.model.backends import evaluating
-from collab_heads.model.batches import each_batch
-from collab_heads.model.examples import moved, num_rows
-from collab_heads.model.modalities import check_modalities
+from collab_heads.model.batches import check_modalities, each_batch, evaluating, moved, num_rows
 from collab_heads.model.offloading import input_device
 from collab_heads.model.translations import translate
-from collab_heads.words import PREFIX_KINDS, PrefixKind
 
 OF_DECODER = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
 Text = tuple[list[int], list[int]]  # a prompt and its continuation

@@ -1,21 +1,100 @@
-"""The report of `analyze_heads`: what was measured, as text, as pictures and as a page."""
+"""A whole report as one page."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from collab_heads.analysis.plots import gate_animation
-from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
-from collab_heads.analysis.plots.files import save_drawings
-from collab_heads.analysis.report.full_page import full_page
-from collab_heads.analysis.report.measurements import HeadMeasurements
+from collab_heads.analysis.plots.canvas import png_bytes, save_drawings, svg_bytes
+from collab_heads.analysis.report.html import Drawing, Section, page
+from collab_heads.analysis.report.legends import LEGENDS, TITLES
+from collab_heads.analysis.report.measurements import HeadMeasurements, group_name
+from collab_heads.analysis.report.page_data import as_json, page_data
 from collab_heads.analysis.report.pictures import pictures_in, pictures_of
-from collab_heads.analysis.report.savings import Plan
-from collab_heads.bars import progress_bar
-from collab_heads.extras import missing
-from collab_heads.files import write_file
+from collab_heads.analysis.report.savings import Plan, savings_html
+from collab_heads.base.display import progress_bar
+from collab_heads.base.extras import missing
+from collab_heads.files.atomic import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Table = tuple[list[str], list[list[str]]]
+WITHOUT_PICTURES = "Pictures of some measures are missing: they need matplotlib (pip install matplotlib)"
+
+
+def full_page(report: HeadMeasurements, drawn: Mapping[str, bytes], plan: Plan | None = None) -> str:
+    """The report as one HTML page.
+
+    Args:
+        report: what was measured.
+        drawn: PNG files by name, see `pictures_in`; those that are not there are left out, and the page says so.
+        plan: what budgets would cost, if that is known.
+    """
+    figures: dict[str, list[Drawing]] = {}
+    pictures = pictures_in(report)
+    for picture in pictures:
+        if picture.name in drawn:
+            figures.setdefault(picture.section, []).append(Drawing(drawn[picture.name], picture.alt))
+    sections = [
+        Section("What can go, and how", name="savings", html=savings_html(report, plan)),
+        Section("Explore", name="explore", html='<div id="explorer"></div>'),
+        Section("All heads", LEGENDS["heads"], report.rows(), name="all"),
+    ]
+    tables = side_tables(report)
+    for name in TITLES:
+        if name in tables or name in figures:
+            sections.append(Section(TITLES[name], LEGENDS[name], tables.get(name), tuple(figures.get(name, ()))))
+    missing = [WITHOUT_PICTURES] if any(picture.name not in drawn for picture in pictures) else []
+    lead, rest = report.described()[:2], [*report.described()[2:], *missing]
+    sections.append(
+        Section("What was measured", " ".join(f"{line}." for line in rest), summary(report), name="measured")
+    )
+    warnings = () if report.roles is None else report.roles.warnings
+    return page(f"Heads of {report.model}", sections, as_json(page_data(report)), lead, warnings)
+
+
+def summary(report: HeadMeasurements) -> Table:
+    """A row per role: heads, and the mean of every measure."""
+    scores, rows = report.scores(), []
+    for group in dict.fromkeys(map(group_name, report.sites)):
+        sites = [site for site in report.sites if group_name(site) == group]
+        row = [group, str(len(sites)), str(sum(site.num_heads for site in sites))]
+        rows.append(row + [mean_of([values[s.path] for s in sites if s.path in values]) for values in scores.values()])
+    return ["role", "layers", "heads", *(name.replace("_", " ") for name in scores)], rows
+
+
+def mean_of(values: Sequence[Tensor]) -> str:
+    """The mean over the heads of some sites, for a table; empty where there are none."""
+    return f"{float(torch.cat([*values]).double().mean()):.3f}" if values else ""
+
+
+def side_tables(report: HeadMeasurements) -> dict[str, Table]:
+    """Tables beside pictures: rank correlations, baselines of dependencies, contributions."""
+    tables = {}
+    if report.roles is not None and report.roles.baselines:
+        best = []
+        for kind, baseline in report.roles.baselines.items():
+            scores = [
+                (float(value), site, report.heads[site.path][place])
+                for site in report.sites
+                for place, value in enumerate(report.roles.syntax.get(site.path, {}).get(kind, ()))
+            ]
+            value, site, head = max(scores, key=lambda each: each[0])
+            where = f"{site.role}, layer {site.layer}, head {head}"
+            best.append([" ".join(kind), f"{baseline.accuracy:.3f}", f"{value:.3f}", where])
+        tables["roles"] = (["dependency", "best fixed offset", "best head", "which"], best)
+    if report.compared_contributions is not None:
+        tables["contributions"] = report.compared_contributions.table()
+    elif report.contributions is not None:
+        tables["contributions"] = report.contributions.table()
+    if report.ablation is not None:
+        rows = [[name.replace("_", " "), f"{value:+.2f}"] for name, value in report.correlations().items()]
+        tables["ablation"] = (["measure", f"rank correlation with the harm to {report.ablation.metric}"], rows)
+    return tables
 
 
 class HeadReport(HeadMeasurements):

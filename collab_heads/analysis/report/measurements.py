@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from collab_heads.analysis.measures.ablation import Ablation
-from collab_heads.analysis.measures.attention_examples import AttentionExample
 from collab_heads.analysis.measures.comparison import rank_correlation
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.measures.results import OF_HEADS, HeadStatistics
+from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.relevance.contribution_comparison import ContributionComparison
 from collab_heads.analysis.relevance.contribution_results import ContributionExample, TokenContributions
 from collab_heads.analysis.relevance.head_relevance import HeadRelevance
 from collab_heads.analysis.roles.labels import HeadRoles
-from collab_heads.sites import AttentionSite
-from collab_heads.text import text_table
+from collab_heads.base.display import text_table
+from collab_heads.sites.site import AttentionSite
 
 Scores = Mapping[str, Tensor]
 # what says how much a head matters: the measures that are compared with leaving heads out, and that order a curve

@@ -6,22 +6,20 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.analysis.measures.passes import Observer, excluded_tokens, observe
-from collab_heads.analysis.measures.queries import end_tokens
+from collab_heads.analysis.measures.passes import Observer, end_tokens, excluded_tokens, observe
+from collab_heads.analysis.roles.labelling import RoleThresholds
 from collab_heads.analysis.roles.labels import HeadRoles, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.rare import RareTokens, count_tokens
 from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
-from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
-from collab_heads.arguments import checking_arguments
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError
-from collab_heads.model.masks import reads_ids
-from collab_heads.model.modalities import modalities, reads_texts, reads_texts_alone
+from collab_heads.model.batches import modalities, reads_ids, reads_texts, reads_texts_alone
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.registry import get_adapter, head_numbers
 
 SPECIAL = ("bos", "cls", "eos", "sep", "pad", "mask", "decoder_start")  # what configs name as `..._token_id`
 
@@ -30,7 +28,6 @@ SPECIAL = ("bos", "cls", "eos", "sep", "pad", "mask", "decoder_start")  # what c
 def head_roles(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | None = None,
-    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     *,
     exclude: Iterable[int] | None = None,
     treebank: Treebank | str | Path | Sequence[Sentence] | None = None,
@@ -51,7 +48,6 @@ def head_roles(
     Args:
         model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
         batches: input dicts as the model takes them. Read once, and once more where tokens must be counted.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
         exclude: ids of tokens that do not count as queries for positions and rare tokens; None for the end of a
             sentence, as the configs name it or, where they do not (BERT), the tokenizer.
         treebank: a CoNLL-U file, its sentences, or a `Treebank`.
@@ -75,7 +71,7 @@ def head_roles(
     Source: Voita et al. 2019, arXiv:1905.09418, section 5.
     """
     check_wrapper(model)
-    adapter = get_adapter(model, adapter)
+    adapter = get_adapter(model)
     syntax = syntax_observer(model, adapter, treebank, tokenizer, relations, batch_size)
     exclude = excluded_queries(model, exclude, tokenizer)
     data: Iterable[Mapping]
@@ -89,9 +85,9 @@ def head_roles(
     observers: list[Observer] = [positional] if rare is None else [positional, rare]
     if syntax is not None and batches is None:
         observers.append(syntax)  # one pass, over the treebank, is enough for all
-    sites = observe(model, data, observers, adapter, exclude=exclude, what="finding roles")
+    sites = observe(model, data, observers, exclude=exclude, what="finding roles")
     if syntax is not None and batches is not None:
-        observe(model, syntax.treebank, [syntax], adapter, exclude=exclude, what="finding dependencies")
+        observe(model, syntax.treebank, [syntax], exclude=exclude, what="finding dependencies")
     return roles_from_measures(
         sites, head_numbers(model, adapter), positional=positional, rare=rare, syntax=syntax, thresholds=thresholds
     )

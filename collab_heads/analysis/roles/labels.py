@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from collab_heads.analysis.roles.labelling import FIRST, ROLE_KINDS, Labels, label_heads, role_kind
+from collab_heads.analysis.roles.labelling import FIRST, ROLE_KINDS, Labels, RoleThresholds, label_heads, role_kind
 from collab_heads.analysis.roles.positional import Positional, PositionalNumbers
 from collab_heads.analysis.roles.rare import RareNumbers, RareTokens
 from collab_heads.analysis.roles.syntax import Baseline, Syntax
-from collab_heads.analysis.roles.thresholds import RoleThresholds
-from collab_heads.sites import AttentionSite
-from collab_heads.text import text_table
+from collab_heads.base.display import text_table
+from collab_heads.sites.site import AttentionSite
 
 
 @dataclass(frozen=True, eq=False)

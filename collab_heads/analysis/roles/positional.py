@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.measures.first_token import first_and_later
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
-from collab_heads.analysis.measures.statistics import RunningMean
+from collab_heads.analysis.measures.statistics import RunningMean, first_and_later
 from collab_heads.errors import CalibrationError, NonFiniteError
-from collab_heads.sites import AttentionSite
+from collab_heads.sites.site import AttentionSite
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from collab_heads.analysis.treebank.alignment import NOTHING, Aligned
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.errors import ArgumentError, CalibrationError
-from collab_heads.sites import AttentionSite
+from collab_heads.sites.site import AttentionSite
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
 RENAMED = {"dobj": "obj"}  # as Universal Dependencies 1 and the paper say

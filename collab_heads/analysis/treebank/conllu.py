@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collab_heads.errors import DataError
-from collab_heads.reading import check_field, read_text
+from collab_heads.files.reading import check_field, read_text
 
 COLUMNS = 10  # id, form, lemma, upos, xpos, feats, head, deprel, deps, misc
 # ids of at most nine digits: `int` refuses thousands of them

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from collab_heads.analysis.treebank.alignment import Aligned, align
 from collab_heads.analysis.treebank.conllu import Sentence, read_conllu
-from collab_heads.checks import is_count
+from collab_heads.base.checks import is_count
 from collab_heads.errors import ArgumentError, DataError
 
 logger = logging.get_logger("transformers.collab_heads")

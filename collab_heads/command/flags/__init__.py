@@ -1,1 +1,1 @@
-"""The flags of each command; light: see `collab_heads.first_look`."""
+"""The flags of each command; light: see `collab_heads.base.command_start`."""

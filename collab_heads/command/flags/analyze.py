@@ -11,7 +11,9 @@ no curves and distributions, and there are no pictures beside it.
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from collab_heads.checks import check_choice
+from collab_heads.base.checks import check_choice
+from collab_heads.base.option_values import PREFIX_KINDS, REPORT_PARTS
+from collab_heads.command.flags.parsing import count, count_from_1
 from collab_heads.command.flags.shared import (
     add_data_arguments,
     add_model_argument,
@@ -23,8 +25,6 @@ from collab_heads.command.flags.shared import (
     check_output_dir,
 )
 from collab_heads.errors import ArgumentError
-from collab_heads.training.flags.parsing import count, count_from_1
-from collab_heads.words import PREFIX_KINDS, REPORT_PARTS
 
 
 def add_arguments(parser: ArgumentParser) -> None:

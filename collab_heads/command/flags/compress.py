@@ -12,7 +12,10 @@ smaller model loads with `from_pretrained` as any model does, where collab_heads
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from collab_heads.checks import check_choice
+from collab_heads.base.checks import check_choice
+from collab_heads.base.extras import check_extra
+from collab_heads.base.option_values import MEASURES, SITE_PARTS
+from collab_heads.command.flags.parsing import count, positive
 from collab_heads.command.flags.shared import (
     add_data_arguments,
     add_model_argument,
@@ -23,9 +26,6 @@ from collab_heads.command.flags.shared import (
     check_output_dir,
 )
 from collab_heads.errors import ArgumentError
-from collab_heads.extras import check_extra
-from collab_heads.training.flags.parsing import count, positive
-from collab_heads.words import MEASURES, SITE_PARTS
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -10,14 +10,14 @@ With several processes: `accelerate launch -m collab_heads glue ...`.
 import os
 from argparse import ArgumentParser, Namespace
 
-from collab_heads.checks import check_choice
+from collab_heads.base.checks import check_choice
+from collab_heads.base.extras import check_extra
+from collab_heads.command.flags import analyzing, arguments, collaborative, heads, rotating
+from collab_heads.command.flags.checks import check_flags
+from collab_heads.command.flags.parsing import AUTO, count_from_1, path
 from collab_heads.command.flags.shared import check_demo, check_files
+from collab_heads.data.glue_tasks import TASKS
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.extras import check_extra
-from collab_heads.training.data.glue_tasks import TASKS
-from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
-from collab_heads.training.flags.checks import check_flags
-from collab_heads.training.flags.parsing import AUTO, count_from_1, path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -28,9 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_data_arguments(parser)
     arguments.add_model_arguments(parser)
     collaborative.add_collaborative_arguments(parser)
-    distilling.add_distill_arguments(parser)
-    pruning.add_head_arguments(parser)
-    alphas.add_alpha_arguments(parser)
+    collaborative.add_distill_arguments(parser)
+    heads.add_head_arguments(parser)
+    heads.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)
     analyzing.add_analysis_arguments(parser)
     arguments.add_training_arguments(parser, of_tasks=True)

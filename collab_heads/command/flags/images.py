@@ -13,12 +13,12 @@ With several processes: `accelerate launch -m collab_heads images ...`.
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from collab_heads.base.extras import check_extra
+from collab_heads.command.flags import analyzing, arguments, collaborative, heads, rotating
+from collab_heads.command.flags.checks import check_flags
+from collab_heads.command.flags.scratch import add_image_data, add_image_scratch_arguments, check_images
 from collab_heads.command.flags.shared import check_demo
 from collab_heads.errors import DataError
-from collab_heads.extras import check_extra
-from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, rotating
-from collab_heads.training.flags.checks import check_flags
-from collab_heads.training.flags.image_arguments import add_image_data, add_image_scratch_arguments, check_images
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,9 +32,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     arguments.add_model_arguments(parser, of_images=True)
     add_image_scratch_arguments(parser)
     collaborative.add_collaborative_arguments(parser)
-    distilling.add_distill_arguments(parser)
-    pruning.add_head_arguments(parser)
-    alphas.add_alpha_arguments(parser)
+    collaborative.add_distill_arguments(parser)
+    heads.add_head_arguments(parser)
+    heads.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)
     analyzing.add_analysis_arguments(parser)
     arguments.add_training_arguments(parser)

@@ -10,7 +10,9 @@ The last line is for a model with gates: what is closed goes. `--target_heads` s
 
 from argparse import ArgumentParser, Namespace
 
-from collab_heads.checks import check_choice
+from collab_heads.base.checks import check_choice
+from collab_heads.base.option_values import CRITERION_WORDS
+from collab_heads.command.flags.parsing import count, path, per_role
 from collab_heads.command.flags.shared import (
     add_data_arguments,
     add_model_argument,
@@ -22,8 +24,6 @@ from collab_heads.command.flags.shared import (
     check_new_model,
 )
 from collab_heads.errors import ArgumentError
-from collab_heads.training.flags.parsing import count, path, per_role
-from collab_heads.words import CRITERION_WORDS
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -4,10 +4,10 @@ import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from collab_heads.command.flags.parsing import count_from_1, path, seed
 from collab_heads.errors import ArgumentError, OutputError
-from collab_heads.folders import OLD, beside
-from collab_heads.reading import check_file
-from collab_heads.training.flags.parsing import count_from_1, path, seed
+from collab_heads.files.folders import OLD, beside
+from collab_heads.files.reading import check_file
 
 MODULES = "modules.json"  # of sentence-transformers: the parts that a model goes through, and their folders
 

@@ -9,7 +9,9 @@ do. `collab-heads compress` finds the widths itself.
 
 from argparse import ArgumentParser, Namespace
 
-from collab_heads.checks import check_choice
+from collab_heads.base.checks import check_choice
+from collab_heads.base.option_values import ALLOCATIONS
+from collab_heads.command.flags.collaborative import add_fit_arguments, add_width_arguments
 from collab_heads.command.flags.shared import (
     add_data_arguments,
     add_model_argument,
@@ -20,8 +22,6 @@ from collab_heads.command.flags.shared import (
     check_new_model,
 )
 from collab_heads.errors import ArgumentError
-from collab_heads.training.flags.collaborative import add_fit_arguments, add_width_arguments
-from collab_heads.words import ALLOCATIONS
 
 
 def add_arguments(parser: ArgumentParser) -> None:

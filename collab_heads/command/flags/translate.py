@@ -9,11 +9,11 @@ With several processes: `accelerate launch -m collab_heads translate ...`.
 
 from argparse import ArgumentParser, Namespace
 
+from collab_heads.base.extras import check_extra
+from collab_heads.command.flags import analyzing, arguments, collaborative, heads, rotating, translation_arguments
+from collab_heads.command.flags.checks import check_flags
 from collab_heads.command.flags.shared import check_demo, check_files
-from collab_heads.extras import check_extra
-from collab_heads.training.flags import alphas, analyzing, arguments, collaborative, distilling, pruning, risk, rotating
-from collab_heads.training.flags.checks import check_flags
-from collab_heads.training.flags.translation_arguments import (
+from collab_heads.command.flags.translation_arguments import (
     add_scratch_arguments,
     add_translation_data,
     add_translation_training,
@@ -32,15 +32,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     arguments.add_model_arguments(parser)
     add_scratch_arguments(parser)
     collaborative.add_collaborative_arguments(parser)
-    distilling.add_distill_arguments(parser)
-    pruning.add_head_arguments(parser)
-    alphas.add_alpha_arguments(parser)
+    collaborative.add_distill_arguments(parser)
+    heads.add_head_arguments(parser)
+    heads.add_alpha_arguments(parser)
     rotating.add_rotation_arguments(parser)
     analyzing.add_analysis_arguments(parser)
     analyzing.add_prefix_argument(parser)
     arguments.add_training_arguments(parser)
     add_translation_training(parser)
-    risk.add_risk_arguments(parser)
+    translation_arguments.add_risk_arguments(parser)
     arguments.add_output_arguments(parser)
 
 
@@ -64,5 +64,5 @@ def check_together(args: Namespace) -> None:
     """Check what a single flag cannot know; the errors of `check`."""
     if not check_demo(args):
         check_translation(args)
-        risk.check_risk(args)
+        translation_arguments.check_risk(args)
         check_flags(args)

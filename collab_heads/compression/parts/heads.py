@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from collab_heads.collaborative.input_moments import InputMoments
-from collab_heads.compression.parts.part import Fit, Part
-from collab_heads.compression.parts.steps import LEVELS, share
+from collab_heads.compression.parts.part import LEVELS, Fit, Part, share
 from collab_heads.heads.reconstruction import HeadRegression, regressed_weight
 from collab_heads.model.apply_state import OutputWeights, prune_site
 from collab_heads.model.open_site import OpenSite
-from collab_heads.state import DIVIDED
+from collab_heads.sites.state import DIVIDED
 
 
 class Heads(Part):

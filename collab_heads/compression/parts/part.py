@@ -1,8 +1,4 @@
-"""The interface of a part: the unit in which `compress` makes a site smaller.
-
-A part is one class in a file beside this one, and an entry in `table.PARTS`. What plans, spends, times and reports goes
-through that table, and knows no part by name. How to add one: `docs/add-a-part.md`.
-"""
+"""Helpers of several parts: the error of a changed output projection, and the widths to choose from."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,18 +6,45 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import Capability
+from collab_heads.base.option_values import SitePart
 from collab_heads.collaborative.calibrate import Calibrations
 from collab_heads.collaborative.fit import FitOptions
+from collab_heads.collaborative.input_moments import InputMoments
+from collab_heads.collaborative.values import variance
+from collab_heads.collaborative.widths import HEAD_MULTIPLE
 from collab_heads.compression.parts.shape import Choice, SiteShape
+from collab_heads.contract.adapter import Capability
+from collab_heads.model.apply_state import undone
 from collab_heads.model.open_site import OpenSite, reopened
 from collab_heads.model.site_size import Geometry
-from collab_heads.model.undoing import undone
-from collab_heads.record import CollabConfig
-from collab_heads.state import QueryKeyKind, SiteState
-from collab_heads.words import SitePart
+from collab_heads.sites.record import CollabConfig
+from collab_heads.sites.state import QueryKeyKind, SiteState
+
+LEVELS = 8  # sizes of a part that are considered, or a few more
+
+
+def share(missing: Tensor, bias: Tensor, weight: Tensor, held: InputMoments) -> float:
+    """Return the mean square of missing @ z - bias, as a share of the variance of weight @ z.
+
+    Args:
+        missing: [D, n], what of W_O is lost.
+        bias: [D], what W_O's bias gained for it.
+        weight: [D, n], W_O.
+        held: the moments of z.
+    """
+    second, mean = held.second(), held.mean()
+    lost = variance(missing, second) + float(bias @ bias - 2 * bias @ (missing @ mean))
+    whole = variance(weight, second - mean.outer(mean))
+    return min(max(lost, 0.0) / whole, 1.0) if whole else 0.0
+
+
+def narrower(width: int) -> list[int]:
+    """Return the smaller widths to consider: multiples of 4, at most about `LEVELS` of them."""
+    unit = max(HEAD_MULTIPLE, width // LEVELS // HEAD_MULTIPLE * HEAD_MULTIPLE)
+    return list(range(unit, width, unit))
 
 
 class Part(ABC):

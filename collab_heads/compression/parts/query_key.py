@@ -11,11 +11,10 @@ from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.plan import SitePlan, plan_site
 from collab_heads.collaborative.refine import OutputGap
 from collab_heads.collaborative.replacement import fit_site
-from collab_heads.compression.parts.part import Fit, Fitting, Part
-from collab_heads.compression.parts.steps import narrower
+from collab_heads.compression.parts.part import Fit, Fitting, Part, narrower
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.model.apply_state import SiteWeights, apply_state
-from collab_heads.state import DIVIDED, QueryKeyState
+from collab_heads.sites.state import DIVIDED, QueryKeyState
 
 QUICK = FitOptions(tol=1e-2, refine_steps=0)  # of the fits behind a curve
 MEASURED_CALLS = 4  # of the recorded calls of a site

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import cast
 
+from collab_heads.base.option_values import SITE_PARTS, SitePart
 from collab_heads.collaborative.kinds import FITS, kind_for
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.site_size import Geometry
-from collab_heads.sites import group_size
-from collab_heads.state import QueryKeyKind
-from collab_heads.words import SITE_PARTS, SitePart
+from collab_heads.sites.site import group_size
+from collab_heads.sites.state import QueryKeyKind
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.base.option_values import SitePart
 from collab_heads.collaborative.calibrate import Calibrations
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.parts.heads import Heads
@@ -15,9 +15,9 @@ from collab_heads.compression.parts.part import Fit, Fitting, Part, put_fits
 from collab_heads.compression.parts.query_key import QueryKeys
 from collab_heads.compression.parts.shape import Choice, SiteShape
 from collab_heads.compression.parts.values import Values
+from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.site_size import Geometry, SiteSize, size_of
-from collab_heads.words import SitePart
 
 # In the order in which they are fitted: each sees what those before it leave.
 PARTS: dict[SitePart, Part] = {part.name: part for part in (Heads(), QueryKeys(), Values())}

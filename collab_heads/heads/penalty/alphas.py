@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_choice, is_count, is_number
+from collab_heads.base.checks import check_choice, is_count, is_number
+from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.penalty.parts import (
@@ -38,7 +38,7 @@ from collab_heads.heads.penalty.parts import (
     role_weights,
 )
 from collab_heads.layers.alphas import HeadAlphas
-from collab_heads.sites import AttentionSite
+from collab_heads.sites.site import AttentionSite
 
 BESIDE = get_args(LossKind)
 DEFAULT_RADIUS = 1e-4  # of nuclear norms, per optimizer step

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.parts import PenaltyOptions, PenaltyPart, RoleWeights, role_weights
-from collab_heads.model.masks import sides, token_masks
-from collab_heads.sites import AttentionSite
+from collab_heads.model.batches import sides, token_masks
+from collab_heads.sites.site import AttentionSite
 
 
 class Disagreement(PenaltyPart):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.alphas import AlphaPenalty
 from collab_heads.heads.penalty.disagreement import Disagreement
@@ -15,7 +15,6 @@ from collab_heads.heads.penalty.gates import GatePenalty
 from collab_heads.heads.penalty.parts import LearningRates, LossKind, PenaltyOptions, PenaltyPart, RoleWeights
 from collab_heads.heads.selection import Target
 from collab_heads.model.offloading import check_trainable
-from collab_heads.registry import get_adapter
 
 PARTS: tuple[type[PenaltyPart], ...] = (AlphaPenalty, GatePenalty, Disagreement)
 
@@ -46,7 +45,6 @@ class HeadPenalty:
         growth_radius: how much a nuclear norm may grow in an optimizer step before the push ends; None: 1e-4.
         alpha_start: how many optimizer steps pass before alphas are trained; None for none.
         disagreement: weight of the mean cosine between the outputs of a layer's heads: a number, or role -> number.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
 
     Attributes:
         parts: name -> part, of those that are asked for.
@@ -74,9 +72,8 @@ class HeadPenalty:
         growth_radius: float | None = None,
         alpha_start: int | None = None,
         disagreement: RoleWeights | None = None,
-        adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
     ):
-        adapter = get_adapter(model, adapter)
+        adapter = get_adapter(model)
         check_trainable(model, "a HeadPenalty")
         options = PenaltyOptions(
             gate_weight=gate_weight,

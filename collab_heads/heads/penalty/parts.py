@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.attention_adapter import AttentionAdapter
-from collab_heads.checks import check_choice, is_number
+from collab_heads.base.checks import check_choice, is_number
+from collab_heads.base.option_values import LossKind as LossKind
+from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.selection import Target
-from collab_heads.sites import ROLES, AttentionSite
-from collab_heads.words import LossKind as LossKind
+from collab_heads.sites.site import ROLES, AttentionSite
 
 RoleWeights = float | Mapping[str, float]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from collab_heads.training.data.batches import Step, share_of_process
+from collab_heads.data.batches import Step, share_of_process
 from collab_heads.training.loop.optimizer import optimizer_step
 from collab_heads.training.loop.training import Hooks, Trained, Training
 

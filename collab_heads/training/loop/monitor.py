@@ -6,9 +6,9 @@ import time
 import torch
 from accelerate import Accelerator
 
+from collab_heads.base.numerics import float64
 from collab_heads.errors import NonFiniteError
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
-from collab_heads.numerics import float64
 
 DIVERGED = "lower --learning_rate, or use --mixed_precision bf16 or no"
 

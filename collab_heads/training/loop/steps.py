@@ -1,14 +1,18 @@
 """How many optimizer steps a training has, and which examples each of them takes."""
 
 import math
+import random
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+import numpy as np
+import torch
 from datasets import Dataset
 
-from collab_heads.training.data.batches import Step, shuffled_steps
+from collab_heads.data.batches import Step, shuffled_steps
 
 
 @dataclass(frozen=True)
@@ -54,3 +58,15 @@ class TrainingSteps:
     def epochs_begun(self) -> int:
         """How many epochs the training begins."""
         return self.position(self.total - 1)[0] + 1 if self.total else 0
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Do something; afterwards Python, NumPy and torch, on every device, draw what they would have drawn without it."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

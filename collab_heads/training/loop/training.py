@@ -12,7 +12,7 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.bars import progress_bar
+from collab_heads.base.display import progress_bar
 from collab_heads.errors import NonFiniteError, OutputError
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.whole import is_sharded, keep_whole
@@ -25,8 +25,7 @@ from collab_heads.training.loop.optimizer import (
     optimizer_and_schedule,
     parameter_groups,
 )
-from collab_heads.training.loop.random_states import random_states_kept
-from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.loop.steps import TrainingSteps, random_states_kept
 from collab_heads.training.loop.weights import weight_bytes
 from collab_heads.training.storage.checkpoint import (
     RESUME,

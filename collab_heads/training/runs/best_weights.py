@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError, OutputError
-from collab_heads.folders import MANIFEST, digest
+from collab_heads.files.folders import MANIFEST, digest
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import load_weights, weight_bytes
 from collab_heads.training.runs.session import Session

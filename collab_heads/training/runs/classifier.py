@@ -16,9 +16,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from collab_heads.errors import ArgumentError, NonFiniteError
-from collab_heads.model.loading import backend_options, load_or_explain
-from collab_heads.training.data.classification import (
+from collab_heads.command.flags.arguments import trains
+from collab_heads.command.flags.collaborative import wants_swap
+from collab_heads.data.classification import (
     Labels,
     calibration_batches,
     check_head,
@@ -27,18 +27,19 @@ from collab_heads.training.data.classification import (
     encode,
     is_trained,
     predict,
+    submission_name,
+    submission_text,
 )
-from collab_heads.training.data.glue import Data
-from collab_heads.training.data.metrics import (
+from collab_heads.data.glue import Data
+from collab_heads.data.metrics import (
     classification_metric,
     glue_metric,
     higher_is_better,
     primary,
     regression_metric,
 )
-from collab_heads.training.data.submission import submission_name, submission_text
-from collab_heads.training.flags.arguments import trains
-from collab_heads.training.flags.collaborative import wants_swap
+from collab_heads.errors import ArgumentError, NonFiniteError
+from collab_heads.model.loading import backend_options, load_or_explain
 from collab_heads.training.runs.learner import Learner, check_flags_fit
 from collab_heads.training.runs.session import Session
 from collab_heads.training.runs.swap import phases

@@ -6,22 +6,20 @@ from dataclasses import replace
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from collab_heads.command.flags.heads import acts_in_training, learns_gates, wants_gates
+from collab_heads.contract.registry import get_adapter
 from collab_heads.heads.alpha import alpha_report
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
-from collab_heads.record import CollabConfig
-from collab_heads.registry import get_adapter
-from collab_heads.training.flags.alphas import acts_in_training
-from collab_heads.training.flags.pruning import learns_gates, wants_gates
+from collab_heads.sites.record import CollabConfig
 from collab_heads.training.loop.optimizer import HeadRates
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.training import Hooks
-from collab_heads.training.runs import choose_heads, mix_heads
-from collab_heads.training.runs.analysis import GateRecorder, save_report, save_statistics
-from collab_heads.training.runs.head_watch import HeadWatch
+from collab_heads.training.runs import head_changes
+from collab_heads.training.runs.analysis import GateRecorder, HeadWatch, save_report, save_statistics
+from collab_heads.training.runs.head_changes import Rotation, check_rotating_sites, rotation_of
 from collab_heads.training.runs.learner import Learner
-from collab_heads.training.runs.rotate_heads import Rotation, check_rotating_sites, rotation_of
 from collab_heads.training.storage.reservation import agreed
 
 
@@ -71,9 +69,9 @@ class HeadSteps:
         if not wants_gates(self.args):
             return False
         common = self.session.accelerator, self.args, self.learner.model, self.labelled_samples
-        report = choose_heads.choose_heads(*common)
+        report = head_changes.choose_heads(*common)
         if learns_gates(self.args):
-            self.importance = choose_heads.importance_before_training(*common)
+            self.importance = head_changes.importance_before_training(*common)
         if report is None:
             return False
         self.session.accelerator.print(report)
@@ -87,7 +85,7 @@ class HeadSteps:
     def mix(self) -> None:
         """Put alphas on the heads, and check the rotation again: heads may be gone, or have gates by now."""
         if self.args.alpha_mixing:
-            mix_heads.put_alphas(self.args, self.learner.model)
+            head_changes.put_alphas(self.args, self.learner.model)
         if self.rotation is not None:
             self.rotation.check(self.learner.model, self.steps.epochs_begun)
 
@@ -117,9 +115,9 @@ class HeadSteps:
 
     def penalty(self, total: int) -> HeadPenalty | None:
         """What a training of `total` optimizer steps adds; None if the heads that it was for are gone."""
-        options = mix_heads.alpha_options(self.args, self.learner.model, total)
+        options = head_changes.alpha_options(self.args, self.learner.model, total)
         if learns_gates(self.args):
-            options |= choose_heads.gate_options(self.args, total, self.importance)
+            options |= head_changes.gate_options(self.args, total, self.importance)
         return None if all(value is None for value in options.values()) else HeadPenalty(self.learner.model, **options)
 
     def rotate(self, model: PreTrainedModel, epoch: int, optimizer: Optimizer) -> None:
@@ -140,7 +138,7 @@ class HeadSteps:
         if self.args.alpha_mixing:
             self.record["alphas"] = alpha_report(model).to_dict()  # gates that are removed take them into W_O
         if removes:
-            gates, report = choose_heads.remove_closed_heads(model)
+            gates, report = head_changes.remove_closed_heads(model)
             self.session.accelerator.print(report)
             self.record |= {"gates": gates, "pruned": report.to_dict()}
         if self.rotation is not None:

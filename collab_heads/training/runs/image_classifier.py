@@ -1,4 +1,4 @@
-"""How `collab-heads images` loads, feeds and measures its models."""
+"""Image classifiers from scratch: a config from a few sizes, and what scales images to them."""
 
 import inspect
 from argparse import Namespace
@@ -6,33 +6,93 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from accelerate.utils import set_seed
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoModelForImageClassification,
     BaseImageProcessor,
+    PretrainedConfig,
     PreTrainedModel,
 )
 
+from collab_heads.base.checks import check_choice
+from collab_heads.collaborative.scratch import collaborative_config
+from collab_heads.command.flags.arguments import trains
+from collab_heads.command.flags.collaborative import wants_swap
+from collab_heads.command.flags.scratch import from_scratch, sizes_of
+from collab_heads.contract.registry import image_blueprints
+from collab_heads.data.classification import Labels, check_head, configure, is_trained
+from collab_heads.data.glue import Data
+from collab_heads.data.glue_tasks import Task
+from collab_heads.data.images import FILE, CollateImages, Mirrored, encode_images
+from collab_heads.data.metrics import classification_metric
 from collab_heads.errors import ArgumentError
 from collab_heads.model.loading import backend_options, load_or_explain
-from collab_heads.training.data.classification import Labels, check_head, configure, is_trained
-from collab_heads.training.data.glue import Data
-from collab_heads.training.data.glue_tasks import Task
-from collab_heads.training.data.image_batches import CollateImages, Mirrored, encode_images
-from collab_heads.training.data.images import FILE
-from collab_heads.training.data.metrics import classification_metric
-from collab_heads.training.flags.arguments import trains
-from collab_heads.training.flags.collaborative import wants_swap
-from collab_heads.training.flags.scratch import from_scratch
 from collab_heads.training.loop.optimizer import Loss, model_loss
 from collab_heads.training.runs.classifier import Classifier
-from collab_heads.training.runs.image_scratch import untrained
 from collab_heads.training.runs.learner import check_flags_fit
+from collab_heads.training.runs.machine import check_memory
 from collab_heads.training.runs.session import Session
 from collab_heads.training.runs.swap import phases
 from collab_heads.training.storage.output import PREDICTIONS
+
+
+def untrained(args: Namespace, task: Task) -> tuple[PreTrainedModel, BaseImageProcessor, Labels]:
+    """Make the model that the flags describe.
+
+    Args:
+        args: from `add_image_scratch_arguments`, and the collaborative ones.
+        task: its classes.
+
+    Returns:
+        The model, what scales images to its size and pixels to -1 … 1, and how it numbers the classes.
+
+    Raises:
+        CollabHeadsError: on sizes that do not fit each other.
+    """
+    config = load_or_explain(AutoConfig, args.config_name) if args.config_name else new_config(args)
+    check_choice(f"model type (of {args.config_name})", config.model_type, image_blueprints())
+    config.architectures = []  # a named config may be of a trained model, whose classes are not these
+    labels = configure(task, config)
+    if args.collaborative:
+        config = collaborative_config(
+            config,
+            dim_shared_query_key=args.dim_shared_query_key,
+            dim_value=args.dim_value,
+            kind=args.kind,
+            mixing_init=args.mixing_init,
+            sites=args.sites,
+        )
+    try:
+        model = AutoModelForImageClassification.from_config(config, dtype=torch.float32, **backend_options(args))
+    except (ValueError, ImportError) as error:  # such as a width that is not a multiple of the heads
+        raise ArgumentError(f"no {config.model_type} of these sizes that classifies images: {error}") from error
+    sides = config.image_size
+    height, width = (sides, sides) if isinstance(sides, int) else sides
+    middle = [0.5] * config.num_channels
+    make_processor = getattr(transformers, image_blueprints()[config.model_type].processor)
+    size = {"height": height, "width": width}
+    return model, make_processor(size=size, image_mean=middle, image_std=middle), labels
+
+
+def new_config(args: Namespace) -> PretrainedConfig:
+    """A config of the sizes that the flags give, under the names that the model type has for them."""
+    wanted = sizes_of(args)
+    width, inner, layers = wanted["d_model"], wanted["d_ff"], wanted["num_layers"]
+    names = image_blueprints()[args.model_type].sizes
+    if "d_ff_ratio" in names:
+        if inner % width:
+            raise ArgumentError(f"--d_ff {inner} is not a multiple of --d_model {width}, as {args.model_type} needs it")
+        wanted["d_ff_ratio"] = inner // width
+    patches = (wanted["image_size"] // wanted["patch_size"]) ** 2
+    parameters = layers * width * (4 * width + 2 * inner) + width * (patches + 3 * wanted["patch_size"] ** 2)
+    shown = ", ".join(f"{name} {value}" for name, value in wanted.items() if name != "dropout")
+    check_memory(int(parameters), shown, args.cpu)
+    return AutoConfig.for_model(
+        args.model_type, **{in_config: wanted[name] for name, its in names.items() for in_config in its}
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -14,11 +14,9 @@ from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenize
 from collab_heads.collaborative.score_terms import check_terms
 from collab_heads.training.loop.optimizer import Loss, model_loss
 from collab_heads.training.loop.steps import TrainingSteps
-from collab_heads.training.runs.budget import check_compress_flags
-from collab_heads.training.runs.choose_heads import check_gateable
-from collab_heads.training.runs.mix_heads import check_mixable
+from collab_heads.training.runs.head_changes import check_gateable, check_mixable
 from collab_heads.training.runs.session import Session
-from collab_heads.training.runs.swap import Phase, check_swap_flags
+from collab_heads.training.runs.swap import Phase, check_compress_flags, check_swap_flags
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

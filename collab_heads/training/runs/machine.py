@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from collab_heads.command.flags.arguments import trains
 from collab_heads.errors import ArgumentError, CollabHeadsError
-from collab_heads.training.flags.arguments import trains
 from collab_heads.training.runs.learner import Learner
 
 EVERYWHERE = (None, "sdpa", "eager")  # attention backends that need no check

@@ -6,18 +6,24 @@ from functools import partial
 from transformers import PreTrainedModel
 
 from collab_heads.collaborative.score_terms import restrict_scores
+from collab_heads.command.flags.hub import push
 from collab_heads.errors import OutputError
-from collab_heads.training.flags.hub import push
 from collab_heads.training.loop.fine_tune import fine_tune
 from collab_heads.training.loop.training import Hooks
 from collab_heads.training.loop.weights import weight_bytes
 from collab_heads.training.runs.analysis import check_ablation
-from collab_heads.training.runs.card import final_metrics, save_without_card, write_card
-from collab_heads.training.runs.distilling import check_original, learn_from, original_of
 from collab_heads.training.runs.head_steps import HeadSteps
 from collab_heads.training.runs.learner import Learner
 from collab_heads.training.runs.machine import check_backend
-from collab_heads.training.runs.provenance import provenance
+from collab_heads.training.runs.outcome import (
+    check_original,
+    final_metrics,
+    learn_from,
+    original_of,
+    save_without_card,
+    write_card,
+)
+from collab_heads.training.runs.session import provenance
 from collab_heads.training.runs.swap import Phase, summary, swap_everywhere
 from collab_heads.training.storage.checkpoint import PROGRESS, RESUME, prune_checkpoints
 from collab_heads.training.storage.output import RESULTS

@@ -1,28 +1,61 @@
-"""Where a run begins: Accelerate, the output folder, and the checkpoint that it resumes from, if any."""
+"""What made a result: its examples, the command line and the versions."""
 
+import hashlib
+import json
 import os
+import platform
+import re
+import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers.utils import logging
 
+from collab_heads.command.flags.arguments import fingerprint
+from collab_heads.command.flags.parsing import input_paths
+from collab_heads.data.glue import Data
+from collab_heads.data.parallel import Corpus
+from collab_heads.data.tokenizing import kept_in
 from collab_heads.errors import ArgumentError
-from collab_heads.training.data.cached import kept_in
-from collab_heads.training.data.glue import Data
-from collab_heads.training.data.parallel import Corpus
-from collab_heads.training.flags.arguments import fingerprint
-from collab_heads.training.flags.parsing import input_paths
-from collab_heads.training.runs.provenance import data_digest
 from collab_heads.training.storage.checkpoint import checkpoint_to_resume
-from collab_heads.training.storage.output import LOGS, Output
-from collab_heads.training.storage.output_checks import check_output, same_path
+from collab_heads.training.storage.output import LOGS, Output, check_output, same_path
 from collab_heads.training.storage.reservation import agreed, reserved
 from collab_heads.training.storage.sharding import check_sharding
+
+SECRET = re.compile(r"^(--hub_token=).*")
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "collab-heads")
+
+
+def provenance() -> dict:
+    """What made a result: the command line and the versions."""
+    versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    return {"command": " ".join(without_token(sys.argv)), "versions": versions}
+
+
+def version(package: str) -> str | None:
+    """The installed version of a package, None where it runs from a plain checkout."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def without_token(argv: Sequence[str]) -> list[str]:
+    """A command line with the value of --hub_token masked: results are published, logged and committed."""
+    masked = [SECRET.sub(r"\1***", word) for word in argv]
+    return ["***" if before == "--hub_token" else word for before, word in zip(["", *argv], masked, strict=False)]
+
+
+def data_digest(splits: Mapping[str, Mapping[str, list]]) -> str:
+    """A short name for the examples: a resumed run must see the same ones."""
+    return hashlib.sha256(json.dumps(dict(splits), sort_keys=True).encode()).hexdigest()[:16]
+
 
 SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
 NEEDS_WHOLE_WEIGHTS = ("rotate", "rotation_schedule", "distill_steps")  # flags of what FSDP cannot do

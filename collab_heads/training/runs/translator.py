@@ -14,26 +14,23 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from collab_heads.command.flags.collaborative import wants_swap
+from collab_heads.command.flags.scratch import from_scratch
+from collab_heads.command.flags.translation_arguments import dropout_of_sides
+from collab_heads.data.batches import Collate, longest_first, token_steps
+from collab_heads.data.classification import draw
+from collab_heads.data.parallel import Corpus
+from collab_heads.data.translation import METRICS, Objective, WordDropout, corpus_scores, encode, translate
 from collab_heads.errors import ArgumentError
 from collab_heads.model.loading import backend_options, load_or_explain
-from collab_heads.training.data.batches import longest_first, token_steps
-from collab_heads.training.data.classification import draw
-from collab_heads.training.data.collate import Collate
-from collab_heads.training.data.minimum_risk import MinimumRisk
-from collab_heads.training.data.parallel import Corpus
-from collab_heads.training.data.translation import METRICS, Objective, corpus_scores, encode, translate
-from collab_heads.training.data.word_dropout import WordDropout
-from collab_heads.training.flags.collaborative import wants_swap
-from collab_heads.training.flags.scratch import from_scratch
-from collab_heads.training.flags.translation_arguments import dropout_of_sides
+from collab_heads.training.loop.minimum_risk import MinimumRisk
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import last_checkpoints, load_weights
 from collab_heads.training.runs.best_weights import BestWeights, check_enough_checkpoints
 from collab_heads.training.runs.learner import Learner, check_flags_fit
-from collab_heads.training.runs.scratch import untrained
 from collab_heads.training.runs.session import Session
 from collab_heads.training.runs.swap import Phase, phases
-from collab_heads.training.runs.translation_model import check_fits, freeze, freeze_unsaved, set_languages
+from collab_heads.training.runs.translation_model import check_fits, freeze, freeze_unsaved, set_languages, untrained
 from collab_heads.training.storage.output import TRANSLATIONS
 
 PROBED = 8  # training sentences that minimum-risk training is tried on before it begins

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from collab_heads.errors import OutputError
-from collab_heads.files import write_file
+from collab_heads.files.atomic import write_file
 
 OPTIMIZER = "optimizer.safetensors"
 

@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
 from collab_heads.errors import CollabHeadsError, OutputError
-from collab_heads.files import why_not_written
+from collab_heads.files.atomic import why_not_written
 
 if sys.platform == "win32":
     import msvcrt

@@ -9,9 +9,9 @@ from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
 from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_out, mean_loss, without_heads
+from collab_heads.contract.registry import head_numbers
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.layers.output import gates_of
-from collab_heads.registry import head_numbers
 from families import EXACT64, FAMILIES, HEADS, cast
 
 FAR = 1e-4

@@ -4,9 +4,8 @@ import pytest
 import torch
 from measuring import LENGTHS, STEPS, ended, maps_by_hand, model_in, sites_with_heads
 
-from collab_heads.analysis.measures.attention_examples import AttentionExamples
 from collab_heads.analysis.measures.passes import observe
-from collab_heads.analysis.measures.typical import typical_sentences
+from collab_heads.analysis.measures.sentences import AttentionExamples, typical_sentences
 from families import EXACT64, FP32_NOISE, cast
 
 FIRST = [(0, 0)]

@@ -9,7 +9,7 @@ from planted import looking, show, site, text
 from collab_heads import analyze_heads, get_adapter
 from collab_heads.analysis.measures.results import HeadStatistics
 from collab_heads.analysis.measures.statistics import Statistics
-from collab_heads.analysis.report.full_page import summary
+from collab_heads.analysis.report.head_report import summary
 from collab_heads.errors import CalibrationError
 from families import EXACT64, FAMILIES, cast
 

@@ -4,12 +4,10 @@ import pytest
 import torch
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import get_adapter
-from collab_heads.analysis.measures.head_scores import head_scores
-from collab_heads.analysis.measures.map_scores import OF_MAPS, map_scores
+from collab_heads.analysis.measures.head_scores import OF_MAPS, head_scores, map_scores
 from collab_heads.analysis.measures.statistics import head_statistics
+from collab_heads.base.option_values import METRIC_WORDS
 from collab_heads.errors import ArgumentError, CalibrationError
-from collab_heads.words import METRIC_WORDS
 from families import EXACT64, FAMILIES
 
 
@@ -19,14 +17,13 @@ def test_scores_together_are_scores_alone(family):
     model, inputs = FAMILIES[family].build().double(), FAMILIES[family].inputs()
     exclude = [int(inputs["input_ids"][0, 1])]
     together = head_scores(model, [inputs], METRIC_WORDS, exclude=exclude)
-    adapter = get_adapter(model)
     for measure in OF_MAPS:
-        for path, scores in map_scores(model, [inputs], adapter, measure).items():
+        for path, scores in map_scores(model, [inputs], measure).items():
             torch.testing.assert_close(together[measure][path], scores, rtol=0, atol=EXACT64)
-    excluded = head_statistics(model, [inputs], adapter, measures=("confidence",), exclude=exclude).confidence
+    excluded = head_statistics(model, [inputs], measures=("confidence",), exclude=exclude).confidence
     for path, scores in excluded.items():
         torch.testing.assert_close(together["confidence"][path], scores, rtol=0, atol=EXACT64)
-    counted = head_statistics(model, [inputs], adapter, measures=("confidence",), exclude=[]).confidence
+    counted = head_statistics(model, [inputs], measures=("confidence",), exclude=[]).confidence
     assert any(not torch.allclose(counted[path], excluded[path], rtol=0, atol=1e-6) for path in excluded)
 
 

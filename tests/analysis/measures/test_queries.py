@@ -6,9 +6,9 @@ from closing import adapter_sites
 from measuring import EOS, LENGTHS, STEPS, assert_alike, ended, far, measure, model_in, single
 from transformers import BartForSequenceClassification, BartModel
 
-from collab_heads.analysis.measures.queries import end_tokens
+from collab_heads.analysis.measures.passes import end_tokens
 from collab_heads.analysis.measures.statistics import head_statistics
-from collab_heads.model.masks import decoder_ids
+from collab_heads.model.batches import decoder_ids
 from families import EXACT64, FAMILIES, FP32_NOISE, WIDTH, cast, make, marian_config
 
 

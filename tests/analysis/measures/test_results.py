@@ -7,11 +7,11 @@ import torch
 from measuring import EOS, ended, model_in
 from safetensors.torch import load_file, save_file
 
-from collab_heads.analysis.measures import storage
+from collab_heads.analysis.measures import results
 from collab_heads.analysis.measures.results import MEASURES, HeadStatistics
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.sites import AttentionSite
+from collab_heads.sites.site import AttentionSite
 from families import HEADS, LAYERS, cast
 
 JSON, TENSORS = "head_statistics.json", "head_statistics.safetensors"
@@ -132,7 +132,7 @@ def test_a_write_that_fails_leaves_the_old_ones(marian, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr(storage.os, "fsync", fail)
+    monkeypatch.setattr(results.os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
         measured("bert").save(tmp_path)
     assert HeadStatistics.load(tmp_path) == marian
@@ -140,7 +140,7 @@ def test_a_write_that_fails_leaves_the_old_ones(marian, tmp_path, monkeypatch):
 
 def test_a_write_that_stops_between_the_files_shows(marian, tmp_path, monkeypatch):
     measured("bert").save(tmp_path)
-    replace = storage.os.replace
+    replace = results.os.replace
 
     def stop(old, new):
         if str(new).endswith(".json"):
@@ -148,7 +148,7 @@ def test_a_write_that_stops_between_the_files_shows(marian, tmp_path, monkeypatc
         replace(old, new)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(storage.os, "replace", stop)
+        patch.setattr(results.os, "replace", stop)
         marian.save(tmp_path)
     with pytest.raises(DataError, match=JSON):
         HeadStatistics.load(tmp_path)

@@ -10,9 +10,9 @@ import torch
 from collab_heads.analysis import plots
 from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory, Moment
 from collab_heads.analysis.plots.head_history import norms
+from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError
-from collab_heads.extras import MissingPackageError
-from collab_heads.sites import AttentionSite
+from collab_heads.sites.site import AttentionSite
 from families import EXACT64
 
 pytest.importorskip("matplotlib")

@@ -11,9 +11,9 @@ from collab_heads.analysis import plots
 from collab_heads.analysis.measures.comparison import balance
 from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
+from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
-from collab_heads.extras import MissingPackageError
-from collab_heads.sites import AttentionSite
+from collab_heads.sites.site import AttentionSite
 
 pytest.importorskip("matplotlib")
 SITES = (

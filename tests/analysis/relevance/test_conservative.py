@@ -21,9 +21,8 @@ from collab_heads.adapters.gemma3 import Gemma3Adapter
 from collab_heads.adapters.llama import LlamaAdapter
 from collab_heads.adapters.qwen3 import Qwen3Adapter
 from collab_heads.adapters.t5 import T5Adapter
-from collab_heads.analysis.relevance import conservative as rules
-from collab_heads.analysis.relevance.backward import explaining
-from collab_heads.analysis.relevance.conservative import Gate, conservative
+from collab_heads.analysis.relevance import backward as rules
+from collab_heads.analysis.relevance.backward import Gate, conservative, explaining
 from collab_heads.errors import UnsupportedModelError
 from families import (
     EXACT64,

@@ -12,8 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import prune_heads
-from collab_heads.analysis.relevance.backward import explaining
-from collab_heads.analysis.relevance.conservative import conservative
+from collab_heads.analysis.relevance.backward import conservative, explaining
 from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.errors import CalibrationError, NonFiniteError, UnsupportedModelError
 from families import EXACT64, FAMILIES, cast, make, marian_config

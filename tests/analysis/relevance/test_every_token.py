@@ -8,8 +8,7 @@ from explaining import FP32_NORMS, labelled, without_biases
 from measuring import CHANGES, EOS, LENGTHS, STEPS, ended, model_in, single
 
 from collab_heads import prune_heads, token_contributions
-from collab_heads.analysis.relevance.backward import explaining
-from collab_heads.analysis.relevance.conservative import conservative
+from collab_heads.analysis.relevance.backward import conservative, explaining
 from families import EXACT64, FAMILIES, LAYERS, cast
 
 TRANSLATORS = tuple(name for name, family in FAMILIES.items() if family.generates and "dec-enc" in family.roles)

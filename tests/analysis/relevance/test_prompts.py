@@ -8,8 +8,7 @@ from transformers import LlamaForSequenceClassification, LlamaModel
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import analyze_heads, prune_heads, token_contributions
-from collab_heads.analysis.relevance.backward import explaining
-from collab_heads.analysis.relevance.conservative import conservative
+from collab_heads.analysis.relevance.backward import conservative, explaining
 from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedModelError
 from families import EXACT64, FAMILIES, LAYERS, make, rotary_config
 

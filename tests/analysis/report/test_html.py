@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collab_heads.analysis.report import full_page
+from collab_heads.analysis.report import head_report
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.html import FOLDER, SCRIPTS, Drawing, Section, page
 from collab_heads.analysis.report.pictures import pictures_of
@@ -107,7 +107,7 @@ def test_a_report_is_one_file_with_pictures_of_what_cannot_be_explored(report, h
 def test_without_matplotlib_the_page_says_what_is_missing(report, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     text = report.to_html()
-    assert full_page.WITHOUT_PICTURES in text and not pictures(Reader(text))
+    assert head_report.WITHOUT_PICTURES in text and not pictures(Reader(text))
     assert '"sentences":[{' in text
     report.save(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.json"}

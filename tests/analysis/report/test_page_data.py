@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from collab_heads import analyze_heads
-from collab_heads.analysis.measures.attention_examples import AttentionExample
-from collab_heads.analysis.report.attention_bytes import LONGEST, STEPS, sentence_data
-from collab_heads.analysis.report.full_page import full_page
-from collab_heads.analysis.report.head_report import HeadReport
-from collab_heads.analysis.report.page_data import as_json, heads_of, page_data, shown
-from collab_heads.sites import AttentionSite
+from collab_heads.analysis.measures.sentences import AttentionExample
+from collab_heads.analysis.report.head_report import HeadReport, full_page
+from collab_heads.analysis.report.page_data import LONGEST, STEPS, as_json, heads_of, page_data, sentence_data, shown
+from collab_heads.sites.site import AttentionSite
 from families import FAMILIES, cast
 
 ROUNDED = 5e-4  # relative: four digits

@@ -13,8 +13,16 @@ from measuring import EOS, ended, model_in
 
 from collab_heads import prune_heads
 from collab_heads.analysis.measures.ablation import Ablation
-from collab_heads.analysis.report.savings import cheapest, kept_heads, most_alike, predicted
-from collab_heads.analysis.report.savings_html import COMPRESS, PLAN, WITHOUT_COSTS, savings_html
+from collab_heads.analysis.report.savings import (
+    COMPRESS,
+    PLAN,
+    WITHOUT_COSTS,
+    cheapest,
+    kept_heads,
+    most_alike,
+    predicted,
+    savings_html,
+)
 
 
 class Plan:

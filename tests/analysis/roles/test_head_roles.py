@@ -10,15 +10,15 @@ from test_real_models import SHARED
 from transformers import AutoModel, AutoTokenizer
 from unchanged import refused
 
-from collab_heads.analysis.measures.queries import end_tokens
+from collab_heads.analysis.measures.passes import end_tokens
 from collab_heads.analysis.roles.head_roles import head_roles
+from collab_heads.analysis.roles.labelling import RoleThresholds
 from collab_heads.analysis.roles.labels import ROLE_KINDS, role_kind
 from collab_heads.analysis.roles.rare import count_tokens
-from collab_heads.analysis.roles.thresholds import RoleThresholds
 from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.demo import model_folder
 from collab_heads.errors import ArgumentError, CalibrationError, DataError, UnsupportedModelError
-from collab_heads.training.demo.glue_demo import model_folder
 from families import FAMILIES, VOCABULARY, cast
 
 NAMES = ("bert", "marian", "t5")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from planted import SMALL, looking, show, site, text
 
+from collab_heads.analysis.roles.labelling import LEAST_TOKENS, RoleThresholds
 from collab_heads.analysis.roles.labels import roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
-from collab_heads.analysis.roles.thresholds import LEAST_TOKENS, RoleThresholds
 from collab_heads.errors import CalibrationError, NonFiniteError
 
 KINDS = ("positional", "first token")

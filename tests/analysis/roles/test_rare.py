@@ -4,9 +4,9 @@ import pytest
 import torch
 from planted import SMALL, looking, show, site, text
 
+from collab_heads.analysis.roles.labelling import LEAST_SENTENCES
 from collab_heads.analysis.roles.labels import roles_from_measures
 from collab_heads.analysis.roles.rare import RareTokens, count_tokens
-from collab_heads.analysis.roles.thresholds import LEAST_SENTENCES
 from collab_heads.errors import ArgumentError, CalibrationError
 from families import FAMILIES, VOCABULARY
 

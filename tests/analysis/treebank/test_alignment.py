@@ -6,7 +6,7 @@ from planted import CLS, DOGS, PIECES, SEP, SINGS, rows, word_pieces
 
 from collab_heads.analysis.treebank.alignment import align, piece_spans
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.training.demo.grammar import corpus
+from collab_heads.demo import corpus
 
 
 def parsed(folder, text):

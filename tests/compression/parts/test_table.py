@@ -9,9 +9,8 @@ from collab_heads.compression.measurements import SiteErrors
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import SiteShape
 from collab_heads.compression.parts.table import PARTS, falling, fit_site, put, site_errors
-from collab_heads.model.batches import run_batches
-from collab_heads.model.masks import sides
-from collab_heads.model.undoing import undone
+from collab_heads.model.apply_state import undone
+from collab_heads.model.batches import run_batches, sides
 from families import cast
 
 EXACT_MOMENTS = 1e-6  # float64; errors seen: 4e-9

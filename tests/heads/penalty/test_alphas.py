@@ -9,9 +9,9 @@ from closing import loss
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import HeadPenalty, swap_to_alpha, swap_to_gated
+from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
-from collab_heads.registry import get_adapter
 from collab_heads.training.loop.optimizer import optimizer_step
 from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, aligned
 

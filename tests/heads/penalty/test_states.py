@@ -17,9 +17,10 @@ from collab_heads import (
     swap_to_collaborative,
     swap_to_gated,
 )
+from collab_heads.contract import registry
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.gating import gated_sites
-from collab_heads.heads.penalty.subsets import border_scores
+from collab_heads.heads.penalty.gates import border_scores
 from families import FAMILIES, HEADS, batch
 
 
@@ -189,13 +190,14 @@ def test_a_closure_runs_first_and_its_loss_comes_back():
     (
         ("collaborative", swap_to_collaborative),
         ("gated", swap_to_gated),
-        ("prune", lambda model, adapter: prune_heads(model, heads={"enc-self": [[0], []]}, adapter=adapter)),
+        ("prune", lambda model: prune_heads(model, heads={"enc-self": [[0], []]})),
     ),
 )
-def test_what_an_adapter_cannot_do_is_refused(kind, act):
+def test_what_an_adapter_cannot_do_is_refused(kind, act, monkeypatch):
     class Limited(type(get_adapter(FAMILIES["bert"].build()))):
         capabilities = AttentionAdapter.capabilities - {kind}
 
     model = FAMILIES["bert"].build()
+    monkeypatch.setitem(registry._ADAPTERS, "bert", Limited())
     with refused(model, UnsupportedModelError, "Limited does not say it can do", repr(kind)):
-        act(model, Limited)
+        act(model)

@@ -8,8 +8,7 @@ from scripts import run
 from stranger import refusal
 from transformers import BertForSequenceClassification
 
-from collab_heads.model.code_file import SOURCE
-from collab_heads.model.marks import SENTENCE, WEIGHTS
+from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
 
 RUN = "--collaborative --dim_shared_query_key 16 --refine_steps 0 --num_train_epochs 1 --max_eval_samples 5".split()
 

@@ -14,8 +14,8 @@ from scripts import ROOT, checkpoints, flags, run
 
 import run_glue
 import run_translation
+from collab_heads.data import translation
 from collab_heads.errors import ArgumentError
-from collab_heads.training.data import translation
 from collab_heads.training.runs.classifier import Classifier
 from collab_heads.training.runs.translator import Translator
 

@@ -17,8 +17,8 @@ from translation_script import run as translate
 
 import run_glue
 import run_translation
+from collab_heads.command.flags import parsing
 from collab_heads.errors import ArgumentError, CollabHeadsError, OutputError
-from collab_heads.training.flags import parsing
 from collab_heads.training.runs.run import Run
 from collab_heads.training.storage.reservation import LOCK, reserved
 

@@ -26,7 +26,7 @@ import run_glue
 import tiny
 from collab_heads import get_adapter, prune_heads
 from collab_heads.errors import CollabHeadsError
-from collab_heads.record import CollabConfig
+from collab_heads.sites.record import CollabConfig
 from families import HEADS
 
 NARROW = [*SWAP[:1], "--dim_shared_query_key", "0.5", *SWAP[3:]]  # a share: some heads are gone before the last swap

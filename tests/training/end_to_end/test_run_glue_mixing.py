@@ -18,7 +18,7 @@ from collab_heads.analysis.measures.results import HeadStatistics
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.alpha import alpha_report, mixed_sites
-from collab_heads.record import CollabConfig
+from collab_heads.sites.record import CollabConfig
 from collab_heads.training.loop import training
 from collab_heads.training.runs import analysis
 from families import HEADS

@@ -10,7 +10,7 @@ from translation_script import PROCESSES, SCRATCH, SWAP, as_json, differing, fla
 
 import run_translation
 from collab_heads.errors import CollabHeadsError
-from collab_heads.folders import write_folder
+from collab_heads.files.folders import write_folder
 
 NO_MANIFEST = shutil.ignore_patterns("manifest.json", "translations")
 NOISY = "--dropout 0.2 --word_dropout source=0.1,target=0.2 --word_dropout_with random --label_smoothing 0.1".split()

@@ -9,12 +9,13 @@ from accelerate import Accelerator
 from datasets import Dataset
 from transformers import BertConfig, BertForSequenceClassification
 
-from collab_heads import HeadPenalty, bars, get_adapter, swap_to_gated
+from collab_heads import HeadPenalty, get_adapter, swap_to_gated
+from collab_heads.base import display
+from collab_heads.command.flags import heads
+from collab_heads.command.flags.arguments import add_output_arguments, add_training_arguments
+from collab_heads.command.flags.parsing import Parser
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.gating import gated_sites
-from collab_heads.training.flags import pruning
-from collab_heads.training.flags.arguments import add_output_arguments, add_training_arguments
-from collab_heads.training.flags.parsing import Parser
 from collab_heads.training.loop import fine_tune as loop
 from collab_heads.training.loop import training
 from collab_heads.training.loop.optimizer import optimizer_step, parameter_groups
@@ -28,7 +29,7 @@ FP32_SUM = 1e-6  # float32 gradients summed in another order; seen: 2e-7
 def arguments(*flags) -> Namespace:
     parser = Parser(allow_abbrev=False)
     add_training_arguments(parser)
-    pruning.add_head_arguments(parser)
+    heads.add_head_arguments(parser)
     add_output_arguments(parser)
     return parser.parse_args(["--cpu", *flags])
 
@@ -157,7 +158,7 @@ def test_the_loss_is_on_the_bar_and_its_mean_in_the_end(every, monkeypatch):
         losses.append(float(optimizer_step(*args)))
         return torch.tensor(losses[-1])
 
-    monkeypatch.setattr(bars.tqdm, "set_postfix_str", lambda bar, text: shown.append(text))
+    monkeypatch.setattr(display.tqdm, "set_postfix_str", lambda bar, text: shown.append(text))
     monkeypatch.setattr(loop, "optimizer_step", step)
     args = arguments("--num_train_epochs", "1", "--logging_steps", str(every))
     trained = fine_tune(accelerator(), model(), examples(34), args, hooks())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from collab_heads.training.loop.random_states import random_states_kept
+from collab_heads.training.loop.steps import random_states_kept
 
 
 def drawn() -> list[float]:

@@ -8,7 +8,7 @@ from unchanged import refused
 from collab_heads import swap_to_gated
 from collab_heads.compression.plan import plan
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.training.runs import budget as budgets
+from collab_heads.training.runs import swap as budgets
 from collab_heads.training.runs import swap as swapping
 from collab_heads.training.runs.learner import check_flags_fit
 from families import FAMILIES, HEADS, LAYERS

@@ -19,13 +19,13 @@ import run_translation
 import tiny
 from collab_heads.analysis.measures.head_history import HeadHistory, rounded
 from collab_heads.analysis.measures.statistics import head_statistics
+from collab_heads.base.extras import MissingPackageError
+from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, OutputError
-from collab_heads.extras import MissingPackageError
-from collab_heads.registry import get_adapter, head_numbers
 from collab_heads.rotation.dynamic import DynamicRotation
-from collab_heads.training.runs import head_watch
+from collab_heads.training.runs import analysis
+from collab_heads.training.runs.analysis import HeadWatch
 from collab_heads.training.runs.classifier import Classifier
-from collab_heads.training.runs.head_watch import HeadWatch
 
 FOLDER, SERIES = "head_history", "head_history/head_history.json"
 ALPHAS = ("--alpha_mixing", "--alpha_growth_weight", 0.05, "--alpha_sites", "dec-self", "dec-enc")
@@ -35,10 +35,10 @@ GATES = ("--target_heads", 2, "--gated_sites", "enc-self", "--selection_share", 
 @pytest.fixture
 def without_pictures(monkeypatch):
     """They take longer than all else."""
-    monkeypatch.setattr(head_watch, "history_curves", lambda *args, **options: None)
-    monkeypatch.setattr(head_watch, "history_strip", lambda *args, **options: None)
+    monkeypatch.setattr(analysis, "history_curves", lambda *args, **options: None)
+    monkeypatch.setattr(analysis, "history_strip", lambda *args, **options: None)
     for name in ("png_bytes", "svg_bytes", "history_gif"):
-        monkeypatch.setattr(head_watch, name, lambda *args: b"drawn")
+        monkeypatch.setattr(analysis, name, lambda *args: b"drawn")
 
 
 @pytest.fixture
@@ -126,9 +126,9 @@ def test_what_is_noted_is_what_is_there(bert, files, tmp_path, batches):
 @pytest.mark.usefixtures("without_pictures")
 def test_gates_alphas_and_removed_heads(marian, bilingual, tmp_path, monkeypatch):
     """What is noted last is what the run ends with; heads that were removed before the training were never there."""
-    seen, stock = [], head_watch.head_scores
+    seen, stock = [], analysis.head_scores
     monkeypatch.setattr(
-        head_watch,
+        analysis,
         "head_scores",
         lambda model, batches, *more, **o: seen.append(batches) or stock(model, batches, *more, **o),
     )
@@ -179,7 +179,7 @@ def test_heads_that_go_between_two_trainings(bert, files, tmp_path):
 def test_what_a_rotation_ranks_by_is_noted_per_epoch(bert, files, tmp_path, monkeypatch):
     """The pairs follow from the scores of the epoch before; pictures know when heads changed places."""
     marked = []
-    monkeypatch.setattr(head_watch, "history_curves", lambda *args, exchanges: marked.append(exchanges))
+    monkeypatch.setattr(analysis, "history_curves", lambda *args, exchanges: marked.append(exchanges))
     out = tmp_path / "out"
     more = ("--rotate", "enc-self=hard", "--rotation_metric", "pairwise", "--analyze_every", "epoch")
     results = scripts.run(bert, files, out, *more, "--num_train_epochs", 3)
@@ -302,7 +302,7 @@ def test_without_a_folder_there_is_nowhere_to_write(bilingual):
 @pytest.mark.parametrize("module, package", (("matplotlib", "pictures need matplotlib"), ("PIL", "move need pillow")))
 def test_missing_packages_are_told_before_the_training(module, package, bert, files, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(head_watch, "HeadWatch", None)
+    monkeypatch.setattr(analysis, "HeadWatch", None)
     with pytest.raises(MissingPackageError, match=package):
         run_glue.parse(scripts.flags(bert, files, tmp_path / "out", "--analyze_every", 5))
 
@@ -316,7 +316,7 @@ def test_a_damaged_series_in_a_checkpoint():
 
 
 def test_metrics_that_are_watched():
-    assert head_watch.watched_metrics(None) == ["confidence"]
-    assert head_watch.watched_metrics(DynamicRotation("hard", "l2")) == ["confidence", "output_distance"]
+    assert analysis.watched_metrics(None) == ["confidence"]
+    assert analysis.watched_metrics(DynamicRotation("hard", "l2")) == ["confidence", "output_distance"]
     several = DynamicRotation({"enc-self": "soft", "dec-enc": "random"}, {"enc-self": "pairwise"})
-    assert head_watch.watched_metrics(several) == ["confidence", "map_distance"]
+    assert analysis.watched_metrics(several) == ["confidence", "map_distance"]

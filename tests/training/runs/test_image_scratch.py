@@ -5,11 +5,11 @@ import torch
 from transformers import AutoConfig
 
 import run_image_classification
+from collab_heads.contract.registry import image_blueprints
+from collab_heads.data.glue_tasks import Task
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.query_key import is_swapped
-from collab_heads.registry import image_blueprints
-from collab_heads.training.data.glue_tasks import Task
-from collab_heads.training.runs.image_scratch import untrained
+from collab_heads.training.runs.image_classifier import untrained
 from families import sites
 
 TASK = Task(None, ("file",), ("cat", "dog", "owl"), "classification")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collab_heads.training.runs.provenance import provenance
+from collab_heads.training.runs.session import provenance
 
 
 def test_provenance_is_the_command_and_the_versions(monkeypatch):

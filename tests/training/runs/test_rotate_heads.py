@@ -6,22 +6,22 @@ import pytest
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import DynamicRotation, HeadRotation
+from collab_heads.command.flags import rotating
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
-from collab_heads.training.flags import rotating
-from collab_heads.training.runs import rotate_heads
+from collab_heads.training.runs import head_changes
 from families import FAMILIES
 
 
 def cycles(args) -> dict:
     """The cycles of a rotation as it stores them."""
-    return rotate_heads.rotation_of(args).settings()["cycles"]
+    return head_changes.rotation_of(args).settings()["cycles"]
 
 
 def test_without_flags_nothing_rotates(parse):
     args = parse("")
     rotating.check_rotation(args)
     assert not rotating.wants_rotation(args)
-    assert rotate_heads.rotation_of(args) is None
+    assert head_changes.rotation_of(args) is None
 
 
 def test_numbers_for_all_roles(parse):
@@ -31,7 +31,7 @@ def test_numbers_for_all_roles(parse):
     )
     rotating.check_rotation(args)
     assert rotating.wants_rotation(args)
-    rotation = rotate_heads.rotation_of(args)
+    rotation = head_changes.rotation_of(args)
     assert isinstance(rotation, DynamicRotation)
     assert (rotation.policy, rotation.metric, rotation.seed) == ("soft", "l2", 7)
     assert cycles(args) == {"all": {"count": 2, "frequency": 3, "rest": 4, "start": 5, "end": 6}}
@@ -52,7 +52,7 @@ def test_a_policy_and_a_metric_per_role(parse):
         "--rotation_layer_pairs enc-self=2 --rotation_count 2"
     )
     rotating.check_rotation(args)
-    found = rotate_heads.rotation_of(args).role_settings
+    found = head_changes.rotation_of(args).role_settings
     assert {role: (each.policy, each.metric, each.layer_pairs, each.count) for role, each in found.items()} == {
         "enc-self": ("soft", "confidence", 2, 2),
         "dec-enc": ("hard", "pairwise", None, 2),
@@ -62,7 +62,7 @@ def test_a_policy_and_a_metric_per_role(parse):
 
 def test_what_is_left_out_is_as_in_the_library(parse):
     for policy in ("hard", "soft", "local", "random"):
-        ours = rotate_heads.rotation_of(parse(f"--rotate {policy}"))
+        ours = head_changes.rotation_of(parse(f"--rotate {policy}"))
         assert ours.settings() == DynamicRotation(policy, seed=42).settings()  # 42: the scripts' own seed
 
 
@@ -77,7 +77,7 @@ def test_a_schedule_is_read(parse, tmp_path):
     path.write_text('{"3": [{"role": "enc-self", "layers": [0, 1], "heads": [0, 3]}]}')
     args = parse(f"--rotation_schedule {path}")
     rotating.check_rotation(args)
-    rotation = rotate_heads.rotation_of(args)
+    rotation = head_changes.rotation_of(args)
     assert isinstance(rotation, HeadRotation)
     assert list(rotation.schedule) == [3]
 
@@ -88,7 +88,7 @@ def test_a_schedule_that_cannot_be_read(content, parse, tmp_path):
     if content is not None:
         path.write_text(content)
     with pytest.raises(DataError, match=f"{path}: "):
-        rotate_heads.rotation_of(parse(f"--rotation_schedule {path}"))
+        head_changes.rotation_of(parse(f"--rotation_schedule {path}"))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_settings_that_cannot_be(flags, message, parse):
     args = parse(f"--rotate hard {flags}")
     rotating.check_rotation(args)
     with pytest.raises(ArgumentError, match=message):
-        rotate_heads.rotation_of(args)
+        head_changes.rotation_of(args)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_settings_that_cannot_be(flags, message, parse):
 def test_models_and_trainings_that_do_not_fit(flags, message, parse):
     model = FAMILIES["bert"].build()
     before = snapshot(model)
-    rotation = rotate_heads.rotation_of(parse(f"--rotate hard {flags}"))
+    rotation = head_changes.rotation_of(parse(f"--rotate hard {flags}"))
     with pytest.raises(CollabHeadsError, match=message):
         rotation.check(model, 3)
     assert_unchanged(model, before)

@@ -6,13 +6,13 @@ import translation_models as tiny
 from transformers import AutoModelForSeq2SeqLM
 
 import run_translation
+from collab_heads.contract.registry import blueprints
+from collab_heads.data.batches import Collate
+from collab_heads.data.translation import Objective, encode
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.layers.query_key import is_swapped
-from collab_heads.record import CollabConfig
-from collab_heads.registry import blueprints
-from collab_heads.training.data.collate import Collate
-from collab_heads.training.data.translation import Objective, encode
-from collab_heads.training.runs.scratch import untrained
+from collab_heads.sites.record import CollabConfig
+from collab_heads.training.runs.translation_model import untrained
 from families import sites
 
 CORPUS = tiny.data(train=300, validation=5)

@@ -7,13 +7,12 @@ import torch
 from unchanged import refused
 
 from collab_heads.collaborative.report import SiteReport, SwapReport
+from collab_heads.command.flags.arguments import add_training_arguments
+from collab_heads.command.flags.collaborative import add_collaborative_arguments
+from collab_heads.command.flags.heads import add_alpha_arguments, add_head_arguments
+from collab_heads.command.flags.parsing import Parser
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.layers.query_key import is_swapped
-from collab_heads.training.flags.alphas import add_alpha_arguments
-from collab_heads.training.flags.arguments import add_training_arguments
-from collab_heads.training.flags.collaborative import add_collaborative_arguments
-from collab_heads.training.flags.parsing import Parser
-from collab_heads.training.flags.pruning import add_head_arguments
 from collab_heads.training.runs import swap as swapping
 from collab_heads.training.runs.learner import check_flags_fit
 from families import EXACT, FAMILIES, HEADS, sites

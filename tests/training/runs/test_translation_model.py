@@ -9,9 +9,9 @@ import translation_models as tiny
 from transformers import AutoModelForSeq2SeqLM, NllbTokenizer
 
 from collab_heads import swap_to_collaborative
+from collab_heads.data.batches import Collate
+from collab_heads.data.translation import Objective, encode
 from collab_heads.errors import ArgumentError
-from collab_heads.training.data.collate import Collate
-from collab_heads.training.data.translation import Objective, encode
 from collab_heads.training.runs.translation_model import check_fits, freeze, freeze_unsaved, set_languages
 
 LANGUAGES = {"mbart": ("de_DE", "en_XX"), "mbart50": ("de_DE", "en_XX"), "m2m_100": ("de", "en")}

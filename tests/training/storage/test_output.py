@@ -7,8 +7,7 @@ import pytest
 from crashing import dies_at
 from written_output import NEW, OLD, again, contents, texts
 
-from collab_heads.training.storage.output import Output
-from collab_heads.training.storage.output_checks import check_output
+from collab_heads.training.storage.output import Output, check_output
 
 
 def test_clearing_deletes_what_a_run_left_and_nothing_else(output):

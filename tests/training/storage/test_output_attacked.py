@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from collab_heads.errors import OutputError
-from collab_heads.folders import digest, write_folder
+from collab_heads.files.folders import digest, write_folder
 from collab_heads.training.runs.session import lies_below
-from collab_heads.training.storage.output import Output
-from collab_heads.training.storage.output_checks import check_output, lies_in
+from collab_heads.training.storage.output import Output, check_output, lies_in
 
 
 def write(path, text="mine"):

@@ -4,8 +4,7 @@ import pytest
 from written_output import again, contents
 
 from collab_heads.errors import OutputError
-from collab_heads.training.storage.output import Output
-from collab_heads.training.storage.output_checks import check_output
+from collab_heads.training.storage.output import Output, check_output
 from collab_heads.training.storage.reservation import LOCK
 
 

@@ -16,7 +16,7 @@ from scripts import run_on_two
 from torch import nn
 
 from collab_heads.errors import OutputError, SwapError
-from collab_heads.training.runs import choose_heads
+from collab_heads.training.runs import head_changes
 from collab_heads.training.runs import swap as swapping
 from collab_heads.training.storage import reservation
 from collab_heads.training.storage.reservation import LOCK, agreed, reserved, same_weights
@@ -180,7 +180,7 @@ def test_all_processes_learn_why_the_first_refuses(monkeypatch):
     "compute",
     (
         lambda accelerator: swapping.swap_everywhere(accelerator, Namespace(compress_budget=None), None, None),
-        lambda accelerator: choose_heads.importance_before_training(
+        lambda accelerator: head_changes.importance_before_training(
             accelerator, Namespace(target_heads=3, importance_samples=4), None, lambda count: ()
         ),
     ),
@@ -193,7 +193,7 @@ def test_all_processes_learn_why_the_first_could_not_compute(compute, monkeypatc
 
     sent = []
     monkeypatch.setattr(swapping, "swap", refuse)
-    monkeypatch.setattr(choose_heads, "head_importance", refuse)
+    monkeypatch.setattr(head_changes, "head_importance", refuse)
     monkeypatch.setattr(reservation, "broadcast_object_list", sent.append)
     accelerator = Accelerator(cpu=True)
     monkeypatch.setattr(type(accelerator), "num_processes", 2)

@@ -1,0 +1,1 @@
+"""Ground: checks, tables and progress bars, optional packages, numbers."""

@@ -1,0 +1,131 @@
+"""Check the arguments of public functions against their signatures, before anything else happens."""
+
+import functools
+import inspect
+import os
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from numbers import Number
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from collab_heads.base.wrappers import check_model
+from collab_heads.errors import ArgumentError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+# What has a check of its own, which says more: shapes of tensors, the number of a batch, and bounds of numbers.
+CHECKED_ELSEWHERE = (Any, object, Tensor, Iterable[Mapping])
+NUMBERS = (int, float)
+NAMES = ("adapter", "exclude", "optimizer", "pairs", "sites", "stretch")  # of arguments, likewise
+# What is as good: a model may be inside of something else, and each function says what it takes.
+AS_GOOD: dict[Any, type] = {PreTrainedModel: nn.Module, Path: os.PathLike, tuple: Sequence}
+WORDS: dict[Any, str] = {
+    types.NoneType: "None",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+    Callable: "a function",
+    Mapping: "a dict",
+    Sequence: "a list",
+    Iterable: "a list",
+}
+
+
+def checking_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorator of a public function: what it is given has to be of the types that its signature says.
+
+    It raises UnsupportedModelError where a model is expected and something else is given, and ArgumentError where
+    anything else is expected.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        signature = signature_of(function)
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # too many, or too few: Python says so itself
+            return function(*args, **kwargs)
+        for name in given.keys() - NAMES:
+            hint = signature.parameters[name].annotation
+            check_argument(name, given[name], Any if isinstance(hint, str) else hint)
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@functools.cache
+def signature_of(function: Callable) -> inspect.Signature:
+    """Return a signature with types for the names of types, where these are known at run time.
+
+    It is asked for at the first call: a module may define a type after the function that names it.
+    """
+    try:
+        return inspect.signature(function, eval_str=True)
+    except NameError:  # one is imported `if TYPE_CHECKING`
+        return inspect.signature(function)
+
+
+def check_argument(name: str, value: object, hint: Any) -> None:
+    """Raise ArgumentError, or of a model UnsupportedModelError, unless a value is of a type."""
+    if fits(value, hint):
+        return
+    if hint in (PreTrainedModel, nn.Module):
+        check_model(value)
+    raise ArgumentError(f"{name} must be {words(hint)}, not {value!r:.80}")
+
+
+def fits(value: object, hint: Any, *, inside: bool = False) -> bool:
+    """Return whether a value has a type, as far as that shows without consuming an iterator.
+
+    Args:
+        value: what was given.
+        hint: the type.
+        inside: whether it is an element of something; a number that is an argument has a check of its own.
+    """
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if hint in CHECKED_ELSEWHERE:
+        return True
+    if hint in NUMBERS:
+        return not inside or isinstance(value, Number)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, each, inside=inside) for each in inner)
+    if origin is Literal:
+        return isinstance(value, tuple(map(type, inner)))
+    if origin is Path:
+        return isinstance(value, os.PathLike)
+    if hint is str and not inside and isinstance(value, str) and "\0" in value:  # no name of a file, nor of anything
+        return False
+    if origin is type:
+        return isinstance(value, type) and issubclass(value, inner[0])
+    if not isinstance(value, AS_GOOD.get(origin, origin)) or (isinstance(value, str | bytes) and hint is not str):
+        return False
+    if not inner or not isinstance(value, Collection) or isinstance(value, Tensor):
+        return True
+    if origin is Mapping and isinstance(value, Mapping):
+        pairs = [each for pair in value.items() for each in zip(pair, inner, strict=True)]
+    elif origin is tuple and inner[-1] is not ...:
+        pairs = list(zip(value, inner, strict=False)) if len(value) == len(inner) else [(None, str)]
+    else:
+        pairs = [(each, inner[0]) for each in value]
+    return all(fits(each, of, inside=True) for each, of in pairs)
+
+
+def words(hint: Any) -> str:
+    """Return the name of a type for a message."""
+    origin, inner = get_origin(hint) or hint, [each for each in get_args(hint) if each is not ...]
+    if origin in (Union, types.UnionType):
+        *most, last = dict.fromkeys(map(words, inner))
+        return f"{', '.join(most)} or {last}" if most else last
+    if origin is Literal:
+        return f"one of {', '.join(map(str, inner))}"
+    if origin is type:
+        return f"a class of {inner[0].__name__}"
+    plain = WORDS.get(origin) or f"a {origin.__name__}"
+    return f"{plain} ({' -> '.join(map(words, inner))})" if inner and origin in (Mapping, Sequence, Iterable) else plain

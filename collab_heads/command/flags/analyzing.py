@@ -1,0 +1,98 @@
+"""The flags of what is shown of heads: `--analyze`, at the end, and `--analyze_every`, in training."""
+
+import argparse
+from argparse import Namespace
+
+from collab_heads.analysis.treebank.conllu import Sentence, read_conllu
+from collab_heads.base.checks import check_choice
+from collab_heads.base.extras import check_extra
+from collab_heads.base.option_values import PREFIX_KINDS, ReportPart
+from collab_heads.command.flags.arguments import trains
+from collab_heads.command.flags.parsing import count_from_1, interval, path
+from collab_heads.errors import ArgumentError
+
+ABLATION: tuple[ReportPart, ...] = ("statistics", "roles", "relevance", "gradient", "ablation")
+
+LOSS = "loss"  # what is measured without each head, if nothing else is asked for
+
+
+def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is shown of the heads."""
+    group = parser.add_argument_group("looking at heads")
+    add = group.add_argument
+    add(
+        "--analyze",
+        action="store_true",
+        help="at the end, write a report on the heads, tables and pictures, to head_report/",
+    )
+    add(
+        "--analyze_samples",
+        type=count_from_1,
+        metavar="N",
+        help="validation examples that heads are looked at on (default: all)",
+    )
+    add(
+        "--analyze_every",
+        type=interval,
+        metavar="N|epoch",
+        help="every N optimizer steps, or after every epoch, note how sure heads are, how open their gates, and how "
+        "they are mixed; at the end draw it, still and moving, in head_history/",
+    )
+    add(
+        "--analyze_treebank",
+        type=path,
+        metavar="FILE",
+        help="CoNLL-U file in the input's language: the report also shows which heads follow its dependencies",
+    )
+    add(
+        "--analyze_ablation",
+        nargs="?",
+        const=LOSS,
+        default=False,
+        metavar="METRIC",
+        help="also measure the model without each head, one evaluation per head: its loss, or another metric, "
+        "such as bleu",
+    )
+
+
+def add_prefix_argument(parser: argparse.ArgumentParser) -> None:
+    """What is shown of a model that translates, beside its heads."""
+    parser.add_argument(
+        "--analyze_prefixes",
+        nargs="+",
+        metavar="KIND",
+        help="for --analyze: what the decoder has read when contributions of source and target are measured, some of "
+        "reference, own (the model's translations) and random (those of other sentences) (default: reference)",
+    )
+
+
+def check_analysis(args: Namespace) -> None:
+    """Check what can be checked without model and data; a treebank is read once.
+
+    Raises:
+        ArgumentError: on flags without effect.
+        DataError: if the treebank is missing or broken.
+        MissingPackageError: if there is no matplotlib to draw with, or no Pillow for pictures that move.
+    """
+    for flag in ("analyze_treebank", "analyze_ablation", "analyze_prefixes"):
+        if getattr(args, flag, None) and not args.analyze:
+            raise ArgumentError(f"--{flag} has no effect without --analyze")
+    for kind in getattr(args, "analyze_prefixes", None) or ():
+        check_choice("--analyze_prefixes", kind, PREFIX_KINDS)
+    if args.analyze_samples and not (args.analyze or args.analyze_every):
+        raise ArgumentError("--analyze_samples has no effect without --analyze or --analyze_every")
+    for flag in ("analyze", "analyze_every"):
+        if getattr(args, flag):
+            if args.output_dir is None:
+                raise ArgumentError(f"--{flag} needs --output_dir")
+            check_extra("plots", "pictures")
+    if args.analyze_every:
+        check_extra("train", "pictures that move", ["pillow"])
+        if not trains(args):
+            raise ArgumentError("--analyze_every looks at heads in training: there are no training steps")
+    treebank(args)
+
+
+def treebank(args: Namespace) -> list[Sentence] | None:
+    """The sentences of the treebank; None without."""
+    return read_conllu(args.analyze_treebank) if args.analyze_treebank else None

@@ -1,0 +1,226 @@
+"""The flags of the swap to collaborative attention."""
+
+import argparse
+from collections.abc import Callable
+
+from collab_heads.base.checks import check_choice
+from collab_heads.base.option_values import ALLOCATIONS, MEASURES
+from collab_heads.command.flags.parsing import count, count_from_1, path, per_role, positive, width
+from collab_heads.errors import ArgumentError
+from collab_heads.sites.state import KINDS, QueryKeyKind
+
+SWAPS = ("before", "after", "between")
+DEFAULT_KIND: QueryKeyKind = KINDS[0]
+COMPRESSED: QueryKeyKind = "per_head"  # the kind that compression gives
+OF_COMPRESSION = ("compress_of", "compress_kind")
+
+
+def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
+    """The swap to collaborative attention."""
+    group = parser.add_argument_group("collaborative attention")
+    add = group.add_argument
+    add("--collaborative", action="store_true", help="replace attention by collaborative attention")
+    add_width_arguments(add)
+    add(
+        "--compress_budget",
+        type=positive,
+        metavar="SHARE",
+        help="instead of --collaborative: what is to be left of attention, such as 0.5; heads go, and queries, keys "
+        "and values get narrower, where it costs least (with a new classification head --swap after or between)",
+    )
+    add("--compress_of", metavar="WHAT", help=f"what the share is of: {', '.join(MEASURES)} (default: {MEASURES[0]})")
+    add(
+        "--compress_kind",
+        metavar="KIND",
+        help=f"the kind of narrower queries and keys, as --kind (default: {COMPRESSED})",
+    )
+    add(
+        "--swap",
+        default="before",
+        metavar="WHEN",
+        help="when attention is replaced or compressed: before fine-tuning, after it, or between two (fine-tune, swap, "
+        "fine-tune again)",
+    )
+    add(
+        "--calibration_samples",
+        type=count,
+        default=256,
+        metavar="N",
+        help="training examples on which the replacement is fitted to what the layers see; 0: from the weights alone",
+    )
+    add_fit_arguments(add)
+    add(
+        "--sites",
+        nargs="+",
+        metavar="SITE",
+        help="the attention to replace or compress, by role (enc-self, dec-self, dec-enc) or module path (default: "
+        "all)",
+    )
+    add(
+        "--score_terms",
+        default="both",
+        metavar="TERMS",
+        help="for ablation: content or context keeps only that term of the attention score; both keeps both",
+    )
+
+
+def add_width_arguments(add: Callable[..., object]) -> None:
+    """How wide queries, keys and values are to be; `add` is that of a parser or a group."""
+    add(
+        "--dim_shared_query_key",
+        type=per_role(width),
+        metavar="R",
+        help="width of the query and key of a layer, all heads together; 0.5 is half of what the model has; "
+        "or per role, such as enc-self=64,dec-enc=0.5, which leaves other roles alone (default: all of it, which is "
+        "exact)",
+    )
+    add(
+        "--dim_value",
+        type=per_role(width),
+        metavar="R",
+        help="width of the values of a layer, all heads together, in the same forms (default: as they are; alone it "
+        "leaves query and key as they are, too)",
+    )
+    add(
+        "--kind",
+        default=DEFAULT_KIND,
+        metavar="KIND",
+        help="shared: all heads use one projection of queries and keys; per_head: every head has its own, narrower one",
+    )
+    add(
+        "--allocation",
+        default="uniform",
+        metavar="HOW",
+        help="uniform: the same width in every layer; balanced: as many parameters in all, but more of them in the "
+        "layers where they count most",
+    )
+
+
+def add_fit_arguments(add: Callable[..., object]) -> None:
+    """How the replacement is fitted; `add` is that of a parser or a group."""
+    add(
+        "--refine_steps",
+        type=count,
+        default=120,
+        metavar="N",
+        help="gradient steps per layer that improve the fit; only with calibration",
+    )
+    add(
+        "--decomposition_tol",
+        type=positive,
+        default=1e-4,
+        metavar="TOL",
+        help="the decomposition stops when a sweep lowers the relative error by less",
+    )
+    add("--decomposition_method", default="als", metavar="NAME", help="als, or parafac of the package tensorly")
+
+
+def check_swap(args: argparse.Namespace) -> None:
+    """Check what the flags of a swap say together, without the tables of the library.
+
+    Raises:
+        ArgumentError: naming the flag and the way out.
+    """
+    check_choice("--swap", args.swap, SWAPS)
+    check_choice("--allocation", args.allocation, ALLOCATIONS)
+    if args.allocation == "balanced" and not args.calibration_samples:
+        raise ArgumentError("--allocation balanced needs --calibration_samples")
+    check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
+    given = args.dim_shared_query_key, args.dim_value, args.kind, args.allocation
+    if not args.collaborative and given != (None, None, DEFAULT_KIND, "uniform"):
+        raise ArgumentError(
+            "--dim_shared_query_key, --dim_value, --kind and --allocation have no effect without --collaborative"
+        )
+    if not wants_swap(args) and (args.sites, args.swap) != (None, "before"):
+        raise ArgumentError("--sites and --swap have no effect without --collaborative or --compress_budget")
+    check_compression(args)
+
+
+def check_fit(args: argparse.Namespace) -> None:
+    """Check the kind of the projections and how they are fitted; the errors of `check_swap`.
+
+    What there is stands in tables of the library, which takes long to import.
+    """
+    from collab_heads.collaborative.kinds import FITS
+    from collab_heads.collaborative.solvers import METHODS, check_method
+
+    check_choice("--kind", args.kind, offered())
+    check_choice("--decomposition_method", args.decomposition_method, METHODS)
+    check_method(args.decomposition_method)
+    why = FITS[args.kind].meaningless.get("method")
+    if why is not None and args.decomposition_method != "als":
+        raise ArgumentError(f"--decomposition_method has no meaning for --kind {args.kind}, {why}")
+    if args.decomposition_tol >= 1:
+        raise ArgumentError(f"--decomposition_tol {args.decomposition_tol} must be below 1")
+
+
+def check_smaller(args: argparse.Namespace) -> None:
+    """Check the budget and the kind of a compression, as `check_fit` does those of a swap."""
+    from collab_heads.compression.plan import check_budget
+
+    if args.compress_budget is not None:
+        check_budget(args.compress_budget)
+    if args.compress_kind is not None:
+        check_choice("--compress_kind", args.compress_kind, offered())
+
+
+def offered() -> list[str]:
+    """The kinds of query/key projection that one can ask for."""
+    from collab_heads.collaborative.kinds import FITS
+
+    return [name for name, fit in FITS.items() if fit.is_offered]
+
+
+def wants_swap(args: argparse.Namespace) -> bool:
+    """Whether attention is replaced or compressed."""
+    return args.collaborative or args.compress_budget is not None
+
+
+def check_compression(args: argparse.Namespace) -> None:
+    """Check the flags of the compression; the errors of `check_swap`."""
+    if args.compress_budget is None:
+        if given := [f"--{flag}" for flag in OF_COMPRESSION if getattr(args, flag) is not None]:
+            raise ArgumentError(f"{' and '.join(given)} have no effect without --compress_budget")
+        return
+    if args.collaborative:
+        raise ArgumentError(
+            "--compress_budget and --collaborative exclude each other: one finds the widths, the other is given them"
+        )
+    if not args.calibration_samples:
+        raise ArgumentError("--compress_budget needs --calibration_samples")
+    if args.compress_of is not None:
+        check_choice("--compress_of", args.compress_of, MEASURES)
+
+
+def add_distill_arguments(parser: argparse.ArgumentParser) -> None:
+    """How a changed model learns from its original."""
+    add = parser.add_argument_group("distillation").add_argument
+    add(
+        "--distill_steps",
+        type=count_from_1,
+        metavar="N",
+        help="after --collaborative or --compress_budget, before any other training: steps in which the changed "
+        "attention learns to do what the original does, on 32 training examples each, without labels (default: none)",
+    )
+    add(
+        "--distill_from",
+        type=path,
+        metavar="NAME",
+        help="folder, or name on the Hub, of the original to learn from (default: the model before the change)",
+    )
+
+
+def check_distillation(args: argparse.Namespace) -> None:
+    """Check what a single flag cannot know.
+
+    Raises:
+        ArgumentError: naming the flag and the way out.
+    """
+    if args.distill_steps is None:
+        if args.distill_from is not None:
+            raise ArgumentError("--distill_from needs --distill_steps")
+        return
+    if not wants_swap(args):
+        raise ArgumentError("--distill_steps needs --collaborative or --compress_budget: else there is nothing to mend")
+    if args.score_terms != "both":
+        raise ArgumentError("--distill_steps would learn what --score_terms leaves out: leave one of them out")

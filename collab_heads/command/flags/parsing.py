@@ -1,0 +1,231 @@
+"""How the command line is read: a parser with suggestions, and the types of the flags' values."""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from collab_heads.base.checks import check_choice
+from collab_heads.base.option_values import ROLES
+from collab_heads.command.flags.flag_files import as_argument, check_old_flag, is_flag_file, read_flags
+from collab_heads.errors import ArgumentError
+
+MAX_COUNT, MAX_SEED, MAX_EPOCHS = 2**31 - 1, 2**32 - 2**16, 10_000
+AUTO = "auto"  # what leaves a number to the task
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the description, and adds the default of every flag that has one to say."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default, text = action.default, action.help or ""
+        says_nothing = default is None or default is False or default in ("", argparse.SUPPRESS)
+        if says_nothing or not action.option_strings or "(default:" in text:
+            return text
+        return f"{text} (default: %(default)s)".strip()
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that suggests the nearest flag for one that it does not know; flags are not abbreviated."""
+
+    def __init__(
+        self, *, allow_abbrev: bool = False, formatter_class: type[argparse.HelpFormatter] = Help, **options: Any
+    ):
+        super().__init__(allow_abbrev=allow_abbrev, formatter_class=formatter_class, **options)
+
+    # argparse declares three overloads; this one signature takes all of their arguments
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse, with a suggestion; a file of flags may come first, and flags after it override it."""
+        args = list(sys.argv[1:] if args is None else args)
+        if args and is_flag_file(args[0]):
+            self.take_defaults(args.pop(0))
+        try:
+            parsed, unknown = self.parse_known_args(args, namespace)
+        except ArgumentError:  # that a flag is missing may be due to one that is misspelt
+            self.check_known(each for each in args if each.startswith("--"))
+            raise
+        self.check_known(unknown)
+        return parsed
+
+    def check_known(self, flags: Iterable[str]) -> None:
+        """Raise ArgumentError for the first flag that there is not, with the nearest, or what stands for it here."""
+        for flag in flags:
+            name = flag.split("=")[0]
+            if not flag.startswith("-"):
+                raise ArgumentError(f"unexpected argument {flag!r}")
+            if name not in self._option_string_actions:
+                check_old_flag(name)
+                check_choice("flag", name, self._option_string_actions)
+
+    def take_defaults(self, file: str) -> None:
+        """Read a file of flags: what it says counts as long as no flag says otherwise.
+
+        Raises:
+            ArgumentError: on a flag that there is not, with the nearest, or a value that it cannot have.
+            DataError: if the file cannot be read.
+        """
+        known = {action.dest: action for action in self._actions if action.dest != "help"}
+        for name, value in read_flags(file).items():
+            if name not in known:
+                check_old_flag(f"--{name}")
+            check_choice(f"flag in {file}:", name, known)
+            if value is None:
+                continue
+            try:
+                known[name].default = self.value_of(known[name], value)
+            except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
+                raise ArgumentError(f"{file}: {name}: {error or repr(value)}") from error
+            known[name].required = False
+            if not known[name].option_strings:
+                known[name].nargs = "?"
+
+    @staticmethod
+    def value_of(action: argparse.Action, value: Any) -> Any:
+        """A value of a file as the command line would give it."""
+        if action.nargs == 0:
+            if not isinstance(value, bool):
+                raise ValueError(f"{value!r} is not true or false")
+            return value
+        if action.nargs == "?" and value is True:
+            return action.const
+        parse = action.type if callable(action.type) else str
+        if action.nargs in ("+", "*"):
+            return [parse(as_argument(each)) for each in (value if isinstance(value, list) else [value])]
+        return parse(as_argument(value))
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the whole usage and leaving."""
+        raise ArgumentError(f"{message} (see --help)")
+
+
+class PathName(str):
+    """The name of a file or folder on the command line; that of a model or data set may be one on the Hub."""
+
+
+def path(text: str) -> PathName:
+    """Parse the name of a file or folder: what flags of this type name is never overwritten or deleted."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty (a shell variable that is not set?)")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has a null byte in it")
+    return PathName(text)
+
+
+def input_paths(args: argparse.Namespace) -> list[str]:
+    """The files and folders that the run reads: the values of all flags of type `path`, except the output folder."""
+    values = [value for name, value in vars(args).items() if name != "output_dir"]
+    flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    return [each for each in flat if isinstance(each, PathName)]
+
+
+def stored_value(value: Any) -> Any:
+    """The value of a flag as JSON and a checkpoint have it: paths as text."""
+    if isinstance(value, list):
+        return [stored_value(each) for each in value]
+    return str(value) if isinstance(value, PathName) else value
+
+
+def width(text: str) -> int | float:
+    """Parse "128" as a width and "0.5" as a share."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def interval(text: str) -> int | str:
+    """Parse a number of steps, or "epoch"."""
+    return text if text == "epoch" else count_from_1(text)
+
+
+def count(text: str, least: int = 0, most: int = MAX_COUNT) -> int:
+    """Parse a whole number from 0."""
+    value = int(text)
+    if value < 0 <= least:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text} is too small: {least} or more")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"{text} is too large: {most:,} at most")
+    return value
+
+
+def count_from_1(text: str) -> int:
+    """Parse a whole number from 1."""
+    return count(text, least=1)
+
+
+def seed(text: str) -> int:
+    """Parse a seed that every generator takes: numpy's end at 2**32, and processes and phases add their numbers."""
+    return count(text, most=MAX_SEED)
+
+
+def epochs(text: str) -> float:
+    """Parse a number of epochs, whole or not."""
+    if not_negative(text) > MAX_EPOCHS:
+        raise argparse.ArgumentTypeError(f"{text} is too large: {MAX_EPOCHS:,} at most; --max_train_steps takes more")
+    return float(text)
+
+
+def epochs_or_auto(text: str) -> float | str:
+    """Parse a number of epochs, or "auto"."""
+    return text if text == AUTO else epochs(text)
+
+
+epochs_or_auto.__name__ = f"number of epochs, or {AUTO}"  # argparse quotes it
+
+
+def not_negative(text: str) -> float:
+    """Parse a finite number from 0."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text} must be a finite number, 0 or more")
+    return value
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above 0."""
+    if not_negative(text) == 0:
+        raise argparse.ArgumentTypeError("0 is too small")
+    return float(text)
+
+
+def decay(text: str) -> float:
+    """Parse the decay of a running mean: from 0 to below 1."""
+    if not_negative(text) >= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be below 1")
+    return float(text)
+
+
+def share_of_steps(text: str) -> float:
+    """Parse a share of the steps, below 1."""
+    if not_negative(text) >= 1:
+        raise argparse.ArgumentTypeError(f"{text} is a share of the steps, below 1")
+    return float(text)
+
+
+share_of_steps.__name__ = "share"  # argparse quotes it
+
+
+Value = TypeVar("Value")
+
+
+def per_role(
+    value: Callable[[str], Value], roles: Sequence[str] = ROLES, kind: str = "role", what: str = "number"
+) -> Callable[[str], Value | dict[str, Value]]:
+    """A parser of "18" and of "enc-self=4,dec-self=4", whose numbers `value` parses; of other names and values, too."""
+
+    def parse(text: str) -> Value | dict[str, Value]:
+        if "=" not in text:
+            return value(text)
+        values: dict[str, Value] = {}
+        for part in text.split(","):
+            role, _, given = part.partition("=")
+            if role.strip() not in roles or role.strip() in values:
+                raise argparse.ArgumentTypeError(f"{part!r} is not one {kind}={what} of {', '.join(roles)}")
+            values[role.strip()] = value(given)
+        return values
+
+    parse.__name__ = f"{what}, or {kind}={what},"  # argparse quotes it
+    return parse

@@ -1,0 +1,265 @@
+"""The model of a command, and its tokenizer."""
+
+import copy
+import random
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from collab_heads.analysis.treebank.treebank import longest_input
+from collab_heads.base.checks import is_list
+from collab_heads.base.extras import check_extra
+from collab_heads.contract.registry import adapter_for_config, get_adapter
+from collab_heads.data.batches import Collate, chunked, generate, longest_first, tokenize
+from collab_heads.data.parallel import TABLES, Pairs, read_lines, read_two, without_empty
+from collab_heads.data.tables import check_columns, read_table, text_of
+from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
+from collab_heads.model.batches import evaluating
+from collab_heads.model.loading import load_or_explain
+
+
+class Loaded(NamedTuple):
+    """What a command works with: the model, of the class that its config names, in float32; its tokenizer; its dtype.
+
+    Attributes:
+        dtype: in which the model is stored.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    dtype: torch.dtype
+
+
+def load(args: Namespace) -> Loaded:
+    """Load the model that the flags name.
+
+    Raises:
+        ArgumentError: if there is none, it cannot be loaded, or does not fit the other flags.
+        UnsupportedModelError: if it has no adapter.
+    """
+    remote = {"trust_remote_code": args.trust_remote_code}
+    config = load_or_explain(AutoConfig, args.model, **remote)
+    adapter_for_config(config)
+    named, dtype = class_of(config), torch.float32 if config.dtype is None else config.dtype
+    if not isinstance(dtype, torch.dtype):
+        raise ArgumentError(f"{args.model}: the dtype in its config.json is {dtype!r:.80}, none that torch has")
+    tokenizer = load_tokenizer(args.model, remote)
+    model = load_or_explain(named, args.model, dtype=torch.float32, **({} if named is not AutoModel else remote))
+    get_adapter(model)
+    if len(getattr(args, "data", None) or ()) == 2 and not model.config.is_encoder_decoder:
+        raise ArgumentError(f"--data has two files, and {type(model).__name__} takes one: it does not translate")
+    device = getattr(args, "device", "cpu")
+    try:
+        return Loaded(model.to(device), tokenizer, dtype)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch was built without it, or finds none
+        raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}") from error
+
+
+def class_of(config: PretrainedConfig) -> Any:
+    """The class that a config names; AutoModel where it names none, or one that transformers lacks.
+
+    Raises:
+        ArgumentError: if what it names is no text.
+    """
+    named = config.architectures or ["AutoModel"]
+    if not is_list(named) or not isinstance(named[0], str):
+        raise ArgumentError(f"{config.name_or_path}: its architectures are {named!r:.80}, must be a list of names")
+    found = getattr(transformers, named[0], AutoModel)
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else AutoModel
+
+
+def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:
+    """Load a tokenizer.
+
+    Raises:
+        MissingPackageError: if it is one of SentencePiece, which is not installed.
+        ArgumentError: if there is none, or it cannot be loaded.
+    """
+    try:
+        return load_or_explain(AutoTokenizer, name, **remote)
+    except ArgumentError as error:
+        if "sentencepiece" in str(error).lower():
+            check_extra("train", "such tokenizers", ("sentencepiece",))
+        raise
+
+
+def check_class(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError if the model was loaded as another class than it is: its head would be lost."""
+    named = model.config.architectures
+    if named and type(model).__name__ not in named:
+        raise UnsupportedModelError(
+            f"the model is a {named[0]}, which transformers lacks, and would lose its head as a "
+            f"{type(model).__name__}: load it in Python, and change it there"
+        )
+
+
+def read_data(args: Namespace) -> Pairs:
+    """Read what the flags name; what is empty is left out, and counted.
+
+    Returns:
+        The sentences by "source" and, with two files or two columns, "target".
+
+    Raises:
+        DataError: on a file that is missing, empty, damaged or no text, of another length than its partner, or without
+            a column.
+        ArgumentError: on too many files or columns.
+    """
+    paths, where = [Path(name) for name in args.data], " and ".join(args.data)
+    if len(paths) > 2:
+        raise ArgumentError(f"--data has {len(paths)} files: give one of text, or two that are translations")
+    if any(is_table(path) for path in paths):
+        sides: Sequence[list[str]] = read_columns(args, paths)
+    elif args.column:
+        raise ArgumentError(f"--column {args.column[0]}: {where} has no columns, it is no table ({', '.join(TABLES)})")
+    else:
+        sides = read_two(*paths) if len(paths) == 2 else [read_lines(paths[0])]
+        for path, lines in zip(paths, sides, strict=True):
+            check_text(path, lines)
+    if len(sides) == 2:
+        return without_empty(where, *sides)[0]
+    lines = [line for line in sides[0] if line.strip()]
+    if not lines:
+        raise DataError(f"{where}: column {args.column[0]!r} has no text")  # a text file without any was refused
+    if missing := len(sides[0]) - len(lines):
+        print(f"{where}: left out {missing} of {len(sides[0]):,} lines, which are empty")
+    return {"source": lines}
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file has columns, by its name."""
+    return path.name.removesuffix(".gz").endswith(TABLES)
+
+
+def read_columns(args: Namespace, paths: Sequence[Path]) -> list[list[str]]:
+    """The named columns of a table, one or two."""
+    if len(paths) > 1:
+        raise ArgumentError(f"--data {paths[0]} {paths[1]}: give one table, and both columns with --column")
+    rows = read_table(paths[0], args.skip_bad_rows)
+    if not args.column or len(args.column) > 2:
+        raise ArgumentError(
+            f"{paths[0]} is a table: name the column that holds the text, or two, with --column; "
+            f"it has {', '.join(rows[0])}"
+        )
+    check_columns(paths[0], rows, args.column)
+    return [
+        [text_of(row[name], f"{paths[0]}, row {number}, column {name!r}") for number, row in enumerate(rows, 1)]
+        for name in args.column
+    ]
+
+
+def check_text(path: Path, lines: Sequence[str]) -> None:
+    """Raise DataError if a file is no text: null bytes are valid UTF-8, and in no text."""
+    for number, line in enumerate(lines, 1):
+        if "\0" in line:
+            raise DataError(f"{path}, line {number}: a null byte, so it is no text file: give one, in UTF-8")
+
+
+def fitting(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> Pairs:
+    """The sentences, or pairs, that are not longer than `--max_length`; how many are left out is said."""
+    most = longest(args, model, tokenizer)
+    fits = [i for i, length in enumerate(lengths(args, model, tokenizer, texts)) if length <= most]
+    if not fits:
+        why = "" if most == args.max_length else f", and this model reads {most} tokens at most"
+        raise ArgumentError(f"--max_length {args.max_length}: every sentence of {args.data[0]} is longer{why}")
+    if missing := len(texts["source"]) - len(fits):
+        print(f"left out {missing} of {len(texts['source']):,} sentences of more than {most} tokens")
+    return {side: [lines[i] for i in fits] for side, lines in texts.items()}
+
+
+def longest(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return how many tokens a sentence may have: `--max_length`, or what the model can read if that is less."""
+    return min(args.max_length, longest_input(model, tokenizer) or args.max_length)
+
+
+def lengths(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> list[int]:
+    """The tokens of each example: of both texts where an encoder reads a pair, of the longer one of a translation."""
+    if not model.config.is_encoder_decoder:
+        return list(map(len, encoded(args, tokenizer, texts)["input_ids"]))
+    sides = [list(map(len, tokenizer([args.source_prefix + line for line in texts["source"]])["input_ids"]))]
+    if "target" in texts:
+        sides.append(list(map(len, tokenizer(text_target=texts["target"])["input_ids"])))
+    return list(map(max, zip(*sides, strict=True))) if len(sides) == 2 else sides[0]
+
+
+def encoded(args: Namespace, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> Mapping[str, list]:
+    """What an encoder reads: single texts, or pairs."""
+    return tokenizer([args.source_prefix + line for line in texts["source"]], texts.get("target"))
+
+
+def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> list[dict]:
+    """Batches of sentences of like length; a translation model's with labels: the target, or what it makes itself."""
+    if not model.config.is_encoder_decoder:
+        columns = encoded(args, tokenizer, texts)
+        groups = longest_first(list(map(len, columns["input_ids"])), args.batch_size)
+        rows = [{name: values[i] for name, values in columns.items()} for i in range(len(texts["source"]))]
+        pad = with_padding(tokenizer).pad
+        return [dict(pad([rows[i] for i in group], return_tensors="pt")) for group in groups]
+    if "target" not in texts:
+        texts = {**texts, "target": translations(args, model, tokenizer, texts["source"])}
+    most = longest(args, model, tokenizer)
+    pairs = tokenize(texts, tokenizer, args.source_prefix, most, most)
+    collate = Collate(model, tokenizer.pad_token_id)
+    groups = longest_first(list(map(len, pairs["input_ids"])), args.batch_size)
+    return [collate([{name: rows[i] for name, rows in pairs.items()} for i in group]) for group in groups]
+
+
+def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer; where it has no padding token (GPT-2's), a copy that pads with the end of a text, unseen."""
+    if tokenizer.pad_token is None:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def translations(
+    args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str]
+) -> list[str]:
+    """What the model makes of the sentences, greedily."""
+    translated: list[str] = []
+    most = longest(args, model, tokenizer)
+    with evaluating(model):
+        for batch in chunked(source, args.batch_size):
+            texts = [args.source_prefix + line for line in batch]
+            inputs = tokenizer(texts, padding=True, return_tensors="pt")
+            ids = generate(model, inputs.to(model.device), num_beams=1, max_length=most)
+            translated += tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return translated
+
+
+def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None = None) -> list[Mapping] | None:
+    """Batches of `--samples` sentences of `--data`; None without data.
+
+    Args:
+        args: the flags.
+        loaded: the model and its tokenizer.
+        texts: what `--data` holds, if that has been read.
+    """
+    if args.data is None:
+        return None
+    chosen = sampled(args, loaded, read_data(args) if texts is None else texts, args.samples)
+    return list(batches_of(args, loaded.model, loaded.tokenizer, chosen))
+
+
+def sampled(args: Namespace, loaded: Loaded, texts: Pairs, most: int) -> Pairs:
+    """So many of the sentences, without those that are too long."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    return fitting(args, model, tokenizer, drawn(texts, most, args.seed))
+
+
+def drawn(texts: Pairs, most: int, seed: int) -> Pairs:
+    """So many of the sentences, drawn by a seed, in their order."""
+    size = len(texts["source"])
+    chosen = sorted(random.Random(seed).sample(range(size), min(most, size)))
+    return {side: [lines[i] for i in chosen] for side, lines in texts.items()}

@@ -1,0 +1,296 @@
+"""The adapter contract: where the attention of a model family is, and how its weights are laid out."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from collab_heads.contract.blueprints import Blueprint, ImageBlueprint
+from collab_heads.errors import ArgumentError
+from collab_heads.layers.fused import Projection, whole_of
+from collab_heads.layers.query_key import QueryKey, is_swapped
+from collab_heads.layers.removed import NoHeads, NoValues, is_empty, keep_rows
+from collab_heads.sites.site import ROLES, AttentionSite, AttentionWeights, Role, count_key_heads, kept_groups, per_head
+from collab_heads.sites.state import QueryKeyKind
+
+Capability = Literal["collaborative", "per_head", "gated", "alpha", "prune", "values"]
+CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
+
+
+class AttentionAdapter:
+    """Where the attention of a model family is, and how its weights are laid out.
+
+    A family is mostly data: fill in the class attributes, and override a method where the layout differs. An adapter
+    holds no state. The replacement classes hold the family's collaborative `forward`; each subclasses its stock class
+    and lives under its own name in the adapter's module, so that models pickle and outputs are recorded.
+
+    Attributes:
+        model_types: values of `config.model_type` that this adapter serves.
+        paths: regular expression of a site's path relative to the base model -> role; group 1 is the layer index.
+        replacements: stock attention class -> collaborative class.
+        shrunk: stock attention class -> its class with fewer heads; only where the stock forward cannot run them.
+        query, key, value: names of the projections in the attention module.
+        output: name of the output projection in the attention module; None where it is elsewhere.
+        heads: name of the head count in the attention module.
+        width: name of its width over all heads, where it has one that is not the model's.
+        head_width: the entry of the config and the attribute of the attention module that say how wide a head is, where
+            that is not the model's width over its heads.
+        head_counts: the entries of the config for the heads of every layer, and for its key/value heads (None where
+            heads share none); only with `head_width`, without which fewer heads would be wider ones.
+        position_table: name of the embedding in an attention module that has a column for every head, where the first
+            layer makes a position bias of it for all layers of its stack.
+        weights_at: where the weights [B, H, T, S] are among what the attention module returns.
+        weights_argument: the argument of its forward that must be True for that, where one must.
+        uses_interface: whether stock attention goes through transformers' attention interface; else say in
+            `score_biases` what it adds to its scores.
+        positions: the argument of its forward that holds cosines and sines, where positions are rotations of queries
+            and keys; else None.
+        rms_norms: the norms that only scale, without a mean and a bias.
+        gated: class of a gated feed-forward -> name of the activation whose output multiplies its other branch.
+        roles: the roles that models of the family can have.
+        capabilities: what the toolkit can do with this family.
+        why_not: for what it cannot do: why, and what to do instead.
+        exact_kind: the kind of query/key projection that holds the stock weights as they are.
+        variants: an entry of the config -> its value -> the adapter of such models, where they differ in what works.
+        blueprints: model type -> how to make a new model and vocabulary of it; where the scripts can.
+        image_blueprints: the same of model types that read images.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = ()
+    paths: ClassVar[Mapping[str, Role]] = {}
+    replacements: ClassVar[Mapping[type[nn.Module], type[nn.Module]]] = {}
+    shrunk: ClassVar[Mapping[type[nn.Module], type[nn.Module]]] = {}
+    query: ClassVar[str] = "query"
+    key: ClassVar[str] = "key"
+    value: ClassVar[str] = "value"
+    output: ClassVar[str | None] = None
+    heads: ClassVar[str] = "num_attention_heads"
+    width: ClassVar[str | None] = None
+    head_width: ClassVar[tuple[str, str] | None] = None
+    head_counts: ClassVar[tuple[str, str | None] | None] = None
+    position_table: ClassVar[str | None] = None
+    weights_at: ClassVar[int] = -1
+    weights_argument: ClassVar[str | None] = None
+    uses_interface: ClassVar[bool] = True
+    positions: ClassVar[str | None] = None
+    rms_norms: ClassVar[tuple[type[nn.Module], ...]] = ()
+    gated: ClassVar[Mapping[type[nn.Module], str]] = {}
+    roles: ClassVar[tuple[Role, ...]] = ROLES
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(CAPABILITIES)
+    why_not: ClassVar[Mapping[Capability, str]] = {}
+    exact_kind: ClassVar[QueryKeyKind] = "per_head"
+    variants: ClassVar[Mapping[str, Mapping[object, type["AttentionAdapter"]]]] = {}
+    blueprints: ClassVar[Mapping[str, Blueprint]] = {}
+    image_blueprints: ClassVar[Mapping[str, ImageBlueprint]] = {}
+
+    def variant(self, config: PretrainedConfig) -> "AttentionAdapter":
+        """The adapter for a model of the family with this config: this one, or one of its `variants`."""
+        for entry, adapters in self.variants.items():
+            if found := adapters.get(getattr(config, entry, None)):
+                return found()
+        return self
+
+    def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
+        """List the attention modules of a model, swapped or not, in model order."""
+        sites, attention = [], tuple(self.replacements)
+        for path, module in model.base_model.named_modules():
+            if isinstance(module, attention):
+                for pattern, role in self.paths.items():
+                    if match := re.fullmatch(pattern, path):
+                        heads, groups = self.num_heads(module), self.groups(module)
+                        sites.append(AttentionSite(path, self.role(role, module), int(match[1]), heads, groups))
+        return sites
+
+    def num_heads(self, module: nn.Module) -> int:
+        """H of an attention module, stock or changed."""
+        return cast(int, getattr(module, self.heads))
+
+    def groups(self, module: nn.Module) -> tuple[int, ...] | None:
+        """The key/value head of every head of an attention module; None where each has its own."""
+        return None
+
+    def sites_with_heads(self, model: PreTrainedModel) -> list[AttentionSite]:
+        """The sites that have not lost all their heads."""
+        return [site for site in self.sites(model) if site.num_heads]
+
+    def role(self, role: Role, module: nn.Module) -> Role:
+        """Refine the role that the path suggests (BERT: a decoder has the paths of an encoder)."""
+        return role
+
+    def decodes(self, config: PretrainedConfig) -> bool:
+        """Whether a model of the family without an encoder is a decoder whatever `config.is_decoder` says."""
+        return "enc-self" not in self.roles
+
+    def projections(self, module: nn.Module) -> tuple[Projection, Projection]:
+        """What the query-side and the key-side input of a stock attention module go into."""
+        return getattr(module, self.query), getattr(module, self.key)
+
+    def value_projection(self, module: nn.Module) -> Projection:
+        """What makes the values in a stock or swapped attention module."""
+        return getattr(module, self.value)
+
+    def output_projection(self, model: PreTrainedModel, site: AttentionSite) -> nn.Module:
+        """The Linear or Conv1D that takes the concatenated heads of a site."""
+        if self.output is None:
+            raise ArgumentError(f"{type(self).__name__} does not say where the output projection of {site.path} is")
+        return model.base_model.get_submodule(f"{site.path}.{self.output}")
+
+    def read(self, module: nn.Module) -> AttentionWeights:
+        """Read the weights of a stock attention module, per head, without copying."""
+        heads, groups = self.num_heads(module), self.groups(module)
+        (query, key), value = self.projections(module), self.value_projection(module)
+        key_heads = count_key_heads(heads, groups)
+        return AttentionWeights(
+            query=per_head(query.weight, heads),
+            query_bias=per_head(query.bias, heads),
+            key=per_head(key.weight, key_heads),
+            value=per_head(value.weight, key_heads),
+            value_bias=per_head(value.bias, key_heads),
+            scale=self.scale(module),
+            key_bias=per_head(key.bias, key_heads),
+            groups=groups,
+        )
+
+    def scale(self, module: nn.Module) -> float:
+        """The factor of the dot product of a stock attention module, before the softmax."""
+        return float(cast(float, module.scaling))
+
+    def note_scale(self, module: nn.Module, scale: float) -> None:
+        """Let a stock attention module multiply its dot products by this."""
+        setattr(module, "scaling", scale)  # noqa: B010  an attribute, no submodule
+
+    def score_biases(self, module: nn.Module, arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """What a call of a stock attention module adds to its scores, where `uses_interface` is False.
+
+        Args:
+            module: the attention module.
+            arguments: of its forward, by name; those that were left out are missing.
+
+        Returns:
+            Masks and position biases, that broadcast to [B, H, T, S].
+        """
+        raise ArgumentError(f"{type(self).__name__} does not say what its attention adds to its scores: score_biases")
+
+    def stock_class(self, module: nn.Module) -> type[nn.Module] | None:
+        """The stock class of a site, whatever it is now; None for a class that this adapter does not know."""
+        for stock, replaced in self.replacements.items():
+            if type(module) in (stock, replaced, self.shrunk.get(stock)):
+                return stock
+        return None
+
+    def stock_names(self, module: nn.Module) -> tuple[str, ...]:
+        """The names of the projections of query, key and value in a stock attention module."""
+        return self.query, self.key, self.value
+
+    def install(self, module: nn.Module, query_key: nn.Module) -> None:
+        """Turn an attention module into its collaborative class, in place: hooks and other state survive."""
+        stock = cast(type[nn.Module], self.stock_class(module))  # that of every module in `sites`
+        module.__class__ = self.replacements[stock]
+        for name in (self.query, self.key):
+            if hasattr(module, name):
+                delattr(module, name)
+        module.query_key = query_key
+
+    def uninstall(self, module: nn.Module, query: nn.Linear, key: nn.Linear) -> None:
+        """Undo `install`, with other projections of the query and the key, in place.
+
+        Args:
+            module: a collaborative attention module.
+            query: the projection that it gets, of any width.
+            key: likewise; without a bias where the softmax cancels it.
+        """
+        module.__class__ = cast(type[nn.Module], self.stock_class(module))
+        del module.query_key
+        setattr(module, self.query, query)
+        setattr(module, self.key, key)
+        self.note_width(module)
+
+    def token_masks(
+        self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """Refine which tokens count, where a family's masks do not say it (`model.masks`).
+
+        Args:
+            config: of the model.
+            inputs: a batch as the model takes it.
+            masks: "encoder", "decoder" -> what the attention masks and the decoder's inputs say: [B, T] bool, or None
+                where all count. Stacks with masks of their own (`AttentionSite.stack`) and the "output" may be added.
+        """
+        return masks
+
+    def shrink(self, module: nn.Module, kept: list[int]) -> None:
+        """Leave only some heads of an attention module, in place; the output projection is not touched.
+
+        Args:
+            module: stock or changed.
+            kept: indices among the heads that it has now, ascending.
+        """
+        heads, groups = self.num_heads(module), self.groups(module)
+        key_heads, kept_keys = count_key_heads(heads, groups), kept
+        if groups is not None:
+            kept_keys, groups = kept_groups(groups, kept)
+        if not kept:
+            delattr(module, self.value)  # a module's place takes nothing else
+            setattr(module, self.value, NoValues())
+            self.install(module, NoHeads().train(module.training))
+        elif is_swapped(module):
+            cast(QueryKey, module.query_key).keep_heads(kept)
+            keep_rows(whole_of(self.value_projection(module)), kept_keys, key_heads)
+        else:
+            query, _ = self.projections(module)
+            for whole, parts in self.wholes(module).items():
+                left, total = (kept, heads) if whole is whole_of(query) else (kept_keys, key_heads)
+                keep_rows(whole, [part * total + head for part in range(parts) for head in left], parts * total)
+            stock = cast(type[nn.Module], self.stock_class(module))
+            module.__class__ = self.shrunk.get(stock, stock)
+        self.note_heads(module, len(kept), groups)
+        self.note_width(module)
+
+    def note_heads(self, module: nn.Module, heads: int, groups: tuple[int, ...] | None) -> None:
+        """Let an attention module say how many heads it has, and which key/value heads they use."""
+        setattr(module, self.heads, heads)
+
+    def runs_groups(self, groups: tuple[int, ...] | None) -> bool:
+        """Whether the stock forward can run heads with these key/value heads; else a site needs `exact_kind`."""
+        return groups is None
+
+    def wholes(self, module: nn.Module) -> dict[nn.Module, int]:
+        """The modules that make query, key and value in a stock attention module -> how many of these each makes."""
+        return dict.fromkeys(map(whole_of, (*self.projections(module), self.value_projection(module))), 1)
+
+    def note_width(self, module: nn.Module) -> None:
+        """Let an attention module say how wide its values are, where it says so."""
+        if self.width is not None:
+            setattr(module, self.width, self.value_projection(module).out_features)
+
+    @torch.no_grad()
+    def restore(self, module: nn.Module, stock: nn.Module, kept: Sequence[int]) -> None:
+        """Undo `shrink` on a site that is not collaborative, in place: removed heads come back as zeros.
+
+        Args:
+            module: the attention module.
+            stock: what it was, freshly built; its projections, in the dtype and on the device of the model, move over.
+            kept: the original numbers of the heads that the module has.
+        """
+        heads, groups = self.num_heads(stock), self.groups(stock)
+        kept_keys = kept if groups is None else kept_groups(groups, kept)[0]
+        of_keys = count_key_heads(heads, groups), kept_keys
+        for name in (self.query, self.key, self.value):
+            old, full = getattr(module, name, None), getattr(stock, name)
+            total, left = (heads, kept) if name == self.query else of_keys
+            for part, tensor in full.named_parameters():
+                tensor.zero_()
+                if kept:
+                    rows = getattr(old, part)
+                    tensor.unflatten(0, (total, -1))[list(left)] = rows.unflatten(0, (len(left), -1))
+                    tensor.requires_grad_(rows.requires_grad)
+            setattr(module, name, full.train(module.training))
+        if is_empty(module):
+            del module.query_key
+        self.note_heads(module, heads, groups)
+        if self.width is not None:
+            setattr(module, self.width, getattr(stock, self.width))
+        module.__class__ = type(stock)

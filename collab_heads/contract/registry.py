@@ -1,0 +1,140 @@
+"""The lookup of an adapter by model type."""
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import did_you_mean, is_list
+from collab_heads.base.wrappers import check_model
+from collab_heads.contract.adapter import AttentionAdapter, Capability
+from collab_heads.contract.blueprints import Blueprint, ImageBlueprint
+from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.sites.record import CollabConfig, kept_heads
+
+_ADAPTERS: dict[str, AttentionAdapter] = {}
+
+
+def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
+    """Class decorator: make `get_adapter` and `from_pretrained` find this adapter by its `model_types`.
+
+    Raises:
+        ArgumentError: if it is no class of AttentionAdapter, one that cannot be made without arguments, or its
+            `model_types` are no texts.
+    """
+    if not (isinstance(adapter, type) and issubclass(adapter, AttentionAdapter)):
+        raise ArgumentError(f"what is registered must be a class of AttentionAdapter, not {adapter!r:.80}")
+    name, types = adapter.__name__, adapter.model_types
+    if not is_list(types) or not types or not all(isinstance(each, str) and each for each in types):
+        raise ArgumentError(f"{name}.model_types must be a tuple of model types, such as ('bert',), not {types!r:.80}")
+    try:
+        made = adapter()
+    except TypeError as error:
+        raise ArgumentError(f"{name} cannot be made without arguments, which an adapter has to be: {error}") from error
+    _ADAPTERS.update(dict.fromkeys(types, made))
+    return adapter
+
+
+def blueprints() -> dict[str, Blueprint]:
+    """The model types that can be made from sizes."""
+    return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.blueprints.items()}
+
+
+def image_blueprints() -> dict[str, ImageBlueprint]:
+    """The model types that read images and can be made from sizes."""
+    return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.image_blueprints.items()}
+
+
+def supported_model_types() -> list[str]:
+    """The values of `config.model_type` that have an adapter."""
+    return sorted(_ADAPTERS)
+
+
+def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
+    """Look an adapter up by `config.model_type`.
+
+    Raises:
+        UnsupportedModelError: if there is none; the message lists the supported types and says why, where known.
+    """
+    model_type, known = config.model_type, supported_model_types()
+    if found := _ADAPTERS.get(model_type):
+        return found.variant(config)
+    check_custom_code(model_type, getattr(config, "auto_map", None))
+    raise UnsupportedModelError(
+        f"model type {model_type!r} is not supported{did_you_mean(model_type, known)}. "
+        f"Supported: {', '.join(known)}. Another family needs an adapter, made known with `register`: see 'Add a family' in the README."
+    )
+
+
+def check_custom_code(model_type: str | None, auto_map: object) -> None:
+    """Refuse a model whose code comes with it.
+
+    Args:
+        model_type: as its config names it.
+        auto_map: the classes of its own that its config names, if any.
+
+    Raises:
+        UnsupportedModelError: if there are such classes, and its type has no adapter.
+    """
+    if auto_map and model_type not in _ADAPTERS:
+        raise UnsupportedModelError(
+            f"model type {model_type!r} is not supported: its attention is code that comes with the "
+            "model, no adapter knows it, with trust_remote_code or without. An adapter of your own can teach the "
+            "toolkit where it is: see 'Add a family' in the documentation"
+        )
+
+
+def is_lone_decoder(config: PretrainedConfig) -> bool:
+    """Whether a model is a decoder without an encoder: its config says so, or its family is nothing else (GPT-2)."""
+    adapter = known_adapter(config)
+    decodes = getattr(config, "is_decoder", False) or (adapter is not None and adapter.decodes(config))
+    return not config.is_encoder_decoder and decodes
+
+
+def known_adapter(config: PretrainedConfig) -> AttentionAdapter | None:
+    """The registered adapter of a model type, None where there is none."""
+    return _ADAPTERS.get(config.model_type)
+
+
+@checking_arguments
+def get_adapter(
+    model: PreTrainedModel,
+    adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
+    capability: Capability | None = None,
+) -> AttentionAdapter:
+    """Return the adapter to use for a model.
+
+    Args:
+        model: the model.
+        adapter: a class or an instance to use instead of the registered one.
+        capability: what it must be able to do: one of `CAPABILITIES`.
+
+    Raises:
+        ArgumentError: if `adapter` is something else.
+        UnsupportedModelError: if there is no adapter for the model, it finds no attention, or lacks the capability.
+    """
+    if not isinstance(model, PreTrainedModel):
+        check_model(model)
+    if adapter is None:
+        adapter = adapter_for_config(model.config)
+    elif isinstance(adapter, type) and issubclass(adapter, AttentionAdapter):
+        adapter = adapter()
+    elif not isinstance(adapter, AttentionAdapter):
+        raise ArgumentError(f"adapter must be an AttentionAdapter class or instance, not {adapter!r}")
+    adapter = adapter.variant(model.config)
+    if capability is not None and capability not in adapter.capabilities:
+        can = ", ".join(sorted(adapter.capabilities)) or "nothing"
+        why = f": {adapter.why_not[capability]}" if capability in adapter.why_not else ""
+        raise UnsupportedModelError(
+            f"{type(adapter).__name__} does not say it can do {capability!r}{why}; it can: {can}"
+        )
+    if not adapter.sites(model):
+        raise UnsupportedModelError(
+            f"{type(adapter).__name__} finds no attention in {type(model).__name__} "
+            f"(model type {model.config.model_type!r}); it serves: {', '.join(adapter.model_types)}"
+        )
+    return adapter
+
+
+def head_numbers(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, tuple[int, ...]]:
+    """Per path, the numbers that its heads had before any was removed, for all sites."""
+    states = CollabConfig.on(model).sites
+    return {site.path: tuple(kept_heads(states, site)) for site in adapter.sites(model)}

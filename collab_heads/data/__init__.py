@@ -1,0 +1,1 @@
+"""Texts, tables, images and batches: read, tokenized, collated, scored."""

@@ -1,0 +1,170 @@
+"""Which examples each optimizer step takes: a function of the seed and the epoch alone.
+
+So a resumed run sees what an unbroken one sees, and any number of processes shares out the same steps.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Step = list[list[int]]  # micro-batches of indices of examples
+POOL = 20  # steps whose examples are sorted by length together
+
+
+def shuffled_steps(
+    num_examples: int, batch_size: int, batches: int, seed: int, epoch: int, lengths: Sequence[int] | None = None
+) -> list[Step]:
+    """Shuffle the examples of one epoch into optimizer steps.
+
+    Args:
+        num_examples: size of the training set.
+        batch_size: of a micro-batch on one process.
+        batches: micro-batches per step: processes times accumulation.
+        seed: of the order.
+        epoch: counted from 0; every epoch has an order of its own.
+        lengths: of the examples, to put examples of like length into one step: less padding, a little less random.
+
+    Returns:
+        Steps of `batches` micro-batches; one can be smaller. Every example occurs once.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order, size = torch.randperm(num_examples, generator=generator).tolist(), batch_size * batches
+    if lengths is None:
+        return [chunked(chunk, batch_size) for chunk in chunked(order, size)]
+    order = [i for pool in chunked(order, POOL * size) for i in sorted(pool, key=lambda i: -lengths[i])]
+    steps = [chunked(chunk, batch_size) for chunk in chunked(order, size)]
+    return [steps[i] for i in torch.randperm(len(steps), generator=generator).tolist()]
+
+
+def token_steps(
+    lengths: Sequence[int], max_tokens: int, batches: int, seed: int, epoch: int, *, pool: int = 100
+) -> list[Step]:
+    """Shuffle the examples of one epoch into optimizer steps whose micro-batches hold so many tokens, padding included.
+
+    Args:
+        lengths: of the examples: the longer of source and target.
+        max_tokens: of a micro-batch on one process; an example that is longer is a micro-batch of its own.
+        batches: micro-batches per step: processes times accumulation.
+        seed: of the order.
+        epoch: counted from 0; every epoch has an order of its own.
+        pool: micro-batches' worth of examples that are sorted by length together.
+
+    Returns:
+        Steps of `batches` micro-batches; the last can have fewer. Every example occurs once.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = torch.randperm(len(lengths), generator=generator).tolist()
+    mean = max(1, sum(lengths) // max(1, len(lengths)))
+    filled = []
+    for part in chunked(order, max(1, pool * max_tokens // mean)):
+        batch: list[int] = []
+        for index in sorted(part, key=lambda i: -lengths[i]):  # the first of a batch is its longest
+            if batch and (len(batch) + 1) * lengths[batch[0]] > max_tokens:
+                filled.append(batch)
+                batch = []
+            batch.append(index)
+        filled.append(batch)
+    shuffled = [filled[i] for i in torch.randperm(len(filled), generator=generator).tolist()]
+    return chunked(shuffled, batches)
+
+
+def share_of_process(step: Step, rank: int, processes: int) -> Step:
+    """The micro-batches of a step that one process takes: as many as every other, the last perhaps empty."""
+    rounds = math.ceil(len(step) / processes)
+    share = step[rank::processes]
+    return share + [[]] * (rounds - len(share))
+
+
+def longest_first(lengths: Sequence[int], batch_size: int) -> Step:
+    """Batches for evaluation: examples of like length together, the longest first, so that memory fails early."""
+    return chunked(sorted(range(len(lengths)), key=lambda i: -lengths[i]), batch_size)
+
+
+def chunked(items: Sequence, size: int) -> list:
+    """Consecutive pieces of a sequence."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+IGNORED = -100  # labels that do not count
+
+
+def tokenize(
+    pairs: Mapping[str, Sequence[str]],
+    tokenizer: PreTrainedTokenizerBase,
+    prefix: str,
+    max_source: int,
+    max_target: int,
+) -> dict[str, list[list[int]]]:
+    """Tokenize pairs.
+
+    Args:
+        pairs: "source" and "target" -> sentences.
+        tokenizer: with its languages set, where it has any.
+        prefix: put before every source sentence (T5).
+        max_source: the longest input, in tokens.
+        max_target: the longest output, in tokens.
+
+    Returns:
+        `input_ids` and `labels`, truncated to their limits.
+    """
+    inputs = tokenizer([prefix + line for line in pairs["source"]], truncation=True, max_length=max_source)
+    labels = tokenizer(text_target=list(pairs["target"]), truncation=True, max_length=max_target)
+    return {"input_ids": inputs["input_ids"], "labels": labels["input_ids"]}
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Pad pairs into a batch; decoder inputs are the labels shifted right, as the model does it.
+
+    Attributes:
+        model: whose decoder inputs they are.
+        pad: id of the padding token.
+        multiple: lengths are rounded up to a multiple of it.
+        lengths: of inputs and of labels, at least; 0 for those of the longest of a batch.
+    """
+
+    model: PreTrainedModel
+    pad: int
+    multiple: int = 1
+    lengths: tuple[int, int] = (0, 0)
+
+    def __call__(self, pairs: Sequence[Mapping]) -> dict[str, Tensor]:
+        """The batch: input_ids and attention_mask [B, S]; with labels, also decoder_input_ids and labels [B, T]."""
+        ids = self.padded([pair["input_ids"] for pair in pairs], self.pad, self.lengths[0])
+        lengths = torch.tensor([len(pair["input_ids"]) for pair in pairs])
+        batch = {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
+        if "labels" in pairs[0]:
+            labels = self.padded([pair["labels"] for pair in pairs], IGNORED, self.lengths[1])
+            batch |= {"decoder_input_ids": shifted(self.model, labels), "labels": labels}
+        return batch
+
+    def padded(self, rows: Sequence[Sequence[int]], value: int, least: int = 0) -> Tensor:
+        """Rows of token ids as one tensor."""
+        width = math.ceil(max(least, *map(len, rows)) / self.multiple) * self.multiple
+        return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
+
+
+def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
+    """The decoder's inputs, [B, T] as the labels: these shifted right, as the model itself does it."""
+    by_the_model = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if by_the_model is not None:
+        return by_the_model(labels=labels)
+    first, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # M2M100 shifts so in its forward
+    inputs = torch.cat([torch.full_like(labels[:, :1], first), labels[:, :-1]], dim=1)
+    return inputs.masked_fill(inputs == IGNORED, pad)
+
+
+def generate(model: PreTrainedModel, batch: Mapping[str, Tensor], **settings: Any) -> Tensor:
+    """What a model makes of inputs, without sampling: token ids, [B, T].
+
+    Args:
+        model: one that generates; its class does not say so.
+        batch: `input_ids` and `attention_mask`, on the model's device.
+        **settings: of `generate`, such as `num_beams` and `max_length`.
+    """
+    return cast(Any, model).generate(**batch, do_sample=False, **settings)

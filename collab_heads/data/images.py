@@ -1,0 +1,180 @@
+"""Images in folders, one folder a class: found, read once before training, named where one is broken."""
+
+import hashlib
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from transformers import BaseImageProcessor
+
+from collab_heads.base.display import progress_bar
+from collab_heads.data.classification import Labels
+from collab_heads.data.glue import Data, sort_labels
+from collab_heads.data.glue_tasks import Task
+from collab_heads.errors import DataError
+from collab_heads.files.reading import read_bytes
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+DEEP = ("I", "F")  # modes of more than 8 bits a channel begin so
+FILE, DIGEST = "file", "sha256"  # columns of a split, beside "label"
+
+
+def from_folders(folders: Mapping[str, str | Path], *, show_progress: bool = True) -> Data:
+    """Read a task from folders of images: `FOLDER/CLASS/*.png`, and so on for other types of files.
+
+    Every file is opened once, so that a broken one is found now and not in the third epoch. Their order goes round
+    the classes: the first of each, the second of each, and so on.
+
+    Args:
+        folders: split ("train", "validation", "test") -> its folder.
+        show_progress: with a bar, since many files take a while.
+
+    Returns:
+        A task with the classes of the training split, sorted by name, or by number where all are numbers.
+
+    Raises:
+        DataError: if a folder is missing or has no class folders, a class has no images, there is only one, splits
+            have other classes, something lies where it does not belong, or an image cannot be read; it is named.
+    """
+    found = {split: class_folders(Path(folder)) for split, folder in folders.items()}
+    names = sort_labels(set(found["train"]))
+    if len(names) == 1:
+        raise DataError(f"{folders['train']}: all images are of the class {names[0]!r}: there is nothing to learn")
+    for split, classes in found.items():
+        if other := set(names) ^ classes.keys():
+            here, missing = sorted(other & classes.keys()), sorted(other - classes.keys())
+            raise DataError(
+                f"{folders[split]} has other classes than {folders['train']}: "
+                + "; ".join(
+                    f"{what} {', '.join(those)}"
+                    for what, those in (("only here:", here), ("not here:", missing))
+                    if those
+                )
+            )
+    splits: dict[str, dict[str, list]] = {}
+    for split, classes in found.items():
+        order = sorted((rank, number) for number, name in enumerate(names) for rank in range(len(classes[name])))
+        files = [classes[names[number]][rank] for rank, number in order]
+        bar = progress_bar(files, desc=f"reading {split} images", leave=False, disable=not show_progress)
+        digests = [digest_of(file) for file in bar]
+        splits[split] = {FILE: list(map(str, files)), DIGEST: digests, "label": [number for _, number in order]}
+    return Data(Task(None, (FILE,), tuple(names), "classification"), splits)
+
+
+def class_folders(folder: Path) -> dict[str, list[Path]]:
+    """Class -> its images, sorted by name; hidden files and files of other types are passed over."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: expected one with a folder of images for every class")
+    visible = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    if loose := [path for path in visible if path.suffix.lower() in SUFFIXES and path.is_file()]:
+        raise DataError(f"{loose[0]} is of no class: put images into a folder for their class, {folder}/CLASS/")
+    classes = {path.name: images_in(path) for path in visible if path.is_dir()}
+    if not classes:
+        raise DataError(f"{folder} has no class folders: expected {folder}/CLASS/ with images")
+    return classes
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The images of one class."""
+    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    if deeper := [path for path in paths if path.is_dir()]:
+        raise DataError(f"{deeper[0]} is a folder inside a class: images lie in {folder} itself")
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+    if not images:
+        others = f"; it has {len(paths)} other file(s), such as {paths[0].name}" if paths else ""
+        raise DataError(f"{folder}: the class has no images ({' '.join(SUFFIXES)}){others}: add some, or remove it")
+    return images
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of an image that can be read: a resumed run must see the same ones."""
+    content = read_bytes(path)
+    decode(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_image(path: str | Path) -> Image.Image:
+    """Read an image as RGB, turned as its camera says, on white where it is transparent; of animations the first.
+
+    Raises:
+        DataError: if it is missing, broken, too large to be meant, or has more than 8 bits a channel.
+    """
+    return decode(Path(path), read_bytes(path))
+
+
+def decode(path: Path, content: bytes) -> Image.Image:
+    """The image that a file's content is; see `read_image`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image: Image.Image = Image.open(io.BytesIO(content))
+            image.load()
+    except UnidentifiedImageError as error:
+        raise DataError(f"{path} is no image, or of a type that cannot be read ({len(content):,} bytes)") from error
+    except Exception as error:  # whatever the reader of its type raises on damaged files
+        raise DataError(f"{path} is a broken image: {error}") from error
+    if image.mode.startswith(DEEP):
+        raise DataError(f"{path} has more than 8 bits a channel (mode {image.mode}): save it with 8")
+    image = ImageOps.exif_transpose(image)
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+PIXELS, AXIS = "pixel_values", -1  # [B, channels, height, width]: the axis that a mirror turns round
+
+
+def encode_images(data: Data, labels: Labels) -> dict[str, Dataset]:
+    """Name the files of every split, with labels as the model numbers them; images are read batch by batch."""
+    return {
+        split: Dataset.from_dict(
+            {FILE: columns[FILE], "labels": [int(labels.to_model(label)) for label in columns["label"]]}
+        )
+        for split, columns in data.splits.items()
+    }
+
+
+@dataclass(frozen=True)
+class CollateImages:
+    """Reads the images of a batch.
+
+    Attributes:
+        processor: makes them what the model takes: their size, their range.
+    """
+
+    processor: BaseImageProcessor
+
+    def __call__(self, examples: Sequence[Mapping]) -> dict[str, Tensor]:
+        """[B, channels, height, width] pixels, and [B] labels where the examples have them."""
+        images = [read_image(example[FILE]) for example in examples]
+        batch = {PIXELS: self.processor(images=images, return_tensors="pt")[PIXELS]}
+        if "labels" in examples[0]:
+            batch["labels"] = torch.tensor([example["labels"] for example in examples])
+        return batch
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """The model's own loss, on images of which some are mirrored, left and right.
+
+    Drawn where dropout is, in the process that trains: a resumed run mirrors what an unbroken one does.
+
+    Attributes:
+        probability: that an image is.
+    """
+
+    probability: float
+
+    def __call__(self, model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """The mean loss of a batch."""
+        pixels = batch[PIXELS]
+        chosen = (torch.rand(len(pixels)) < self.probability).to(pixels.device)  # (B)
+        mirrored = torch.where(chosen[:, None, None, None], pixels.flip(AXIS), pixels)
+        return model(**{**batch, PIXELS: mirrored}).loss

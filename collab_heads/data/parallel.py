@@ -1,0 +1,143 @@
+"""Parallel text: pairs of sentences from text files, from tables, or from the Hub."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from collab_heads.base.checks import did_you_mean
+from collab_heads.data.tables import read_table, read_text, text_of
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.files.reading import check_field
+
+TABLES = (".csv", ".tsv", ".json", ".jsonl")
+TRANSLATION = "translation"  # the column of Hub data sets: {"de": "...", "en": "..."}
+Pairs = dict[str, list[str]]  # "source" and "target" -> sentences
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sentences and their translations.
+
+    Attributes:
+        name: where they are from.
+        splits: "train", "validation", "test" -> "source" and "target" -> sentences.
+        dropped: split -> pairs left out because a side was empty.
+    """
+
+    name: str
+    splits: Mapping[str, Pairs]
+    dropped: Mapping[str, int]
+
+    def named(self, name: str) -> list[str]:
+        """The splits called so: one or none."""
+        return [name] if name in self.splits else []
+
+    def first(self, limits: Mapping[str, int | None]) -> "Corpus":
+        """Only the first pairs of some splits."""
+        splits = {
+            split: {side: lines[: limits.get(split)] for side, lines in pairs.items()}
+            for split, pairs in self.splits.items()
+        }
+        return Corpus(self.name, splits, self.dropped)
+
+
+def from_files(files: Mapping[str, Sequence[str | Path]], source: str | None, target: str | None) -> Corpus:
+    """Read a corpus from files.
+
+    Args:
+        files: split -> one table (CSV, TSV, JSON, JSON lines: a column per language, or a column `translation` that
+            holds both), or two text files with a sentence a line (source first; gzipped where the name ends in .gz).
+        source: language of the input, the name of its column; text files do without.
+        target: language of the output.
+
+    Raises:
+        DataError: on a file that is missing, not UTF-8, of another length than its partner, without one of the
+            languages, or without any pair.
+        ArgumentError: if a split has more than two files, or a table no languages.
+    """
+    splits, dropped = {}, {}
+    for split, names in files.items():
+        paths = [Path(name) for name in names]
+        if len(paths) == 2:
+            sides = read_two(paths[0], paths[1])
+        elif len(paths) == 1:
+            if paths[0].suffix not in TABLES:
+                raise ArgumentError(f"{paths[0]} is one text file: give two, the source and its translation")
+            if source is None or target is None:
+                raise ArgumentError(f"{paths[0]} is a table: name its columns with --source_lang and --target_lang")
+            sides = sides_of(paths[0], read_table(paths[0]), source, target)
+        else:
+            raise ArgumentError(f"{len(paths)} files for {split}: give one table, or two text files")
+        splits[split], dropped[split] = without_empty(" and ".join(map(str, paths)), *sides)
+    return Corpus(str(next(iter(files.values()))[0]), splits, dropped)
+
+
+def from_hub(name: str, config: str | None, source: str, target: str, *, splits: Sequence[str]) -> Corpus:
+    """Download a corpus from the Hub; it has a column `translation`, or one per language.
+
+    Raises:
+        DataError: if it cannot be had, or lacks a split or a language.
+    """
+    import datasets
+
+    pairs, dropped = {}, {}
+    for split in splits:
+        try:
+            rows = list(datasets.load_dataset(name, config, split=split))
+        except Exception as error:  # whatever the Hub and its loaders raise, with what was asked for
+            raise DataError(f"cannot load {name!r} ({config}), split {split!r}: {error}") from error
+        where = f"{name}, split {split}"
+        pairs[split], dropped[split] = without_empty(where, *sides_of(where, rows, source, target))
+    return Corpus(name, pairs, dropped)
+
+
+def read_two(source: Path, target: Path) -> tuple[list[str], list[str]]:
+    """Read two text files, a sentence a line."""
+    sides = read_lines(source), read_lines(target)
+    if len(sides[0]) != len(sides[1]):
+        raise DataError(
+            f"{source} has {len(sides[0]):,} lines and {target} {len(sides[1]):,}: they must be translations of "
+            "each other, line by line"
+        )
+    return sides
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file, gzipped or not; only a newline ends a line."""
+    lines = [line.rstrip("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+    for number, line in enumerate(lines, 1):
+        check_field(f"{path}, line {number}", None, line)
+    return lines
+
+
+def sides_of(where: str | Path, rows: Sequence[Mapping], source: str, target: str) -> tuple[list[str], list[str]]:
+    """Pick the two languages out of rows."""
+    if not rows:
+        raise DataError(f"{where} has no rows")
+    pairs = [row[TRANSLATION] for row in rows] if TRANSLATION in rows[0] else rows
+    sides: tuple[list[str], list[str]] = ([], [])
+    for number, row in enumerate(pairs, 1):
+        for side, language in zip(sides, (source, target), strict=True):
+            if not isinstance(row, Mapping) or language not in row:
+                known = list(row) if isinstance(row, Mapping) else []
+                raise DataError(
+                    f"{where}, row {number}: no language {language!r}{did_you_mean(language, known)}; "
+                    f"it has {', '.join(known) or repr(row)[:80]}"
+                )
+            field = f"{where}, row {number}, language {language!r}"
+            text = "" if row[language] is None else text_of(row[language], field)  # null is a missing sentence
+            check_field(field, None, text)
+            side.append(text.replace("\n", " "))
+    return sides
+
+
+def without_empty(where: str, source: Sequence[str], target: Sequence[str]) -> tuple[Pairs, int]:
+    """Drop pairs with an empty side, on both sides, and say how many."""
+    full = [i for i, pair in enumerate(zip(source, target, strict=True)) if all(line.strip() for line in pair)]
+    if not full:
+        raise DataError(f"{where}: no pair has text on both sides")
+    if missing := len(source) - len(full):
+        tqdm.write(f"{where}: dropped {missing} of {len(source):,} pairs with an empty side")
+    return {"source": [source[i] for i in full], "target": [target[i] for i in full]}, missing

@@ -1,0 +1,116 @@
+"""What runs keep for the next ones: what they download, and tokenized pairs."""
+
+import hashlib
+import json
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub.constants as hub
+import torch
+from datasets import Dataset, load_from_disk
+from transformers import PreTrainedTokenizerBase
+
+from collab_heads.base.display import progress_bar
+from collab_heads.data.batches import chunked, tokenize
+from collab_heads.files.folders import damage, read_manifest, write_folder
+
+TOKENIZED = "tokenized"
+
+
+@contextmanager
+def kept_in(folder: str | None) -> Iterator[None]:
+    """Let what is downloaded while the context is open be kept in a folder; None for the usual one."""
+    before = hub.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE
+    if folder is not None:
+        hub.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE = str(Path(folder) / "hub"), Path(folder) / "datasets"
+    try:
+        yield
+    finally:
+        hub.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE = before
+
+
+def tokenized_in(folder: str | None, name: str, make: Callable[[], Dataset]) -> Dataset:
+    """A tokenized split: read from a folder, or made and kept there; without a folder it is only made.
+
+    Args:
+        folder: where it is kept; None for nowhere.
+        name: says all that it depends on, see `digest_of_tokens`.
+        make: makes it.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    if folder is None:
+        return make()
+    place = Path(folder) / TOKENIZED / name
+    if read_manifest(place) is None or damage(place):
+        made = make()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(place, lambda partial: made.save_to_disk(str(partial)), made.data.nbytes)
+    return load_from_disk(str(place))
+
+
+def digest_of_tokens(
+    pairs: Mapping[str, Sequence[str]], tokenizer: PreTrainedTokenizerBase, settings: Sequence[Any]
+) -> str:
+    """A name for what a tokenizer makes of pairs: it changes with each sentence, file of the tokenizer, and setting."""
+    sha256 = hashlib.sha256(json.dumps([type(tokenizer).__name__, *settings]).encode())
+    for side in sorted(pairs):
+        for sentence in pairs[side]:
+            sha256.update(json.dumps([side, sentence]).encode())
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for file in sorted(Path(folder).rglob("*")):
+            if file.is_file():
+                sha256.update(file.name.encode() + b"\0" + file.read_bytes())
+    return sha256.hexdigest()[:32]
+
+
+PORTION = 1000  # pairs that a process takes at a time
+
+
+def tokenized_by(
+    processes: int, pairs: Mapping[str, list[str]], tokenizer: PreTrainedTokenizerBase, settings: tuple, name: str
+) -> Dataset:
+    """Tokenize pairs as `tokenize` does, in their order.
+
+    The processes are started afresh: one that is forked after torch has used threads can wait for them forever.
+
+    Args:
+        processes: how many.
+        pairs: "source" and "target" -> sentences.
+        tokenizer: with its languages set, where it has any.
+        settings: what else `tokenize` takes.
+        name: of the split, for the progress bar.
+    """
+    sides = {side: chunked(sentences, PORTION) for side, sentences in pairs.items()}
+    portions = [dict(zip(sides, rows, strict=True)) for rows in zip(*sides.values(), strict=True)]
+    prefix, max_source, max_target = settings
+    work = partial(tokenize, tokenizer=tokenizer, prefix=prefix, max_source=max_source, max_target=max_target)
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        made = list(progress_bar(pool.map(work, portions), desc=f"tokenizing {name}", total=len(portions), leave=False))
+    return Dataset.from_dict({column: [row for part in made for row in part[column]] for column in made[0]})
+
+
+@torch.no_grad()
+def embed(model, batches: list[dict]) -> torch.Tensor:
+    """Mean-pooled sentence embeddings [N, D], unit length."""
+    rows = []
+    for batch in batches:
+        hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+        rows.append((hidden * mask).sum(1) / mask.sum(1))
+    return torch.nn.functional.normalize(torch.cat(rows), dim=-1)
+
+
+def agreement(ours: torch.Tensor, original: torch.Tensor) -> tuple[float, float]:
+    """Mean cosine to the original embeddings, and rank correlation (Spearman) of all pairwise similarities."""
+    upper = torch.triu_indices(len(ours), len(ours), offset=1)
+    ranks = [(e @ e.T)[upper[0], upper[1]].argsort().argsort().double() for e in (ours, original)]
+    return float((ours * original).sum(-1).mean()), float(torch.corrcoef(torch.stack(ranks))[0, 1])

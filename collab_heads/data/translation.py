@@ -1,0 +1,179 @@
+"""Words that a translation model does not get to see in training."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import sacrebleu
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from collab_heads.base.display import progress_bar
+from collab_heads.data.batches import IGNORED, generate, longest_first, tokenize
+from collab_heads.data.parallel import Corpus
+from collab_heads.data.tokenizing import digest_of_tokens, tokenized_by, tokenized_in
+from collab_heads.model.batches import evaluating
+
+
+@dataclass(frozen=True)
+class WordDropout:
+    """Replaces tokens of the inputs at random; labels stay.
+
+    Attributes:
+        source: probability of a token of the source to be replaced.
+        target: the same for what the decoder reads.
+        replacements: [N], the ids that stand for a dropped one, all alike probable: the unknown token alone, or many.
+        special: ids that are never replaced.
+    """
+
+    source: float
+    target: float
+    replacements: tuple[int, ...]
+    special: tuple[int, ...]
+
+    def __call__(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Model inputs with tokens replaced."""
+        shares = {"input_ids": self.source, "decoder_input_ids": self.target}
+        return inputs | {name: self.drop(inputs[name], share) for name, share in shares.items() if share}
+
+    def drop(self, ids: Tensor, share: float) -> Tensor:
+        """Replace a share of the tokens."""
+        keep = torch.isin(ids, ids.new_tensor(self.special))
+        keep |= torch.rand(ids.shape, device=ids.device) >= share
+        others = ids.new_tensor(self.replacements)
+        if len(others) > 1:
+            others = others[torch.randint(len(others), ids.shape, device=ids.device)]
+        return torch.where(keep, ids, others)
+
+
+def encode(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    prefix: str,
+    max_source: int,
+    max_target: int,
+    *,
+    processes: int | None = None,
+    cache: str | None = None,
+) -> dict[str, Dataset]:
+    """Tokenize every split: `input_ids` and `labels`, truncated to their limits.
+
+    Args:
+        corpus: the pairs.
+        tokenizer: with its languages set, where it has any.
+        prefix: put before every source sentence (T5).
+        max_source: the longest input, in tokens.
+        max_target: the longest output, in tokens.
+        processes: that tokenize; None for this one.
+        cache: folder in which tokenized splits are kept, and from which they are read; None for none.
+
+    Raises:
+        OutputError: if the cache cannot be written.
+    """
+
+    def tokenized(pairs: Mapping[str, list[str]]) -> dict[str, list]:
+        return tokenize(pairs, tokenizer, prefix, max_source, max_target)
+
+    encoded = {}
+    for split, pairs in corpus.splits.items():
+        raw = Dataset.from_dict(pairs)
+        languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
+        settings = [prefix, max_source, max_target, *languages]
+        name = "" if cache is None else digest_of_tokens(pairs, tokenizer, settings)
+        make = partial(
+            raw.map,
+            tokenized,
+            batched=True,
+            remove_columns=raw.column_names,
+            new_fingerprint=split,  # datasets caches nothing: the tokenizer need not be hashed
+            desc=f"tokenizing {split}",
+        )
+        if processes is not None and processes > 1:
+            make = partial(tokenized_by, processes, pairs, tokenizer, (prefix, max_source, max_target), split)
+        encoded[split] = tokenized_in(cache, name, make)
+    return encoded
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The training loss: cross-entropy per target token.
+
+    Attributes:
+        smoothing: share of the probability that is spread over all tokens (label smoothing).
+        dropout: replaces words of the inputs; None for none.
+    """
+
+    smoothing: float = 0.0
+    dropout: WordDropout | None = None
+
+    def __call__(self, model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """The mean over the target tokens of a batch."""
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        if self.dropout is not None:
+            inputs = self.dropout(inputs)
+        logits = model(**inputs, use_cache=False).logits
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            batch["labels"].flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=self.smoothing,
+        )
+
+    @staticmethod
+    def weight(batch: Mapping[str, Tensor]) -> int:
+        """How many target tokens the loss of a batch is over."""
+        return num_targets(batch)
+
+
+def num_targets(batch: Mapping[str, Tensor]) -> int:
+    """How many target tokens the loss of a batch is over."""
+    return int((batch["labels"] != IGNORED).sum())
+
+
+def translate(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    examples: Dataset,
+    collate: Callable,
+    tokenizer: PreTrainedTokenizerBase,
+    size: int,
+    **settings,
+) -> list[str]:
+    """Translate all examples, in their order, on every process.
+
+    Args:
+        accelerator: its processes share the work.
+        model: unwrapped; every module's mode is restored.
+        examples: encoded; labels are not looked at.
+        collate: a list of examples -> a batch.
+        tokenizer: of the target.
+        size: sentences at a time on one process.
+        **settings: of `generate`, such as `num_beams`, `length_penalty`, `max_length`, `forced_bos_token_id`.
+    """
+    batches = longest_first([len(ids) for ids in examples["input_ids"]], size)
+    share = batches[accelerator.process_index :: accelerator.num_processes]
+    numbered: list[tuple[int, str]] = []
+    with evaluating(model):
+        for indices in progress_bar(share, desc="translating", leave=False, disable=not accelerator.is_main_process):
+            batch = collate([{"input_ids": examples[i]["input_ids"]} for i in indices])
+            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+            tokens = generate(model, batch, **settings)
+            numbered += zip(indices, tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True)
+    if accelerator.num_processes > 1:
+        numbered = gather_object(numbered)
+    return [text for _, text in sorted(numbered)]
+
+
+METRICS = ("bleu", "chrf")
+
+
+def corpus_scores(translations: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+    """SacreBLEU and chrF of translations against one reference each, and their signatures."""
+    metrics = {"bleu": sacrebleu.metrics.BLEU(force=True), "chrf": sacrebleu.metrics.CHRF()}
+    scores = {name: metric.corpus_score(translations, [references]).score for name, metric in metrics.items()}
+    return scores, {name: str(metric.get_signature()) for name, metric in metrics.items()}

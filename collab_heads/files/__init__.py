@@ -1,0 +1,1 @@
+"""Files that are complete or not there: written, read, and folders of them."""

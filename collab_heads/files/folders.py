@@ -1,0 +1,270 @@
+"""Folders that are complete or not there, with a manifest of what we wrote into them.
+
+A folder is written as `NAME.partial` and renamed when it is complete and on disk. The one that it replaces is renamed
+to `NAME.replaced` first, one that is deleted to `NAME.deleted`: at every moment the old or the new one is there whole,
+and `recover` puts it back or takes it away. Only files that a manifest lists, and that are as it says, are ever
+deleted; others, put there or changed by the user, stay or move to the folder that comes after.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from collab_heads.errors import OutputError
+from collab_heads.files.atomic import PARTIAL, sync, write_json, writing
+
+MANIFEST = "manifest.json"
+FIELD, VERSION = "collab_heads_manifest", 1
+OLD, DELETED, KEPT = ".replaced", ".deleted", ".kept"
+CHUNK = 1 << 20
+
+logger = logging.getLogger(__name__)
+
+
+def write_folder(folder: Path, fill: Callable[[Path], object], size: int | None = None) -> None:
+    """Write a folder: what was there before stays whole until the new one is.
+
+    Args:
+        folder: where it ends up.
+        fill: writes the files into the folder that it is given.
+        size: bytes that are needed, as far as known.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    with unharmed(folder, size):
+        fill(begin(folder))
+        commit(folder)
+
+
+@contextmanager
+def unharmed(folder: Path, size: int | None = None) -> Iterator[None]:
+    """Put a folder back as it was when writing it fails, and say why it failed: an OutputError."""
+    with writing(folder, size):
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):  # what cannot be put back now is put back by the next run
+                erase(beside(folder, PARTIAL))
+            with suppress(OSError):
+                recover(folder)
+            raise
+
+
+def begin(folder: Path) -> Path:
+    """Make the partial folder of a folder; from then on everything in it is ours."""
+    partial = beside(folder, PARTIAL)
+    if os.path.lexists(partial):
+        erase(partial) if is_ours(partial) else keep(partial)
+    partial.mkdir(parents=True)
+    write_manifest(partial, None)
+    return partial
+
+
+def commit(folder: Path) -> None:
+    """List and sync what is in the partial folder, and put it in the folder's place."""
+    partial, old = beside(folder, PARTIAL), beside(folder, OLD)
+    names = contents(partial)
+    write_manifest(partial, {name: digest(partial / name) for name in names})
+    for path in [partial / name for name in names] + [path for path in partial.rglob("*") if path.is_dir()]:
+        sync(path)
+    if folder.is_symlink() or folder.is_file():
+        keep(folder)
+    if folder.exists():
+        move_aside(folder, old)
+    os.rename(partial, folder)
+    sync(folder.parent)
+    if old.exists():
+        finish(old, folder)
+
+
+def retire(folder: Path) -> None:
+    """Delete what we wrote into a folder, and the folder if nothing else is in it."""
+    deleted = beside(folder, DELETED)
+    with writing(folder):
+        move_aside(folder, deleted)
+        sync(folder.parent)
+        finish(deleted, folder)
+
+
+def recover(folder: Path) -> None:
+    """Repair a folder whose writer was killed; files that are not ours are not touched."""
+    partial, old, deleted = (beside(folder, end) for end in (PARTIAL, OLD, DELETED))
+    if is_ours(partial):
+        if not os.path.lexists(folder) and is_whole(partial):
+            os.rename(partial, folder)  # killed right before that
+        else:
+            erase(partial)
+    if is_ours(old) and not os.path.lexists(folder) and is_whole(old):
+        os.rename(old, folder)
+    if is_begun(folder / (MANIFEST + PARTIAL)):
+        (folder / (MANIFEST + PARTIAL)).unlink()
+    if (read_manifest(folder) or {}).get("files") == {}:  # a folder of the user's that was not moved aside, or is back
+        (folder / MANIFEST).unlink()
+    for leftover in (old, deleted):
+        if is_ours(leftover):
+            finish(leftover, folder)
+
+
+def finish(leftover: Path, home: Path) -> None:
+    """Delete what we wrote into a folder that was renamed; what else is in it moves to its home, if there is room."""
+    listed = (read_manifest(leftover) or {}).get("files") or {}
+    for name, entry in listed.items():
+        path = leftover / name
+        if path.is_file() and not path.is_symlink() and digest(path) == entry:  # else it was changed since
+            path.unlink()
+    for name in contents(leftover):
+        if not os.path.lexists(home / name):
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(leftover / name, home / name)
+    if left := contents(leftover):
+        logger.warning("%s keeps %s, which we did not write, or which was changed since", leftover, ", ".join(left))
+        return
+    remove_empty(leftover)
+
+
+def move_aside(folder: Path, leftover: Path) -> None:
+    """Rename a folder that is to be replaced or deleted, so that `recover` can bring back what in it is the user's."""
+    make_way(leftover, folder)
+    if not (folder / MANIFEST).exists():
+        write_manifest(folder, {})  # a folder of the user's: nothing in it is ours
+    os.rename(folder, leftover)
+
+
+def make_way(leftover: Path, home: Path) -> None:
+    """Free the name of a leftover."""
+    if is_ours(leftover):
+        finish(leftover, home)
+    if os.path.lexists(leftover):
+        keep(leftover)
+
+
+def erase(partial: Path) -> None:
+    """Delete a partial folder of ours; the mark that it is ours goes last.
+
+    Raises:
+        OutputError: if it is not ours.
+    """
+    if not is_ours(partial):
+        raise OutputError(f"{partial} is in the way, and we did not write it: move it")
+    for name in contents(partial):
+        (partial / name).unlink()
+    remove_empty(partial)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder in which only empty folders and the manifest are left."""
+    for inner in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        inner.rmdir()
+    for name in (MANIFEST + PARTIAL, MANIFEST):
+        (folder / name).unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def keep(path: Path) -> Path:
+    """Move what is not ours out of the way, under the first free name; says so."""
+    number, free = 1, beside(path, KEPT)
+    while os.path.lexists(free):
+        number, free = number + 1, beside(path, f"{KEPT}{number + 1}")
+    os.rename(path, free)
+    logger.warning("%s was there, and we did not write it: it is %s now", path, free)
+    return free
+
+
+def beside(path: Path, end: str) -> Path:
+    """The path with an end to its name."""
+    return path.with_name(path.name + end)
+
+
+def contents(folder: Path) -> list[str]:
+    """The files in a folder, at any depth, but for a manifest of ours: paths relative to it."""
+    ours = {folder / MANIFEST, folder / (MANIFEST + PARTIAL)} if is_ours(folder) else set()
+    paths = [path for path in folder.rglob("*") if path not in ours and (path.is_symlink() or not path.is_dir())]
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
+def digest(path: Path) -> dict[str, int | str]:
+    """Size and SHA-256 of a file."""
+    sha256, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            sha256.update(chunk)
+            size += len(chunk)
+    return {"bytes": size, "sha256": sha256.hexdigest()}
+
+
+def digest_of(content: bytes) -> dict[str, int | str]:
+    """Size and SHA-256 of what a file will hold."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def write_manifest(folder: Path, files: Mapping[str, object] | None, field: str = FIELD, **more) -> None:
+    """List the files that we wrote into a folder; None while it is being written."""
+    write_json(folder / MANIFEST, {field: VERSION, "files": files, **more})
+
+
+def read_manifest(folder: Path, field: str = FIELD) -> dict | None:
+    """The manifest of a folder; None if there is none, or it is not one of ours, or damaged."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = manifest["files"]
+        fits = manifest[field] == VERSION and isinstance(files, dict | None) and all(map(is_inside, files or ()))
+        return manifest if fits else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative path stays below where it starts."""
+    readings = PurePosixPath(name), PureWindowsPath(name)
+    return not any(each.anchor or ".." in each.parts for each in readings) and "\0" not in name
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder has a manifest of ours, or nothing but the beginning of one."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    if read_manifest(folder) is not None:
+        return True
+    return all(path.name == MANIFEST + PARTIAL and is_begun(path) for path in folder.iterdir())
+
+
+def is_begun(partial: Path) -> bool:
+    """Whether a file is a manifest of ours that was not finished."""
+    beginning = b'{\n "collab_heads_'
+    return partial.is_file() and beginning.startswith(partial.read_bytes()[: len(beginning)])
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder has a finished manifest of ours, and every file is as it was written."""
+    return (folder / MANIFEST).exists() and damage(folder) is None
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a folder by its manifest, naming the file; None if every file is as it was written.
+
+    A folder without a manifest cannot be checked; nothing is said of it.
+    """
+    if not (folder / MANIFEST).exists():
+        return None
+    files = (read_manifest(folder) or {}).get("files")
+    if files is None:
+        return f"{MANIFEST} is damaged"
+    for name, entry in files.items():
+        path = folder / name
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            if (size := path.stat().st_size) != entry["bytes"]:
+                return f"{name} has {size:,} bytes instead of {entry['bytes']:,}"
+            if digest(path) != entry:
+                return f"{name} is not what was written: its SHA-256 differs"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        except (KeyError, TypeError, ValueError):
+            return f"{MANIFEST} is damaged"
+    return None

@@ -1,0 +1,181 @@
+"""Read files that others made: a message names the file, and what is read stays bounded by the size of the file."""
+
+import gzip
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from collab_heads.errors import DataError
+from collab_heads.files.atomic import write_file
+
+# Text packs to a fifth, a list of like lines perhaps to a twentieth; what unpacks to more is made to fill memory.
+LARGEST_RATIO = 50
+ALWAYS_UNPACKED = 1 << 24  # bytes, 16 MiB: small files may hold anything
+CHUNK = 1 << 20
+OPENED = ("/dev/fd", "/proc/self/fd")  # a path in there is a descriptor that a shell has handed over
+KINDS = {stat.S_ISDIR: "folder", stat.S_ISFIFO: "named pipe", stat.S_ISSOCK: "socket"}
+MAX_FIELD = 1 << 17  # characters; a tokenizer takes up to a second for so many, and models read the first thousand
+
+
+def check_file(path: str | Path) -> None:
+    """Raise DataError unless a path leads to a file, or to a pipe that somebody has opened.
+
+    A device gives bytes without end, and a named pipe waits until somebody writes to it, perhaps for ever. Pipes that
+    a shell has opened (`/dev/stdin`, `<(command)`) are read.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    is_opened = str(path) == "/dev/stdin" or str(Path(path).parent) in OPENED
+    if stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and is_opened):
+        return
+    kind = next((name for is_kind, name in KINDS.items() if is_kind(mode)), "device")
+    raise DataError(f"{path} is a {kind}, no file: give a file, or a pipe as /dev/stdin or <(command)")
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a file; unpacked, where its name ends in `.gz`, but never to more than 50 times its size.
+
+    Raises:
+        DataError: if it cannot be read, is damaged, or unpacks to too much; memory holds the bound at most.
+    """
+    path = Path(path)
+    check_file(path)
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        size = path.stat().st_size
+        limit, data = max(ALWAYS_UNPACKED, LARGEST_RATIO * size), bytearray()
+        with gzip.open(path) as file:
+            while chunk := file.read(CHUNK):
+                data += chunk
+                if len(data) > limit:
+                    raise DataError(
+                        f"{path} has {size:,} bytes and unpacks to more than {limit:,}: text does not pack so tightly; "
+                        "if it is what you want to read, unpack it first (gunzip)"
+                    )
+        return bytes(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is no gzip file, or damaged: {error}") from error
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file, gzipped where its name ends in `.gz`; a byte-order mark is taken off.
+
+    Raises:
+        DataError: as `read_bytes`, and if it is not UTF-8; the line is named.
+    """
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}, line {line}: not UTF-8 (byte 0x{error.object[error.start]:02x})") from error
+
+
+def parse_json(text: str, **options) -> Any:
+    """`json.loads` with one kind of error.
+
+    Raises:
+        ValueError: also on lists and objects that are nested too deeply, and on numbers of thousands of digits.
+    """
+    try:
+        return json.loads(text, **options)
+    except RecursionError as error:
+        raise ValueError("lists or objects are nested too deeply to be read") from error
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ValueError("a whole number has too many digits to be read (thousands)") from error
+        raise
+
+
+def check_field(where: str, name: str | None, text: str) -> None:
+    """Check that a text can be tokenized.
+
+    Args:
+        where: file and row, for the message.
+        name: of the column, if there are columns.
+        text: the field.
+
+    Raises:
+        DataError: if it is too long, or holds half a character (a lone surrogate, which JSON can write).
+    """
+    place = where if name is None else f"{where}, column {name!r}"
+    if len(text) > MAX_FIELD:
+        raise DataError(
+            f"{place}: {len(text):,} characters, {MAX_FIELD:,} at most: models read the first thousand, so cut it "
+            "(is there a line break or a quote missing?)"
+        )
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{place}: {text[error.start]!r} at character {error.start + 1} is half of a pair of surrogates, no "
+                "character: write both halves, or leave it out"
+            ) from error
+
+
+T = TypeVar("T")
+WRONG = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)  # of a file that was changed
+
+
+def write_document(path: str | Path, content: Mapping) -> Path:
+    """Write one line of JSON; an old file is replaced when the new one is complete.
+
+    Raises:
+        OutputError: if it cannot be written; what was there stays.
+        ValueError: if a number is NaN or infinite, which JSON does not know.
+    """
+    return write_file(path, (json.dumps(content, allow_nan=False) + "\n").encode())
+
+
+def read_document(path: str | Path, version: int, what: str, build: Callable[[Any], T]) -> T:
+    """What a file of ours holds.
+
+    Args:
+        path: the file.
+        version: which this package reads.
+        what: it holds, for the message.
+        build: makes it from the parsed JSON.
+
+    Raises:
+        DataError: if the file is missing, damaged or of another version.
+    """
+    try:
+        stored = parse_json(read_text(path))
+    except DataError as error:
+        raise DataError(f"cannot read {error}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is no {what}: {error!r:.200}") from error
+    return built(stored, version, f"{path} is no {what}", build)
+
+
+def built(stored: Any, version: int, problem: str, build: Callable[[Any], T]) -> T:
+    """What parsed JSON stands for.
+
+    Args:
+        stored: the JSON.
+        version: which this package reads.
+        problem: what a message begins with.
+        build: makes it.
+
+    Raises:
+        DataError: if the JSON is something else, or of another version.
+    """
+    try:
+        if stored["version"] != version:
+            raise DataError(f"{problem}: it is of version {stored['version']!r}; this package reads version {version}")
+        return build(stored)
+    except DataError:
+        raise
+    except WRONG as error:
+        raise DataError(f"{problem}: {error!r:.200}") from error

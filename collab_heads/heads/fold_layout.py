@@ -1,0 +1,180 @@
+"""How many heads the layers of a folded model have: fewer than at first, where the family's config can say so.
+
+One count holds for all layers. Every layer keeps the heads that it has; those with fewer than the count get some of
+their removed heads back, as zeros. Heads that share a key head are counted by key heads, and by heads of each.
+
+Shapes: H heads, K key/value heads of the original model, which H / K heads share each.
+"""
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.errors import SwapError
+from collab_heads.model.open_site import OpenSite
+from collab_heads.sites.state import SiteState
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The heads of every layer of a folded model.
+
+    Attributes:
+        entries: of the config, and their new values; empty where it says nothing else than before.
+        heads: path -> the original numbers of the heads that a layer has then, ascending.
+    """
+
+    entries: Mapping[str, int]
+    heads: Mapping[str, tuple[int, ...]]
+
+
+def fold_counts(
+    adapter: AttentionAdapter,
+    config: PretrainedConfig,
+    sites: Sequence[OpenSite],
+    states: Mapping[str, SiteState],
+) -> Counts:
+    """Choose the heads of a folded model: as few as its config can say, and each layer needs.
+
+    Args:
+        adapter: of the model.
+        config: its config; only read.
+        sites: all of the model.
+        states: path -> what is recorded of the changed ones.
+    """
+    whole = {site.path: states[site.path].num_heads if site.path in states else site.num_heads for site in sites}
+    as_before = Counts({}, {path: tuple(range(heads)) for path, heads in whole.items()})
+    if adapter.head_counts is None or adapter.head_width is None or len(set(whole.values())) != 1:
+        return as_before
+    (entry, key_entry), (width_entry, width) = adapter.head_counts, adapter.head_width
+    heads = next(iter(whole.values()))
+    key_heads = heads if key_entry is None else getattr(config, key_entry)
+    kept = needed_heads(adapter, sites)
+    used = [Counter(head * key_heads // heads for head in each) for each in kept.values()]
+    keys_needed, sharing_needed = max(1, *map(len, used)), max(1, *(max(each.values(), default=1) for each in used))
+    choices = itertools.product(range(keys_needed, key_heads + 1), range(sharing_needed, heads // key_heads + 1))
+    for keys, sharing in sorted(choices, key=lambda choice: (choice[0] * choice[1], choice)):
+        if keys * sharing == heads:
+            break
+        entries = {entry: keys * sharing, width_entry: getattr(sites[0].module, width)}
+        entries |= {} if key_entry is None else {key_entry: keys}
+        if is_valid(config, entries):
+            filled = {
+                path: filled_up(each, heads // key_heads, key_heads, keys, sharing) for path, each in kept.items()
+            }
+            return Counts(entries, filled)
+    return as_before
+
+
+def needed_heads(adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> dict[str, tuple[int, ...]]:
+    """Path -> the original numbers of the heads that a site must keep.
+
+    Where the first layer of a stack makes a bias of positions for all its layers, those need the same heads.
+    """
+    kept = {site.path: site.head_numbers for site in sites}
+    if adapter.position_table is None:
+        return kept
+    stacks: dict[str, set[int]] = {}
+    for site in sites:
+        stacks.setdefault(site.role, set()).update(site.head_numbers)
+    biased = {site.path: tuple(sorted(stacks[site.role])) for site in sites if site.role != "dec-enc"}
+    return kept | biased
+
+
+def filled_up(kept: Sequence[int], size: int, key_heads: int, keys: int, sharing: int) -> tuple[int, ...]:
+    """Heads that a site keeps, and the first others that make it `keys` key heads with `sharing` heads each.
+
+    Args:
+        kept: by their original numbers.
+        size: how many heads shared a key head.
+        key_heads: how many key heads there were.
+        keys: how many there are to be.
+        sharing: how many heads are to share each.
+    """
+    used = {head // size for head in kept}
+    used |= set([key for key in range(key_heads) if key not in used][: keys - len(used)])
+    found: list[int] = []
+    for key in sorted(used):
+        own = [head for head in kept if head // size == key]
+        others = [head for head in range(key * size, (key + 1) * size) if head not in own]
+        found += sorted(own + others[: sharing - len(own)])
+    return tuple(found)
+
+
+def is_valid(config: PretrainedConfig, entries: Mapping[str, int]) -> bool:
+    """Whether transformers takes a config with these entries: Llama's wants a width that is a multiple of the heads."""
+    changed = {**copy.deepcopy(config).to_dict(), **entries}
+    try:
+        type(config).from_dict(changed)
+    except Exception:  # of huggingface_hub's validation, which has its own classes
+        return False
+    return True
+
+
+def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Mapping[str, SiteState]) -> int:
+    """The width that all heads of a collaborative model have, so that its config can say it.
+
+    Args:
+        adapter: of the model.
+        sites: all of it.
+        states: path -> what is recorded of the changed ones.
+
+    Raises:
+        SwapError: if no stock model has such heads; the message says why.
+    """
+    kinds = {path: state.query_key.kind for path, state in states.items() if state.query_key is not None}
+    advice = "save the model as it is, and import collab_heads where it is loaded"
+    if shared := [path for path, kind in kinds.items() if kind != adapter.exact_kind]:
+        raise SwapError(f"{', '.join(shared)}: heads that share their queries and keys have no stock form; {advice}")
+    if adapter.head_width is None:
+        raise SwapError(
+            f"{', '.join(kinds)}: heads of another width have no stock form, since no config of such a model says how "
+            f"wide they are; {advice}"
+        )
+    if turned := [site.path for site in sites if getattr(site.query_key, "pairs", None) is not None]:
+        raise SwapError(
+            f"{', '.join(turned)}: the narrower heads keep frequency pairs of their own, while a stock model turns all "
+            f"heads by those that follow from its config ({adapter.head_width[0]}); {advice}"
+        )
+    if removed := [path for path, state in states.items() if state.kept is not None]:
+        raise SwapError(f"{removed[0]} has fewer heads, and narrow ones elsewhere have no such form; {advice}")
+    widths = {site.path: (site.query_key_width // site.num_heads, site.value_width) for site in sites}
+    found = {width for both in widths.values() for width in both}
+    if len(found) > 1:
+        each = ", ".join(f"{path} {query_key} and {value}" for path, (query_key, value) in widths.items())
+        raise SwapError(
+            f"heads of several widths have no stock form, since its config has one ({adapter.head_width[0]}) for all; "
+            f"those of queries and keys, and of values: {each}; {advice}"
+        )
+    return found.pop()
+
+
+@torch.no_grad()
+def narrow_as_stock(sites: Mapping[str, OpenSite], stock: PreTrainedModel, width: int) -> None:
+    """Make every collaborative site a stock one with heads of a width, in place.
+
+    Args:
+        sites: path -> site, all of the model.
+        stock: a model with heads of that width, for what is not the same in it: a scale, a bias of the key.
+        width: of the heads.
+    """
+    for path, site in sites.items():
+        whole, adapter = stock.base_model.get_submodule(path), site.adapter
+        if site.query_key is not None:
+            query, key, scale = site.query_key.shared_query, site.query_key.shared_key, adapter.scale(whole)
+            if scale != site.query_key.state.scale:
+                for parameter in query.parameters():
+                    parameter.mul_(site.query_key.state.scale / scale)
+            if key.bias is None and adapter.projections(whole)[1].bias is not None:  # the softmax cancels it
+                key.bias = nn.Parameter(key.weight.new_zeros(key.out_features), key.weight.requires_grad)
+            adapter.uninstall(site.module, query, key)
+            adapter.note_scale(site.module, scale)
+        setattr(site.module, cast(tuple[str, str], adapter.head_width)[1], width)

@@ -1,0 +1,228 @@
+"""What is stored in `model.config.collab_heads`: the single source of truth for rebuilding a changed model.
+
+State, not history: a version and, per site path relative to the base model, what the site is now.
+
+    {"version": 1,
+     "sites": {"encoder.layer.0.attention.self":
+         {"role": "enc-self", "num_heads": 12, "kept": [0, 2, 3, 7],
+          "query_key": {"kind": "shared", "dim": 128, "dim_head": 32, "scale": 0.17677669529663687, "bias": true,
+                        "mixing_init": "concatenate"},
+          "values": {"dim": 16, "dim_head": 32},
+          "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}, "alphas": true}}}
+
+What a site does not have is left out. It is built in the order kept, query_key, values, gates, alphas, however it came
+about.
+
+A model in use carries the truth in its modules: each changed attention module holds its own state. Configs are shared
+by models, and layers move between them; what a config says is what a model is built from, and it is brought in line
+with the modules when the model is changed, and when it is saved (`model/settling.py`).
+"""
+
+import copy
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from collab_heads.base.checks import is_count
+from collab_heads.errors import ConfigError
+from collab_heads.sites.site import AttentionSite
+from collab_heads.sites.state import GateState, QueryKeyState, SiteState, ValueState, expect
+
+FIELD = "collab_heads"
+STATE = "collab_state"  # attribute of a changed attention module: its `SiteState`
+VERSION = 1
+STACK = "_config"
+WRAPPERS = frozenset(
+    {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"}
+)  # FSDP 1, checkpoints, compile
+
+
+@dataclass(frozen=True)
+class CollabConfig:
+    """The whole record of a model."""
+
+    sites: Mapping[str, SiteState] = field(default_factory=dict)
+
+    @classmethod
+    def on(cls, model: PreTrainedModel) -> "CollabConfig":
+        """What the modules of a model are now; its config may say something else, as others may share it.
+
+        Of a stack that the model does not have, such as the decoder of a `T5EncoderModel`, what its config records.
+        """
+        base = model.base_model
+        modules = base.named_modules(remove_duplicate=False)  # a layer may stand in several places
+        states = {plain_path(path): vars(module).get(STATE) for path, module in modules}
+        stacks = {name for name, _ in base.named_children()}
+        elsewhere = {p: state for p, state in cls.of(model.config).sites.items() if p.split(".")[0] not in stacks}
+        return cls(elsewhere | {path: state for path, state in states.items() if state is not None})
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> "CollabConfig":
+        """Read `config.collab_heads`, from which a model is built; empty if it records no change.
+
+        Raises:
+            ConfigError: if the record comes from a newer version or does not make sense; the site is named.
+        """
+        sites = cls.alone(config).sites
+        for prefix, stack in stacks_of(config):
+            of_stack = {prefix + path: state for path, state in cls.alone(stack).sites.items()}
+            sites = {path: state for path, state in sites.items() if not path.startswith(prefix)} | of_stack
+        return cls(sites)
+
+    @classmethod
+    def alone(cls, config: PretrainedConfig) -> "CollabConfig":
+        """Read a config without the configs in it."""
+        return cls.read(getattr(config, FIELD, None))
+
+    @classmethod
+    def read(cls, record: object) -> "CollabConfig":
+        """Read the JSON form; None is that of a model without changed sites."""
+        if record is None:
+            return cls()
+        if not isinstance(record, Mapping) or not isinstance(record.get("sites"), Mapping):
+            raise ConfigError(f"config.{FIELD} must hold 'version' and 'sites', not {record!r:.200}")
+        version = record.get("version")
+        if not is_count(version):
+            raise ConfigError(f"config.{FIELD}.version must be a positive integer, not {version!r}")
+        if version > VERSION:
+            raise ConfigError(
+                f"config.{FIELD} has version {version}, this package reads up to {VERSION}: upgrade collab_heads"
+            )
+        check_keys(record, {"version", "sites"}, FIELD)
+        for path in record["sites"]:
+            expect(isinstance(path, str), f"a path in config.{FIELD}.sites", path, "a string")
+        return cls({path: parse_site(path, site) for path, site in record["sites"].items()})
+
+    def site(self, site: AttentionSite) -> SiteState:
+        """The state of a site, that of a stock one if it was never changed."""
+        return self.sites.get(site.path, SiteState(site.role, site.num_heads))
+
+    def with_sites(self, sites: Mapping[str, SiteState]) -> "CollabConfig":
+        """Return a record in which `sites` are added or replaced; those that are stock again are left out."""
+        return CollabConfig({p: state for p, state in {**self.sites, **sites}.items() if not state.is_stock})
+
+    def to_dict(self) -> dict:
+        """The JSON form."""
+        sites = {path: site.to_dict() for path, site in self.sites.items()}
+        return json.loads(json.dumps({"version": VERSION, "sites": sites}))  # lists for tuples, as a loaded one has
+
+    def write(self, model: PreTrainedModel) -> None:
+        """Store the record in the modules of a model, in its config and in those of its inner stacks.
+
+        A model without changed sites has no record. T5 gives each stack its own copy of the config; a stack with a
+        config of its own kind, such as CLIP's for texts, which loads alone from the files of the whole, has its part
+        there. A model whose config says something else than it is shares it with another one: it gets its own.
+        """
+        if not CollabConfig.on(model).is_in(model):
+            own_configs(model)
+        ordered: dict[str, SiteState] = {}
+        for path, module in model.base_model.named_modules(remove_duplicate=False):
+            if state := self.sites.get(plain_path(path)):
+                setattr(module, STATE, state)
+                ordered[plain_path(path)] = state
+            elif STATE in vars(module):
+                delattr(module, STATE)
+        for config, part in CollabConfig(ordered | dict(self.sites)).parts(model):  # in the order of the model
+            if part.sites:
+                setattr(config, FIELD, part.to_dict())
+            elif hasattr(config, FIELD):
+                delattr(config, FIELD)
+
+    def is_in(self, model: PreTrainedModel) -> bool:
+        """Whether the configs of a model have this record."""
+        return all(CollabConfig.alone(config) == part for config, part in self.parts(model))
+
+    def parts(self, model: PreTrainedModel) -> list[tuple[PretrainedConfig, "CollabConfig"]]:
+        """The configs of a model and of its stacks, and what each is to record; other models in it keep theirs."""
+        stacks = stacks_of(model.config)
+        inside = [module.config for module in model.base_model.modules() if isinstance(module, PreTrainedModel)]
+        configs = [model.config, *inside]
+        wanted = {stack.model_type: self.part(prefix) for prefix, stack in stacks} | {model.config.model_type: self}
+        distinct = {id(config): config for config in [*configs, *(stack for _, stack in stacks)]}
+        return [(each, wanted[each.model_type]) for each in distinct.values() if each.model_type in wanted]
+
+    def part(self, prefix: str) -> "CollabConfig":
+        """The record of the sites whose paths begin so, by the rest of these."""
+        inside = {path: state for path, state in self.sites.items() if path.startswith(prefix)}
+        return CollabConfig({path.removeprefix(prefix): state for path, state in inside.items()})
+
+
+def stacks_of(config: PretrainedConfig) -> list[tuple[str, PretrainedConfig]]:
+    """The stacks that have a config in this one: what their paths begin with, and the config.
+
+    By the convention of transformers: `config.text_config` is the config of `model.text_model`.
+    """
+    stacks = {name: config for name, config in configs_in(config).items() if name.endswith(STACK)}
+    return [(name.removesuffix(STACK) + "_model.", stack) for name, stack in stacks.items()]
+
+
+def configs_in(config: PretrainedConfig) -> dict[str, PretrainedConfig]:
+    """The configs in a config, of stacks and of whole models (those of an encoder-decoder that is made of two)."""
+    inner = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
+    return {name: each for name, each in inner.items() if isinstance(each, PretrainedConfig)}
+
+
+def own_configs(model: PreTrainedModel) -> None:
+    """Give a model and all in it copies of their configs, which then are no other model's; what was one stays one."""
+    copies: dict[int, Any] = {}  # by identity of what was copied; also of the configs in a config
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            copy.deepcopy(module.config, copies)
+    for module in model.modules():
+        held = {name: each for name, each in vars(module).items() if isinstance(each, PretrainedConfig)}
+        vars(module).update({name: copies[id(each)] for name, each in held.items() if id(each) in copies})
+
+
+def plain_path(path: str) -> str:
+    """A path without the parts that wrappers of inner modules add to it."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+
+
+# The parts of a site, and what their records always held: a default here would be a guess. `mixing_init` matters for
+# new models only.
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "query_key": (QueryKeyState, ("kind", "dim", "dim_head", "scale", "bias")),
+    "values": (ValueState, ("dim", "dim_head")),
+    "gates": (GateState, ("kind", "temperature", "stretch")),
+}
+
+
+def parse_site(path: str, record: object) -> SiteState:
+    """Read one site of the record; errors name the path."""
+    try:
+        entries = checked_entries(record, SiteState, path, ("role", "num_heads"))
+        for name, (state, required) in PARTS.items():
+            if name in entries:
+                entries[name] = state(**checked_entries(entries[name], state, f"{path}.{name}", required))
+        expect("kept" not in entries or entries["kept"] is not None, "kept", None, "a list of heads, or no such entry")
+        site = SiteState(**entries)
+        expect(not site.is_stock, "the site", record, "one with a query_key, kept, gates or alphas")
+        return site
+    except (KeyError, TypeError, ValueError) as error:  # a ConfigError is a ValueError, and so is Python's own
+        raise ConfigError(f"config.{FIELD}, site {path!r}: {error}") from error
+
+
+def checked_entries(record: object, state: type, where: str, required: Sequence[str]) -> dict[str, Any]:
+    """The entries of a part of the record, each a field of a state class, with all that are required."""
+    return check_keys(record, {field.name for field in dataclasses.fields(state)}, where, required)
+
+
+def check_keys(record: object, known: set[str], where: str, required: Sequence[str] = ()) -> dict[str, Any]:
+    """The entries of a mapping; ConfigError if it is none, has entries that this version does not know, or too few."""
+    if not isinstance(record, Mapping):
+        raise ConfigError(f"{where} must be a mapping, not {record!r:.200}")
+    if unknown := set(record) - known:
+        raise ConfigError(f"{where} has unknown entries {sorted(unknown, key=str)}; known: {sorted(known)}")
+    if missing := [name for name in required if name not in record]:
+        raise ConfigError(f"{where} has no {', '.join(missing)}: the file is damaged, or was written by hand")
+    return dict(record)
+
+
+def kept_heads(record: Mapping[str, SiteState], site: AttentionSite) -> Sequence[int]:
+    """The original numbers of the heads that a site has now."""
+    state = record.get(site.path)
+    return range(site.num_heads) if state is None else state.head_numbers

@@ -1,0 +1,194 @@
+"""What a site of attention is, and how users name sites."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, overload
+
+from torch import Tensor
+
+from collab_heads.base.checks import did_you_mean
+from collab_heads.base.option_values import ROLES as ROLES
+from collab_heads.base.option_values import Role as Role
+from collab_heads.errors import ArgumentError, ShapeError
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """One attention module of a model.
+
+    A module that serves several layers (ALBERT) is one site, with the index of the first layer it serves.
+
+    Attributes:
+        path: dotted path of the module, relative to the base model (`model.base_model`).
+        role: "enc-self", "dec-self" or "dec-enc".
+        layer: index of the layer within its stack.
+        num_heads: number of heads that the module computes.
+        groups: the key/value head of every head, where heads share them; None where each has its own.
+        stack: the name of what it reads, in models that read two things at once ("text", "vision"); else None.
+    """
+
+    path: str
+    role: Role
+    layer: int
+    num_heads: int
+    groups: tuple[int, ...] | None = None
+    stack: str | None = None
+
+    def __post_init__(self):
+        if self.groups is not None:
+            object.__setattr__(self, "groups", tuple(self.groups))  # JSON has lists
+
+    @property
+    def num_key_heads(self) -> int:
+        """The number of key/value heads."""
+        return count_key_heads(self.num_heads, self.groups)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, without what is None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether several heads share a key/value head."""
+        return self.num_key_heads < self.num_heads
+
+    @property
+    def heads_in_words(self) -> str:
+        """The number of heads and, where they share keys, of those: "8 on 4"."""
+        return f"{self.num_heads} on {self.num_key_heads}" if self.shares_keys else str(self.num_heads)
+
+    @classmethod
+    def from_dict(cls, described: Mapping) -> "AttentionSite":
+        """What `dataclasses.asdict` made, after JSON or an older version: entries of others are passed over.
+
+        Raises:
+            TypeError: if an entry that every version writes is missing.
+        """
+        known = {each.name: described[each.name] for each in fields(cls) if each.name in described}
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The weights of one site in canonical form, as torch stores them: (out, in).
+
+    H heads, H_k key/value heads (H, unless heads share them), d_k the width of a query/key head, d_v of a value head,
+    D_q and D_k the widths of the query-side and key-side inputs. The bias of the key matters only where positions come
+    between it and the score; elsewhere it adds to all scores of a query alike and the softmax cancels it.
+
+    Attributes:
+        query: [H, d_k, D_q].
+        query_bias: [H, d_k], or None.
+        key: [H_k, d_k, D_k].
+        value: [H_k, d_v, D_k].
+        value_bias: [H_k, d_v], or None.
+        scale: factor of the dot product before the softmax (1/sqrt(d_k) for BERT and Marian, 1.0 for T5).
+        key_bias: [H_k, d_k], or None.
+        groups: the key/value head of every head; None where each has its own.
+    """
+
+    query: Tensor
+    query_bias: Tensor | None
+    key: Tensor
+    value: Tensor
+    value_bias: Tensor | None
+    scale: float
+    key_bias: Tensor | None = None
+    groups: tuple[int, ...] | None = None
+
+    def __post_init__(self):
+        heads, width = self.query.shape[:2]
+        if (count_key_heads(heads, self.groups), width) != tuple(self.key.shape[:2]):
+            raise ShapeError(
+                f"query {tuple(self.query.shape)} and key {tuple(self.key.shape)} differ in heads or head width"
+            )
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return self.query.shape[0]
+
+    @property
+    def dim_head(self) -> int:
+        """d_k, the width of one query/key head."""
+        return self.query.shape[1]
+
+    @property
+    def dim_query_key(self) -> int:
+        """H * d_k: a query/key projection of this width loses nothing."""
+        return self.num_heads * self.dim_head
+
+    @property
+    def dim_value(self) -> int:
+        """H_k * d_v, the width of the values over all key/value heads."""
+        return self.value.shape[0] * self.value.shape[1]
+
+
+def count_key_heads(num_heads: int, groups: Sequence[int] | None) -> int:
+    """The number of key/value heads: one more than the last that a head uses."""
+    return num_heads if groups is None else max(groups, default=-1) + 1
+
+
+def kept_groups(groups: Sequence[int], kept: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
+    """What becomes of key/value heads when some heads stay: those that one of them uses stay, and are numbered anew.
+
+    Args:
+        groups: the key/value head of every head.
+        kept: indices of the heads that stay, ascending.
+
+    Returns:
+        The indices of the key/value heads that stay, and the groups of the heads that stay.
+    """
+    used = sorted({groups[head] for head in kept})
+    return used, tuple(used.index(groups[head]) for head in kept)
+
+
+def group_size(groups: Sequence[int]) -> int | None:
+    """How many heads share each key/value head, if that is one number and they follow one another; else None."""
+    size = len(groups) // (max(groups) + 1) if groups else 1
+    return size if all(key == head // size for head, key in enumerate(groups)) else None
+
+
+@overload
+def per_head(tensor: Tensor, heads: int) -> Tensor: ...
+@overload
+def per_head(tensor: None, heads: int) -> None: ...
+def per_head(tensor: Tensor | None, heads: int) -> Tensor | None:
+    """[H * d, ...] -> [H, d, ...], a view; None stays None."""
+    return None if tensor is None else tensor.unflatten(0, (heads, -1))
+
+
+def select_sites(available: Sequence[AttentionSite], names: str | Iterable[str] | None) -> list[AttentionSite]:
+    """Pick sites by role or path, in model order.
+
+    Args:
+        available: all sites of the model.
+        names: a role, a path, or several of them; None for all.
+
+    Raises:
+        ArgumentError: if a name is neither a role nor a path of this model, or nothing is named.
+    """
+    if names is None:
+        return list(available)
+    if not isinstance(names, Iterable):
+        raise ArgumentError(f"sites {names!r} must be a role, a path or several of them")
+    names = [names] if isinstance(names, str) else list(names)
+    if not names:
+        raise ArgumentError("sites is empty: name roles or paths, or pass None for all sites")
+    for name in names:
+        check_name(available, name)
+    return [site for site in available if site.path in names or site.role in names]
+
+
+def check_name(available: Sequence[AttentionSite], name: object) -> None:
+    """Raise ArgumentError unless `name` is a role that this model has, or the path of one of its sites."""
+    roles = [role for role in ROLES if any(site.role == role for site in available)]
+    paths = [site.path for site in available]
+    if name in roles or name in paths:
+        return
+    if name in ROLES:
+        raise ArgumentError(f"the model has no {name} attention; its roles: {', '.join(roles)}")
+    raise ArgumentError(
+        f"{name!r} is neither a role nor a path of this model{did_you_mean(str(name), roles + paths)}; "
+        f"roles: {', '.join(roles)}; paths such as {paths[0]!r}"
+    )

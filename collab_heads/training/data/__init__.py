@@ -1,1 +1,0 @@
-"""Examples: read, encoded, put into batches, measured."""

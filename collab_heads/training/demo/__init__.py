@@ -1,1 +1,0 @@
-"""The demos of the scripts, and the grammars that make their data."""

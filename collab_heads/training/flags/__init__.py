@@ -1,1 +1,0 @@
-"""The flags of the scripts: what they mean, which exclude each other, what they ask of a model."""

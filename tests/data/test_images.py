@@ -1,0 +1,170 @@
+"""Images in class folders: what is read, how, and what is refused before training."""
+
+import random
+from pathlib import Path
+
+import image_script
+import pytest
+from PIL import Image
+
+from collab_heads.data.images import from_folders, read_image
+from collab_heads.errors import DataError
+
+RED, WHITE, GREY = (255, 0, 0), (255, 255, 255), (90, 90, 90)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two splits of three classes."""
+    splits = {"train": 3, "validation": 2}
+    return {
+        split: image_script.write_images(tmp_path / split, count, seed)
+        for seed, (split, count) in enumerate(splits.items())
+    }
+
+
+def test_order_goes_round_the_classes(folders):
+    (folders["train"] / "square" / "002.png").unlink()
+    data = from_folders(folders)
+    assert data.task.labels == ("disc", "line", "square")
+    train = data.splits["train"]
+    assert train["label"] == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert [Path(name).parent.name for name in train["file"][:4]] == ["disc", "line", "square", "disc"]
+    assert data.first({"train": 3, "validation": None}).splits["train"]["label"] == [0, 1, 2]
+    assert data.splits["validation"]["label"] == [0, 1, 2, 0, 1, 2]
+
+
+def test_classes_that_are_numbers_are_in_their_order(tmp_path):
+    for split in ("train", "validation"):
+        image_script.write_images(tmp_path / split, 1, 0)
+        for old, new in (("disc", "10"), ("line", "9"), ("square", "2")):
+            (tmp_path / split / old).rename(tmp_path / split / new)
+    data = from_folders({split: tmp_path / split for split in ("train", "validation")})
+    assert data.task.labels == ("2", "9", "10")
+
+
+def test_a_changed_image_has_another_digest(folders):
+    before = from_folders(folders).splits["train"]["sha256"]
+    image_script.draw("disc", random.Random(9)).save(folders["train"] / "disc" / "000.png")
+    after = from_folders(folders).splits["train"]["sha256"]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False] + [True] * 8
+
+
+def test_hidden_files_and_those_of_other_types_are_passed_over(folders):
+    for name in (".DS_Store", "notes.txt"):
+        (folders["train"] / "disc" / name).write_bytes(b"x")
+        (folders["train"] / name).write_bytes(b"x")
+    assert len(from_folders(folders).splits["train"]["file"]) == 9
+
+
+def cut(folder: Path) -> None:
+    path = folder / "disc" / "001.png"
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def empty(folder: Path) -> None:
+    for path in (folder / "line").iterdir():
+        path.unlink()
+
+
+def only_text(folder: Path) -> None:
+    empty(folder)
+    (folder / "line" / "notes.txt").write_text("x")
+
+
+def one_class(folder: Path) -> None:
+    for each in (folder, folder.with_name("validation")):
+        for name in ("line", "square"):
+            for path in (each / name).iterdir():
+                path.unlink()
+            (each / name).rmdir()
+
+
+def deep(folder: Path) -> None:
+    Image.new("I;16", (4, 4)).save(folder / "disc" / "000.png")
+
+
+def one_more(folder: Path) -> None:
+    (folder / "x").mkdir()
+    image_script.draw("disc", random.Random(0)).save(folder / "x" / "a.png")
+
+
+BROKEN = {
+    "cut": (cut, r"disc/001\.png is a broken image"),
+    "empty file": (lambda f: (f / "disc" / "000.png").write_bytes(b""), r"disc/000\.png is no image, .*\(0 bytes\)"),
+    "text": (lambda f: (f / "disc" / "000.png").write_text("hello"), r"disc/000\.png is no image, .*\(5 bytes\)"),
+    "16 bits": (deep, r"disc/000\.png has more than 8 bits a channel \(mode I(;16)?\): save it with 8"),
+    "empty class": (empty, r"line: the class has no images \(.png"),
+    "class of texts": (only_text, r"line: the class has no images .*; it has 1 other file\(s\), such as notes\.txt"),
+    "one class": (one_class, r"all images are of the class 'disc'"),
+    "other class": (lambda f: (f / "line").rename(f / "cross"), "only here: line; not here: cross"),
+    "missing class": (one_more, "not here: x"),
+    "loose image": (lambda f: image_script.draw("disc", random.Random(0)).save(f / "a.png"), r"a\.png is of no class"),
+    "deeper folder": (lambda f: (f / "disc" / "more").mkdir(), r"disc/more is a folder inside a class"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_learned_from_is_refused_and_named(name, folders):
+    damage, message = BROKEN[name]
+    damage(folders["train"])
+    with pytest.raises(DataError, match=message):
+        from_folders(folders)
+
+
+def test_missing_folders_are_named(folders, tmp_path):
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="gone is not a folder: expected one with a folder of images for every class"):
+        from_folders({**folders, "train": tmp_path / "gone"})
+    with pytest.raises(DataError, match=r"none has no class folders: expected .*none/CLASS/ with images"):
+        from_folders({**folders, "validation": tmp_path / "none"})
+
+
+def test_a_bomb_is_refused(folders, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)
+    with pytest.raises(DataError, match=r"disc/000\.png is a broken image: .*decompression bomb"):
+        from_folders(folders)
+
+
+def saved(image: Image.Image, path: Path, **options) -> Image.Image:
+    """As it is read again."""
+    image.save(path, **options)
+    return read_image(path)
+
+
+def test_every_mode_becomes_rgb(tmp_path):
+    grey, palette = Image.new("L", (4, 4), 90), Image.new("RGB", (4, 4), RED).convert("P")
+    assert saved(grey, tmp_path / "grey.png").getpixel((0, 0)) == GREY
+    assert saved(palette, tmp_path / "palette.gif").getpixel((0, 0)) == RED
+    assert saved(Image.new("1", (4, 4), 1), tmp_path / "bits.png").getpixel((0, 0)) == WHITE
+    assert saved(Image.new("CMYK", (4, 4)), tmp_path / "print.jpg").getpixel((0, 0)) == WHITE
+    assert {read_image(path).mode for path in tmp_path.iterdir()} == {"RGB"}
+
+
+def test_transparent_parts_are_white(tmp_path):
+    image = Image.new("RGBA", (4, 4), (*RED, 255))
+    image.putpixel((0, 0), (0, 0, 0, 0))
+    found = saved(image, tmp_path / "alpha.png")
+    assert (found.mode, found.getpixel((0, 0)), found.getpixel((1, 1))) == ("RGB", WHITE, RED)
+    grey = Image.new("LA", (4, 4), (0, 0))
+    assert saved(grey, tmp_path / "grey.png").getpixel((0, 0)) == WHITE
+    palette = Image.new("P", (4, 4), 0)
+    assert saved(palette, tmp_path / "palette.png", transparency=0).getpixel((0, 0)) == WHITE
+
+
+def test_images_are_turned_as_their_camera_says(tmp_path):
+    image, exif = Image.new("RGB", (4, 2), RED), Image.Exif()
+    exif[0x0112] = 6  # its left edge is the top
+    image.save(tmp_path / "turned.png", exif=exif)
+    assert read_image(tmp_path / "turned.png").size == (2, 4)
+
+
+def test_of_an_animation_the_first_picture_counts(tmp_path):
+    first, second = Image.new("RGB", (4, 4), RED), Image.new("RGB", (4, 4), WHITE)
+    first.save(tmp_path / "moving.gif", save_all=True, append_images=[second])
+    assert read_image(tmp_path / "moving.gif").getpixel((0, 0)) == RED
+
+
+def test_what_vanishes_in_training_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"gone\.png: No such file"):
+        read_image(tmp_path / "gone.png")
