@@ -60,7 +60,8 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
     check_custom_code(model_type, getattr(config, "auto_map", None))
     raise UnsupportedModelError(
         f"model type {model_type!r} is not supported{did_you_mean(model_type, known)}. "
-        f"Supported: {', '.join(known)}. Another family needs an adapter, made known with `register`: see 'Add a family' in the README."
+        f"Supported: {', '.join(known)}. Another family needs an adapter, made known with `register`: see 'Add a "
+        "family' in the README."
     )
 
 
