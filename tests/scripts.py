@@ -77,19 +77,33 @@ def kill_at(checkpoint: Path, process: BaseProcess) -> None:
 
 
 def run_on_two(main: Callable, arguments: list[str]) -> None:
-    """Run a script's `main` on two processes, as a launcher would."""
+    """Run a script's `main` on two processes, as a launcher would.
+
+    A process that a signal ends (CI has seen gloo die so once, in hundreds of runs) has no error to show: both begin
+    again, once. An error of ours is an exit code above 0, and counts at once.
+    """
+    codes = exit_codes_of_two(main, arguments)
+    if any(code is not None and code < 0 for code in codes):
+        print(f"exit codes {codes}: a process was ended by a signal, so both begin again")
+        codes = exit_codes_of_two(main, arguments)
+    assert codes == [0, 0], f"exit codes {codes}; None is a process that hung, a negative one a signal"
+
+
+def exit_codes_of_two(main: Callable, arguments: list[str]) -> list[int | None]:
+    """Run `main` on two processes; return how each ended, None for one that did not within four minutes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     shared["OMP_NUM_THREADS"] = "1"  # Accelerate would set more, and a process that was forked waits for them forever
     processes = [fork(main, arguments, RANK=str(i), LOCAL_RANK=str(i), **shared) for i in range(2)]
+    deadline = time.monotonic() + 240
     for process in processes:
-        process.join(240)
+        process.join(max(0.0, deadline - time.monotonic()))
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()
-    assert codes == [0, 0]
+    return codes
 
 
 ONCE, EVERY = "once", pytest.param("every", marks=pytest.mark.slow)
