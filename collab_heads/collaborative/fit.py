@@ -31,7 +31,7 @@ Projection = TypeVar("Projection", bound=QueryKey)
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How sites are fitted; the arguments of `swap_to_collaborative`.
+    """How sites are fitted: arguments of `swap_to_collaborative`, whose signature has the defaults that users get.
 
     Raises:
         ArgumentError: on a value that cannot work.
@@ -40,7 +40,7 @@ class FitOptions:
 
     method: Method = "als"
     tol: float = 1e-4
-    refine_steps: int = 120
+    refine_steps: int = 0
     seed: int = 0
 
     def __post_init__(self):

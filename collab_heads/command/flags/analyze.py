@@ -13,7 +13,7 @@ from pathlib import Path
 
 from collab_heads.base.checks import check_choice
 from collab_heads.base.option_values import PREFIX_KINDS, REPORT_PARTS
-from collab_heads.command.flags.parsing import count, count_from_1
+from collab_heads.command.flags.parsing import count_from_1
 from collab_heads.command.flags.shared import (
     add_data_arguments,
     add_model_argument,
@@ -24,6 +24,7 @@ from collab_heads.command.flags.shared import (
     check_model_name,
     check_output_dir,
 )
+from collab_heads.command.flags.signatures import option_adder
 from collab_heads.errors import ArgumentError
 
 
@@ -38,28 +39,26 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="CoNLL-U file in the input's language: the report also shows which heads follow its dependencies",
     )
     add_output_argument(parser, "the report", default="head_report")
-    add(
-        "--parts",
-        nargs="+",
+    add_option = option_adder(add, "analysis.analyze", "analyze_heads")
+    add_option(
+        "parts",
         metavar="PART",
         help=f"parts of the report, some of {', '.join(REPORT_PARTS)} (default: all but {REPORT_PARTS[-1]})",
     )
-    add(
-        "--prefixes",
-        nargs="+",
+    add_option(
+        "prefixes",
         metavar="KIND",
         help="what the decoder of a translation model has read when contributions are measured: reference, the second "
         "text; own, what the model makes of the first; random, the translations of others (default: reference)",
     )
-    add(
-        "--compare_with",
-        nargs="+",
+    add_option(
+        "compare_with",
         metavar="MODEL",
         help="other models, or checkpoints of a training in order, to measure the contributions of beside this one's",
     )
     add("--samples", type=count_from_1, metavar="N", help="use only the first N sentences (default: all)")
-    add(
-        "--examples", type=count, default=3, metavar="N", help="sentences, of typical lengths, whose attention is shown"
+    add_option(
+        "num_examples", flag="examples", metavar="N", help="sentences, of typical lengths, whose attention is shown"
     )
     add_running_arguments(parser)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from collab_heads.base.checks import check_choice
 from collab_heads.base.option_values import ALLOCATIONS, MEASURES
 from collab_heads.command.flags.parsing import count, count_from_1, path, per_role, positive, width
+from collab_heads.command.flags.signatures import option_adder, options_of
 from collab_heads.errors import ArgumentError
-from collab_heads.sites.state import KINDS, QueryKeyKind
 
 SWAPS = ("before", "after", "between")
-DEFAULT_KIND: QueryKeyKind = KINDS[0]
-COMPRESSED: QueryKeyKind = "per_head"  # the kind that compression gives
+SWAP = ("collaborative.swap", "swap_to_collaborative")
+COMPRESSED = options_of("compression.compress", "compress")["kind"].default
 OF_COMPRESSION = ("compress_of", "compress_kind")
 
 
@@ -66,30 +66,29 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_width_arguments(add: Callable[..., object]) -> None:
     """How wide queries, keys and values are to be; `add` is that of a parser or a group."""
-    add(
-        "--dim_shared_query_key",
+    add_option = option_adder(add, *SWAP)
+    add_option(
+        "dim_shared_query_key",
         type=per_role(width),
         metavar="R",
         help="width of the query and key of a layer, all heads together; 0.5 is half of what the model has; "
         "or per role, such as enc-self=64,dec-enc=0.5, which leaves other roles alone (default: all of it, which is "
         "exact)",
     )
-    add(
-        "--dim_value",
+    add_option(
+        "dim_value",
         type=per_role(width),
         metavar="R",
         help="width of the values of a layer, all heads together, in the same forms (default: as they are; alone it "
         "leaves query and key as they are, too)",
     )
-    add(
-        "--kind",
-        default=DEFAULT_KIND,
+    add_option(
+        "kind",
         metavar="KIND",
         help="shared: all heads use one projection of queries and keys; per_head: every head has its own, narrower one",
     )
-    add(
-        "--allocation",
-        default="uniform",
+    add_option(
+        "allocation",
         metavar="HOW",
         help="uniform: the same width in every layer; balanced: as many parameters in all, but more of them in the "
         "layers where they count most",
@@ -98,21 +97,19 @@ def add_width_arguments(add: Callable[..., object]) -> None:
 
 def add_fit_arguments(add: Callable[..., object]) -> None:
     """How the replacement is fitted; `add` is that of a parser or a group."""
-    add(
-        "--refine_steps",
-        type=count,
-        default=120,
+    add_option = option_adder(add, *SWAP)
+    add_option(
+        "refine_steps",
         metavar="N",
         help="gradient steps per layer that improve the fit; only with calibration",
     )
-    add(
-        "--decomposition_tol",
-        type=positive,
-        default=1e-4,
+    add_option(
+        "tol",
+        flag="decomposition_tol",
         metavar="TOL",
         help="the decomposition stops when a sweep lowers the relative error by less",
     )
-    add("--decomposition_method", default="als", metavar="NAME", help="als, or parafac of the package tensorly")
+    add_option("method", flag="decomposition_method", metavar="NAME", help="als, or parafac of the package tensorly")
 
 
 def check_swap(args: argparse.Namespace) -> None:
@@ -126,8 +123,8 @@ def check_swap(args: argparse.Namespace) -> None:
     if args.allocation == "balanced" and not args.calibration_samples:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
-    given = args.dim_shared_query_key, args.dim_value, args.kind, args.allocation
-    if not args.collaborative and given != (None, None, DEFAULT_KIND, "uniform"):
+    of_swap = "dim_shared_query_key", "dim_value", "kind", "allocation"
+    if not args.collaborative and any(getattr(args, name) != options_of(*SWAP)[name].default for name in of_swap):
         raise ArgumentError(
             "--dim_shared_query_key, --dim_value, --kind and --allocation have no effect without --collaborative"
         )

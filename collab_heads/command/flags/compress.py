@@ -15,7 +15,7 @@ from pathlib import Path
 from collab_heads.base.checks import check_choice
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import MEASURES, SITE_PARTS
-from collab_heads.command.flags.parsing import count, positive
+from collab_heads.command.flags.parsing import count
 from collab_heads.command.flags.shared import (
     add_data_arguments,
     add_model_argument,
@@ -25,6 +25,7 @@ from collab_heads.command.flags.shared import (
     check_input,
     check_output_dir,
 )
+from collab_heads.command.flags.signatures import option_adder
 from collab_heads.errors import ArgumentError
 
 
@@ -35,40 +36,36 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_output_argument(parser, "the smaller model")
     add = parser.add_argument
     add("--plan", action="store_true", help="only show what every budget would cost; the model stays as it is")
-    add(
-        "--budget",
-        type=positive,
+    add_option = option_adder(add, "compression.compress", "compress")
+    add_option(
+        "budget",
         metavar="SHARE",
         help="what is to be left of attention, such as 0.5 (default, unless there is a --max_error)",
     )
-    add(
-        "--max_error",
-        type=positive,
+    add_option(
+        "max_error",
         metavar="ERROR",
         help="instead of a budget: by how much the output may change, such as 0.1; the model becomes as small as that "
         "allows",
     )
-    add("--of", default=MEASURES[0], metavar="WHAT", help=f"what the budget is of: {', '.join(MEASURES)}")
-    add(
-        "--kind",
-        default="per_head",
+    add_option("of", metavar="WHAT", help=f"what the budget is of: {', '.join(MEASURES)}")
+    add_option(
+        "kind",
         metavar="KIND",
         help="per_head: every head has its own, narrower query and key; shared: all heads use one, which is smallest, "
         "and slow",
     )
-    add(
-        "--sites",
-        nargs="+",
+    add_option(
+        "sites",
         metavar="SITE",
         help="the attention that may change, by role (enc-self, dec-self, dec-enc) or module path (default: all)",
     )
-    add(
-        "--parts",
-        nargs="+",
+    add_option(
+        "parts",
         metavar="PART",
         help=f"what may become smaller, some of {', '.join(SITE_PARTS)} (default: all)",
     )
-    add("--refine_steps", type=count, default=120, metavar="N", help="gradient steps per layer that improve the fit")
+    add_option("refine_steps", metavar="N", help="gradient steps per layer that improve the fit")
     add(
         "--distill_steps",
         type=count,

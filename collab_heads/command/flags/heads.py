@@ -9,6 +9,7 @@ from collab_heads.base.option_values import CRITERION_WORDS, LOSS_KINDS
 from collab_heads.command.flags.arguments import trains
 from collab_heads.command.flags.collaborative import wants_swap
 from collab_heads.command.flags.parsing import count, not_negative, path, per_role, positive, share_of_steps
+from collab_heads.command.flags.signatures import option_adder
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.reading import parse_json, read_text
 
@@ -54,7 +55,9 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SITE",
         help="where heads may be removed: roles (enc-self, dec-self, dec-enc) or module paths (default: everywhere)",
     )
-    add("--gate_learning_rate", type=positive, default=0.1, metavar="LR", help="peak learning rate of the gates")
+    option_adder(add, "trainer.head_training", "HeadTraining")(
+        "gate_lr", flag="gate_learning_rate", metavar="LR", help="peak learning rate of the gates"
+    )
     add(
         "--selection_share",
         type=positive,

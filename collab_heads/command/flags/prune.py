@@ -23,6 +23,7 @@ from collab_heads.command.flags.shared import (
     check_input,
     check_new_model,
 )
+from collab_heads.command.flags.signatures import option_adder
 from collab_heads.errors import ArgumentError
 
 
@@ -36,9 +37,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="keep this many heads: N in the whole model, or per role, such as enc-self=4,dec-self=4,dec-enc=6",
     )
-    add(
-        "--head_selection",
-        default="reconstruction",
+    option_adder(add, "heads.prune", "prune_heads")(
+        "criterion",
+        flag="head_selection",
         metavar="HOW",
         help="which heads stay: reconstruction, those that the others can least stand in for; gradient, by the "
         "gradient of the loss (translation models and language models); random",

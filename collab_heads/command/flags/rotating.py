@@ -8,6 +8,7 @@ from collab_heads.base.option_values import METRIC_WORDS, POLICY_WORDS
 from collab_heads.command.flags.arguments import trains
 from collab_heads.command.flags.heads import learns_gates
 from collab_heads.command.flags.parsing import count, path, per_role
+from collab_heads.command.flags.signatures import options_of
 from collab_heads.errors import ArgumentError
 
 OF_ROTATE = ("metric", "count", "frequency", "rest", "start", "end", "layer_pairs", "sites")
@@ -38,14 +39,16 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
         "(pairwise), of their attention maps; base; wasserstein; one, or one per role (default: confidence)",
     )
     numbers = {
-        "count": ("pairs of heads that change places", "1"),
-        "frequency": ("epochs until they change back", "1"),
-        "rest": ("epochs from there to the next exchange", "1"),
-        "start": ("epoch of the first exchange, counted from 1", "1"),
-        "end": ("last epoch in which heads may be exchanged", "the last"),
-        "layer_pairs": ("pairs of layers between which soft exchanges heads, the outermost first", "all"),
+        "count": "pairs of heads that change places",
+        "frequency": "epochs until they change back",
+        "rest": "epochs from there to the next exchange",
+        "start": "epoch of the first exchange, counted from 1",
+        "end": "last epoch in which heads may be exchanged",
+        "layer_pairs": "pairs of layers between which soft exchanges heads, the outermost first",
     }
-    for name, (text, default) in numbers.items():
+    nothing = {"end": "the last", "layer_pairs": "all"}  # what None means
+    for name, text in numbers.items():
+        default = nothing.get(name) or options_of("rotation.dynamic", "DynamicRotation")[name].default
         per = f"{text}; one number, or one per role, such as enc-self=2 (default: {default})"
         add(f"--rotation_{name}", type=per_role(count), metavar="N", help=per)
     add(

@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 
 from collab_heads.base.checks import check_choice
 from collab_heads.base.option_values import ALLOCATIONS
-from collab_heads.command.flags.collaborative import add_fit_arguments, add_width_arguments
+from collab_heads.command.flags.collaborative import SWAP, add_fit_arguments, add_width_arguments
 from collab_heads.command.flags.shared import (
     add_data_arguments,
     add_model_argument,
@@ -21,6 +21,7 @@ from collab_heads.command.flags.shared import (
     check_input,
     check_new_model,
 )
+from collab_heads.command.flags.signatures import option_adder
 from collab_heads.errors import ArgumentError
 
 
@@ -28,9 +29,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The flags."""
     add_model_argument(parser)
     add_width_arguments(parser.add_argument)
-    parser.add_argument(
-        "--sites",
-        nargs="+",
+    option_adder(parser.add_argument, *SWAP)(
+        "sites",
         metavar="SITE",
         help="the attention to replace, by role (enc-self, dec-self, dec-enc) or module path (default: all)",
     )
