@@ -18,7 +18,7 @@ from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measures import COUNTED, Measure
 from collab_heads.compression.parts.part import Fit
 from collab_heads.compression.parts.shape import UNCHANGED
-from collab_heads.compression.parts.table import PARTS, put, resized
+from collab_heads.compression.parts.table import PARTS, install, resized
 from collab_heads.compression.plan import Choices, CompressionPlan, check_budget, plan
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
@@ -94,7 +94,7 @@ def compress(
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
     else:
         made = plan(model, batches, **options)
-    chosen = smallest(made, max_error) if max_error is not None else Chosen.of(made, made.choose(share))
+    chosen = smallest(made, max_error) if max_error is not None else FittedChoice.of(made, made.choose(share))
     choices, parameters = chosen.choices, model.num_parameters()
     report = CompressReport(
         sites=tuple(site_report(made, path, choices) for path in choices),
@@ -109,14 +109,14 @@ def compress(
         seconds=0.0,
     )
     # Nothing has changed up to here; nothing can fail from here on.
-    put(model, made.measured.adapter, chosen.fitted)
+    install(model, made.measured.adapter, chosen.fitted)
     parameters, seconds = model.num_parameters(), time.perf_counter() - started
     if made is batches:
         seconds += made.seconds
     return dataclasses.replace(report, model_parameters_after=parameters, seconds=seconds)
 
 
-class Chosen(NamedTuple):
+class FittedChoice(NamedTuple):
     """What sites are to have: path -> choice; the fits of those that change; and the error of the output with them."""
 
     choices: Choices
@@ -124,17 +124,17 @@ class Chosen(NamedTuple):
     error: float
 
     @classmethod
-    def of(cls, made: CompressionPlan, choices: Choices) -> "Chosen":
+    def of(cls, made: CompressionPlan, choices: Choices) -> "FittedChoice":
         """Fit choices, and try them; the model stays as it is."""
         fitted = made.fit(choices)
-        return cls(choices, fitted, made.tried(fitted))
+        return cls(choices, fitted, made.measured_error(fitted))
 
 
-def smallest(made: CompressionPlan, max_error: float) -> Chosen:
+def smallest(made: CompressionPlan, max_error: float) -> FittedChoice:
     """Return the smallest model within an error, of some that are tried; how far each misses it leads to the next."""
     limit, best, least, errors = max_error, None, 1.0, []
     for _ in range(ATTEMPTS):
-        chosen = Chosen.of(made, made.within(limit))
+        chosen = FittedChoice.of(made, made.within(limit))
         if not chosen.fitted:  # the model as it is
             break
         errors.append(error := chosen.error)

@@ -20,7 +20,7 @@ from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import Choice, SiteShape
-from collab_heads.compression.parts.table import PARTS, fit_site, put, site_errors
+from collab_heads.compression.parts.table import PARTS, fit_site, install, site_errors
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.workload import Workload, count_work
 from collab_heads.contract.adapter import AttentionAdapter
@@ -174,7 +174,7 @@ def sensitivities(
         with few_threads(site.dim_value):
             fit = fit_site(site, errors[site.path].shape, choice, fitted.of(site.path), options)
         with undone(site.model, [site]):
-            put(site.model, site.adapter, {site.path: fit})
+            install(site.model, site.adapter, {site.path: fit})
             return probe.error() ** 2
 
     found: dict[str, dict[SitePart, float]] = {}

@@ -23,7 +23,7 @@ from collab_heads.compression.measurements import Measurements, measure_model
 from collab_heads.compression.measures import COUNTED, MEASURES, UNITS, Measure, SiteUse, uses_of
 from collab_heads.compression.parts.part import Fit
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
-from collab_heads.compression.parts.table import PARTS, choices_of, fit_site, put
+from collab_heads.compression.parts.table import PARTS, choices_of, fit_site, install
 from collab_heads.compression.spending import Option, Spending
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
@@ -198,10 +198,10 @@ class CompressionPlan:
                 fitted[site.path] = fit_site(site, shape, choice, measured.fitted.of(site.path), measured.options)
         return fitted
 
-    def tried(self, fitted: Mapping[str, Sequence[Fit]]) -> float:
+    def measured_error(self, fitted: Mapping[str, Sequence[Fit]]) -> float:
         """The error of the model's output with some fits in it, which are taken out again."""
         with undone(self.measured.model, self.measured.sites):
-            put(self.measured.model, self.measured.adapter, fitted)
+            install(self.measured.model, self.measured.adapter, fitted)
             return self.measured.probe.error()
 
     def check_model(self, model: PreTrainedModel) -> None:
@@ -218,7 +218,7 @@ class CompressionPlan:
             (budget, error).
         """
         with in_memory(attention_modules(self.measured.model, self.measured.adapter)):
-            return [(budget, self.tried(self.fit(self.choose(budget)))) for budget in budgets]
+            return [(budget, self.measured_error(self.fit(self.choose(budget)))) for budget in budgets]
 
     def curve(self) -> list[tuple[float, float]]:
         """The predicted error by budget: (budget, error), from the smallest budget to 1."""

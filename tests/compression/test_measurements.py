@@ -32,7 +32,7 @@ def measured(monkeypatch, outputs, refined, steps, sites=6):
         part = next(part for part in SQUARES if errors.of(choice)[part])
         return math.sqrt(outputs[part] * (1.0 if options is QUICK else refined[path]))
 
-    for name, stub in {"fit_site": fit_site, "put": lambda *_: None, "undone": lambda *_: nullcontext()}.items():
+    for name, stub in {"fit_site": fit_site, "install": lambda *_: None, "undone": lambda *_: nullcontext()}.items():
         monkeypatch.setattr(measurements, name, stub)
     fake = [SimpleNamespace(path=str(i), dim_value=8, model=None, adapter=None) for i in range(sites)]
     found = measurements.sensitivities(

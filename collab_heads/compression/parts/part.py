@@ -174,11 +174,11 @@ class Fitting:
         """Apply the fits so far to the site until the context ends, so that later parts are fitted beside them."""
         self.stack.enter_context(undone(self.site.model, [self.site]))
         self.site = reopened(self.site)
-        put_fits(self.site.model, {self.site.path: self.fits}, [self.site])
+        install_fits(self.site.model, {self.site.path: self.fits}, [self.site])
         self.site = reopened(self.site)
 
 
-def put_fits(model: PreTrainedModel, fitted: Mapping[str, Sequence[Fit]], sites: Iterable[OpenSite]) -> None:
+def install_fits(model: PreTrainedModel, fitted: Mapping[str, Sequence[Fit]], sites: Iterable[OpenSite]) -> None:
     """Change sites of a model: path -> what a site gets. Nothing can fail from here on."""
     config, states = CollabConfig.on(model), {}
     for site in sites:

@@ -11,7 +11,7 @@ from collab_heads.base.option_values import SitePart
 from collab_heads.collaborative.calibrate import Calibrations
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.parts.heads import Heads
-from collab_heads.compression.parts.part import Fit, Fitting, Part, put_fits
+from collab_heads.compression.parts.part import Fit, Fitting, Part, install_fits
 from collab_heads.compression.parts.query_key import QueryKeys
 from collab_heads.compression.parts.shape import Choice, SiteShape
 from collab_heads.compression.parts.values import Values
@@ -82,6 +82,6 @@ def fit_site(
         return fitting.fits
 
 
-def put(model: PreTrainedModel, adapter: AttentionAdapter, fitted: Mapping[str, Sequence[Fit]]) -> None:
+def install(model: PreTrainedModel, adapter: AttentionAdapter, fitted: Mapping[str, Sequence[Fit]]) -> None:
     """Change the model: path -> what a site gets. Nothing can fail from here on."""
-    put_fits(model, fitted, open_sites(model, adapter))
+    install_fits(model, fitted, open_sites(model, adapter))

@@ -8,7 +8,7 @@ from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.compression.measurements import SiteErrors
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import SiteShape
-from collab_heads.compression.parts.table import PARTS, falling, fit_site, put, site_errors
+from collab_heads.compression.parts.table import PARTS, falling, fit_site, install, site_errors
 from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import run_batches, sides
 from families import cast
@@ -54,7 +54,7 @@ def test_an_error_is_what_the_site_then_makes(measured, part):
         pytest.skip("its queries and keys keep their width")
     fit = fit_site(site, shape, choice, fitted, QUICK)
     with undone(model, [site]):
-        put(model, site.adapter, {site.path: fit})
+        install(model, site.adapter, {site.path: fit})
         after = outputs_of(model, first_site(model), held)
     moved = torch.cat(after) - torch.cat(before)
     if part == "query_key":  # from recorded calls, the variance around the mean of each
