@@ -146,7 +146,7 @@ def test_the_smallest_of_those_that_keep_an_error_is_taken():
     made = SimpleNamespace(
         within=within,
         fit=lambda choices: choices,
-        tried=lambda fitted: sizes[fitted["site"]],
+        measured_error=lambda fitted: sizes[fitted["site"]],
         share=lambda choices: choices["site"],
     )
     assert smallest(made, 0.1).choices == {"site": 0.4}
