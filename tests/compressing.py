@@ -1,10 +1,10 @@
 """What tests of compression share: more than one batch, and a site to look at."""
 
 import torch
+from model_sizes import END, VOCABULARY
 
 import collab_heads
 from collab_heads.model.open_site import open_sites
-from families import END, VOCABULARY
 
 
 def batches_of(family, count=3, seed=0):

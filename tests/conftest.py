@@ -8,10 +8,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is import
 import pytest
 import torch
 import transformers
+from model_sizes import KINDS
 from transformers import PreTrainedModel
 
 from collab_heads.model.saving import HOOKS
-from families import FAMILIES, KINDS, cannot_share, each, is_left_to_slow
+from families import FAMILIES, cannot_share, each, is_left_to_slow
 
 pytest_plugins = ("slow_share",)
 
@@ -42,7 +43,7 @@ def quiet():
 
 
 @pytest.fixture
-def stranger(monkeypatch):
+def without_hooks(monkeypatch):
     """From here on transformers is as it was before the package was imported."""
     for where, name in [(PreTrainedModel, "post_init"), (PreTrainedModel, "_initialize_weights"), *HOOKS]:
         monkeypatch.setattr(where, name, inspect.unwrap(getattr(where, name)))

@@ -3,11 +3,11 @@
 from collections import defaultdict
 
 import torch
+from model_runs import set_backend
 from torch.utils.flop_counter import FlopCounterMode
 
 import collab_heads
 from collab_heads.model.open_site import open_sites
-from families import set_backend
 
 
 def attention_operations(model, batches):

@@ -1,8 +1,10 @@
 """Models and batches for tests of the distillation."""
 
 import torch
+from model_runs import swap
+from model_sizes import VOCABULARY
 
-from families import FAMILIES, VOCABULARY, swap
+from families import FAMILIES
 
 
 def random_batches(count: int, seed: int = 5, rows: int = 4) -> list[dict]:

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 import test_alpha_contract
 import test_head_contract
-from closing import ORIGINS
+from changed_heads import ORIGINS
+from model_inputs import batch
+from model_sizes import KINDS, LAYERS
 from pages import PAGES
 
 import test_contract
 from collab_heads import AttentionAdapter
 from collab_heads.contract import registry
-from families import KINDS, LAYERS, Family, batch
+from families import Family
 
 PAGE = PAGES["docs/add-a-family.md"]
 

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from model_inputs import cast
+from model_runs import aligned, output, swap
 from pages import PAGES, run, tables_restored
 
 from collab_heads import prune_heads
-from families import FAMILIES, aligned, cast, output, swap
+from families import FAMILIES
 
 KIND = "orthonormal"
 SOME = pytest.mark.parametrize("name", ("bert", "marian", "t5"))

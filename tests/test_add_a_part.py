@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 from compressing import batches_of
+from model_runs import output
 from pages import PAGES, run, tables_restored
 
 from collab_heads import compress, plan
-from families import FAMILIES, output
+from families import FAMILIES
 
 PART = "even_heads"
 QUICK = {"refine_steps": 0, "parts": (PART, "values")}

@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 import transformers
-from closing import (
+from changed_heads import (
     adapter_sites,
     changed,
     emptied,
@@ -24,6 +24,8 @@ from closing import (
     removal,
     set_gates,
 )
+from model_runs import aligned, output, pickled, set_backend, sites, swap
+from model_sizes import EXACT64, FP32_NOISE, HEADS, KINDS
 from test_head_contract import (
     BACKENDS,
     PLAIN_LOAD,
@@ -43,21 +45,7 @@ from unchanged import load_without, refused
 from collab_heads import alpha_report, fold_heads, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.errors import SwapError
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
-from families import (
-    EXACT64,
-    FAMILIES,
-    FP32_NOISE,
-    HEADS,
-    KINDS,
-    LAYOUTS,
-    aligned,
-    each,
-    output,
-    pickled,
-    set_backend,
-    sites,
-    swap,
-)
+from families import FAMILIES, LAYOUTS, each
 from test_contract import (
     GENERATION,
     assert_decoder_steps,

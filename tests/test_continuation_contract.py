@@ -6,11 +6,14 @@ Parametrised over the families that generate and whose only role is `dec-self`: 
 
 import pytest
 import torch
-from closing import change_heads, mix
+from changed_heads import change_heads, mix
+from model_inputs import batch
+from model_runs import output, set_backend, swap
+from model_sizes import FP32_NOISE, NARROW, WITH_VALUES
 from transformers.cache_utils import DynamicCache, StaticCache
 
 from collab_heads import compress, prune_heads, swap_to_collaborative
-from families import FAMILIES, FP32_NOISE, NARROW, WITH_VALUES, batch, output, set_backend, swap
+from families import FAMILIES
 from test_contract import GENERATION, real
 
 DECODERS = [

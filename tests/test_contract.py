@@ -1,7 +1,7 @@
 """What every family must pass with every kind of query/key projection (design, section 8).
 
-Parametrised over `families.FAMILIES` and `families.KINDS`: a new family or kind joins by being listed there. Tests that
-are marked `core` run by default for every family but siblings (`Family.like`), which run in `make test-slow`.
+Parametrised over `families.FAMILIES` and `model_sizes.KINDS`: a new family or kind joins by being listed there. Tests
+that are marked `core` run by default for every family but siblings (`Family.like`), which run in `make test-slow`.
 """
 
 import copy
@@ -14,37 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from model_inputs import batch, cast, cross_batch, repadded
+from model_runs import aligned, attention_maps, main_output, output, pickled, set_backend, sites, swap
+from model_sizes import EXACT, EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, KINDS, NARROW
 from transformers import AutoConfig
 
 import collab_heads
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.shared_query_key import ALIGNMENT
 from collab_heads.model.open_site import open_sites
-from families import (
-    EXACT,
-    EXACT64,
-    FAMILIES,
-    FP32_NOISE,
-    HEAD_WIDTH,
-    HEADS,
-    KINDS,
-    NARROW,
-    aligned,
-    attention_maps,
-    batch,
-    cast,
-    cross_batch,
-    each,
-    is_sibling,
-    main_output,
-    make,
-    output,
-    pickled,
-    repadded,
-    set_backend,
-    sites,
-    swap,
-)
+from families import FAMILIES, each, is_sibling, make
 
 TESTS = Path(__file__).parent
 # The core: siblings join; where a case is dear, each with one of the kinds.
@@ -454,7 +433,7 @@ torch.set_num_threads(1)
 folder, model_class = sys.argv[1:]
 model = getattr(transformers, model_class).from_pretrained(folder).eval()
 for tensor in (*model.parameters(), *model.buffers()):
-    tensor.data = tensor.data.clone()  # families.aligned
+    tensor.data = tensor.data.clone()  # model_runs.aligned
 inputs = torch.load(folder + "/inputs.pt")
 with torch.no_grad():
     result = model(**inputs)

@@ -4,11 +4,13 @@ import functools
 
 import pytest
 import torch
-from closing import change_heads, mix
+from changed_heads import change_heads, mix
+from model_runs import swap
+from model_sizes import FP32_NOISE, NARROW, NARROW_VALUES, VOCABULARY, WITH_VALUES
 from torch.export import Dim
 
 from collab_heads import prune_heads
-from families import FAMILIES, FP32_NOISE, NARROW, NARROW_VALUES, VOCABULARY, WITH_VALUES, swap
+from families import FAMILIES
 
 ONNX_NOISE = 1e-4  # float32 in another runtime; differences seen: 2e-5 and below
 CHANGES = {

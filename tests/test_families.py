@@ -4,8 +4,10 @@ import ast
 import inspect
 import textwrap
 
+from model_runs import sites
+
 from collab_heads import get_adapter
-from families import FAMILIES, each, sites
+from families import FAMILIES, each
 
 REPRESENTATIVES = [name for name, family in FAMILIES.items() if family.like is None and family.beside is None]
 SIBLINGS = [name for name, family in FAMILIES.items() if family.like is not None]

@@ -7,7 +7,10 @@ import operator
 
 import pytest
 import torch
-from closing import loss
+from changed_heads import loss
+from model_inputs import batch
+from model_runs import aligned, output, sites
+from model_sizes import EXACT, FP32_NOISE, HEAD_WIDTH, HEADS, LAYERS
 from transformers import StaticCache
 from unchanged import refused
 
@@ -26,7 +29,7 @@ from collab_heads.errors import SwapError
 from collab_heads.layers import rotary_query_key
 from collab_heads.layers.rotary_pairs import dims_of, turned
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
-from families import EXACT, FAMILIES, FP32_NOISE, HEAD_WIDTH, HEADS, LAYERS, aligned, batch, output, sites
+from families import FAMILIES
 from test_contract import real, stepwise
 
 OWN = ("llama", "modernbert", "esm-rotary")  # with forwards of their own

@@ -4,7 +4,11 @@ import copy
 
 import pytest
 import torch
-from closing import adapter_sites, change_heads, mix, output_projections
+from changed_heads import adapter_sites, change_heads, mix, output_projections
+from model_configs import gpt2_config
+from model_inputs import cast, cross_batch, lone_batch
+from model_runs import output, set_backend, sites, swap
+from model_sizes import EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, KINDS, NARROW, WIDTH
 from test_continuation_contract import generate
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2ForSequenceClassification, GPT2LMHeadModel
@@ -28,25 +32,7 @@ from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.output import ConstantOutput
 from collab_heads.model.batches import token_masks
 from collab_heads.model.open_site import open_sites
-from families import (
-    EXACT64,
-    FAMILIES,
-    FP32_NOISE,
-    HEAD_WIDTH,
-    HEADS,
-    KINDS,
-    NARROW,
-    WIDTH,
-    cast,
-    cross_batch,
-    gpt2_config,
-    lone_batch,
-    make,
-    output,
-    set_backend,
-    sites,
-    swap,
-)
+from families import FAMILIES, make
 
 CROSS, ALONE = FAMILIES["gpt2-decoder"], FAMILIES["gpt2"]
 FIRST, ATTENDS = "h.0.attn", "h.1.crossattention"

@@ -1,7 +1,7 @@
 """What every family must pass with gates, removed heads and sites without heads (design, sections 6 and 8).
 
-Parametrised over `families.FAMILIES` and the query/key projections that a model can have before (`closing.ORIGINS`);
-the collaborative ones run over `families.LAYOUTS` alone: siblings compute the same.
+Parametrised over `families.FAMILIES` and the query/key projections that a model can have before
+(`changed_heads.ORIGINS`); the collaborative ones run over `families.LAYOUTS` alone: siblings compute the same.
 """
 
 import copy
@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 import transformers
-from closing import (
+from changed_heads import (
     ORIGINS,
     STATES,
     adapter_sites,
@@ -29,6 +29,9 @@ from closing import (
     removal,
     set_gates,
 )
+from model_inputs import repadded
+from model_runs import aligned, attention_maps, of_dtype, output, pickled, set_backend, sites, swap
+from model_sizes import EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, KINDS
 from transformers import AutoConfig
 from unchanged import refused
 
@@ -36,25 +39,7 @@ from collab_heads import fold_heads, gate_report, get_adapter, prune_heads, swap
 from collab_heads.errors import SwapError
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.layers.removed import is_empty
-from families import (
-    EXACT64,
-    FAMILIES,
-    FP32_NOISE,
-    HEAD_WIDTH,
-    HEADS,
-    KINDS,
-    LAYOUTS,
-    aligned,
-    attention_maps,
-    each,
-    of_dtype,
-    output,
-    pickled,
-    repadded,
-    set_backend,
-    sites,
-    swap,
-)
+from families import FAMILIES, LAYOUTS, each
 from test_contract import (
     GENERATION,
     LOAD_IN_A_FRESH_PROCESS,
@@ -179,7 +164,7 @@ model, info = getattr(transformers, model_class).from_pretrained(folder, output_
 assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
 assert "collab_heads" not in sys.modules
 for tensor in (*model.parameters(), *model.buffers()):
-    tensor.data = tensor.data.clone()  # families.aligned
+    tensor.data = tensor.data.clone()  # model_runs.aligned
 with torch.no_grad():
     result = model.eval()(**torch.load(folder + "/inputs.pt"))
 names = ("logits", "logits_per_text", "last_hidden_state")

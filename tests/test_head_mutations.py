@@ -4,7 +4,7 @@ import pytest
 import test_head_contract as contract
 import torch
 import torch.nn.functional as F
-from closing import changed, output_projections
+from changed_heads import changed, output_projections
 
 from collab_heads.adapters import mpnet, t5
 from collab_heads.contract import adapter

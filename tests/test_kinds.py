@@ -4,6 +4,7 @@ import ast
 from typing import get_args
 
 import pytest
+from model_runs import swap
 
 from collab_heads.base import option_values
 from collab_heads.collaborative import score_terms, solvers
@@ -13,7 +14,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.layers.query_key_kinds import QUERY_KEY_KINDS
 from collab_heads.sites import site, state
 from collab_heads.sites.state import DIVIDED, KINDS
-from families import FAMILIES, swap
+from families import FAMILIES
 from test_imports import MODULES
 
 TABLES = {"state", "layers.query_key_kinds", "collaborative.kinds"}

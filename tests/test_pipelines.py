@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from closing import change_heads, mix
+from changed_heads import change_heads, mix
+from model_runs import swap
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import collab_heads
 import tiny
 from collab_heads.errors import UnsupportedModelError
-from families import FAMILIES, swap
+from families import FAMILIES
 
 TEXTS = ["w1 w2 w3", "w20 w31", "w9 w8 w7 w6 w5 w4"]
 LOSSLESS = 1e-5  # of probabilities in float32; seen: 1e-7

@@ -5,7 +5,10 @@ import itertools
 
 import pytest
 import torch
-from closing import output_projections
+from changed_heads import output_projections
+from model_inputs import batch
+from model_runs import output, set_backend, sites
+from model_sizes import HEAD_WIDTH, HEADS, LAYERS
 from test_value_contract import assert_lossless
 from transformers import AttentionInterface, AttentionMaskInterface, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -31,7 +34,7 @@ from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
 from collab_heads.rotation.ranking import slot_scores
-from families import FAMILIES, HEAD_WIDTH, HEADS, LAYERS, batch, each, output, set_backend, sites
+from families import FAMILIES, each
 from test_contract import stepwise
 
 NAMES = [name for name, family in FAMILIES.items() if family.beside == "qwen3" or name == "qwen3"]

@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
+from model_sizes import VOCABULARY
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import collab_heads
 from collab_heads.errors import UnsupportedModelError
-from families import FAMILIES, VOCABULARY
+from families import FAMILIES
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 LOSSLESS = 1e-5  # of embeddings of length 1 in float32; seen: 1e-7

@@ -5,13 +5,14 @@ import json
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from planted import word_pieces
-from stranger import refusal
+from known_heads import word_pieces
+from load_without_package import refusal
+from model_runs import output, swap
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments, pipeline
 
 from collab_heads import fold_heads, prune_heads
 from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
-from families import FAMILIES, output, swap
+from families import FAMILIES
 
 INPUTS = FAMILIES["bert"].inputs()
 ROWS = [{"input_ids": INPUTS["input_ids"][i], "labels": i % 2} for i in range(2)]
@@ -77,7 +78,7 @@ def test_sentence_transformers(model, tmp_path, request):
     assert said.data.library_name == "sentence-transformers" and "collab-heads" not in said.text.split("---")[0]
     trusted = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
     assert torch.equal(*(each.encode(["a b"], convert_to_tensor=True) for each in (embedder, trusted)))
-    request.getfixturevalue("stranger")
+    request.getfixturevalue("without_hooks")
     load = sentence_transformers.SentenceTransformer
     assert refusal(lambda: load(str(tmp_path / "saved"), device="cpu")).endswith(SENTENCE)
 
@@ -92,7 +93,7 @@ def test_adapters_on_a_changed_base(model, tmp_path, request):
     assert torch.equal(output(again, INPUTS), output(adapted.eval(), INPUTS))
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     assert_marked(tmp_path / "merged")
-    request.getfixturevalue("stranger")
+    request.getfixturevalue("without_hooks")
     load = peft.AutoPeftModelForSequenceClassification.from_pretrained
     assert refusal(lambda: load(tmp_path / "adapter")).endswith(SENTENCE)
 
@@ -101,7 +102,7 @@ def test_pipelines(model, tmp_path, request):
     model.save_pretrained(tmp_path)
     word_pieces().save_pretrained(tmp_path)
     assert pipeline("text-classification", str(tmp_path), trust_remote_code=True)("a b")[0]["score"] > 0
-    request.getfixturevalue("stranger")
+    request.getfixturevalue("without_hooks")
     assert SENTENCE in refusal(lambda: pipeline("text-classification", str(tmp_path)))
 
 
@@ -110,6 +111,6 @@ def test_a_folded_model_needs_nothing(tmp_path, request):
     prune_heads(model, heads={"enc-self": [[0], [1]]})
     fold_heads(model)
     model.save_pretrained(tmp_path)
-    request.getfixturevalue("stranger")
+    request.getfixturevalue("without_hooks")
     again = BertForSequenceClassification.from_pretrained(tmp_path).eval()
     assert torch.equal(output(again, INPUTS), output(model, INPUTS))

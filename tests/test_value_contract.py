@@ -1,7 +1,7 @@
 """What every layout must pass with narrower values: the contract's own tests, and what only values can get wrong.
 
-Alone, and with every kind of query/key projection (`families.WITH_VALUES`); at full width only the basis of the heads
-changes, so nothing may be lost.
+Alone, and with every kind of query/key projection (`model_sizes.WITH_VALUES`); at full width only the basis of the
+heads changes, so nothing may be lost.
 """
 
 import itertools
@@ -9,7 +9,10 @@ import json
 
 import pytest
 import torch
-from closing import change_heads, loss, mix, output_projections, projected, removal
+from changed_heads import change_heads, loss, mix, output_projections, projected, removal
+from model_inputs import cast
+from model_runs import aligned, output, set_backend, sites, swap
+from model_sizes import EXACT, EXACT64, HEAD_WIDTH, HEADS, NARROW, NARROW_VALUES, WITH_VALUES
 from test_head_contract import assert_pruned_equals_gated, assert_same_state
 from unchanged import refused
 
@@ -22,24 +25,7 @@ from collab_heads.layers.layout import weight_of, widths
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.model.open_site import open_sites
 from collab_heads.sites.record import CollabConfig
-from families import (
-    EXACT,
-    EXACT64,
-    FAMILIES,
-    HEAD_WIDTH,
-    HEADS,
-    LAYOUTS,
-    NARROW,
-    NARROW_VALUES,
-    WITH_VALUES,
-    aligned,
-    cannot_share,
-    cast,
-    output,
-    set_backend,
-    sites,
-    swap,
-)
+from families import FAMILIES, LAYOUTS, cannot_share
 
 REGULARISED = 1e-6  # the little that is added to covariances depends on the basis; differences seen: 2e-8
 FIRST = "encoder.layer.0.attention.self"

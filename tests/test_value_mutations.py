@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import test_value_contract as contract
 import torch
+from model_sizes import WITH_VALUES
 
 from collab_heads.collaborative import input_moments, replacement, values
 from collab_heads.layers import attention
 from collab_heads.layers.values import read_values, write_values
 from collab_heads.model import apply_state
-from families import FAMILIES, LAYOUTS, WITH_VALUES
+from families import FAMILIES, LAYOUTS
 
 BIASED = [name for name in LAYOUTS if FAMILIES[name].biased]
 

@@ -4,9 +4,13 @@ import copy
 
 import pytest
 import torch
-from closing import mix
-from explaining import begin_relevance, decoder_batch, full, without_biases
-from measuring import assert_alike, by_hand, measure
+from changed_heads import mix
+from heads_by_hand import assert_alike, by_hand, measure
+from model_configs import esm_config
+from model_inputs import batch
+from model_runs import aligned, output
+from model_sizes import EXACT64
+from relevance_by_hand import begin_relevance, decoder_batch, full, without_biases
 from test_head_contract import assert_folded_equals, assert_pruned_equals_gated
 from transformers import EsmForMaskedLM, EsmForSequenceClassification, EsmModel
 from unchanged import refused
@@ -14,7 +18,7 @@ from unchanged import refused
 import collab_heads
 from collab_heads.adapters.esm import EsmAdapter, RotaryEsmAdapter
 from collab_heads.errors import UnsupportedModelError
-from families import EXACT64, FAMILIES, aligned, batch, esm_config, make, output
+from families import FAMILIES, make
 
 ROTARY = FAMILIES["esm-rotary"]
 

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from closing import change_heads, changed, mix
-from planted import word_pieces
+from changed_heads import change_heads, changed, mix
+from known_heads import word_pieces
+from load_without_package import LOADED, refusals
+from model_runs import output, swap
+from model_sizes import FP32_NOISE
 from safetensors.torch import load_file, save_file
-from stranger import LOADED, refusals
 
 from collab_heads.base.extras import INSTALL
 from collab_heads.model.marks import BEGINNING, SENTENCE, SOURCE, auto_map
-from families import FAMILIES, FP32_NOISE, LAYOUTS, output, swap
+from families import FAMILIES, LAYOUTS
 
 ROOT = Path(__file__).parents[1]
 CHANGES = {
@@ -68,7 +70,7 @@ def is_usual(name, change):
 def test_every_load_names_the_package(name, change, tmp_path, request):
     model = build(name, change)
     model.save_pretrained(tmp_path)
-    request.getfixturevalue("stranger")
+    request.getfixturevalue("without_hooks")
     assert_named(refusals(str(tmp_path), loaders(name, model), ["eager"], ["usual"]))
 
 
@@ -79,7 +81,7 @@ def test_without_marks_some_loads_are_silent(tmp_path, monkeypatch, request):
         transformers.PretrainedConfig, "to_json_file", transformers.PretrainedConfig.to_json_file.__wrapped__
     )
     model.save_pretrained(tmp_path)
-    request.getfixturevalue("stranger")
+    request.getfixturevalue("without_hooks")
     assert LOADED in refusals(str(tmp_path), ["AutoModel"], ["plain"]).values()
 
 
@@ -130,7 +132,7 @@ def embedder(folder):
 
 def run(request, asked, **environment):
     request.write_text(json.dumps(asked))
-    command = [sys.executable, str(ROOT / "tests" / "stranger.py"), str(request)]
+    command = [sys.executable, str(ROOT / "tests" / "load_without_package.py"), str(request)]
     settings = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(request.parent / "modules")}
     done = subprocess.run(command, env={**os.environ, **settings, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

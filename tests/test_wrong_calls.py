@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from closing import gate, mix
+from changed_heads import gate, mix
+from model_inputs import batch
+from model_runs import swap
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from unchanged import assert_unchanged, snapshot
@@ -19,7 +21,7 @@ import collab_heads
 from collab_heads import CollabHeadsError
 from collab_heads.contract import registry
 from collab_heads.trainer.heads_file import FILE, head_tensors
-from families import FAMILIES, batch, swap
+from families import FAMILIES
 
 RAW = 5  # calls of all of them that may end in an error of others
 LONG = 30.0  # seconds of a call; the slowest takes three

@@ -3,11 +3,12 @@
 import sys
 from argparse import Namespace
 
-from planted import word_pieces
+from known_heads import word_pieces
+from model_runs import swap
 
 from collab_heads import fold_heads, model_card, swap_to_gated
 from collab_heads.command.flags.hub import push
-from families import FAMILIES, swap
+from families import FAMILIES
 
 METRICS = {"eval_accuracy": 0.5}
 

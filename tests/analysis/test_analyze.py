@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
-from closing import change_heads
-from measuring import CHANGES, EOS, STEPS, ended, model_in
+from changed_heads import change_heads
+from heads_by_hand import CHANGES, EOS, STEPS, ended, model_in
+from model_inputs import cast
+from model_sizes import HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
@@ -16,7 +18,6 @@ from collab_heads.analysis.report.head_report import side_tables
 from collab_heads.analysis.report.pictures import pictures_in
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from collab_heads.heads.criteria import Gradient
-from families import HEADS, cast
 
 
 def labelled(name, model):

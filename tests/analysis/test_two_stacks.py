@@ -3,11 +3,12 @@
 import pytest
 import torch
 from compressing import batches_of
-from measuring import maps_by_hand
+from heads_by_hand import maps_by_hand
+from model_sizes import HEADS
 
 from collab_heads import HeadStatistics, analyze_heads, get_adapter, head_importance
 from collab_heads.heads.criteria import Gradient
-from families import FAMILIES, HEADS
+from families import FAMILIES
 
 
 def pairs(name, count=3):

@@ -5,11 +5,10 @@ import math
 
 import pytest
 import torch
+from model_sizes import FP32_NOISE
 from pages import ROOT
 from torch.testing import assert_close
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
-
-from families import FP32_NOISE
 
 VOCABULARY, HEADS, GROUPS, STD = 40, 4, 2, 0.3
 SIZES = {"vocab_size": VOCABULARY, "initializer_range": STD}

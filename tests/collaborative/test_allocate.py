@@ -1,11 +1,13 @@
 import pytest
 import torch
+from model_runs import aligned, output, sites, swap
+from model_sizes import EXACT, HEADS
 from unchanged import refused
 
 import collab_heads
 from collab_heads.collaborative.allocate import Curve, balance_errors, measure_curve
 from collab_heads.errors import ArgumentError
-from families import EXACT, FAMILIES, HEADS, aligned, output, sites, swap
+from families import FAMILIES
 
 BALANCED = {"allocation": "balanced", "refine_steps": 0}
 BROAD = Curve(8, 64, 10, [(16, 0.6), (32, 0.3), (48, 0.1)])

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from model_inputs import batch, cast
+from model_runs import swap
+from model_sizes import VOCABULARY, WIDTH
 from transformers import BatchEncoding
 from unchanged import assert_unchanged, refused, snapshot
 
@@ -10,7 +13,7 @@ from collab_heads.collaborative.input_moments import InputMoments, listening
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.batches import check_batches, run_batches
 from collab_heads.model.open_site import open_sites
-from families import FAMILIES, LAYOUTS, VOCABULARY, WIDTH, batch, cast, swap
+from families import FAMILIES, LAYOUTS
 
 EXACT64 = 1e-11  # float64 sums in another order; differences seen: 7e-15
 FP32_NORMS = 2e-5  # relative: T5's norms compute in float32 whatever the model's dtype, so other sums round otherwise

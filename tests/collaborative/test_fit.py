@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from model_runs import output, sites, swap
+from model_sizes import EXACT, FP32_NOISE, KINDS
 
 import collab_heads
 from collab_heads.collaborative.calibrate import SiteCalibration
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.collaborative.kinds import FITS
-from families import EXACT, FAMILIES, FP32_NOISE, KINDS, output, sites, swap
+from families import FAMILIES
 
 NARROW = {"shared": 20, "per_head": 16}
 SAME_DIRECTIONS = 1e-4  # roots that are equal up to the floor, and rounding beside it; differences seen: 5e-6

@@ -4,10 +4,13 @@ import itertools
 
 import pytest
 import torch
+from model_inputs import cast
+from model_runs import output, sites, swap
+from model_sizes import KINDS, VOCABULARY
 
 import collab_heads
 from collab_heads.model.batches import sides, token_masks
-from families import FAMILIES, KINDS, LAYOUTS, VOCABULARY, cast, output, sites, swap
+from families import FAMILIES, LAYOUTS
 
 NARROW = {"shared": 12, "per_head": 16}  # of 32
 STEPS = 25

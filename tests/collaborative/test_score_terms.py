@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from model_runs import output, set_backend, sites, swap
+from model_sizes import EXACT64, HEADS, KINDS
 from transformers import GPTNeoConfig, GPTNeoModel
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import get_adapter
 from collab_heads.collaborative.score_terms import restrict_scores
 from collab_heads.errors import ArgumentError, UnsupportedModelError
-from families import EXACT64, FAMILIES, HEADS, KINDS, output, set_backend, sites, swap
+from families import FAMILIES
 
 TERMS = ("content", "context")
 MAPS = {"enc-self": "encoder_attentions", "dec-self": "decoder_attentions", "dec-enc": "cross_attentions"}

@@ -4,6 +4,10 @@ import copy
 
 import pytest
 import torch
+from model_configs import bert_config, marian_config, t5_config
+from model_inputs import batch
+from model_runs import aligned, output, sites
+from model_sizes import EXACT, FP32_NOISE, HEADS, KINDS
 from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
@@ -20,20 +24,7 @@ from collab_heads import collaborative_config, get_adapter, swap_to_collaborativ
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.shared_query_key import MIXING_STD, block_mixing
-from families import (
-    EXACT,
-    FAMILIES,
-    FP32_NOISE,
-    HEADS,
-    KINDS,
-    aligned,
-    batch,
-    bert_config,
-    marian_config,
-    output,
-    sites,
-    t5_config,
-)
+from families import FAMILIES
 
 CONFIGS = {"bert": bert_config, "marian": marian_config, "t5": t5_config}
 TASKS = {"bert": AutoModelForSequenceClassification, "marian": AutoModelForSeq2SeqLM, "t5": AutoModelForSeq2SeqLM}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from compressing import batches_of
+from model_sizes import EXACT, WIDTH
 
 from collab_heads import compress, swap_to_collaborative
 from collab_heads.collaborative import calibrate
@@ -10,7 +11,7 @@ from collab_heads.collaborative.calibrate import CalibratedSites, grouped, momen
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError
 from collab_heads.model.open_site import open_sites
-from families import EXACT, FAMILIES, WIDTH
+from families import FAMILIES
 
 
 @pytest.mark.parametrize(

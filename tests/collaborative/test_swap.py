@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from model_configs import bert_config
+from model_runs import sites, swap
+from model_sizes import EXACT, HEAD_WIDTH, HEADS, KINDS
 from torch import nn
 from transformers import BertModel, GPTNeoConfig, GPTNeoModel, LlamaConfig, LlamaModel
 from unchanged import assert_unchanged, refused, snapshot
@@ -16,7 +19,7 @@ from collab_heads.adapters.marian import MarianAdapter
 from collab_heads.collaborative.fit import SiteFit
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.layers.query_key import is_swapped
-from families import EXACT, FAMILIES, HEAD_WIDTH, HEADS, KINDS, bert_config, make, sites, swap
+from families import FAMILIES, make
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 

@@ -4,7 +4,10 @@ import itertools
 
 import pytest
 import torch
-from closing import gate
+from changed_heads import gate
+from model_inputs import cast, repadded
+from model_runs import output, sites, swap
+from model_sizes import EXACT, EXACT64, HEADS
 from unchanged import refused
 
 from collab_heads import prune_heads, swap_to_collaborative
@@ -18,7 +21,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError
 from collab_heads.layers.values import ValueWeights
 from collab_heads.model.open_site import open_sites
-from families import EXACT, EXACT64, FAMILIES, HEADS, cast, output, repadded, sites, swap
+from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 WHITENED = 1e-4  # of what the heads lose: the share of white inputs (values.WHITE); differences seen: 2e-5

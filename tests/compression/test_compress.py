@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from compressing import batches_of, first_site
+from model_runs import aligned, output
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
@@ -22,7 +23,7 @@ from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model import apply_state
 from collab_heads.model.open_site import open_sites
-from families import FAMILIES, aligned, output
+from families import FAMILIES
 
 BERT = FAMILIES["bert"]
 QUICK = {"refine_steps": 2}

@@ -5,12 +5,13 @@ import math
 
 import pytest
 from compressing import batches_of
+from model_sizes import TEXT
 from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import compress, plan
 from collab_heads.compression.measures import COUNTED
 from collab_heads.compression.plan import CompressionPlan
-from families import FAMILIES, TEXT, make
+from families import FAMILIES, make
 
 BERT = FAMILIES["bert"]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from compressing import batches_of
 from counting import attention_operations
+from model_sizes import KINDS, VOCABULARY
 
 import collab_heads
 from collab_heads import compress, prune_heads, swap_to_collaborative
@@ -13,7 +14,7 @@ from collab_heads.compression.parts.table import PARTS, resized
 from collab_heads.compression.workload import count_work
 from collab_heads.errors import CalibrationError
 from collab_heads.model.open_site import open_sites
-from families import FAMILIES, KINDS, VOCABULARY, each
+from families import FAMILIES, each
 
 MARIAN = FAMILIES["marian"]
 

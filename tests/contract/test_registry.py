@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+from model_configs import albert_config
+from model_inputs import batch
+from model_runs import aligned, output, sites
+from model_sizes import FP32_NOISE, HEAD_WIDTH, HEADS, LAYERS, VOCABULARY, WIDTH
 from transformers import AlbertModel, BertConfig, GPTNeoConfig, SplinterConfig, SplinterModel
 from transformers.models.splinter.modeling_splinter import SplinterSelfAttention, eager_attention_forward
 from unchanged import refused
@@ -24,21 +28,7 @@ from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedMode
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.layout import widths
 from collab_heads.layers.query_key import is_swapped, split_heads
-from families import (
-    FAMILIES,
-    FP32_NOISE,
-    HEAD_WIDTH,
-    HEADS,
-    LAYERS,
-    VOCABULARY,
-    WIDTH,
-    albert_config,
-    aligned,
-    batch,
-    make,
-    output,
-    sites,
-)
+from families import FAMILIES, make
 
 
 class CollaborativeSplinterSelfAttention(SplinterSelfAttention):

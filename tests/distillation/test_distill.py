@@ -7,12 +7,15 @@ import pytest
 import torch
 from compressing import batches_of
 from distilling import changed_pair, random_batches
+from model_inputs import repadded
+from model_runs import swap
+from model_sizes import FP32_NOISE
 from torch.testing import assert_close
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import DistillReport, distill, get_adapter, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.distillation.optimizer import trained_parameters
-from families import FAMILIES, FP32_NOISE, repadded, swap
+from families import FAMILIES
 
 
 def outside(model) -> dict[str, torch.Tensor]:

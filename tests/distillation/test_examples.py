@@ -3,12 +3,13 @@
 import pytest
 import torch
 from distilling import changed_pair, random_batches
+from model_sizes import FP32_NOISE
 from torch.testing import assert_close
 
 from collab_heads import distill
 from collab_heads.distillation.examples import in_order, list_batches, num_examples, split
 from collab_heads.model.translations import LENGTH, MORE, with_translations
-from families import FAMILIES, FP32_NOISE
+from families import FAMILIES
 
 
 def numbers(part):

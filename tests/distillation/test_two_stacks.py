@@ -3,10 +3,12 @@
 import pytest
 import torch
 from distilling import changed_pair
+from model_inputs import cast, repadded
+from model_sizes import EXACT64, LAYERS
 
 from collab_heads import distill
 from collab_heads.distillation.gap import read_parts
-from families import EXACT64, FAMILIES, LAYERS, cast, repadded
+from families import FAMILIES
 
 
 @torch.no_grad()

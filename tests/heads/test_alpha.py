@@ -5,7 +5,10 @@ import math
 
 import pytest
 import torch
-from closing import adapter_sites, gate, mix, mixings, output_projections
+from changed_heads import adapter_sites, gate, mix, mixings, output_projections
+from model_inputs import batch
+from model_runs import output, swap
+from model_sizes import HEADS
 from unchanged import refused
 
 from collab_heads import alpha_report, fold_heads, gate_report, prune_heads, swap_to_alpha, swap_to_gated
@@ -14,7 +17,7 @@ from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, Unsupp
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.sites.record import CollabConfig
-from families import FAMILIES, HEADS, batch, output, swap
+from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from closing import gate, mix
+from changed_heads import gate, mix
+from model_inputs import batch
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import (
@@ -21,7 +22,7 @@ from collab_heads import (
     swap_to_collaborative,
     swap_to_gated,
 )
-from families import FAMILIES, batch
+from families import FAMILIES
 
 HUGE = 10**400  # no float holds it
 ODD = (None, True, -1, 0, 1.5, -0.5, math.nan, math.inf, 2**32, 2**70, HUGE, "x", "", b"x", [], {}, [[]], [None])

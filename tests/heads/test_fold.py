@@ -4,13 +4,15 @@ import json
 
 import pytest
 import torch
-from closing import change_queries, changed, output_projections, set_gates
+from changed_heads import change_queries, changed, output_projections, set_gates
+from model_runs import output
+from model_sizes import EXACT64, HEAD_WIDTH, HEADS
 from torch import nn
 from unchanged import refused
 
 from collab_heads import fold_heads, prune_heads, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import SwapError
-from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, output
+from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 

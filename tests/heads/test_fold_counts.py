@@ -5,12 +5,14 @@ import json
 
 import pytest
 import torch
-from closing import adapter_sites
+from changed_heads import adapter_sites
+from model_runs import of_dtype, output, sites
+from model_sizes import EXACT64, FP32_NOISE, HEADS
 from test_head_contract import PLAIN_LOAD, run_apart, shape_of
 
 from collab_heads import fold_heads, prune_heads
 from collab_heads.heads.fold_layout import filled_up
-from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, of_dtype, output, sites
+from families import FAMILIES
 
 # heads to remove in the two layers of every role -> heads that each layer of a folded T5, Qwen3, ViT has
 REMOVED = {

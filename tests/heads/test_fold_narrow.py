@@ -7,13 +7,15 @@ import sys
 
 import pytest
 import torch
+from model_runs import output, sites
+from model_sizes import EXACT64
 from transformers import AutoModelForSeq2SeqLM
 from transformers.models.t5.modeling_t5 import T5Attention
 from unchanged import refused
 
 from collab_heads import fold_heads, prune_heads, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import SwapError
-from families import EXACT64, FAMILIES, output, sites
+from families import FAMILIES
 
 T5S = [pytest.param(name, id=name) for name in ("t5", "t5-encoder")]
 FIRST = "encoder.block.0.layer.0.SelfAttention"

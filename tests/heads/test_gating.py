@@ -5,7 +5,10 @@ import math
 
 import pytest
 import torch
-from closing import adapter_sites, output_projections, set_gates
+from changed_heads import adapter_sites, output_projections, set_gates
+from model_inputs import batch
+from model_runs import aligned, output, swap
+from model_sizes import HEADS
 from unchanged import refused
 
 from collab_heads import HeadPenalty, gate_report, prune_heads, swap_to_gated
@@ -15,7 +18,7 @@ from collab_heads.heads.gating import gated_sites
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import GateState
-from families import FAMILIES, HEADS, aligned, batch, output, swap
+from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from model_runs import swap
+from model_sizes import EXACT64, HEAD_WIDTH, HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import get_adapter, head_importance, most_important, prune_heads, swap_to_gated
@@ -10,7 +12,7 @@ from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError,
 from collab_heads.heads.criteria import CRITERIA, Gradient, HeadCriterion
 from collab_heads.heads.gating import gated_sites
 from collab_heads.layers.layout import weight_of
-from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, swap
+from families import FAMILIES
 
 FP32_STORED = 1e-6  # what is measured in float64 is added up in float32: relative; seen: 1.1e-7
 STEP, COARSE = 1e-5, 1e-6  # of central differences in float64, and the relative error that they leave; seen: 1.2e-7

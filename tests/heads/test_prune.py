@@ -4,7 +4,10 @@ import json
 
 import pytest
 import torch
-from closing import change_queries, output_projections, set_gates
+from changed_heads import change_queries, output_projections, set_gates
+from model_inputs import batch
+from model_runs import output, sites
+from model_sizes import HEAD_WIDTH, HEADS, WIDTH
 from unchanged import refused
 
 from collab_heads import (
@@ -18,7 +21,7 @@ from collab_heads import (
 )
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.sites.record import CollabConfig
-from families import FAMILIES, HEAD_WIDTH, HEADS, WIDTH, batch, output, sites
+from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 PER_HEAD = 4 * WIDTH * HEAD_WIDTH + 3 * HEAD_WIDTH  # rows of W_Q, W_K, W_V with biases, columns of W_O

@@ -5,7 +5,10 @@ import itertools
 
 import pytest
 import torch
-from closing import gate, mix
+from changed_heads import gate, mix
+from model_inputs import cast
+from model_runs import aligned, output, sites, swap
+from model_sizes import EXACT64, HEADS, KINDS
 from unchanged import refused
 
 from collab_heads import head_importance, most_important, prune_heads, swap_to_gated
@@ -16,7 +19,7 @@ from collab_heads.heads import reconstruction
 from collab_heads.heads.reconstruction import HeadRegression
 from collab_heads.model import apply_state
 from collab_heads.model.open_site import open_sites
-from families import EXACT64, FAMILIES, HEADS, KINDS, aligned, cast, output, sites, swap
+from families import FAMILIES
 
 SOME = pytest.mark.parametrize("name", ("bert", "distilbert", "albert-groups", "marian", "t5", "vit"))
 WIDTH, DIM, TOKENS = 3, 5, 4000

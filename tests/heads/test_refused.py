@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from closing import adapter_sites, changed, gate, output_projections
+from changed_heads import adapter_sites, changed, gate, output_projections
+from model_runs import sites
 from torch import nn
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import fold_heads, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import SwapError, UnsupportedModelError
-from families import FAMILIES, sites
+from families import FAMILIES
 
 LAYER_1 = "encoder.layer.1.attention.self"
 

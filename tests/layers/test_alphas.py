@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from closing import random_alpha
+from changed_heads import random_alpha
+from model_sizes import EXACT64
 
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.output import install_alphas
-from families import EXACT64
 
 HEADS, HEAD_WIDTH, WIDTH = 3, 2, 5
 ONE_AND_A_BIT = 1 + 2**-12  # bfloat16 and float16 have no room for the bit

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from model_sizes import EXACT64
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -17,7 +18,6 @@ from collab_heads.layers.output import (
 )
 from collab_heads.layers.removed import keep_rows
 from collab_heads.sites.state import GateState
-from families import EXACT64
 
 IN, OUT, HEADS = 6, 4, 3
 

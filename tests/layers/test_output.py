@@ -3,7 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from closing import random_alpha
+from changed_heads import random_alpha
+from model_sizes import EXACT64
 from torch import nn
 
 from collab_heads.layers.output import (
@@ -20,7 +21,6 @@ from collab_heads.layers.output import (
     remove_gates,
 )
 from collab_heads.sites.state import GateState
-from families import EXACT64
 
 HEADS, HEAD_WIDTH, WIDTH = 3, 2, 5
 

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from model_runs import main_output, sites
+from model_sizes import HEADS
 from torch import nn
 
 from collab_heads import get_adapter, prune_heads
 from collab_heads.layers.removed import NoHeads, NoValues, is_empty, keep_rows
-from families import FAMILIES, HEADS, main_output, sites
+from families import FAMILIES
 
 
 @pytest.mark.parametrize("trained", (True, False))

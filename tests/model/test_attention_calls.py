@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 import torch
-from closing import changed
+from changed_heads import changed
+from model_inputs import cast
+from model_sizes import EXACT64
 from transformers import BertModel
 from unchanged import assert_unchanged, refused, snapshot
 
@@ -15,7 +17,7 @@ from collab_heads.model import attention_calls
 from collab_heads.model.attention_calls import Call, Recorder, recording_calls
 from collab_heads.model.batches import run_batches
 from collab_heads.model.open_site import open_sites
-from families import EXACT64, FAMILIES, cast
+from families import FAMILIES
 
 
 def run(model, inputs, limit=attention_calls.SAMPLE_BYTES, batches=1):

@@ -2,12 +2,13 @@
 
 import pytest
 from huggingface_hub import ModelCard
+from model_runs import swap
 from transformers import BertForSequenceClassification
 
 from collab_heads import fold_heads, model_card, prune_heads, swap_to_collaborative, swap_to_gated
 from collab_heads.model import card
 from collab_heads.model.card import GENERATED, complete, is_generated
-from families import FAMILIES, swap
+from families import FAMILIES
 
 METRICS = {"accuracy": 0.925, "loss": 0.123456789}
 

@@ -4,12 +4,13 @@ import json
 
 import commands
 import pytest
-from planted import word_pieces
+from known_heads import word_pieces
+from model_configs import bert_config
 from transformers import BertConfig, BertModel
 
 from collab_heads.errors import ArgumentError
 from collab_heads.model.loading import check_sizes, numbers
-from families import FAMILIES, LAYOUTS, bert_config
+from families import FAMILIES, LAYOUTS
 
 
 @pytest.fixture

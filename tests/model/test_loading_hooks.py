@@ -10,8 +10,9 @@ import accelerate
 import commands
 import pytest
 import torch
+from load_without_package import refusal
+from model_runs import aligned, output, swap
 from safetensors.torch import load_file, save_file
-from stranger import refusal
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -26,7 +27,7 @@ from collab_heads import swap_to_gated
 from collab_heads.errors import ConfigError
 from collab_heads.model.marks import FUSION, SENTENCE, WEIGHTS
 from collab_heads.model.ties import TIE, read_metadata
-from families import FAMILIES, aligned, output, swap
+from families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 INPUTS = FAMILIES["bert"].inputs()
@@ -229,7 +230,7 @@ def test_a_config_that_is_saved_again_without_the_package(model, tmp_path, reque
     model.save_pretrained(tmp_path)
     model.bert.save_pretrained(tmp_path / "bert")
     with pytest.MonkeyPatch.context():
-        request.getfixturevalue("stranger")
+        request.getfixturevalue("without_hooks")
         for folder in (tmp_path, tmp_path / "bert"):
             AutoConfig.from_pretrained(folder).save_pretrained(folder)
             stored = json.loads((folder / "config.json").read_text())
@@ -262,7 +263,7 @@ def test_distributed_checkpoints_name_the_package(model, tmp_path, request):
     """Transformers finds them by a folder, whatever file a config names."""
     model.save_pretrained(tmp_path)
     (tmp_path / ".metadata").write_bytes(b"")
-    request.getfixturevalue("stranger")
+    request.getfixturevalue("without_hooks")
     assert refusal(lambda: AutoModel.from_pretrained(tmp_path)).endswith(SENTENCE)
 
 

@@ -6,9 +6,11 @@ import json
 import pytest
 import torch
 import transformers
-from planted import word_pieces
+from known_heads import word_pieces
+from load_without_package import refusal
+from model_configs import bert_config
+from model_runs import output
 from safetensors.torch import load_file
-from stranger import refusal
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -24,7 +26,7 @@ from transformers import (
 
 from collab_heads import collaborative_config, fold_heads, swap_to_gated
 from collab_heads.model.marks import CODE, MODULE, SENTENCE, SOURCE, WEIGHTS, auto_map, choice, is_mark, marked
-from families import FAMILIES, bert_config, output
+from families import FAMILIES
 
 FILE = f"{MODULE}.py"
 
@@ -262,7 +264,7 @@ def test_a_quantised_base(method, gated, tmp_path, request):
     assert stored(tmp_path)["quantization_config"] == settings and stored(tmp_path)[WEIGHTS] == SENTENCE
     if method == "unknown":  # transformers warns of it and goes on
         assert hasattr(BertForSequenceClassification.from_pretrained(tmp_path).config, "collab_heads")
-    request.getfixturevalue("stranger")
+    request.getfixturevalue("without_hooks")
     assert refusal(lambda: AutoModel.from_pretrained(tmp_path)).endswith(SENTENCE)
 
 

@@ -2,27 +2,17 @@
 
 import pytest
 import torch
+from model_configs import audio_config
+from model_inputs import cast, repadded, spectrum_batch, wave_batch
+from model_runs import output
+from model_sizes import EXACT64, FRAMES, IMAGE, MEL, PATCH
 from transformers import Wav2Vec2Config, Wav2Vec2Model
 
 from collab_heads import get_adapter
 from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.model.batches import output_mask, sides, token_masks
 from collab_heads.model.open_site import open_sites
-from families import (
-    EXACT64,
-    FAMILIES,
-    FRAMES,
-    IMAGE,
-    MEL,
-    PATCH,
-    audio_config,
-    cast,
-    make,
-    output,
-    repadded,
-    spectrum_batch,
-    wave_batch,
-)
+from families import FAMILIES, make
 
 PATCHES = {"clip": 1 + (IMAGE // PATCH) ** 2, "siglip": (IMAGE // PATCH) ** 2}
 

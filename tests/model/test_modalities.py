@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from model_inputs import batch, image_batch, spectrum_batch, wave_batch
 from unchanged import refused
 
 from collab_heads import (
@@ -17,7 +18,7 @@ from collab_heads import (
 )
 from collab_heads.errors import ArgumentError, CalibrationError
 from collab_heads.model.batches import modalities, reads_texts, reads_texts_alone
-from families import FAMILIES, batch, image_batch, spectrum_batch, wave_batch
+from families import FAMILIES
 
 READS = {
     "bert": {"texts": "input_ids"},

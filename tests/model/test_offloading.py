@@ -6,6 +6,7 @@ from accelerate import cpu_offload, disk_offload, dispatch_model
 from accelerate.hooks import LayerwiseCastingHook, add_hook_to_module
 from compressing import batches_of
 from distilling import changed_pair
+from model_sizes import FP32_NOISE
 from torch.testing import assert_close
 from unchanged import refused
 
@@ -33,7 +34,7 @@ from collab_heads.collaborative.score_terms import restrict_scores
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model.device_hooks import HOOK, OWN_FILE
 from collab_heads.model.offloading import is_offloaded
-from families import FAMILIES, FP32_NOISE
+from families import FAMILIES
 
 CPU = torch.device("cpu")
 LAYER_1 = "encoder.layer.1.attention.self"

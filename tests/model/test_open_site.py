@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from model_runs import swap
 
 import collab_heads
 from collab_heads.adapters.bert import BertAdapter
@@ -12,7 +13,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model import open_site
 from collab_heads.model.open_site import open_sites
-from families import FAMILIES, LAYOUTS, swap
+from families import FAMILIES, LAYOUTS
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

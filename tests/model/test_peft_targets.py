@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from closing import mix, removal
+from changed_heads import mix, removal
+from model_runs import output
+from model_sizes import EXACT64
 
 import collab_heads
 from collab_heads import fold_heads, peft_targets, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, SwapError
-from families import EXACT64, FAMILIES, LAYOUTS, output
+from families import FAMILIES, LAYOUTS
 
 peft = pytest.importorskip("peft")
 ALL = ("query", "key", "value", "output")

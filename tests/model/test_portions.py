@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from model_inputs import batch, cast
+from model_runs import output
+from model_sizes import EXACT64
 
 from collab_heads.model.batches import output_mask
 from collab_heads.model.portions import ROWS_WITHOUT_MASK, portions
-from families import EXACT64, FAMILIES, batch, cast, output
+from families import FAMILIES
 
 LENGTHS = (9, 5, 7)  # of the sentences in `batch`
 

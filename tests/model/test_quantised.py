@@ -4,7 +4,9 @@ import functools
 
 import pytest
 import torch
-from closing import output_projections
+from changed_heads import output_projections
+from model_runs import output, swap
+from model_sizes import FP32_NOISE
 from test_export import CHANGES as EXPORTED
 from torch import nn
 from transformers import BitsAndBytesConfig, TorchAoConfig
@@ -16,7 +18,7 @@ from collab_heads.layers.layout import is_quantised
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model import initialize
 from collab_heads.model.transformers_hooks import leave_wide_kernel
-from families import FAMILIES, FP32_NOISE, output, swap
+from families import FAMILIES
 
 pytest.importorskip("bitsandbytes")
 torchao = pytest.importorskip("torchao.quantization")

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from model_runs import sites, swap
 from transformers import PreTrainedModel
 
 from collab_heads import prune_heads, swap_to_collaborative
@@ -11,7 +12,7 @@ from collab_heads.compression.compress import compress
 from collab_heads.errors import ConfigError
 from collab_heads.model.rebuild import catch_up
 from collab_heads.sites.record import FIELD
-from families import FAMILIES, sites, swap
+from families import FAMILIES
 
 BEFORE = {
     "stock": lambda model: None,

@@ -9,13 +9,14 @@ from collections import Counter
 
 import pytest
 import torch
-from closing import changed
+from changed_heads import changed
+from model_runs import aligned, output, swap
 from transformers import AutoConfig
 
 from collab_heads import prune_heads, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import ConfigError
 from collab_heads.sites.record import FIELD
-from families import FAMILIES, aligned, output, swap
+from families import FAMILIES
 
 GIGABYTE = 1 << 30
 VALUES = (0, 1, -1, 2, 3, 8, 16, 10**8, 10**30, 10**400, True, False, None, "", "4", "shared", 0.5, 1.0, float("nan"))

@@ -6,15 +6,27 @@ import weakref
 
 import pytest
 import torch
-from closing import adapter_sites, emptied, output_projections
-from measuring import CHANGES, MEASURED, backends, layers_of, maps_by_hand, model_in, outputs_by_hand, sites_with_heads
+from changed_heads import adapter_sites, emptied, output_projections
+from heads_by_hand import (
+    CHANGES,
+    MEASURED,
+    backends,
+    layers_of,
+    maps_by_hand,
+    model_in,
+    outputs_by_hand,
+    sites_with_heads,
+)
+from model_inputs import cast
+from model_runs import set_backend
+from model_sizes import EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
 from collab_heads.contract import registry
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.model.recording import recording
-from families import EXACT64, FAMILIES, FP32_NOISE, HEAD_WIDTH, HEADS, cast, set_backend
+from families import FAMILIES
 
 SIBLINGS = tuple(name for name in FAMILIES if name not in MEASURED)
 

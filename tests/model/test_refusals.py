@@ -1,12 +1,14 @@
 """A Linear, or a weight, that serves two places would change at both: refused by name, before anything changes."""
 
 import pytest
-from closing import gate, output_projections
+from changed_heads import gate, output_projections
+from model_inputs import batch
+from model_runs import sites, swap
 from unchanged import refused
 
 from collab_heads import fold_heads, prune_heads, swap_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import SwapError
-from families import FAMILIES, batch, sites, swap
+from families import FAMILIES
 
 FIRST, SECOND = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 

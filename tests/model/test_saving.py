@@ -9,8 +9,9 @@ from collections import Counter
 import pytest
 import torch
 from kills import killed_at, stopped_at
+from load_without_package import refusal
+from model_runs import aligned, output
 from safetensors import SafetensorError
-from stranger import refusal
 from transformers import AutoModel, BertForSequenceClassification, CLIPVisionModel, LlamaForCausalLM, PreTrainedModel
 
 from collab_heads import fold_heads, prune_heads, swap_to_gated
@@ -18,7 +19,7 @@ from collab_heads.errors import ConfigError
 from collab_heads.model.marks import FUSION, SENTENCE, UNFINISHED, WEIGHTS
 from collab_heads.model.saving import HOOKS
 from collab_heads.model.ties import TIE, read_metadata
-from families import FAMILIES, aligned, output
+from families import FAMILIES
 
 SHARDS = {"max_shard_size": "40KB"}
 

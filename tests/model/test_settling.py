@@ -5,6 +5,8 @@ import json
 
 import pytest
 import torch
+from model_configs import bert_config
+from model_runs import aligned, output, sites
 from transformers import (
     BertForSequenceClassification,
     BertModel,
@@ -31,7 +33,7 @@ from collab_heads.errors import UnsupportedModelError
 from collab_heads.model.apply_state import undone
 from collab_heads.model.open_site import open_sites
 from collab_heads.sites.record import FIELD, CollabConfig, plain_path
-from families import FAMILIES, aligned, bert_config, output, sites
+from families import FAMILIES
 
 SLOW = pytest.mark.slow
 INPUTS = FAMILIES["bert"].inputs()

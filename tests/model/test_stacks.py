@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
+from model_runs import aligned, output, sites
 from transformers import CLIPTextModel, CLIPVisionModelWithProjection, SiglipTextModel, SiglipVisionModel
 
 from collab_heads import CollabHeadsError, fold_heads, get_adapter, prune_heads, swap_to_collaborative
-from families import FAMILIES, aligned, output, sites
+from families import FAMILIES
 
 STACKS = {
     "clip": {"text_model": CLIPTextModel, "vision_model": CLIPVisionModelWithProjection},

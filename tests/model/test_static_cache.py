@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from closing import change_heads
+from changed_heads import change_heads
+from model_sizes import FP32_NOISE, VOCABULARY
 from test_export import CHANGES as EXPORTED
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.integrations.executorch import Seq2SeqLMExportableModule, TorchExportableModuleForDecoderOnlyLM
 
 import collab_heads
-from families import FAMILIES, FP32_NOISE, VOCABULARY
+from families import FAMILIES
 
 LENGTH, CACHED = 6, 16  # tokens that are read one by one, and that there is room for
 

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from planted import word_pieces
+from known_heads import word_pieces
+from model_runs import swap
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification, Trainer, TrainingArguments
 
 from collab_heads import fold_heads, prune_heads
 from collab_heads.model.tokenizer_files import files_in, source_of, take_back
-from families import FAMILIES, swap
+from families import FAMILIES
 
 TEXT = "she can chase"
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from model_configs import bert_config
+from model_inputs import cast
+from model_runs import aligned, output, sites, swap
 from packaging.requirements import Requirement
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -32,7 +35,7 @@ from collab_heads.model import transformers_hooks
 from collab_heads.model.rebuild import rebuild
 from collab_heads.model.ties import read_metadata
 from collab_heads.model.transformers_hooks import supported_versions
-from families import FAMILIES, aligned, bert_config, cast, output, sites, swap
+from families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 NARROW = {"shared": 20, "per_head": 16}

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from closing import NARROW, changed, emptied, output_projections
+from changed_heads import NARROW, changed, emptied, output_projections
+from model_configs import bert_config
+from model_inputs import cast
+from model_runs import aligned, output, sites, swap
 from transformers import AutoConfig, AutoModel, PreTrainedModel, T5ForConditionalGeneration
 from unchanged import load_without
 
@@ -10,7 +13,7 @@ from collab_heads import prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.layers.shared_query_key import block_mixing
 from collab_heads.model.rebuild import rebuild
-from families import FAMILIES, LAYOUTS, aligned, bert_config, cast, make, output, sites, swap
+from families import FAMILIES, LAYOUTS, make
 
 SOME = ("bert", "marian", "t5")
 

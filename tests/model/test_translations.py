@@ -3,10 +3,11 @@
 import copy
 
 import torch
+from model_inputs import batch, spectrum_batch
 
 from collab_heads import compress, distill, swap_to_collaborative
 from collab_heads.model.translations import most_tokens, with_translations
-from families import FAMILIES, batch, spectrum_batch
+from families import FAMILIES
 
 HEARD = {"input_features": spectrum_batch()["input_features"]}
 

@@ -4,12 +4,13 @@ import threading
 
 import pytest
 import torch
+from model_runs import output, swap
+from model_sizes import NARROW
 from unchanged import assert_unchanged, snapshot
 
 import collab_heads
 from collab_heads.model.apply_state import undone
 from collab_heads.model.open_site import open_sites
-from families import NARROW, output, swap
 
 
 def test_everything_is_as_it_was(family):

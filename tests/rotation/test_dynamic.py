@@ -5,7 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
-from closing import change_queries
+from changed_heads import change_queries
+from model_configs import bert_config
+from model_sizes import HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import DynamicRotation, get_adapter, prune_heads, swap_heads, swap_to_gated
@@ -15,7 +17,7 @@ from collab_heads.base.option_values import METRIC_WORDS
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.rotation import ranking
 from collab_heads.rotation.head_rows import Slot
-from families import FAMILIES, HEADS, bert_config, make
+from families import FAMILIES, make
 
 BERT = "encoder.layer.{}.attention.self"
 ROLES = {"enc-self": "encoder.layers.{}.self_attn", "dec-self": "decoder.layers.{}.self_attn"}

@@ -5,12 +5,14 @@ import copy
 import pytest
 import torch
 from accelerate import Accelerator
-from closing import gate, loss, output_projections
+from changed_heads import gate, loss, output_projections
+from model_runs import output, sites
+from model_sizes import EXACT64, HEAD_WIDTH, HEADS
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import HeadAdamW, HeadPenalty, prune_heads, swap_heads, swap_to_alpha, swap_to_gated
 from collab_heads.rotation.head_rows import Slot
-from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, output, sites
+from families import FAMILIES
 
 BERT = "encoder.layer.{}.attention.self"
 # Family -> two places (path, head), and the names of the projections.

@@ -5,13 +5,15 @@ Everything is planned before anything moves: a bad pair comes after a good one, 
 
 import pytest
 import torch
-from closing import change_queries, loss, output_projections
+from changed_heads import change_queries, loss, output_projections
+from model_runs import sites
+from model_sizes import KINDS
 from torch import nn
 from unchanged import refused
 
 from collab_heads import HeadPenalty, prune_heads, swap_heads, swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError, ShapeError, SwapError, UnsupportedModelError
-from families import FAMILIES, KINDS, sites
+from families import FAMILIES
 
 BERT = "encoder.layer.{}.attention.self"
 

@@ -5,12 +5,14 @@ import json
 
 import pytest
 import torch
+from model_configs import bert_config
+from model_runs import sites
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import HeadRotation, prune_heads, swap_heads, swap_to_collaborative
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError, SwapError, UnsupportedModelError
 from collab_heads.rotation.head_rows import Slot
-from families import FAMILIES, bert_config, make, sites
+from families import FAMILIES, make
 
 CROSS, SELF = "decoder.layers.{}.encoder_attn", "decoder.layers.{}.self_attn"
 

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 
 import pytest
+from model_configs import bert_config
 from unchanged import refused
 
 from collab_heads import DynamicRotation
@@ -11,7 +12,7 @@ from collab_heads.analysis.measures import passes
 from collab_heads.errors import ArgumentError
 from collab_heads.rotation.head_rows import Slot
 from collab_heads.rotation.role_settings import RoleSettings
-from families import FAMILIES, bert_config, make
+from families import FAMILIES, make
 
 TWO = {"enc-self": "soft", "dec-enc": "hard"}
 STACK = [[Slot(f"layer{layer}", head) for head in range(4)] for layer in range(6)]

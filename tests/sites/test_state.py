@@ -7,7 +7,9 @@ import pickle
 import tracemalloc
 
 import pytest
-from closing import STATES, changed
+from changed_heads import STATES, changed
+from model_configs import bert_config
+from model_runs import swap
 from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import prune_heads, swap_to_alpha
@@ -17,7 +19,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ConfigError
 from collab_heads.sites.record import FIELD, VERSION, CollabConfig
 from collab_heads.sites.state import GateState, QueryKeyState, SiteState, ValueState
-from families import FAMILIES, LAYOUTS, bert_config, swap
+from families import FAMILIES, LAYOUTS
 
 PATH = "encoder.layer.1.attention.self"
 

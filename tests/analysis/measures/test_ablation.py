@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
-from measuring import CHANGES, ended, model_in
+from heads_by_hand import CHANGES, ended, model_in
+from model_inputs import cast
+from model_sizes import EXACT64, HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
@@ -12,7 +14,7 @@ from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_ou
 from collab_heads.contract.registry import head_numbers
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.layers.output import gates_of
-from families import EXACT64, FAMILIES, HEADS, cast
+from families import FAMILIES
 
 FAR = 1e-4
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from measuring import LENGTHS, STEPS, ended, maps_by_hand, model_in, sites_with_heads
+from heads_by_hand import LENGTHS, STEPS, ended, maps_by_hand, model_in, sites_with_heads
+from model_inputs import cast
+from model_sizes import EXACT64, FP32_NOISE
 
 from collab_heads.analysis.measures.passes import observe
 from collab_heads.analysis.measures.sentences import AttentionExamples, typical_sentences
-from families import EXACT64, FP32_NOISE, cast
 
 FIRST = [(0, 0)]
 

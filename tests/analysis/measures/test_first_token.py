@@ -3,15 +3,17 @@
 import json
 
 import pytest
-from measuring import EOS, ended, measure, model_in, sites_with_heads
-from planted import looking, show, site, text
+from heads_by_hand import EOS, ended, measure, model_in, sites_with_heads
+from known_heads import looking, show, site, text
+from model_inputs import cast
+from model_sizes import EXACT64
 
 from collab_heads import analyze_heads, get_adapter
 from collab_heads.analysis.measures.results import HeadStatistics
 from collab_heads.analysis.measures.statistics import Statistics
 from collab_heads.analysis.report.head_report import summary
 from collab_heads.errors import CalibrationError
-from families import EXACT64, FAMILIES, cast
+from families import FAMILIES
 
 IDS = [[5, 10, 11, 3, 12], [6, 10, 3, 0, 0]]
 PLANTED, REST = 0.6, 0.4 / 4  # the weights of a head that is made by hand

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from measuring import LENGTHS, STEPS, ended, maps_by_hand, model_in, single, sites_with_heads
+from heads_by_hand import LENGTHS, STEPS, ended, maps_by_hand, model_in, single, sites_with_heads
+from model_inputs import cast
+from model_sizes import EXACT64, HEADS
 from scipy.stats import wasserstein_distance
 from unchanged import assert_unchanged, refused, snapshot
 
@@ -10,7 +12,7 @@ from collab_heads import prune_heads
 from collab_heads.analysis.measures.head_scores import OF_MAPS, Maps, map_scores
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
-from families import EXACT64, FAMILIES, HEADS, cast
+from families import FAMILIES
 
 MEASURES = tuple(OF_MAPS)
 

@@ -2,14 +2,17 @@
 
 import pytest
 import torch
-from closing import adapter_sites
-from measuring import EOS, LENGTHS, STEPS, assert_alike, ended, far, measure, model_in, single
+from changed_heads import adapter_sites
+from heads_by_hand import EOS, LENGTHS, STEPS, assert_alike, ended, far, measure, model_in, single
+from model_configs import marian_config
+from model_inputs import cast
+from model_sizes import EXACT64, FP32_NOISE, WIDTH
 from transformers import BartForSequenceClassification, BartModel
 
 from collab_heads.analysis.measures.passes import end_tokens
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.model.batches import decoder_ids
-from families import EXACT64, FAMILIES, FP32_NOISE, WIDTH, cast, make, marian_config
+from families import FAMILIES, make
 
 
 @pytest.mark.parametrize("exclude", ([EOS], []))

@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
-from measuring import EOS, ended, model_in
+from heads_by_hand import EOS, ended, model_in
+from model_inputs import cast
+from model_sizes import HEADS, LAYERS
 from safetensors.torch import load_file, save_file
 
 from collab_heads.analysis.measures import results
@@ -12,7 +14,6 @@ from collab_heads.analysis.measures.results import MEASURES, HeadStatistics
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.sites.site import AttentionSite
-from families import HEADS, LAYERS, cast
 
 JSON, TENSORS = "head_statistics.json", "head_statistics.safetensors"
 

@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 import torch
-from closing import adapter_sites, emptied
-from measuring import (
+from changed_heads import adapter_sites, emptied
+from heads_by_hand import (
     EOS,
     FAR,
     LENGTHS,
@@ -22,13 +22,15 @@ from measuring import (
     model_in,
     sites_with_heads,
 )
+from model_runs import set_backend
+from model_sizes import EXACT64, FP32_NOISE, HEADS, WIDTH
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
 from collab_heads.analysis.measures.results import MEASURES
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
-from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, WIDTH, set_backend
+from families import FAMILIES
 
 DECODERS = ("qwen3", "gemma3", "gpt2")  # with keys that heads share, with windows, with fused projections
 CHANGED = ("bert", "albert", "marian", "t5")

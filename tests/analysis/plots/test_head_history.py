@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from model_sizes import EXACT64
 
 from collab_heads.analysis import plots
 from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory, Moment
@@ -13,7 +14,6 @@ from collab_heads.analysis.plots.head_history import norms
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError
 from collab_heads.sites.site import AttentionSite
-from families import EXACT64
 
 pytest.importorskip("matplotlib")
 SITES = (

@@ -4,8 +4,12 @@ import itertools
 
 import pytest
 import torch
-from explaining import begin_relevance, decoder_batch, full, missing, without_biases
-from measuring import CHANGES, model_in
+from heads_by_hand import CHANGES, model_in
+from model_configs import bert_config, marian_config, t5_config
+from model_inputs import batch
+from model_runs import set_backend
+from model_sizes import EXACT64, FP32_NOISE
+from relevance_by_hand import begin_relevance, decoder_batch, full, missing, without_biases
 from torch import nn
 from transformers import (
     BartForSequenceClassification,
@@ -24,18 +28,7 @@ from collab_heads.adapters.t5 import T5Adapter
 from collab_heads.analysis.relevance import backward as rules
 from collab_heads.analysis.relevance.backward import Gate, conservative, explaining
 from collab_heads.errors import UnsupportedModelError
-from families import (
-    EXACT64,
-    FAMILIES,
-    FP32_NOISE,
-    LAYOUTS,
-    batch,
-    bert_config,
-    make,
-    marian_config,
-    set_backend,
-    t5_config,
-)
+from families import FAMILIES, LAYOUTS, make
 
 CONSERVED = 1e-8  # in float64, of logits between 1 and 1e3; seen: 4e-12
 BROKEN = 1e-3  # what a broken rule misses at least

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from explaining import labelled
-from measuring import EOS, model_in
+from heads_by_hand import EOS, model_in
+from relevance_by_hand import labelled
 
 from collab_heads import ContributionComparison, compare_contributions, prune_heads, token_contributions
 from collab_heads.analysis.relevance.contribution_comparison import named_models

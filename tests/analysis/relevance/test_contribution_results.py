@@ -6,8 +6,9 @@ import statistics
 
 import pytest
 import torch
-from explaining import labelled
-from measuring import EOS, STEPS, model_in
+from heads_by_hand import EOS, STEPS, model_in
+from model_sizes import EXACT64
+from relevance_by_hand import labelled
 
 from collab_heads import TokenContributions, token_contributions
 from collab_heads.analysis.relevance.contribution_curve import (
@@ -17,7 +18,6 @@ from collab_heads.analysis.relevance.contribution_curve import (
     mean_curve,
 )
 from collab_heads.errors import ArgumentError, DataError
-from families import EXACT64
 
 ROWS = [torch.tensor(row, dtype=torch.float64) for row in ([1.0, 2, 3, 4], [3.0, 5], [8.0, 2, 2])]
 

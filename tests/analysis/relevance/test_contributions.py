@@ -4,8 +4,11 @@ import json
 
 import pytest
 import torch
-from explaining import FP32_NORMS, labelled
-from measuring import CHANGES, EOS, LENGTHS, STEPS, ended, model_in, single
+from heads_by_hand import CHANGES, EOS, LENGTHS, STEPS, ended, model_in, single
+from model_configs import marian_config
+from model_inputs import cast
+from model_sizes import EXACT64
+from relevance_by_hand import FP32_NORMS, labelled
 from torch import nn
 from transformers import BartModel
 from transformers.modeling_outputs import BaseModelOutput
@@ -15,7 +18,7 @@ from collab_heads import prune_heads
 from collab_heads.analysis.relevance.backward import conservative, explaining
 from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.errors import CalibrationError, NonFiniteError, UnsupportedModelError
-from families import EXACT64, FAMILIES, cast, make, marian_config
+from families import FAMILIES, make
 
 TRANSLATORS = tuple(name for name, family in FAMILIES.items() if family.generates and "dec-enc" in family.roles)
 FAR = 1e-3

@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
-from explaining import FP32_NORMS, labelled, without_biases
-from measuring import CHANGES, EOS, LENGTHS, STEPS, ended, model_in, single
+from heads_by_hand import CHANGES, EOS, LENGTHS, STEPS, ended, model_in, single
+from model_inputs import cast
+from model_sizes import EXACT64, LAYERS
+from relevance_by_hand import FP32_NORMS, labelled, without_biases
 
 from collab_heads import prune_heads, token_contributions
 from collab_heads.analysis.relevance.backward import conservative, explaining
-from families import EXACT64, FAMILIES, LAYERS, cast
+from families import FAMILIES
 
 TRANSLATORS = tuple(name for name, family in FAMILIES.items() if family.generates and "dec-enc" in family.roles)
 DECODERS = tuple(n for n, family in FAMILIES.items() if family.roles.keys() == {"dec-self"} and family.generates)

@@ -5,9 +5,13 @@ import weakref
 
 import pytest
 import torch
-from closing import NARROW, adapter_sites, emptied, gate, output_projections
-from explaining import FP32_NORMS, LOSSLESS, assert_alike, labelled, relevance
-from measuring import EOS, LENGTHS, STEPS, ended, model_in, outputs_by_hand, single
+from changed_heads import NARROW, adapter_sites, emptied, gate, output_projections
+from heads_by_hand import EOS, LENGTHS, STEPS, ended, model_in, outputs_by_hand, single
+from model_configs import t5_config
+from model_inputs import batch, cast
+from model_runs import swap
+from model_sizes import EXACT64, HEAD_WIDTH, HEADS, KINDS, WIDTH
+from relevance_by_hand import FP32_NORMS, LOSSLESS, assert_alike, labelled, relevance
 from torch import nn
 from transformers import (
     T5EncoderModel,
@@ -17,19 +21,7 @@ from unchanged import assert_unchanged, refused, snapshot
 import collab_heads
 from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
-from families import (
-    EXACT64,
-    FAMILIES,
-    HEAD_WIDTH,
-    HEADS,
-    KINDS,
-    WIDTH,
-    batch,
-    cast,
-    make,
-    swap,
-    t5_config,
-)
+from families import FAMILIES, make
 
 FAR = 1e-3
 

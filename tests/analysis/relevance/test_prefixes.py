@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from explaining import labelled
-from measuring import LENGTHS, STEPS, model_in, single
+from heads_by_hand import LENGTHS, STEPS, model_in, single
+from model_configs import marian_config
+from model_sizes import EXACT64
+from relevance_by_hand import labelled
 from transformers import BartModel
 from unchanged import assert_unchanged, refused, snapshot
 
@@ -11,7 +13,7 @@ from collab_heads import get_adapter, token_contributions
 from collab_heads.analysis.relevance.prefixes import with_prefixes
 from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedModelError
-from families import EXACT64, FAMILIES, marian_config
+from families import FAMILIES
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 CONTINUATIONS = [[20, 21], [22, 23, 24, 25], [26, 27, 28]]

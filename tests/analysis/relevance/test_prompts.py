@@ -2,15 +2,17 @@
 
 import pytest
 import torch
-from explaining import FP32_NORMS
-from measuring import CHANGES, EOS, model_in
+from heads_by_hand import CHANGES, EOS, model_in
+from model_configs import rotary_config
+from model_sizes import EXACT64, LAYERS
+from relevance_by_hand import FP32_NORMS
 from transformers import LlamaForSequenceClassification, LlamaModel
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import analyze_heads, prune_heads, token_contributions
 from collab_heads.analysis.relevance.backward import conservative, explaining
 from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedModelError
-from families import EXACT64, FAMILIES, LAYERS, make, rotary_config
+from families import FAMILIES, make
 
 DECODERS = tuple(n for n, family in FAMILIES.items() if family.roles.keys() == {"dec-self"} and family.generates)
 PROMPTS, CONTINUATIONS, PADDING = (4, 2, 3), (5, 3, 3), 1

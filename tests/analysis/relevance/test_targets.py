@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from explaining import FP32_NORMS, assert_alike, relevance
-from measuring import LENGTHS, ended
+from heads_by_hand import LENGTHS, ended
+from model_configs import albert_config, bert_config, t5_config
+from model_inputs import batch
+from relevance_by_hand import FP32_NORMS, assert_alike, relevance
 from transformers import (
     AlbertForTokenClassification,
     BertForMultipleChoice,
@@ -17,7 +19,7 @@ from unchanged import refused
 
 from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.errors import ArgumentError
-from families import albert_config, batch, bert_config, make, t5_config
+from families import make
 
 
 def of(outputs):

@@ -1,11 +1,11 @@
 """A report of a small model with all roles, and its page."""
 
 import pytest
-from measuring import EOS, ended, model_in
+from heads_by_hand import EOS, ended, model_in
+from model_inputs import cast
 
 from collab_heads import analyze_heads
 from collab_heads.analysis.report.head_report import HeadReport
-from families import cast
 
 EVIL = '<script>alert("1")</script>'
 

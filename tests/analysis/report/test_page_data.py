@@ -6,13 +6,14 @@ import zlib
 
 import pytest
 import torch
+from model_inputs import cast
 
 from collab_heads import analyze_heads
 from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.report.head_report import HeadReport, full_page
 from collab_heads.analysis.report.page_data import LONGEST, STEPS, as_json, heads_of, page_data, sentence_data, shown
 from collab_heads.sites.site import AttentionSite
-from families import FAMILIES, cast
+from families import FAMILIES
 
 ROUNDED = 5e-4  # relative: four digits
 HALF_A_STEP = 0.5 / STEPS + 1e-6

@@ -9,7 +9,7 @@ from html import unescape
 
 import pytest
 import torch
-from measuring import EOS, ended, model_in
+from heads_by_hand import EOS, ended, model_in
 
 from collab_heads import prune_heads
 from collab_heads.analysis.measures.ablation import Ablation

@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
-from measuring import EOS, backends, ended, model_in, single, sites_with_heads
-from planted import CLS, COUNTS, PIECES, SEP, SMALL, TREEBANK, batches_of, word_pieces
+from heads_by_hand import EOS, backends, ended, model_in, single, sites_with_heads
+from known_heads import CLS, COUNTS, PIECES, SEP, SMALL, TREEBANK, batches_of, word_pieces
+from model_inputs import cast
+from model_sizes import VOCABULARY
 from test_real_models import SHARED
 from transformers import AutoModel, AutoTokenizer
 from unchanged import refused
@@ -19,7 +21,7 @@ from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.demo import model_folder
 from collab_heads.errors import ArgumentError, CalibrationError, DataError, UnsupportedModelError
-from families import FAMILIES, VOCABULARY, cast
+from families import FAMILIES
 
 NAMES = ("bert", "marian", "t5")
 

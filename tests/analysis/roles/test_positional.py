@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from planted import SMALL, looking, show, site, text
+from known_heads import SMALL, looking, show, site, text
 
 from collab_heads.analysis.roles.labelling import LEAST_TOKENS, RoleThresholds
 from collab_heads.analysis.roles.labels import roles_from_measures

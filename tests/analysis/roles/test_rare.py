@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from planted import SMALL, looking, show, site, text
+from known_heads import SMALL, looking, show, site, text
+from model_sizes import VOCABULARY
 
 from collab_heads.analysis.roles.labelling import LEAST_SENTENCES
 from collab_heads.analysis.roles.labels import roles_from_measures
 from collab_heads.analysis.roles.rare import RareTokens, count_tokens
 from collab_heads.errors import ArgumentError, CalibrationError
-from families import FAMILIES, VOCABULARY
+from families import FAMILIES
 
 # id:                    0  1  2  3  4  5  6  7  8
 COUNTS = torch.tensor([0, 0, 1, 1, 9, 5, 5, 3, 8])

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from measuring import EOS, maps_by_hand, model_in, sites_with_heads
-from planted import COUNTS, TREEBANK, batches_of, word_pieces
+from heads_by_hand import EOS, maps_by_hand, model_in, sites_with_heads
+from known_heads import COUNTS, TREEBANK, batches_of, word_pieces
 
 from collab_heads.analysis.roles.head_roles import head_roles
 from collab_heads.analysis.treebank.treebank import Treebank

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from planted import SMALL, TREEBANK, looking, rows, show, site, word_pieces
+from known_heads import SMALL, TREEBANK, looking, rows, show, site, word_pieces
 
 from collab_heads.analysis.measures.passes import Attention, Batch
 from collab_heads.analysis.roles.labels import roles_from_measures

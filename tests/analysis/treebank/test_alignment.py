@@ -2,7 +2,7 @@
 
 import pytest
 import translation_models
-from planted import CLS, DOGS, PIECES, SEP, SINGS, rows, word_pieces
+from known_heads import CLS, DOGS, PIECES, SEP, SINGS, rows, word_pieces
 
 from collab_heads.analysis.treebank.alignment import align, piece_spans
 from collab_heads.analysis.treebank.conllu import read_conllu

@@ -3,7 +3,7 @@
 import gzip
 
 import pytest
-from planted import DOGS, SINGS, TREEBANK, rows
+from known_heads import DOGS, SINGS, TREEBANK, rows
 
 from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.errors import DataError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import translation_models
-from planted import PIECES, TREEBANK, rows, word_pieces
+from known_heads import PIECES, TREEBANK, rows, word_pieces
 
 from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.analysis.treebank.treebank import Treebank, longest_input

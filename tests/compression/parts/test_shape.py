@@ -2,13 +2,14 @@
 
 import pytest
 from compressing import first_site
+from model_runs import swap
 
 import collab_heads
 from collab_heads.compression.parts.part import narrower
 from collab_heads.compression.parts.shape import UNCHANGED, Choice, SiteShape
 from collab_heads.compression.parts.table import PARTS, choices_of, size_with
 from collab_heads.compression.parts.table import resized as geometry_of
-from families import FAMILIES, swap
+from families import FAMILIES
 
 
 def shape_of(site, kind="per_head"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from compressing import batches_of, first_site
+from model_inputs import cast
 
 from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.compression.measurements import SiteErrors
@@ -11,7 +12,6 @@ from collab_heads.compression.parts.shape import SiteShape
 from collab_heads.compression.parts.table import PARTS, falling, fit_site, install, site_errors
 from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import run_batches, sides
-from families import cast
 
 EXACT_MOMENTS = 1e-6  # float64; errors seen: 4e-9
 EXACT_CALLS = 1e-6  # the same, of recorded calls

@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 from accelerate import Accelerator
-from closing import loss
+from changed_heads import loss
+from model_runs import aligned
+from model_sizes import EXACT64, FP32_NOISE, HEADS
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import HeadPenalty, swap_to_alpha, swap_to_gated
@@ -13,7 +15,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.training.loop.optimizer import optimizer_step
-from families import EXACT64, FAMILIES, FP32_NOISE, HEADS, aligned
+from families import FAMILIES
 
 RADIUS, GAMMA, RATE = 1e-3, 40.0, 1e-2
 

@@ -4,12 +4,14 @@ import json
 
 import pytest
 import torch
-from closing import loss, output_projections
-from measuring import model_in, outputs_by_hand, sites_with_heads
+from changed_heads import loss, output_projections
+from heads_by_hand import model_in, outputs_by_hand, sites_with_heads
+from model_inputs import cast
+from model_sizes import HEADS
 
 from collab_heads import HeadPenalty, get_adapter, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError
-from families import FAMILIES, HEADS, cast
+from families import FAMILIES
 
 FP32_NOISE = 1e-6  # float32 sums in another order; seen: 6e-8
 NARROW_NOISE = 2e-2  # heads computed in bfloat16, which holds three digits; seen: 2e-3

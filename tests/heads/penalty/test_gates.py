@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from model_runs import aligned, output
+from model_sizes import EXACT64, HEAD_WIDTH, HEADS
 from unchanged import refused
 
 from collab_heads import HeadPenalty, gate_report, get_adapter, most_important, prune_heads, swap_to_gated
@@ -13,7 +15,7 @@ from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.gating import gated_sites
 from collab_heads.layers.gates import threshold
-from families import EXACT64, FAMILIES, HEAD_WIDTH, HEADS, aligned, output
+from families import FAMILIES
 
 FP32 = 1e-6  # sums and sigmoids of a few float32 numbers; seen: 2e-7
 SAMPLES, FOUR_SIGMA = 4000, 0.032  # of a share of 4000 samples

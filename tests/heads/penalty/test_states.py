@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from model_inputs import batch
+from model_sizes import HEADS
 from unchanged import refused
 
 from collab_heads import (
@@ -21,7 +23,7 @@ from collab_heads.contract import registry
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.gates import border_scores
-from families import FAMILIES, HEADS, batch
+from families import FAMILIES
 
 
 def gated(name="bert"):

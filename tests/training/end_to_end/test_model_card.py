@@ -4,8 +4,8 @@ import json
 
 import pytest
 from huggingface_hub import ModelCard
+from load_without_package import refusal
 from scripts import run
-from stranger import refusal
 from transformers import BertForSequenceClassification
 
 from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
@@ -28,7 +28,7 @@ def test_a_run_leaves_a_card_beside_what_the_owner_wrote(bert, files, tmp_path, 
     assert [path.name for path in out.glob("README*")] == ["README.md"]
     checkpoints = list(out.glob("epoch*"))
     assert checkpoints
-    request.getfixturevalue("stranger")
+    request.getfixturevalue("without_hooks")
     for folder in (out, *checkpoints):
         assert refusal(lambda folder=folder: BertForSequenceClassification.from_pretrained(folder)).endswith(SENTENCE)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_runs import sites
 from safetensors.torch import load_file
 from scripts import (
     ADAM32,
@@ -32,7 +33,6 @@ from collab_heads.errors import CollabHeadsError
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.loop import fine_tune as loop
 from collab_heads.training.runs import swap as swapping
-from families import sites
 
 FP64_SUM = 1e-12  # the same float64 sum, begun again from a number in JSON; seen: 0
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_sizes import HEADS
 from safetensors.torch import load_file
 from scripts import (
     ADAM32,
@@ -27,7 +28,6 @@ import tiny
 from collab_heads import get_adapter, prune_heads
 from collab_heads.errors import CollabHeadsError
 from collab_heads.sites.record import CollabConfig
-from families import HEADS
 
 NARROW = [*SWAP[:1], "--dim_shared_query_key", "0.5", *SWAP[3:]]  # a share: some heads are gone before the last swap
 RANKED = "--importance_samples 32".split()  # they must not be many

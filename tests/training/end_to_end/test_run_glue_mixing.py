@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_sizes import HEADS
 from scripts import ADAM32, LAUNCH, SWAP, checkpoints, finish, flags, fork, from_checkpoints, kill_at, run, start
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
@@ -21,7 +22,6 @@ from collab_heads.heads.alpha import alpha_report, mixed_sites
 from collab_heads.sites.record import CollabConfig
 from collab_heads.training.loop import training
 from collab_heads.training.runs import analysis
-from families import HEADS
 
 RANKED = "--importance_samples 32".split()
 GROWTH = "--alpha_growth_weight 5 --alpha_growth_radius 0.1".split()

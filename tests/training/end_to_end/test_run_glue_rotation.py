@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from model_sizes import HEADS
 from scripts import checkpoints, from_checkpoints, run
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
@@ -16,7 +17,6 @@ from collab_heads.rotation.head_rows import Slot
 from collab_heads.training.loop import fine_tune as loop
 from collab_heads.training.runs.classifier import Classifier
 from collab_heads.training.runs.head_steps import HeadSteps
-from families import HEADS
 
 PATHS = [f"encoder.layer.{layer}.attention.self" for layer in (0, 1)]
 EPOCHS = ("--per_device_train_batch_size", 36, "--num_train_epochs", 4)  # of 3 steps

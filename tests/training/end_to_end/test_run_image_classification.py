@@ -7,6 +7,7 @@ import image_script
 import pytest
 import torch
 from image_script import LEARNS, SCRATCH, SIZES, SWAP, flags, run, write_images
+from model_runs import sites
 from PIL import Image
 from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at, run_on_two, start
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -16,7 +17,6 @@ import run_image_classification
 from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.errors import CollabHeadsError
 from collab_heads.layers.query_key import is_swapped
-from families import sites
 
 BORN = "--collaborative --dim_shared_query_key 8".split()
 

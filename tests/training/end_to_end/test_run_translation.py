@@ -8,13 +8,13 @@ import datasets
 import pytest
 import torch
 import translation_models as tiny
+from model_runs import sites
 from transformers import AutoModelForSeq2SeqLM
 from translation_script import LEARNS, SIZES, SWAP, as_json, differing, run, translations, weights, write_lines
 
 from collab_heads.data.translation import Objective, corpus_scores
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.runs import swap as swapping
-from families import sites
 
 REFERENCES = tiny.pairs(12, 1)["target"]
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from model_sizes import HEADS
 from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at, start
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translation_script import (
@@ -27,7 +28,6 @@ from collab_heads.errors import CollabHeadsError
 from collab_heads.rotation.head_rows import Slot
 from collab_heads.training.runs import analysis
 from collab_heads.training.runs.head_steps import HeadSteps
-from families import HEADS
 
 GROWTH = "--alpha_growth_weight enc-self=5,dec-enc=2 --alpha_growth_radius 0.1".split()
 RANKED = "--importance_samples 16".split()

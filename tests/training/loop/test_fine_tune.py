@@ -7,6 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
+from model_configs import bert_config
 from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import HeadPenalty, get_adapter, swap_to_gated
@@ -21,7 +22,6 @@ from collab_heads.training.loop import training
 from collab_heads.training.loop.optimizer import optimizer_step, parameter_groups
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.training import Hooks
-from families import bert_config
 
 FP32_SUM = 1e-6  # float32 gradients summed in another order; seen: 2e-7
 

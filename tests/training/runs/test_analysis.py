@@ -6,7 +6,7 @@ import pytest
 import scripts
 import torch
 import translation_script
-from measuring import model_in
+from heads_by_hand import model_in
 from translation_script import SCRATCH, write_lines
 
 import run_translation

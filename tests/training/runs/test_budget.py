@@ -3,6 +3,7 @@
 from argparse import Namespace
 
 import torch
+from model_sizes import HEADS, LAYERS
 from unchanged import refused
 
 from collab_heads import swap_to_gated
@@ -11,7 +12,7 @@ from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.training.runs import swap as budgets
 from collab_heads.training.runs import swap as swapping
 from collab_heads.training.runs.learner import check_flags_fit
-from families import FAMILIES, HEADS, LAYERS
+from families import FAMILIES
 
 
 def bert():

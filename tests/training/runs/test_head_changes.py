@@ -6,13 +6,14 @@ from argparse import Namespace
 import pytest
 import torch
 from accelerate import Accelerator
+from model_sizes import HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import HeadPenalty, gate_report, get_adapter, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.training.runs import head_changes
-from families import FAMILIES, HEADS
+from families import FAMILIES
 
 
 def check_refused(model, args, error, *fragments):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from model_runs import sites
 from transformers import AutoConfig
 
 import run_image_classification
@@ -10,7 +11,6 @@ from collab_heads.data.glue_tasks import Task
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.runs.image_classifier import untrained
-from families import sites
 
 TASK = Task(None, ("file",), ("cat", "dog", "owl"), "classification")
 SMALL = "--d_model 32 --num_layers 2 --num_heads 4 --d_ff 64 --image_size 16 --patch_size 8".split()

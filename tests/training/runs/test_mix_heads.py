@@ -1,7 +1,8 @@
 """What the flags of alphas and disagreement do to a model, and what is refused before training."""
 
 import pytest
-from closing import adapter_sites
+from changed_heads import adapter_sites
+from model_sizes import HEADS
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import HeadPenalty, prune_heads, swap_to_alpha
@@ -9,7 +10,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.training.runs import head_changes
-from families import FAMILIES, HEADS
+from families import FAMILIES
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import translation_models as tiny
+from model_runs import sites
 from transformers import AutoModelForSeq2SeqLM
 
 import run_translation
@@ -13,7 +14,6 @@ from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.sites.record import CollabConfig
 from collab_heads.training.runs.translation_model import untrained
-from families import sites
 
 CORPUS = tiny.data(train=300, validation=5)
 SMALL = "--d_model 32 --num_layers 1 --num_heads 4 --d_ff 48 --vocab_size 90".split()

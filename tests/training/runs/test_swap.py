@@ -4,6 +4,8 @@ from argparse import Namespace
 
 import pytest
 import torch
+from model_runs import sites
+from model_sizes import EXACT, HEADS
 from unchanged import refused
 
 from collab_heads.collaborative.report import SiteReport, SwapReport
@@ -15,7 +17,7 @@ from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.runs import swap as swapping
 from collab_heads.training.runs.learner import check_flags_fit
-from families import EXACT, FAMILIES, HEADS, sites
+from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 

@@ -5,11 +5,13 @@ gates are both whole and partial, and alphas are far from an identity.
 """
 
 import torch
+from model_inputs import cast
+from model_runs import main_output, of_dtype, swap
+from model_sizes import HEADS, KINDS, NARROW
 
 import collab_heads
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites
-from families import HEADS, KINDS, NARROW, cast, main_output, of_dtype, swap
 
 ORIGINS = (None, *KINDS)  # the query/key projection that a model has before its heads change
 LOG_ALPHAS = ((-3.0, 3.0, 1.0, 0.0), (1.0, -2.0, 0.5, -1.0), (-1.0, -2.0, 4.0, -0.5), (2.0, -1.0, 0.5, 1.0))

@@ -1,14 +1,15 @@
 """Heads with known roles: attention weights made by hand, a tiny treebank, and a tokenizer that knows its words."""
 
 import torch
-from measuring import ended
+from heads_by_hand import ended
+from model_sizes import VOCABULARY
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from collab_heads.analysis.measures.passes import Attention, Batch
 from collab_heads.analysis.roles.labelling import RoleThresholds, SampleSizes
 from collab_heads.sites.site import AttentionSite
-from families import FAMILIES, VOCABULARY
+from families import FAMILIES
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PIECES = ("old", "dog", "##s", "chase", "young", "cat", ".", "she", "does", "##n", "'", "t", "often", "sing")

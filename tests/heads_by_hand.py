@@ -3,12 +3,15 @@
 import math
 
 import torch
-from closing import change_heads, output_projections
+from changed_heads import change_heads, output_projections
+from model_inputs import batch, cast
+from model_runs import attention_maps, set_backend, swap
+from model_sizes import EXACT64, HEADS, LAYERS
 
 import collab_heads
 from collab_heads.analysis.measures.results import MEASURES
 from collab_heads.analysis.measures.statistics import head_statistics
-from families import EXACT64, FAMILIES, HEADS, LAYERS, attention_maps, batch, cast, set_backend, swap
+from families import FAMILIES
 
 FAR = 1e-3  # what differs on purpose differs by more
 
