@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 from collab_heads import adapters
 from collab_heads.analysis.analyze import analyze_heads
-from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_out, mean_loss, without_heads
+from collab_heads.analysis.measures.ablation import Ablation, ablation_curve, leave_one_out, mean_loss, without_heads
 from collab_heads.analysis.measures.results import HeadStatistics
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.analysis.relevance.contribution_comparison import ContributionComparison, compare_contributions
 from collab_heads.analysis.relevance.contribution_results import TokenContributions
 from collab_heads.analysis.relevance.contributions import token_contributions
-from collab_heads.analysis.relevance.head_relevance import head_relevance
+from collab_heads.analysis.relevance.head_relevance import HeadRelevance, head_relevance
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.roles.head_roles import head_roles
+from collab_heads.analysis.roles.labels import HeadRoles
 from collab_heads.base.extras import check_extra
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.scratch import collaborative_config
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 install_hooks()
 
 __all__ = [
+    "Ablation",
     "AlphaReport",
     "AttentionAdapter",
     "AttentionSite",
@@ -73,7 +75,9 @@ __all__ = [
     "HeadAdamW",
     "HeadCriterion",
     "HeadPenalty",
+    "HeadRelevance",
     "HeadReport",
+    "HeadRoles",
     "HeadRotation",
     "HeadStatistics",
     "HeadTraining",
