@@ -44,7 +44,7 @@ def shuffled_steps(
 def token_steps(
     lengths: Sequence[int], max_tokens: int, batches: int, seed: int, epoch: int, *, pool: int = 100
 ) -> list[Step]:
-    """Shuffle the examples of one epoch into steps whose micro-batches hold so many tokens, padding included.
+    """Shuffle the examples of one epoch into steps with up to `max_tokens` tokens a micro-batch, with padding.
 
     Args:
         lengths: of the examples: the longer of source and target.
@@ -153,7 +153,7 @@ def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
     by_the_model = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if by_the_model is not None:
         return by_the_model(labels=labels)
-    first, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # M2M100 shifts so in its forward
+    first, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # as M2M100 does in its forward
     inputs = torch.cat([torch.full_like(labels[:, :1], first), labels[:, :-1]], dim=1)
     return inputs.masked_fill(inputs == IGNORED, pad)
 

@@ -17,7 +17,7 @@ from collab_heads.data.glue_tasks import LAYOUTS, Task
 from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import evaluating
 
-HEADS = "ForSequenceClassification", "ForImageClassification"  # how names of classes with a classification head end
+HEADS = "ForSequenceClassification", "ForImageClassification"  # how names of such model classes end
 Collator = Callable[[list], Mapping[str, torch.Tensor]]  # encoded examples -> a batch, padded
 
 

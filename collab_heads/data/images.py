@@ -21,7 +21,7 @@ from collab_heads.errors import DataError
 from collab_heads.files.reading import read_bytes
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-DEEP = ("I", "F")  # modes of more than 8 bits a channel begin so
+DEEP = ("I", "F")  # beginnings of modes with more than 8 bits a channel
 FILE, DIGEST = "file", "sha256"  # columns of a split, beside "label"
 
 
@@ -119,7 +119,7 @@ def decode(path: Path, content: bytes) -> Image.Image:
             image.load()
     except UnidentifiedImageError as error:
         raise DataError(f"{path} is no image, or of a type that cannot be read ({len(content):,} bytes)") from error
-    except Exception as error:  # whatever the reader of its type raises on damaged files
+    except Exception as error:  # each image format raises its own errors on damaged files
         raise DataError(f"{path} is a broken image: {error}") from error
     if image.mode.startswith(DEEP):
         raise DataError(f"{path} has more than 8 bits a channel (mode {image.mode}): save it with 8")

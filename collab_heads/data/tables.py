@@ -56,7 +56,7 @@ def read_csv(path: Path) -> list[Row]:
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     columns: list[str] | None = None
     rows: list[Row] = []
-    limit = csv.field_size_limit(sys.maxsize >> 32)  # of the module; ours names the column
+    limit = csv.field_size_limit(sys.maxsize >> 32)  # `check_field` has its own limit
     try:
         for cells in reader:
             if columns is None:

@@ -49,7 +49,7 @@ def write_json(path: str | Path, content: Mapping) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Sync the content of a file, or the names in a folder, to disk: they survive a power cut."""
+    """Sync the content of a file, or the names in a folder, to disk, so that they survive a power cut."""
     is_folder = path.is_dir()
     if is_folder and os.name == "nt":
         return  # Windows has no such call for folders
@@ -65,7 +65,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path, size: int | None = None) -> Iterator[None]:
-    """Turn an error of the context's writing into an OutputError that names the path.
+    """Turn a failure to write inside the context into an OutputError that names the path.
 
     Args:
         path: what is written.

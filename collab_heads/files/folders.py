@@ -96,14 +96,14 @@ def recover(folder: Path) -> None:
     partial, old, deleted = (beside(folder, end) for end in (PARTIAL, OLD, DELETED))
     if is_ours(partial):
         if not os.path.lexists(folder) and is_whole(partial):
-            os.rename(partial, folder)  # killed right before that
+            os.rename(partial, folder)  # the writer was killed right before this
         else:
             erase(partial)
     if is_ours(old) and not os.path.lexists(folder) and is_whole(old):
         os.rename(old, folder)
     if is_begun(folder / (MANIFEST + PARTIAL)):
         (folder / (MANIFEST + PARTIAL)).unlink()
-    if (read_manifest(folder) or {}).get("files") == {}:  # a folder of the user's that was not moved aside, or is back
+    if (read_manifest(folder) or {}).get("files") == {}:  # the user's folder, which was not moved aside or is restored
         (folder / MANIFEST).unlink()
     for leftover in (old, deleted):
         if is_ours(leftover):

@@ -16,7 +16,7 @@ from collab_heads.files.atomic import write_file
 LARGEST_RATIO = 50
 ALWAYS_UNPACKED = 1 << 24  # bytes, 16 MiB: small files may hold anything
 CHUNK = 1 << 20
-OPENED = ("/dev/fd", "/proc/self/fd")  # a path in there is a descriptor that a shell has handed over
+OPENED = ("/dev/fd", "/proc/self/fd")  # paths in these are descriptors that a shell passed on
 KINDS = {stat.S_ISDIR: "folder", stat.S_ISFIFO: "named pipe", stat.S_ISSOCK: "socket"}
 MAX_FIELD = 1 << 17  # characters; a tokenizer takes up to a second for so many, and models read the first thousand
 
@@ -127,7 +127,7 @@ def check_field(where: str, name: str | None, text: str) -> None:
 
 
 T = TypeVar("T")
-WRONG = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)  # of a file that was changed
+WRONG = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)  # by `build`, on a changed file
 
 
 def write_document(path: str | Path, content: Mapping) -> Path:

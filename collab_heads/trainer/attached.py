@@ -30,7 +30,7 @@ class AttachedTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the Trainer's loss; in training, with this batch's share of the optimizer step's penalty."""
-        batch = dict(inputs)  # the Trainer takes labels out
+        batch = dict(inputs)  # the Trainer removes labels from `inputs`
         result: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch=num_items_in_batch)
         extra = self.head_training.extra(batch, num_items_in_batch) if model.training else None
         if extra is None:
@@ -89,7 +89,7 @@ class AttachedTrainer(Trainer):
 
     def _save_optimizer_and_scheduler(self, *args, **kwargs):
         """Save optimizer and schedule; on FSDP the state of all parameters, also of alphas that wait."""
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's around it
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
         if isinstance(optimizer, HeadAdamW) and is_sharded(self.accelerator):
             optimizer.complete_state()
         super()._save_optimizer_and_scheduler(*args, **kwargs)
@@ -187,14 +187,14 @@ def with_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], 
     optimizer.param_groups[:] = kept
     for group in groups:
         plain = dict(group)
-        plain.pop("shared", None)  # of HeadAdamW
+        plain.pop("shared", None)  # only HeadAdamW knows it
         optimizer.add_param_group(plain)
     return optimizer
 
 
 def check_given(optimizer: Any, penalty: HeadPenalty) -> None:
     """Raise ArgumentError if the optimizer that a Trainer was given does not train gates and alphas as needed."""
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # a second training has accelerate's around it
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # in a second training accelerate wraps it
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if any(id(parameter) not in held for parameter in penalty.parameters()):
         raise ArgumentError(

@@ -167,7 +167,7 @@ class HeadTraining(TrainerCallback, ExportableState):
             options["alpha_start"] = in_steps("alpha_start", self.alpha_start, total)
         adapter = get_adapter(self.model)
         if options.get("target_heads") is None and gated_sites(self.model, adapter, learned=True):
-            options.setdefault("gate_weight", 0.0)  # also gates that nothing pushes have a group of their own
+            options.setdefault("gate_weight", 0.0)  # gates without a push also need a group of their own
         if options or self.rotation is None or mixed_sites(self.model, adapter):
             self.penalty = HeadPenalty(self.model, **options)
         return self.penalty
@@ -222,7 +222,7 @@ class HeadTraining(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Load the state of the heads, which is that of the checkpoint if the training is resumed."""
-        _ = self.trainer  # also of `add_callback`
+        _ = self.trainer  # raises if this came by `add_callback`, without `attach`
         self.load_state(state.stateful_callbacks[type(self).__name__]["attributes"])
         self.epoch = int(state.epoch or 0)
 
@@ -231,7 +231,7 @@ class HeadTraining(TrainerCallback, ExportableState):
         self.epoch += 1
         if self.rotation is None:
             return
-        with torch.random.fork_rng(devices=[]):  # going through a data set draws, and a resumed training does not
+        with torch.random.fork_rng(devices=[]):  # reading a data set draws, and a resumed training skips this
             pairs = [self.rotation.plan(self.model, self.epoch, self.ranking_batches())]
         if args.world_size > 1:
             broadcast_object_list(pairs)
@@ -241,7 +241,7 @@ class HeadTraining(TrainerCallback, ExportableState):
         """Return the batches that heads are ranked on; they are only read when a ranking is due."""
         if self.batches is not None or self.trainer.eval_dataset is None:
             return self.batches
-        shard = self.trainer.get_eval_dataloader()  # of this process: all of them rank on the whole set
+        shard = self.trainer.get_eval_dataloader()  # only this process's part: each ranks on the full set
         return DataLoader(shard.dataset, self.trainer.args.per_device_eval_batch_size, collate_fn=shard.collate_fn)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):

@@ -45,7 +45,7 @@ def fine_tune(
         NonFiniteError: if the loss, or a weight that is to be saved, is NaN or inf.
     """
     training = Training(accelerator, model, args, hooks, phase, resume)
-    stopped = training.stops()  # a resumed one, at its last evaluation
+    stopped = training.stops()  # a resumed training may have met its `stop` already
     if hooks.look is not None and not training.done:
         training.look(0)
     while training.done < training.total and not stopped:
@@ -94,7 +94,7 @@ def micro_batches(
         collate_fn=hooks.collate,
         num_workers=workers,
         pin_memory=device.type == "cuda",
-        generator=torch.Generator(),  # starting to load must not draw from the one that dropout draws from
+        generator=torch.Generator(),  # the loader must not draw from the generator of dropout
     )
     for batch in loader:
         yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

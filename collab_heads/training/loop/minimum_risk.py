@@ -24,7 +24,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import evaluating
 
 METRICS: dict[str, Callable[[], Any]] = {
-    "bleu": lambda: BLEU(effective_order=True),  # of a sentence: orders that it has no n-grams of do not count
+    "bleu": lambda: BLEU(effective_order=True),  # leaves out n-gram orders that a sentence is too short for
     "chrf": CHRF,
 }
 SPARE = 10  # tokens that a sample may have beyond twice the longest reference of its batch

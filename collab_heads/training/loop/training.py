@@ -142,7 +142,7 @@ class Training:
             scaled=scaled,
             adam=adam_options(args),
         )
-        self.kind = type(model)  # FSDP makes another of it
+        self.kind = type(model)  # FSDP changes it
         keep_whole(accelerator, model)
         self.wrapped, self.optimizer, self.schedule = accelerator.prepare(model, *prepared)
         self.done = self.examples = 0

@@ -83,7 +83,7 @@ def save_statistics(learner: Learner) -> None:
     session = learner.session
     if not session.args.save_head_statistics:
         return
-    batches = learner.validation(generated=True)  # all processes generate, where there is something to generate
+    batches = learner.validation(generated=True)  # all processes take part in generation
     if output := session.writes_to:
         statistics = head_statistics(learner.model, batches, exclude=learner.end_tokens)
         session.accelerator.print(statistics)

@@ -188,7 +188,7 @@ def alpha_options(args: Namespace, model: PreTrainedModel, total: int) -> dict[s
     if args.alpha_mixing and roles:
         growth = args.alpha_growth_weight or 0.0
         if isinstance(growth, dict):
-            growth = {role: weight for role, weight in growth.items() if role in roles}  # others lost their heads
+            growth = {role: weight for role, weight in growth.items() if role in roles}  # others have no alphas
         options |= {"growth": growth, "alpha_start": math.ceil((args.alpha_start or 0) * total)}
         given = {"growth_radius": args.alpha_growth_radius, "growth_beside": args.alpha_growth_beside}
         options |= {name: value for name, value in given.items() if value is not None}

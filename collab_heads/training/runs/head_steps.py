@@ -170,7 +170,7 @@ class HeadSteps:
         return {role: sorted(of_role) for role, of_role in steps.items()}
 
     def fold(self) -> bool:
-        """Fold the heads into a stock model, if asked for and the model is none; return True if this was done."""
+        """Fold the heads into a stock model, if asked for and needed; return True if this was done."""
         model = self.learner.model
         if not (self.args.fold_heads and CollabConfig.on(model).sites):
             return False

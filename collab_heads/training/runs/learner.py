@@ -86,7 +86,7 @@ class Learner(ABC):
     @property
     def preparer(self) -> PreTrainedTokenizerBase | BaseImageProcessor:
         """The tokenizer, which makes the inputs of the model and is stored beside it."""
-        assert self.tokenizer is not None  # a learner without one says what it has instead
+        assert self.tokenizer is not None  # learners without a tokenizer override this
         return self.tokenizer
 
     @property

@@ -15,7 +15,7 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 def check_backend(learner: Learner) -> None:
-    """Run one training example on the run's device, with a backward pass if the run trains.
+    """Try a special attention backend: run one training example, with a backward pass if the run trains.
 
     Raises:
         ArgumentError: if the backend cannot do it: its package, the device, the precision or dropout is not supported.

@@ -96,11 +96,11 @@ class Run:
     def begin(self) -> None:
         """Prepare the output folder, start the trackers, and evaluate a model that is already trained."""
         args, session = self.args, self.session
-        self.accelerator.wait_for_everyone()  # no process reads any more what the first may clear
+        self.accelerator.wait_for_everyone()  # all processes have read what the first one may clear
         if output := session.writes_to:
             if args.overwrite_output_dir and not session.resumes_in_place:
                 output.clear()
-            elif session.checkpoint is not None:  # a run that was killed may not have come to it
+            elif session.checkpoint is not None:  # a killed run may not have done this
                 prune_checkpoints(output.path, args.save_total_limit, output.path / session.checkpoint.name)
             output.save()
         self.accelerator.wait_for_everyone()
@@ -184,7 +184,7 @@ class Run:
                 "stage": phase.stage,
                 "steps": trained.steps,
                 "train_loss": trained.loss,  # the mean over all these steps, resumed or not
-                "examples": trained.examples,  # these and the seconds are of the last leg of a resumed run
+                "examples": trained.examples,  # examples and seconds: since the run was resumed
                 "seconds": trained.seconds,
                 "samples_per_second": trained.examples / trained.seconds if trained.seconds else None,
             }

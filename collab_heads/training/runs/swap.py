@@ -113,7 +113,7 @@ def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
         ArgumentError: if a site does not exist, or a width is not possible.
     """
     adapter = get_adapter(model)
-    with_heads = adapter.sites_with_heads(model)  # as the swap, which leaves the others alone
+    with_heads = adapter.sites_with_heads(model)  # the swap changes no other sites
     only_values = args.dim_value is not None and args.dim_shared_query_key is None
     chosen = select_sites(with_heads, args.sites)
     widths = widths_asked(with_heads, chosen, args.dim_shared_query_key)
@@ -151,7 +151,7 @@ def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping]
 def swap_everywhere(
     accelerator: Accelerator, args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None
 ) -> SwapReport | CompressReport:
-    """Swap or compress the model on the first process and copy the result to all: their last bits could differ.
+    """Swap or compress the model on the first process and copy the result to all, where last bits could differ.
 
     Args:
         accelerator: of the run.

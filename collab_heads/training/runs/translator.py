@@ -93,7 +93,7 @@ class Translator(Learner):
             check_flags_fit(args, model, swaps=swaps)
         check_fits(args, model, tokenizer)
         lengths = args.max_source_length, args.max_target_length
-        with session.accelerator.main_process_first() if args.cache_dir else nullcontext():  # others read what it keeps
+        with session.accelerator.main_process_first() if args.cache_dir else nullcontext():  # the others read its cache
             encoded = encode(
                 data,
                 tokenizer,
@@ -190,7 +190,7 @@ class Translator(Learner):
         args, pairs = self.session.args, self.encoded["validation"]
         sources, targets = pairs["input_ids"], pairs["labels"]
         if generated:
-            if self.last.translations is None:  # resumed from the last checkpoint: nothing was left to evaluate
+            if self.last.translations is None:  # resumed from the last checkpoint, so nothing was evaluated
                 self.last.translations = self.translations("validation", self.model)
             limit = {"truncation": True, "max_length": args.val_max_target_length or args.max_target_length}
             targets = self.tokenizer(text_target=self.last.translations, **limit)["input_ids"]

@@ -27,10 +27,10 @@ from collab_heads.training.storage.reservation import LOCK
 from collab_heads.training.storage.sharding import load_optimizer, save_optimizer, without_divided
 
 PROGRESS = "progress.json"
-FORMAT = 2  # from here on with a manifest
+FORMAT = 2  # since 2 there is a manifest
 NAME = re.compile(r"(?:epoch|step)_\d+(?:_\d+)?")
 RESUME = "--resume_from_checkpoint"
-# what makes up a checkpoint that was written before there were manifests
+# files of a checkpoint that was written before there were manifests
 FILES = re.compile(
     r"progress\.json|(?:generation_)?config\.json|model[\w.-]*\.safetensors(?:\.index\.json)?|optimizer\.bin|"
     r"scheduler\.bin|scaler\.pt|random_states_\d+\.pkl|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
@@ -94,8 +94,8 @@ def load_state(accelerator: Accelerator, folder: Path) -> None:
         load_optimizer(accelerator, folder)
     except Exception as error:
         for each in ("optimizer.bin", "scheduler.bin"):
-            if (folder / each).exists():  # of a divided optimizer there is a file of ours
-                read_state(folder / each)  # names the one that cannot be read
+            if (folder / each).exists():  # a sharded optimizer is in a file of our own
+                read_state(folder / each)  # raises an error that names the damaged file
         raise OutputError(f"{RESUME}: the state in {folder} does not fit this run: {error}") from error
     finally:
         hook.remove()
@@ -108,7 +108,7 @@ def read_state(path: Path) -> Mapping:
     """Read a file of Accelerate's state; raise an OutputError that names the file if this fails."""
     try:
         return unpickle(path, map_location="cpu")
-    except Exception as error:  # whatever the unpickler makes of a damaged file
+    except Exception as error:  # the unpickler raises many kinds on a damaged file
         raise OutputError(f"{RESUME}: {path} is damaged: {(str(error) or repr(error)).splitlines()[0]}") from error
 
 
@@ -213,7 +213,7 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
 def check_continues(folder: Path, progress: Mapping, arguments: Mapping, processes: int) -> None:
     """Raise OutputError if arguments or number of processes differ from the recorded ones; name the differences."""
     recorded = progress["arguments"]
-    now = json.loads(json.dumps(arguments))  # tuples as lists, as the record has them
+    now = json.loads(json.dumps(arguments))  # turns tuples into lists, as in the record
     # as text: a width of 1 is not a share of 1.0
     differing = [name for name in sorted(recorded.keys() | now) if repr(recorded.get(name)) != repr(now.get(name))]
     if differing:

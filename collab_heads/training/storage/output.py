@@ -28,8 +28,8 @@ from collab_heads.training.storage.reservation import LOCK
 RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"
 BEST, TRANSLATIONS, STATISTICS, REPORT = "best", "translations", "head_statistics", "head_report"
 HISTORY = "head_history"  # of heads over the training, and its pictures
-STAGED = "model.staged"  # the final model, whole, on its way into the output folder itself
-FOLDERS = (BEST, STATISTICS, REPORT, STAGED)  # written as wholes, as checkpoints are
+STAGED = "model.staged"  # the complete final model, until it is moved into the output folder itself
+FOLDERS = (BEST, STATISTICS, REPORT, STAGED)  # each written as a whole, like checkpoints
 RECORD = "collab_heads_output"  # marks the manifest of an output folder, not that of a folder written as a whole
 CONFIG = "config.json"  # without it no model loads
 MODEL = (CONFIG, "generation_config.json", "model.safetensors", "model.safetensors.index.json")

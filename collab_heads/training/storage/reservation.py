@@ -99,7 +99,7 @@ def lock(folder: Path) -> int:
             take(descriptor)
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 held.add(descriptor)
-                return descriptor  # else the run that had it has just ended, and removed the file
+                return descriptor  # else another run has just ended and removed the file: try again
         except BlockingIOError as error:
             owner = os.read(descriptor, 1000).decode(errors="replace").strip() if sys.platform != "win32" else ""
             os.close(descriptor)
@@ -159,6 +159,6 @@ def same_weights(accelerator: Accelerator, model: PreTrainedModel) -> None:
     """Copy the weights of the first process to all others, in place: the last bits of computed ones may differ."""
     if accelerator.num_processes > 1:
         for parameter in model.parameters():
-            values = parameter.data.contiguous()  # what is sent is memory, in whatever order it lies
+            values = parameter.data.contiguous()  # broadcast sends memory in its own order
             torch.distributed.broadcast(values, 0)
             parameter.data.copy_(values)

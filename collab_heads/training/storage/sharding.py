@@ -50,7 +50,7 @@ def whole_copy(model: PreTrainedModel, kind: type[PreTrainedModel]) -> PreTraine
     """
     state: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     with torch.device("meta"):
-        copy = kind(model.config)  # with the record of what was changed, so with the changed modules
+        copy = kind(model.config)  # the config records the changes, so the modules are the changed ones
     copy.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, strict=False, assign=True)
     for name, buffer in model.named_buffers():
         owner, _, last = name.rpartition(".")
