@@ -127,7 +127,7 @@ def check_field(where: str, name: str | None, text: str) -> None:
 
 
 T = TypeVar("T")
-WRONG = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)  # by `build`, on a changed file
+WRONG = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)  # `build` on a changed file
 
 
 def write_document(path: str | Path, content: Mapping) -> Path:
