@@ -1,1 +1,1 @@
-"""Texts, tables, images and batches: read, tokenized, collated, scored."""
+"""Read, tokenize, batch and score examples: texts, tables, images."""

@@ -1,6 +1,6 @@
-"""Which examples each optimizer step takes: a function of the seed and the epoch alone.
+"""Assign examples to optimizer steps, by the seed and the epoch alone, and collate pairs into batches.
 
-So a resumed run sees what an unbroken one sees, and any number of processes shares out the same steps.
+So a resumed run sees the same steps as one that was not interrupted, and any number of processes can share a step.
 """
 
 import math
@@ -44,7 +44,7 @@ def shuffled_steps(
 def token_steps(
     lengths: Sequence[int], max_tokens: int, batches: int, seed: int, epoch: int, *, pool: int = 100
 ) -> list[Step]:
-    """Shuffle the examples of one epoch into optimizer steps whose micro-batches hold so many tokens, padding included.
+    """Shuffle the examples of one epoch into steps with up to `max_tokens` tokens a micro-batch, with padding.
 
     Args:
         lengths: of the examples: the longer of source and target.
@@ -74,19 +74,18 @@ def token_steps(
 
 
 def share_of_process(step: Step, rank: int, processes: int) -> Step:
-    """The micro-batches of a step that one process takes: as many as every other, the last perhaps empty."""
+    """Return the micro-batches of a step for one process: as many as for every other, the last perhaps empty."""
     rounds = math.ceil(len(step) / processes)
     share = step[rank::processes]
     return share + [[]] * (rounds - len(share))
 
 
 def longest_first(lengths: Sequence[int], batch_size: int) -> Step:
-    """Batches for evaluation: examples of like length together, the longest first, so that memory fails early."""
+    """Return batches for evaluation: similar lengths together, the longest first, so that memory fails early."""
     return chunked(sorted(range(len(lengths)), key=lambda i: -lengths[i]), batch_size)
 
 
 def chunked(items: Sequence, size: int) -> list:
-    """Consecutive pieces of a sequence."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
@@ -119,13 +118,13 @@ def tokenize(
 
 @dataclass(frozen=True)
 class Collate:
-    """Pad pairs into a batch; decoder inputs are the labels shifted right, as the model does it.
+    """Collator that pads pairs into a batch; decoder inputs are the labels shifted right, as the model does it.
 
     Attributes:
-        model: whose decoder inputs they are.
+        model: makes the decoder inputs.
         pad: id of the padding token.
         multiple: lengths are rounded up to a multiple of it.
-        lengths: of inputs and of labels, at least; 0 for those of the longest of a batch.
+        lengths: least lengths of inputs and of labels; 0 for that of the longest in a batch.
     """
 
     model: PreTrainedModel
@@ -134,7 +133,7 @@ class Collate:
     lengths: tuple[int, int] = (0, 0)
 
     def __call__(self, pairs: Sequence[Mapping]) -> dict[str, Tensor]:
-        """The batch: input_ids and attention_mask [B, S]; with labels, also decoder_input_ids and labels [B, T]."""
+        """Return input_ids and attention_mask [B, S]; with labels, also decoder_input_ids and labels [B, T]."""
         ids = self.padded([pair["input_ids"] for pair in pairs], self.pad, self.lengths[0])
         lengths = torch.tensor([len(pair["input_ids"]) for pair in pairs])
         batch = {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
@@ -144,26 +143,26 @@ class Collate:
         return batch
 
     def padded(self, rows: Sequence[Sequence[int]], value: int, least: int = 0) -> Tensor:
-        """Rows of token ids as one tensor."""
+        """Return rows of token ids as one tensor, padded with `value`; its width is a multiple of `multiple`."""
         width = math.ceil(max(least, *map(len, rows)) / self.multiple) * self.multiple
         return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
 
 def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
-    """The decoder's inputs, [B, T] as the labels: these shifted right, as the model itself does it."""
+    """Return the decoder's inputs [B, T]: the labels shifted right, as the model itself does it."""
     by_the_model = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if by_the_model is not None:
         return by_the_model(labels=labels)
-    first, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # M2M100 shifts so in its forward
+    first, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # as M2M100 does in its forward
     inputs = torch.cat([torch.full_like(labels[:, :1], first), labels[:, :-1]], dim=1)
     return inputs.masked_fill(inputs == IGNORED, pad)
 
 
 def generate(model: PreTrainedModel, batch: Mapping[str, Tensor], **settings: Any) -> Tensor:
-    """What a model makes of inputs, without sampling: token ids, [B, T].
+    """Return the token ids that a model generates without sampling, [B, T].
 
     Args:
-        model: one that generates; its class does not say so.
+        model: one with a method `generate`, which its type does not show.
         batch: `input_ids` and `attention_mask`, on the model's device.
         **settings: of `generate`, such as `num_beams` and `max_length`.
     """

@@ -17,13 +17,13 @@ from collab_heads.data.glue_tasks import LAYOUTS, Task
 from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import evaluating
 
-HEADS = "ForSequenceClassification", "ForImageClassification"  # how names of classes with a classification head end
+HEADS = "ForSequenceClassification", "ForImageClassification"  # how names of such model classes end
 Collator = Callable[[list], Mapping[str, torch.Tensor]]  # encoded examples -> a batch, padded
 
 
 @dataclass(frozen=True)
 class Labels:
-    """How the task's classes are numbered by the model.
+    """The numbers by which the model knows the classes of a task.
 
     Attributes:
         order: task number -> model number; empty for regression.
@@ -33,7 +33,7 @@ class Labels:
 
     @classmethod
     def of(cls, task: Task, config: PretrainedConfig) -> "Labels":
-        """Follow the names in a trained checkpoint's config where they are the task's, in whatever order."""
+        """Take the numbers from a trained checkpoint's config if its names are the task's, else those of the task."""
         for case in (str, str.lower):
             names = {case(str(name)): number for name, number in (config.label2id or {}).items()}
             wanted = [case(name) for name in task.labels]
@@ -42,11 +42,11 @@ class Labels:
         return cls(tuple(range(len(task.labels))))
 
     def to_model(self, label: float) -> float:
-        """The model's number of a class; a regression target as it is."""
+        """Return the model's number of a class; a regression target is only made a float."""
         return self.order[int(label)] if self.order else float(label)
 
     def to_task(self, logits: np.ndarray) -> np.ndarray:
-        """[N, C] logits in the task's order of classes; [N] scores for regression."""
+        """Return [N, C] logits in the task's order of classes; for regression [N] scores."""
         return logits[:, self.order] if self.order else logits[:, 0]
 
 
@@ -63,12 +63,12 @@ def check_head(task: Task, config: PretrainedConfig, ignore_mismatched_sizes: bo
 
 
 def is_trained(config: PretrainedConfig) -> bool:
-    """Whether a checkpoint brings a head for the classification of texts or images."""
+    """Return True if a checkpoint has a head that classifies texts or images."""
     return any(name.endswith(HEADS) for name in config.architectures or ())
 
 
 def configure(task: Task, config: PretrainedConfig) -> Labels:
-    """Write the task's labels into the config of a model that does not know them."""
+    """Write the task's labels into the config of a model that does not know them; return their numbers."""
     labels = Labels.of(task, config)
     known = is_trained(config) and {str(name).lower() for name in config.label2id or ()} == {
         n.lower() for n in task.labels
@@ -85,7 +85,7 @@ def configure(task: Task, config: PretrainedConfig) -> Labels:
 def encode(
     data: Data, tokenizer: PreTrainedTokenizerBase, labels: Labels, max_length: int, pad: bool
 ) -> dict[str, Dataset]:
-    """Tokenize every split; labels are numbered as the model does."""
+    """Tokenize every split, and turn labels into the model's numbers."""
 
     def tokenize(columns: Mapping[str, list]) -> dict[str, list]:
         texts = [columns[name] for name in data.task.texts]
@@ -110,7 +110,10 @@ def encode(
 def predict(
     accelerator: Accelerator, model: PreTrainedModel, examples: Dataset, collate: Collator, size: int
 ) -> np.ndarray:
-    """Logits of all examples, in their order, on every process: [N, C] float32. Every module's mode is restored."""
+    """Return the logits of all examples, in their order, on every process: [N, C] float32.
+
+    The mode of every module is restored.
+    """
     batches = longest_first(lengths(examples), size)
     share = batches[accelerator.process_index :: accelerator.num_processes]
     rows: list[tuple[int, np.ndarray]] = []
@@ -125,12 +128,12 @@ def predict(
 
 
 def lengths(examples: Dataset) -> list[int]:
-    """The tokens of every example; images are as long as each other."""
+    """Return the number of tokens of every example; images all have length 1."""
     return [len(ids) for ids in examples["input_ids"]] if "input_ids" in examples.column_names else [1] * len(examples)
 
 
 def draw(examples: Dataset, count: int, seed: int) -> Dataset:
-    """A random sample for calibration."""
+    """Return a random sample of `count` examples, drawn with the seed."""
     chosen = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))[:count]
     return examples.select(chosen.tolist())
 
@@ -138,17 +141,17 @@ def draw(examples: Dataset, count: int, seed: int) -> Dataset:
 def calibration_batches(
     examples: Dataset, collate: Collator, size: int = 32, *, labels: bool = False
 ) -> Sequence[Mapping]:
-    """Batches of inputs as the model takes them, examples of like length together."""
+    """Return batches of inputs as the model takes them, with examples of similar length together."""
     examples = examples if labels else examples.remove_columns("labels")
     indices = longest_first(lengths(examples), size)
     return [dict(collate([examples[i] for i in batch])) for batch in indices]
 
 
 def submission_lines(task: Task, outputs: np.ndarray) -> list[str]:
-    """One line per example, after a header: its index and the predicted class or score.
+    """Return one line per example, after a header: its index and the predicted class or score.
 
     Args:
-        task: classes are numbered, or spelt out where GLUE wants names; files of one's own always get names.
+        task: classes are numbered, or spelt out where GLUE wants names; the user's own files always get names.
         outputs: [N, classes] logits, or [N] scores. STS-B's are clipped to its scale, 0 to 5.
     """
     if not task.labels:
@@ -161,10 +164,9 @@ def submission_lines(task: Task, outputs: np.ndarray) -> list[str]:
 
 
 def submission_name(task: Task, split: str) -> str:
-    """The file name that GLUE wants for a test split, such as "MNLI-mm.tsv" for "test_mismatched"."""
+    """Return the file name that GLUE wants for a test split, such as "MNLI-mm.tsv" for "test_mismatched"."""
     return "predictions.tsv" if task.name is None else LAYOUTS[task.name].submission(split)
 
 
 def submission_text(task: Task, outputs: np.ndarray) -> str:
-    """The lines as a file has them."""
     return "\n".join(submission_lines(task, outputs)) + "\n"

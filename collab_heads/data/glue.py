@@ -1,4 +1,4 @@
-"""Examples of classification and regression: from the Hub, from a folder of GLUE's TSVs, or from files of one's own."""
+"""Load examples for classification and regression: from the Hub, GLUE's TSV files, or the user's own files."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ class Data:
     splits: Mapping[str, Mapping[str, list]]
 
     def named(self, name: str) -> list[str]:
-        """The splits called "train", "validation" or "test": MNLI has two of the latter each."""
+        """Return the splits of "train", "validation" or "test": MNLI has two of each of the last two."""
         return [split for split in self.splits if split.split("_")[0] == name]
 
     def first(self, limits: Mapping[str, int | None]) -> "Data":
-        """The leading examples: "train", "validation" or "test" -> how many, or None for all."""
+        """Return only the first examples; `limits`: "train", "validation" or "test" -> how many, or None for all."""
         splits = {
             split: {name: column[: limits.get(split.split("_")[0])] for name, column in columns.items()}
             for split, columns in self.splits.items()
@@ -37,7 +37,7 @@ def from_folder(name: str, folder: str | Path, *, test: bool = False, skip_bad_r
         name: of the task.
         folder: the GLUE folder with a folder per task, or the folder of this task.
         test: read the test files, too.
-        skip_bad_rows: leave rows with a wrong number of fields out, but not of test files, whose rows are numbered.
+        skip_bad_rows: leave out rows with a wrong number of fields, but not in test files, whose rows are numbered.
 
     Raises:
         DataError: if a file is missing, malformed, empty, or has a label that the task does not know.
@@ -66,10 +66,10 @@ def from_folder(name: str, folder: str | Path, *, test: bool = False, skip_bad_r
 
 
 def parse_labels(path: str | Path, rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int | float]:
-    """Labels as class numbers, or as floats where there are no class names.
+    """Return labels as class numbers, or as floats if there are no class names.
 
     Raises:
-        DataError: naming the file, the row and what is allowed.
+        DataError: on another label; the message names the file, the example and what is allowed.
     """
     labels: list[int | float] = []
     for number, row in enumerate(rows, 1):
@@ -92,7 +92,7 @@ def from_hub(name: str, *, test: bool = False) -> Data:
     """Load a task from nyu-mll/glue with `datasets`; needs the network, or its cache.
 
     Raises:
-        DataError: if it cannot be had.
+        DataError: if it cannot be loaded.
     """
     import datasets
 
@@ -117,7 +117,7 @@ def from_hub(name: str, *, test: bool = False) -> Data:
 def from_files(
     train: str, validation: str, test: str | None = None, label: str = "label", skip_bad_rows: bool = False
 ) -> Data:
-    """Read a task from files of one's own: a label column, and one or two columns of text.
+    """Read a task from the user's own files: a label column, and one or two columns of text.
 
     The texts are `sentence1` and `sentence2` where they exist, else the first one or two other columns. Labels that
     are all numbers with a fraction make a regression; anything else makes classes, sorted by name.
@@ -146,12 +146,12 @@ def from_files(
 
 
 def texts_of(path: str | Path, rows: Sequence[Row], column: str) -> list[str]:
-    """A column as text, or DataError if a field of it is none."""
+    """Return a column as text; raise DataError if a field is neither text nor a number."""
     return [text_of(row[column], f"{path}, row {number}, column {column!r}") for number, row in enumerate(rows, 1)]
 
 
 def is_regression(labels: Sequence) -> bool:
-    """Whether the labels are numbers, and some have a fraction or are written as one ("3.0")."""
+    """Return True if all labels are numbers, and some have a fraction or are written with one ("3.0")."""
     try:
         numbers = [float(label) for label in labels]
     except (TypeError, ValueError, OverflowError):
@@ -160,6 +160,6 @@ def is_regression(labels: Sequence) -> bool:
 
 
 def sort_labels(names: set[str]) -> list[str]:
-    """By number where all are numbers, else by name."""
+    """Sort by number if all names are numbers, else by name."""
     numbers = all(name.lstrip("-").isdecimal() for name in names)
     return sorted(names, key=lambda name: (int(name) if numbers else 0, name))

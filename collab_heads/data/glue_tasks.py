@@ -1,4 +1,4 @@
-"""The GLUE tasks as data: their texts, their labels, and how their files lie.
+"""The GLUE tasks: their texts, labels and metrics, and the layout of their files.
 
 Source: Wang et al. 2019, arXiv:1804.07461.
 """
@@ -12,11 +12,11 @@ class Task:
     """One classification or regression task.
 
     Attributes:
-        name: as on the Hub; None for one's own files.
+        name: as on the Hub; None for the user's own files.
         texts: the columns of the one or two texts.
         labels: the names of the classes, in the order of their numbers; empty for regression.
         metric: the name of the GLUE task whose metric applies, or "classification" or "regression".
-        epochs: how often `--num_train_epochs auto` goes through its training examples.
+        epochs: number of epochs for `--num_train_epochs auto`.
     """
 
     name: str | None
@@ -27,13 +27,13 @@ class Task:
 
     @property
     def num_labels(self) -> int:
-        """Outputs of the model: 1 for regression."""
+        """The number of outputs of the model: 1 for regression."""
         return len(self.labels) or 1
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a task's files lie in a GLUE folder, and how predictions for it are submitted.
+    """The layout of a task's files in a GLUE folder, and the format of its submissions.
 
     Attributes:
         folder: name of the task's folder.
@@ -54,12 +54,12 @@ class Layout:
     diagnostic: bool = False
 
     def splits(self, test: bool) -> dict[str, str]:
-        """Split -> file: train, validation and, where asked for, test."""
+        """Return split -> file: train, validation and, where asked for, test."""
         files = {"train": "train.tsv"} | {f"validation{suffix}": f"dev{suffix}.tsv" for suffix in self.suffixes}
         return files | ({f"test{suffix}": f"test{suffix}.tsv" for suffix in self.suffixes} if test else {})
 
     def submission(self, split: str) -> str:
-        """The file name that GLUE wants for a test split, such as "MNLI-mm.tsv" for "test_mismatched"."""
+        """Return the file name that GLUE wants for a test split, such as "MNLI-mm.tsv" for "test_mismatched"."""
         return "AX.tsv" if split == AX else f"{self.folder}{self.suffixes[split.removeprefix('test')]}.tsv"
 
 

@@ -1,4 +1,4 @@
-"""Images in folders, one folder a class: found, read once before training, named where one is broken."""
+"""Read images from folders, one folder per class; an error names the file that is broken."""
 
 import hashlib
 import io
@@ -21,26 +21,26 @@ from collab_heads.errors import DataError
 from collab_heads.files.reading import read_bytes
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-DEEP = ("I", "F")  # modes of more than 8 bits a channel begin so
+DEEP = ("I", "F")  # beginnings of modes with more than 8 bits a channel
 FILE, DIGEST = "file", "sha256"  # columns of a split, beside "label"
 
 
 def from_folders(folders: Mapping[str, str | Path], *, show_progress: bool = True) -> Data:
     """Read a task from folders of images: `FOLDER/CLASS/*.png`, and so on for other types of files.
 
-    Every file is opened once, so that a broken one is found now and not in the third epoch. Their order goes round
-    the classes: the first of each, the second of each, and so on.
+    Every file is opened once, so that a broken one is found now and not in the third epoch. Files are ordered
+    round-robin over the classes: the first of each, the second of each, and so on.
 
     Args:
         folders: split ("train", "validation", "test") -> its folder.
-        show_progress: with a bar, since many files take a while.
+        show_progress: whether to show a progress bar, since many files take a while.
 
     Returns:
-        A task with the classes of the training split, sorted by name, or by number where all are numbers.
+        A task with the classes of the training split, sorted by name, or by number if all are numbers.
 
     Raises:
-        DataError: if a folder is missing or has no class folders, a class has no images, there is only one, splits
-            have other classes, something lies where it does not belong, or an image cannot be read; it is named.
+        DataError: if a folder is missing or has no class folders, a class has no images, there is only one class,
+            splits have different classes, a file or folder is misplaced, or an image cannot be read; it is named.
     """
     found = {split: class_folders(Path(folder)) for split, folder in folders.items()}
     names = sort_labels(set(found["train"]))
@@ -68,7 +68,7 @@ def from_folders(folders: Mapping[str, str | Path], *, show_progress: bool = Tru
 
 
 def class_folders(folder: Path) -> dict[str, list[Path]]:
-    """Class -> its images, sorted by name; hidden files and files of other types are passed over."""
+    """Return class -> its images, sorted by name; hidden files and files of other types are ignored."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: expected one with a folder of images for every class")
     visible = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
@@ -81,7 +81,7 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The images of one class."""
+    """Return the images of one class, sorted by name; raise DataError if there are none."""
     paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
     if deeper := [path for path in paths if path.is_dir()]:
         raise DataError(f"{deeper[0]} is a folder inside a class: images lie in {folder} itself")
@@ -93,14 +93,16 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of an image that can be read: a resumed run must see the same ones."""
+    """Return the SHA-256 of an image, once it has been decoded: a resumed run must see the same images."""
     content = read_bytes(path)
     decode(path, content)
     return hashlib.sha256(content).hexdigest()
 
 
 def read_image(path: str | Path) -> Image.Image:
-    """Read an image as RGB, turned as its camera says, on white where it is transparent; of animations the first.
+    """Read an image as RGB: turned as its EXIF data say, on white if it is transparent.
+
+    Of an animation the first frame is read.
 
     Raises:
         DataError: if it is missing, broken, too large to be meant, or has more than 8 bits a channel.
@@ -109,7 +111,7 @@ def read_image(path: str | Path) -> Image.Image:
 
 
 def decode(path: Path, content: bytes) -> Image.Image:
-    """The image that a file's content is; see `read_image`."""
+    """Decode the content of an image file; see `read_image`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -117,7 +119,7 @@ def decode(path: Path, content: bytes) -> Image.Image:
             image.load()
     except UnidentifiedImageError as error:
         raise DataError(f"{path} is no image, or of a type that cannot be read ({len(content):,} bytes)") from error
-    except Exception as error:  # whatever the reader of its type raises on damaged files
+    except Exception as error:  # each image format raises its own errors on damaged files
         raise DataError(f"{path} is a broken image: {error}") from error
     if image.mode.startswith(DEEP):
         raise DataError(f"{path} has more than 8 bits a channel (mode {image.mode}): save it with 8")
@@ -132,7 +134,7 @@ PIXELS, AXIS = "pixel_values", -1  # [B, channels, height, width]: the axis that
 
 
 def encode_images(data: Data, labels: Labels) -> dict[str, Dataset]:
-    """Name the files of every split, with labels as the model numbers them; images are read batch by batch."""
+    """Return the file names of every split and the model's numbers of the labels; images are read later."""
     return {
         split: Dataset.from_dict(
             {FILE: columns[FILE], "labels": [int(labels.to_model(label)) for label in columns["label"]]}
@@ -143,16 +145,16 @@ def encode_images(data: Data, labels: Labels) -> dict[str, Dataset]:
 
 @dataclass(frozen=True)
 class CollateImages:
-    """Reads the images of a batch.
+    """Collator that reads the images of a batch.
 
     Attributes:
-        processor: makes them what the model takes: their size, their range.
+        processor: brings them to the size and the range that the model takes.
     """
 
     processor: BaseImageProcessor
 
     def __call__(self, examples: Sequence[Mapping]) -> dict[str, Tensor]:
-        """[B, channels, height, width] pixels, and [B] labels where the examples have them."""
+        """Return [B, channels, height, width] pixels, and [B] labels if the examples have them."""
         images = [read_image(example[FILE]) for example in examples]
         batch = {PIXELS: self.processor(images=images, return_tensors="pt")[PIXELS]}
         if "labels" in examples[0]:
@@ -162,18 +164,19 @@ class CollateImages:
 
 @dataclass(frozen=True)
 class Mirrored:
-    """The model's own loss, on images of which some are mirrored, left and right.
+    """The model's own loss, on images of which some are mirrored left to right.
 
-    Drawn where dropout is, in the process that trains: a resumed run mirrors what an unbroken one does.
+    The choice is drawn in the process that trains, as dropout is: a resumed run mirrors the same images as one that was
+    not interrupted.
 
     Attributes:
-        probability: that an image is.
+        probability: that an image is mirrored.
     """
 
     probability: float
 
     def __call__(self, model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch, with images mirrored."""
         pixels = batch[PIXELS]
         chosen = (torch.rand(len(pixels)) < self.probability).to(pixels.device)  # (B)
         mirrored = torch.where(chosen[:, None, None, None], pixels.flip(AXIS), pixels)

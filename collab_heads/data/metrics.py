@@ -47,7 +47,7 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a task is scored.
+    """The metrics of a task and the kind of its references.
 
     Attributes:
         names: keys of the result, see METRICS.
@@ -129,7 +129,7 @@ def score(task_name: str, values: Mapping[str, float]) -> float:
 
 
 def higher_is_better(task_name: str) -> list[str]:
-    """The keys of a task's metrics of which a larger value is better."""
+    """Return the keys of a task's metrics for which a larger value is better."""
     return [name for name in _scoring(task_name).names if name != "mse"]
 
 

@@ -21,7 +21,7 @@ class Corpus:
     """Sentences and their translations.
 
     Attributes:
-        name: where they are from.
+        name: of the data set, or of the first file.
         splits: "train", "validation", "test" -> "source" and "target" -> sentences.
         dropped: split -> pairs left out because a side was empty.
     """
@@ -31,11 +31,11 @@ class Corpus:
     dropped: Mapping[str, int]
 
     def named(self, name: str) -> list[str]:
-        """The splits called so: one or none."""
+        """Return the splits of this name: one or none."""
         return [name] if name in self.splits else []
 
     def first(self, limits: Mapping[str, int | None]) -> "Corpus":
-        """Only the first pairs of some splits."""
+        """Return only the first pairs; `limits`: split -> how many, or None for all."""
         splits = {
             split: {side: lines[: limits.get(split)] for side, lines in pairs.items()}
             for split, pairs in self.splits.items()
@@ -49,7 +49,7 @@ def from_files(files: Mapping[str, Sequence[str | Path]], source: str | None, ta
     Args:
         files: split -> one table (CSV, TSV, JSON, JSON lines: a column per language, or a column `translation` that
             holds both), or two text files with a sentence a line (source first; gzipped where the name ends in .gz).
-        source: language of the input, the name of its column; text files do without.
+        source: language of the input, which is the name of its column; not needed for text files.
         target: language of the output.
 
     Raises:
@@ -78,7 +78,7 @@ def from_hub(name: str, config: str | None, source: str, target: str, *, splits:
     """Download a corpus from the Hub; it has a column `translation`, or one per language.
 
     Raises:
-        DataError: if it cannot be had, or lacks a split or a language.
+        DataError: if it cannot be loaded, or lacks a split or a language.
     """
     import datasets
 
@@ -94,7 +94,7 @@ def from_hub(name: str, config: str | None, source: str, target: str, *, splits:
 
 
 def read_two(source: Path, target: Path) -> tuple[list[str], list[str]]:
-    """Read two text files, a sentence a line."""
+    """Read two text files with one sentence per line."""
     sides = read_lines(source), read_lines(target)
     if len(sides[0]) != len(sides[1]):
         raise DataError(
@@ -105,7 +105,7 @@ def read_two(source: Path, target: Path) -> tuple[list[str], list[str]]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, gzipped or not; only a newline ends a line."""
+    """Return the lines of a text file, gzipped or not; only a newline ends a line."""
     lines = [line.rstrip("\r") for line in read_text(path).removesuffix("\n").split("\n")]
     for number, line in enumerate(lines, 1):
         check_field(f"{path}, line {number}", None, line)
@@ -113,7 +113,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def sides_of(where: str | Path, rows: Sequence[Mapping], source: str, target: str) -> tuple[list[str], list[str]]:
-    """Pick the two languages out of rows."""
+    """Return the sentences of the two languages, in the order of the rows."""
     if not rows:
         raise DataError(f"{where} has no rows")
     pairs = [row[TRANSLATION] for row in rows] if TRANSLATION in rows[0] else rows
@@ -134,7 +134,7 @@ def sides_of(where: str | Path, rows: Sequence[Mapping], source: str, target: st
 
 
 def without_empty(where: str, source: Sequence[str], target: Sequence[str]) -> tuple[Pairs, int]:
-    """Drop pairs with an empty side, on both sides, and say how many."""
+    """Drop pairs with an empty side; return the others and how many were dropped, which is also printed."""
     full = [i for i, pair in enumerate(zip(source, target, strict=True)) if all(line.strip() for line in pair)]
     if not full:
         raise DataError(f"{where}: no pair has text on both sides")

@@ -24,7 +24,7 @@ def read_tsv(path: Path, header: Sequence[str] | None = None, skip_bad_rows: boo
     Args:
         path: the file.
         header: the names of the columns of a file without a header line.
-        skip_bad_rows: leave rows with a wrong number of fields out, and say how many (QQP has some).
+        skip_bad_rows: leave out rows with a wrong number of fields, and print how many (QQP has some).
 
     Returns:
         A dict of strings per row.
@@ -56,7 +56,7 @@ def read_csv(path: Path) -> list[Row]:
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     columns: list[str] | None = None
     rows: list[Row] = []
-    limit = csv.field_size_limit(sys.maxsize >> 32)  # of the module; ours names the column
+    limit = csv.field_size_limit(sys.maxsize >> 32)  # `check_field` has its own limit
     try:
         for cells in reader:
             if columns is None:
@@ -82,8 +82,8 @@ def read_json(path: Path) -> list[Row]:
     """Read JSON lines, or one JSON list of objects.
 
     Raises:
-        DataError: on a file that is missing, empty, no JSON, whose rows differ in their columns, or hold objects, lists
-            or null where text or numbers belong (but for a column `translation`, an object).
+        DataError: on a file that is missing, empty or no JSON, or whose rows differ in their columns or hold null.
+            Objects and lists in a field are refused later, by `text_of`.
     """
     text = read_text(path)
     whole = text.lstrip().startswith("[")
@@ -127,7 +127,7 @@ def read_table(path: str | Path, skip_bad_rows: bool = False) -> list[Row]:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, gzipped where its name ends in `.gz`; a DataError if there is none."""
+    """Return the text of a file, gzipped if its name ends in `.gz`; raise DataError if it holds none."""
     text = reading.read_text(path)
     if not text.strip():
         raise DataError(f"{path} is empty")
@@ -135,7 +135,7 @@ def read_text(path: str | Path) -> str:
 
 
 def text_of(value: object, where: str) -> str:
-    """A field as text: text as it is, numbers as they are written.
+    """Return a field as text: text as it is, numbers as they are written.
 
     Raises:
         DataError: on anything else, such as an object or a list in a JSON file; `where` is file, row and column.
@@ -148,14 +148,14 @@ def text_of(value: object, where: str) -> str:
 
 
 def check_header(path: Path, columns: Sequence[str]) -> Sequence[str]:
-    """The columns, or DataError if one occurs twice."""
+    """Return the columns; raise DataError if one occurs twice."""
     if twice := sorted({name for name in columns if list(columns).count(name) > 1}):
         raise DataError(f"{path}: its header has {', '.join(map(repr, twice))} more than once")
     return columns
 
 
 def not_empty(path: Path, rows: list[Row]) -> list[Row]:
-    """The rows, or DataError if there are none, or a field of one cannot be tokenized."""
+    """Return the rows; raise DataError if there are none, or if a field cannot be tokenized."""
     if not rows:
         raise DataError(f"{path} has a header and no rows")
     for number, row in enumerate(rows, 1):
@@ -166,7 +166,7 @@ def not_empty(path: Path, rows: list[Row]) -> list[Row]:
 
 
 def check_columns(path: str | Path, rows: Sequence[Row], wanted: Sequence[str]) -> None:
-    """Raise DataError unless the rows have the wanted columns; the message lists what there is."""
+    """Raise DataError if the rows lack a wanted column; the message lists those that they have."""
     for name in wanted:
         if name not in rows[0]:
             raise DataError(

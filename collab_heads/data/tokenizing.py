@@ -1,4 +1,4 @@
-"""What runs keep for the next ones: what they download, and tokenized pairs."""
+"""Keep downloads and tokenized pairs for later runs; tokenize in several processes; embed sentences."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ TOKENIZED = "tokenized"
 
 @contextmanager
 def kept_in(folder: str | None) -> Iterator[None]:
-    """Let what is downloaded while the context is open be kept in a folder; None for the usual one."""
+    """Keep what is downloaded while the context is open in a folder; None for the usual one."""
     before = hub.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE
     if folder is not None:
         hub.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE = str(Path(folder) / "hub"), Path(folder) / "datasets"
@@ -37,15 +37,15 @@ def kept_in(folder: str | None) -> Iterator[None]:
 
 
 def tokenized_in(folder: str | None, name: str, make: Callable[[], Dataset]) -> Dataset:
-    """A tokenized split: read from a folder, or made and kept there; without a folder it is only made.
+    """Read a tokenized split from a folder, or make it and keep it there; without a folder only make it.
 
     Args:
         folder: where it is kept; None for nowhere.
-        name: says all that it depends on, see `digest_of_tokens`.
-        make: makes it.
+        name: differs for all that the split depends on, see `digest_of_tokens`.
+        make: makes the split.
 
     Raises:
-        OutputError: if it cannot be written.
+        OutputError: if the split cannot be written.
     """
     if folder is None:
         return make()
@@ -60,7 +60,7 @@ def tokenized_in(folder: str | None, name: str, make: Callable[[], Dataset]) -> 
 def digest_of_tokens(
     pairs: Mapping[str, Sequence[str]], tokenizer: PreTrainedTokenizerBase, settings: Sequence[Any]
 ) -> str:
-    """A name for what a tokenizer makes of pairs: it changes with each sentence, file of the tokenizer, and setting."""
+    """Return a name for tokenized pairs; it changes with each sentence, file of the tokenizer, and setting."""
     sha256 = hashlib.sha256(json.dumps([type(tokenizer).__name__, *settings]).encode())
     for side in sorted(pairs):
         for sentence in pairs[side]:
@@ -79,15 +79,15 @@ PORTION = 1000  # pairs that a process takes at a time
 def tokenized_by(
     processes: int, pairs: Mapping[str, list[str]], tokenizer: PreTrainedTokenizerBase, settings: tuple, name: str
 ) -> Dataset:
-    """Tokenize pairs as `tokenize` does, in their order.
+    """Tokenize pairs in several processes, as `tokenize` does and in their order.
 
-    The processes are started afresh: one that is forked after torch has used threads can wait for them forever.
+    The processes are spawned: one that is forked after torch has used threads can wait for them forever.
 
     Args:
-        processes: how many.
+        processes: number of processes.
         pairs: "source" and "target" -> sentences.
         tokenizer: with its languages set, where it has any.
-        settings: what else `tokenize` takes.
+        settings: the other arguments of `tokenize`: prefix, longest source, longest target.
         name: of the split, for the progress bar.
     """
     sides = {side: chunked(sentences, PORTION) for side, sentences in pairs.items()}
@@ -101,7 +101,7 @@ def tokenized_by(
 
 @torch.no_grad()
 def embed(model, batches: list[dict]) -> torch.Tensor:
-    """Mean-pooled sentence embeddings [N, D], unit length."""
+    """Return mean-pooled sentence embeddings [N, D] of unit length."""
     rows = []
     for batch in batches:
         hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
@@ -110,7 +110,7 @@ def embed(model, batches: list[dict]) -> torch.Tensor:
 
 
 def agreement(ours: torch.Tensor, original: torch.Tensor) -> tuple[float, float]:
-    """Mean cosine to the original embeddings, and rank correlation (Spearman) of all pairwise similarities."""
+    """Return the mean cosine to the original embeddings, and Spearman's correlation of all pairwise similarities."""
     upper = torch.triu_indices(len(ours), len(ours), offset=1)
     ranks = [(e @ e.T)[upper[0], upper[1]].argsort().argsort().double() for e in (ours, original)]
     return float((ours * original).sum(-1).mean()), float(torch.corrcoef(torch.stack(ranks))[0, 1])

@@ -1,4 +1,4 @@
-"""Words that a translation model does not get to see in training."""
+"""Encode sentence pairs, train on them with word dropout, translate, and score translations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from collab_heads.model.batches import evaluating
 
 @dataclass(frozen=True)
 class WordDropout:
-    """Replaces tokens of the inputs at random; labels stay.
+    """Word dropout: tokens of the inputs are replaced at random; labels stay.
 
     Attributes:
-        source: probability of a token of the source to be replaced.
+        source: probability that a token of the source is replaced.
         target: the same for what the decoder reads.
-        replacements: [N], the ids that stand for a dropped one, all alike probable: the unknown token alone, or many.
+        replacements: [N], the ids that replace a token, all equally probable: the unknown token alone, or many.
         special: ids that are never replaced.
     """
 
@@ -37,12 +37,12 @@ class WordDropout:
     special: tuple[int, ...]
 
     def __call__(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Model inputs with tokens replaced."""
+        """Return model inputs with tokens replaced."""
         shares = {"input_ids": self.source, "decoder_input_ids": self.target}
         return inputs | {name: self.drop(inputs[name], share) for name, share in shares.items() if share}
 
     def drop(self, ids: Tensor, share: float) -> Tensor:
-        """Replace a share of the tokens."""
+        """Replace every token that is not special with probability `share`."""
         keep = torch.isin(ids, ids.new_tensor(self.special))
         keep |= torch.rand(ids.shape, device=ids.device) >= share
         others = ids.new_tensor(self.replacements)
@@ -69,8 +69,8 @@ def encode(
         prefix: put before every source sentence (T5).
         max_source: the longest input, in tokens.
         max_target: the longest output, in tokens.
-        processes: that tokenize; None for this one.
-        cache: folder in which tokenized splits are kept, and from which they are read; None for none.
+        processes: number of processes that tokenize; None for this one alone.
+        cache: folder to which tokenized splits are written, and from which they are read; None for none.
 
     Raises:
         OutputError: if the cache cannot be written.
@@ -112,7 +112,7 @@ class Objective:
     dropout: WordDropout | None = None
 
     def __call__(self, model: torch.nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """The mean over the target tokens of a batch."""
+        """Return the mean loss over the target tokens of a batch."""
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         if self.dropout is not None:
             inputs = self.dropout(inputs)
@@ -126,12 +126,12 @@ class Objective:
 
     @staticmethod
     def weight(batch: Mapping[str, Tensor]) -> int:
-        """How many target tokens the loss of a batch is over."""
+        """Return the number of target tokens over which the loss of a batch is the mean."""
         return num_targets(batch)
 
 
 def num_targets(batch: Mapping[str, Tensor]) -> int:
-    """How many target tokens the loss of a batch is over."""
+    """Return the number of target tokens of a batch."""
     return int((batch["labels"] != IGNORED).sum())
 
 
@@ -149,7 +149,7 @@ def translate(
     Args:
         accelerator: its processes share the work.
         model: unwrapped; every module's mode is restored.
-        examples: encoded; labels are not looked at.
+        examples: encoded; labels are ignored.
         collate: a list of examples -> a batch.
         tokenizer: of the target.
         size: sentences at a time on one process.
@@ -173,7 +173,7 @@ METRICS = ("bleu", "chrf")
 
 
 def corpus_scores(translations: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
-    """SacreBLEU and chrF of translations against one reference each, and their signatures."""
+    """Return BLEU and chrF of translations against one reference each, and sacreBLEU's signatures."""
     metrics = {"bleu": sacrebleu.metrics.BLEU(force=True), "chrf": sacrebleu.metrics.CHRF()}
     scores = {name: metric.corpus_score(translations, [references]).score for name, metric in metrics.items()}
     return scores, {name: str(metric.get_signature()) for name, metric in metrics.items()}

@@ -34,7 +34,7 @@ def train_tokenizer(
         model_type: "marian" or "t5".
         sentences: of both languages.
         size: pieces, special ones included.
-        folder: where the tokenizer's files may be kept for as long as it is used.
+        folder: for the tokenizer's files; keep it as long as the tokenizer is used.
         source_lang: noted in the tokenizer.
         target_lang: noted in the tokenizer.
         max_length: the longest input of the model, in pieces.
@@ -68,7 +68,10 @@ def train_tokenizer(
 
 
 def train_pieces(sentences: Iterable[str], size: int, outside: int, special: Mapping[str, int]) -> bytes:
-    """Train a unigram SentencePiece model of `size - outside` pieces: its serialized form. One thread: it repeats."""
+    """Train a unigram SentencePiece model of `size - outside` pieces and return its serialized form.
+
+    It uses one thread, so that the result is reproducible.
+    """
     model = io.BytesIO()
     options: dict[str, Any] = {"model_type": "unigram", "character_coverage": 1.0, "bos_id": -1, **special}
     try:

@@ -36,14 +36,14 @@ ADVERBS = {"today": "nun", "slowly": "lan", "often": "mult", "never": "nik"}
 
 
 def corpus(count: int, seed: int) -> tuple[list[str], list[str]]:
-    """Draw sentence pairs, English first; the same for the same seed, on every version of Python."""
+    """Draw sentence pairs, English first; a seed gives the same ones on every version of Python."""
     chance = random.Random(seed)
     pairs = [sentence(chance) for _ in range(count)]
     return [english for english, _ in pairs], [other for _, other in pairs]
 
 
 def sentence(chance: random.Random) -> tuple[str, str]:
-    """One scene in both languages."""
+    """Draw one scene in both languages."""
     plural = chance.random() < 0.4
     subject, subject_there = noun_phrase(chance, plural, "")
     thing, thing_there = noun_phrase(chance, chance.random() < 0.4, "n")
@@ -67,7 +67,7 @@ def sentence(chance: random.Random) -> tuple[str, str]:
 def noun_phrase(
     chance: random.Random, plural: bool, suffix: str, names: Sequence[str] = tuple(sorted(NOUNS))
 ) -> tuple[list[str], list[str]]:
-    """A noun with up to two adjectives: before it in English, after it and in its number in the other language."""
+    """Draw a noun with up to two adjectives: before it in English, after it in the other language."""
     noun = chance.choice(list(names))
     adjectives = chance.sample(sorted(ADJECTIVES), chance.choice((0, 0, 1, 1, 2)))
     article = "some" if plural else chance.choice(("a", "the"))

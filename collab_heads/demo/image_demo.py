@@ -1,6 +1,6 @@
 """The demo of `collab-heads images`: train a small DeiT from scratch, swap, compress and prune it, compare.
 
-The images are scikit-learn's handwritten digits, 8 x 8 pixels, which come with the package. No network.
+The images are scikit-learn's handwritten digits, 8 x 8 pixels, which come with that package. No network is needed.
 """
 
 import tempfile
@@ -32,7 +32,7 @@ SETTINGS = {  # row -> flags
 
 
 def write_digits(folder: Path) -> list[str]:
-    """Write the digits as PNGs, folder/SPLIT/CLASS/*.png, in a fixed split; returns the flags that name them."""
+    """Write the digits as PNGs, folder/SPLIT/CLASS/*.png, in a fixed split; return the flags that name them."""
     digits = load_digits()
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(SPLIT_SEED).permutation(len(pixels))
@@ -73,7 +73,7 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
 
 
 def report(results: dict[str, dict]) -> str:
-    """A table: accuracy after the change and at the end, parameters."""
+    """Return a table: accuracy after the change and at the end, parameters."""
     original, rows = results["original"], []
     for name, result in results.items():
         changed = result["stages"].get("swapped", result["stages"].get("compressed"))

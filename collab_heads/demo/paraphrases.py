@@ -58,7 +58,7 @@ class Event:
 
 
 def render(event: Event, passive: bool) -> str:
-    """Say it in the active or the passive voice."""
+    """Return the sentence in the active or the passive voice."""
     present, participle = event.verb.split()
     agent = " ".join(filter(None, ("the", event.adjective, event.agent)))
     words = f"the {event.patient} is {participle} by {agent}" if passive else f"{agent} {present} the {event.patient}"
@@ -107,6 +107,6 @@ def _synonym(slot: str, event: Event) -> str:
 
 
 def _other(slot: str, event: Event, rng: random.Random) -> str:
-    """A word of another meaning, and for a noun of neither noun's."""
+    """Return a word of another meaning; a noun also differs in meaning from the other noun of the event."""
     present = (event.agent, event.patient, getattr(event, slot))
     return rng.choice([word for row in ROWS[slot] for word in row if not set(row) & set(present)])

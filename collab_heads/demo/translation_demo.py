@@ -1,6 +1,7 @@
 """The demo of run_translation.py: train a small Marian from scratch, swap, gate and prune it, translate, compare.
 
-The corpus is generated: scenes in an invented language, to be translated into English. No network, no pretrained model.
+The corpus is generated: scenes in an invented language, to be translated into English. No network and no
+pretrained model are needed.
 """
 
 import tempfile
@@ -31,7 +32,6 @@ SETTINGS = {  # row -> flags
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> str:
-    """A text file, a sentence a line."""
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return str(path)
 
@@ -72,13 +72,13 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
 
 
 def files(folder: Path, name: str, count: int, seed: int) -> list[str]:
-    """Write a generated corpus: the files of both sides, the invented language first."""
+    """Write a generated corpus; return the files of both sides, the invented language first."""
     english, invented = corpus(count, seed)
     return [write_lines(folder / f"{name}.xx", invented), write_lines(folder / f"{name}.en", english)]
 
 
 def report(results: dict[str, dict]) -> str:
-    """A table: BLEU after the swap and at the end, heads, parameters."""
+    """Return a table: BLEU after the swap and at the end, heads, parameters."""
     original, rows = results["original"], []
     for name, result in results.items():
         heads, stages = result["heads"], result["stages"]
@@ -97,7 +97,7 @@ def report(results: dict[str, dict]) -> str:
 
 
 def translations(sources: Sequence[str], references: Sequence[str], samples: dict[str, list[str]]) -> str:
-    """The first sentences, as every model translates them."""
+    """Return the first sentences as every model translates them."""
     width = max(map(len, [*samples, "reference"]))
     lines = []
     for index, (source, reference) in enumerate(zip(sources, references, strict=True)):

@@ -1,1 +1,1 @@
-"""Files that are complete or not there: written, read, and folders of them."""
+"""Read files, and write files and folders that are either complete or absent."""

@@ -1,4 +1,4 @@
-"""Files that are complete or not there, also when the process is killed or the disk is full while they are written."""
+"""Write files that are either complete or absent, even if the process is killed or the disk is full."""
 
 import errno
 import json
@@ -19,12 +19,12 @@ TORCH_FAILED = re.compile(r"PytorchStreamWriter|inline_container|file write fail
 
 
 def write_file(path: str | Path, content: bytes) -> Path:
-    """Write a file beside its place, sync it to disk, then rename: a reader never sees half of it.
+    """Write a file under another name, sync it to disk, then rename it: a reader never sees half of it.
 
-    Its folder is made if it is not there. A file of that name that was there is replaced.
+    The file's folder is made if needed. An existing file is replaced.
 
     Raises:
-        OutputError: if it cannot be written; what was there stays.
+        OutputError: if it cannot be written; an existing file is kept.
     """
     path = Path(path)
     partial = path.with_name(path.name + PARTIAL)
@@ -44,12 +44,12 @@ def write_file(path: str | Path, content: bytes) -> Path:
 
 
 def write_json(path: str | Path, content: Mapping) -> Path:
-    """Write JSON as `write_file` does."""
+    """Write JSON as `write_file` writes bytes."""
     return write_file(path, (json.dumps(content, indent=1) + "\n").encode("utf-8"))
 
 
 def sync(path: Path) -> None:
-    """Make what is in a file, or the names in a folder, survive a power cut."""
+    """Sync the content of a file, or the names in a folder, to disk, so that they survive a power cut."""
     is_folder = path.is_dir()
     if is_folder and os.name == "nt":
         return  # Windows has no such call for folders
@@ -65,11 +65,11 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path, size: int | None = None) -> Iterator[None]:
-    """Turn what goes wrong while something is written into an OutputError that names it.
+    """Turn a failure to write inside the context into an OutputError that names the path.
 
     Args:
         path: what is written.
-        size: bytes that it needs, as far as known.
+        size: bytes that it needs, if known; for the message.
     """
     try:
         yield
@@ -87,7 +87,7 @@ def writing(path: Path, size: int | None = None) -> Iterator[None]:
 
 
 def why_not_written(error: Exception) -> str | None:
-    """The reason, in plain words; None for an error that is no failure to write."""
+    """Return the reason in plain words; None for an error that is no failure to write."""
     if getattr(error, "errno", None) in FULL or RUST_FAILED.search(str(error)):
         return f"the disk, or the space that you may use on it, is full ({error})"
     if isinstance(error, OSError):
@@ -98,6 +98,6 @@ def why_not_written(error: Exception) -> str | None:
 
 
 def free_bytes(path: Path) -> int:
-    """The space that is left where a path is, or would be."""
+    """Return the free bytes on the disk of a path, which need not exist."""
     there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))  # or its name is too long
     return shutil.disk_usage(there).free

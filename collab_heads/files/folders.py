@@ -1,9 +1,9 @@
-"""Folders that are complete or not there, with a manifest of what we wrote into them.
+"""Write folders that are either complete or absent, with a manifest of the files that we wrote into them.
 
-A folder is written as `NAME.partial` and renamed when it is complete and on disk. The one that it replaces is renamed
-to `NAME.replaced` first, one that is deleted to `NAME.deleted`: at every moment the old or the new one is there whole,
-and `recover` puts it back or takes it away. Only files that a manifest lists, and that are as it says, are ever
-deleted; others, put there or changed by the user, stay or move to the folder that comes after.
+A folder is written as `NAME.partial` and renamed when it is complete and on disk. A folder that it replaces is first
+renamed to `NAME.replaced`, and one that is deleted to `NAME.deleted`. So the old or the new folder is whole at every
+moment, and `recover` restores it or deletes what is left over. Only files that a manifest lists, and that are as it
+says, are ever deleted. Files that the user added or changed stay, or move to the new folder.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 
 def write_folder(folder: Path, fill: Callable[[Path], object], size: int | None = None) -> None:
-    """Write a folder: what was there before stays whole until the new one is.
+    """Write a folder; one that exists stays whole until the new one is complete.
 
     Args:
-        folder: where it ends up.
+        folder: its final path.
         fill: writes the files into the folder that it is given.
-        size: bytes that are needed, as far as known.
+        size: bytes that are needed, if known; for the message of an error.
 
     Raises:
         OutputError: if it cannot be written.
@@ -43,7 +43,7 @@ def write_folder(folder: Path, fill: Callable[[Path], object], size: int | None 
 
 @contextmanager
 def unharmed(folder: Path, size: int | None = None) -> Iterator[None]:
-    """Put a folder back as it was when writing it fails, and say why it failed: an OutputError."""
+    """Restore a folder if the context fails to write it; a failure to write becomes an OutputError."""
     with writing(folder, size):
         try:
             yield
@@ -56,7 +56,7 @@ def unharmed(folder: Path, size: int | None = None) -> Iterator[None]:
 
 
 def begin(folder: Path) -> Path:
-    """Make the partial folder of a folder; from then on everything in it is ours."""
+    """Make the partial folder of a folder and return it; from then on everything in it is ours."""
     partial = beside(folder, PARTIAL)
     if os.path.lexists(partial):
         erase(partial) if is_ours(partial) else keep(partial)
@@ -66,7 +66,7 @@ def begin(folder: Path) -> Path:
 
 
 def commit(folder: Path) -> None:
-    """List and sync what is in the partial folder, and put it in the folder's place."""
+    """List and sync the files of the partial folder, and rename it to its final path."""
     partial, old = beside(folder, PARTIAL), beside(folder, OLD)
     names = contents(partial)
     write_manifest(partial, {name: digest(partial / name) for name in names})
@@ -83,7 +83,7 @@ def commit(folder: Path) -> None:
 
 
 def retire(folder: Path) -> None:
-    """Delete what we wrote into a folder, and the folder if nothing else is in it."""
+    """Delete the files that we wrote into a folder, and the folder if nothing else is in it."""
     deleted = beside(folder, DELETED)
     with writing(folder):
         move_aside(folder, deleted)
@@ -92,18 +92,18 @@ def retire(folder: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Repair a folder whose writer was killed; files that are not ours are not touched."""
+    """Repair a folder whose writer was killed; files that are not ours are kept."""
     partial, old, deleted = (beside(folder, end) for end in (PARTIAL, OLD, DELETED))
     if is_ours(partial):
         if not os.path.lexists(folder) and is_whole(partial):
-            os.rename(partial, folder)  # killed right before that
+            os.rename(partial, folder)  # the writer was killed right before this
         else:
             erase(partial)
     if is_ours(old) and not os.path.lexists(folder) and is_whole(old):
         os.rename(old, folder)
     if is_begun(folder / (MANIFEST + PARTIAL)):
         (folder / (MANIFEST + PARTIAL)).unlink()
-    if (read_manifest(folder) or {}).get("files") == {}:  # a folder of the user's that was not moved aside, or is back
+    if (read_manifest(folder) or {}).get("files") == {}:  # the user's folder, which was not moved aside or is restored
         (folder / MANIFEST).unlink()
     for leftover in (old, deleted):
         if is_ours(leftover):
@@ -111,7 +111,7 @@ def recover(folder: Path) -> None:
 
 
 def finish(leftover: Path, home: Path) -> None:
-    """Delete what we wrote into a folder that was renamed; what else is in it moves to its home, if there is room."""
+    """Delete our files in a folder that was renamed; the others move to `home`, unless such a file is there."""
     listed = (read_manifest(leftover) or {}).get("files") or {}
     for name, entry in listed.items():
         path = leftover / name
@@ -128,7 +128,7 @@ def finish(leftover: Path, home: Path) -> None:
 
 
 def move_aside(folder: Path, leftover: Path) -> None:
-    """Rename a folder that is to be replaced or deleted, so that `recover` can bring back what in it is the user's."""
+    """Rename a folder that is to be replaced or deleted, so that `recover` can restore the user's files in it."""
     make_way(leftover, folder)
     if not (folder / MANIFEST).exists():
         write_manifest(folder, {})  # a folder of the user's: nothing in it is ours
@@ -136,7 +136,7 @@ def move_aside(folder: Path, leftover: Path) -> None:
 
 
 def make_way(leftover: Path, home: Path) -> None:
-    """Free the name of a leftover."""
+    """Free the name of a leftover: finish one of ours, and move anything else out of the way."""
     if is_ours(leftover):
         finish(leftover, home)
     if os.path.lexists(leftover):
@@ -144,7 +144,7 @@ def make_way(leftover: Path, home: Path) -> None:
 
 
 def erase(partial: Path) -> None:
-    """Delete a partial folder of ours; the mark that it is ours goes last.
+    """Delete a partial folder of ours; the manifest that marks it as ours is deleted last.
 
     Raises:
         OutputError: if it is not ours.
@@ -166,7 +166,7 @@ def remove_empty(folder: Path) -> None:
 
 
 def keep(path: Path) -> Path:
-    """Move what is not ours out of the way, under the first free name; says so."""
+    """Move what is not ours out of the way, to the first free name; log a warning and return the new path."""
     number, free = 1, beside(path, KEPT)
     while os.path.lexists(free):
         number, free = number + 1, beside(path, f"{KEPT}{number + 1}")
@@ -176,19 +176,19 @@ def keep(path: Path) -> Path:
 
 
 def beside(path: Path, end: str) -> Path:
-    """The path with an end to its name."""
+    """Return the path with an ending added to its name."""
     return path.with_name(path.name + end)
 
 
 def contents(folder: Path) -> list[str]:
-    """The files in a folder, at any depth, but for a manifest of ours: paths relative to it."""
+    """Return the files in a folder, at any depth, except its manifest: paths relative to it."""
     ours = {folder / MANIFEST, folder / (MANIFEST + PARTIAL)} if is_ours(folder) else set()
     paths = [path for path in folder.rglob("*") if path not in ours and (path.is_symlink() or not path.is_dir())]
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def digest(path: Path) -> dict[str, int | str]:
-    """Size and SHA-256 of a file."""
+    """Return size and SHA-256 of a file."""
     sha256, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -198,17 +198,17 @@ def digest(path: Path) -> dict[str, int | str]:
 
 
 def digest_of(content: bytes) -> dict[str, int | str]:
-    """Size and SHA-256 of what a file will hold."""
+    """Return size and SHA-256 of the content that a file will have."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def write_manifest(folder: Path, files: Mapping[str, object] | None, field: str = FIELD, **more) -> None:
-    """List the files that we wrote into a folder; None while it is being written."""
+    """Write the manifest of a folder: the files that we wrote, or None while they are being written."""
     write_json(folder / MANIFEST, {field: VERSION, "files": files, **more})
 
 
 def read_manifest(folder: Path, field: str = FIELD) -> dict | None:
-    """The manifest of a folder; None if there is none, or it is not one of ours, or damaged."""
+    """Return the manifest of a folder; None if it is missing, damaged or not one of ours."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files = manifest["files"]
@@ -219,13 +219,13 @@ def read_manifest(folder: Path, field: str = FIELD) -> dict | None:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a relative path stays below where it starts."""
+    """Return True if a relative path stays below its start."""
     readings = PurePosixPath(name), PureWindowsPath(name)
     return not any(each.anchor or ".." in each.parts for each in readings) and "\0" not in name
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder has a manifest of ours, or nothing but the beginning of one."""
+    """Return True if a folder has a manifest of ours, or holds at most the beginning of one."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     if read_manifest(folder) is not None:
@@ -234,20 +234,20 @@ def is_ours(folder: Path) -> bool:
 
 
 def is_begun(partial: Path) -> bool:
-    """Whether a file is a manifest of ours that was not finished."""
+    """Return True if a file is the beginning of a manifest of ours."""
     beginning = b'{\n "collab_heads_'
     return partial.is_file() and beginning.startswith(partial.read_bytes()[: len(beginning)])
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder has a finished manifest of ours, and every file is as it was written."""
+    """Return True if a folder has a finished manifest of ours, and every file is as it was written."""
     return (folder / MANIFEST).exists() and damage(folder) is None
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a folder by its manifest, naming the file; None if every file is as it was written.
+    """Return what differs from a folder's manifest, naming the file; None if every file is as it was written.
 
-    A folder without a manifest cannot be checked; nothing is said of it.
+    A folder without a manifest cannot be checked, and gives None.
     """
     if not (folder / MANIFEST).exists():
         return None

@@ -1,4 +1,4 @@
-"""Read files that others made: a message names the file, and what is read stays bounded by the size of the file."""
+"""Read files that others made: an error names the file, and what is read is bounded by the size of the file."""
 
 import gzip
 import json
@@ -16,16 +16,16 @@ from collab_heads.files.atomic import write_file
 LARGEST_RATIO = 50
 ALWAYS_UNPACKED = 1 << 24  # bytes, 16 MiB: small files may hold anything
 CHUNK = 1 << 20
-OPENED = ("/dev/fd", "/proc/self/fd")  # a path in there is a descriptor that a shell has handed over
+OPENED = ("/dev/fd", "/proc/self/fd")  # paths in these are descriptors that a shell passed on
 KINDS = {stat.S_ISDIR: "folder", stat.S_ISFIFO: "named pipe", stat.S_ISSOCK: "socket"}
 MAX_FIELD = 1 << 17  # characters; a tokenizer takes up to a second for so many, and models read the first thousand
 
 
 def check_file(path: str | Path) -> None:
-    """Raise DataError unless a path leads to a file, or to a pipe that somebody has opened.
+    """Raise DataError unless a path leads to a file, or to a pipe that is already open.
 
-    A device gives bytes without end, and a named pipe waits until somebody writes to it, perhaps for ever. Pipes that
-    a shell has opened (`/dev/stdin`, `<(command)`) are read.
+    A device returns bytes without end, and a named pipe waits until another process writes to it, perhaps forever.
+    Pipes that a shell has opened (`/dev/stdin`, `<(command)`) are read.
     """
     try:
         mode = os.stat(path).st_mode
@@ -39,10 +39,12 @@ def check_file(path: str | Path) -> None:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The content of a file; unpacked, where its name ends in `.gz`, but never to more than 50 times its size.
+    """Return the content of a file, unpacked if its name ends in `.gz`.
+
+    At most 50 times the size of the file is unpacked, or 16 MiB if that is more.
 
     Raises:
-        DataError: if it cannot be read, is damaged, or unpacks to too much; memory holds the bound at most.
+        DataError: if it cannot be read, is damaged, or unpacks to more; memory use stays within the bound.
     """
     path = Path(path)
     check_file(path)
@@ -69,10 +71,10 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, gzipped where its name ends in `.gz`; a byte-order mark is taken off.
+    """Return the text of a file, gzipped if its name ends in `.gz`, without a byte-order mark.
 
     Raises:
-        DataError: as `read_bytes`, and if it is not UTF-8; the line is named.
+        DataError: as `read_bytes`, and if it is not UTF-8; the message names the line.
     """
     try:
         return read_bytes(path).decode("utf-8-sig")
@@ -82,7 +84,7 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_json(text: str, **options) -> Any:
-    """`json.loads` with one kind of error.
+    """Parse JSON with `json.loads`; every error is a ValueError.
 
     Raises:
         ValueError: also on lists and objects that are nested too deeply, and on numbers of thousands of digits.
@@ -125,27 +127,27 @@ def check_field(where: str, name: str | None, text: str) -> None:
 
 
 T = TypeVar("T")
-WRONG = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)  # of a file that was changed
+WRONG = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)  # `build` on a changed file
 
 
 def write_document(path: str | Path, content: Mapping) -> Path:
-    """Write one line of JSON; an old file is replaced when the new one is complete.
+    """Write one line of JSON; an existing file is replaced when the new one is complete.
 
     Raises:
-        OutputError: if it cannot be written; what was there stays.
+        OutputError: if it cannot be written; an existing file is kept.
         ValueError: if a number is NaN or infinite, which JSON does not know.
     """
     return write_file(path, (json.dumps(content, allow_nan=False) + "\n").encode())
 
 
 def read_document(path: str | Path, version: int, what: str, build: Callable[[Any], T]) -> T:
-    """What a file of ours holds.
+    """Read a file of ours and return what `build` makes of it.
 
     Args:
         path: the file.
-        version: which this package reads.
-        what: it holds, for the message.
-        build: makes it from the parsed JSON.
+        version: the one that this package reads.
+        what: what the file holds, for the message.
+        build: makes the result from the parsed JSON.
 
     Raises:
         DataError: if the file is missing, damaged or of another version.
@@ -160,13 +162,13 @@ def read_document(path: str | Path, version: int, what: str, build: Callable[[An
 
 
 def built(stored: Any, version: int, problem: str, build: Callable[[Any], T]) -> T:
-    """What parsed JSON stands for.
+    """Return what `build` makes of parsed JSON.
 
     Args:
         stored: the JSON.
-        version: which this package reads.
-        problem: what a message begins with.
-        build: makes it.
+        version: the one that this package reads.
+        problem: the beginning of the message.
+        build: makes the result.
 
     Raises:
         DataError: if the JSON is something else, or of another version.

@@ -1,1 +1,1 @@
-"""Heads that are learned, mixed and rotated by a transformers Trainer."""
+"""Learn, mix and rotate heads in a training of a transformers Trainer."""

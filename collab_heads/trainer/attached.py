@@ -1,4 +1,4 @@
-"""What a Trainer does differently with a `HeadTraining`: its loss, its optimizer, its clipping, its files."""
+"""The methods of a Trainer that a `HeadTraining` changes: loss, optimizer, gradient clipping and files."""
 
 import functools
 import inspect
@@ -24,13 +24,13 @@ ADAMW = frozenset(inspect.signature(torch.optim.AdamW).parameters) - {"params"}
 
 
 class AttachedTrainer(Trainer):
-    """The methods of a Trainer that know of heads; `attached_class` puts them before those of a class."""
+    """A Trainer whose methods take heads into account; `attached_class` puts it before another class."""
 
     head_training: Any  # a `HeadTraining`, whose module imports this one
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The Trainer's loss and, in training, the share of the penalty that this batch has in the optimizer step."""
-        batch = dict(inputs)  # the Trainer takes labels out
+        """Return the Trainer's loss; in training, with this batch's share of the optimizer step's penalty."""
+        batch = dict(inputs)  # the Trainer removes labels from `inputs`
         result: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch=num_items_in_batch)
         extra = self.head_training.extra(batch, num_items_in_batch) if model.training else None
         if extra is None:
@@ -42,18 +42,18 @@ class AttachedTrainer(Trainer):
         return (loss, *outputs) if return_outputs else loss
 
     def is_loss_of_step(self, items: torch.Tensor | int | None) -> bool:
-        """Whether the losses of an optimizer step's batches are summed, not averaged: as `training_step` decides."""
+        """Return True if the losses of a step's batches are summed, not averaged: as `training_step` decides."""
         if getattr(self, "loss_is_scaled_for_ga", None) is not None:
             return bool(self.loss_is_scaled_for_ga)
         return self.compute_loss_func is not None or (self.model_accepts_loss_kwargs and items is not None)
 
     def _inner_training_loop(self, *args, **kwargs):
-        """Train; after an attempt that was broken off (out of memory, by hand) as if that had not been."""
+        """Train; the penalty of a training that was interrupted (out of memory, by hand) is discarded first."""
         self.head_training.abandon()
         return super()._inner_training_loop(*args, **kwargs)
 
     def create_optimizer(self, *args, **kwargs):
-        """The Trainer's optimizer, with groups for gates and alphas; a second moment that gates share needs AdamW."""
+        """Return the Trainer's optimizer with groups for gates and alphas; gates that share a moment need AdamW."""
         given = self.optimizer is not None
         keep_whole(self.accelerator, self.head_training.model)
         penalty = self.head_training.begin(self.state)
@@ -68,48 +68,48 @@ class AttachedTrainer(Trainer):
         return self.optimizer
 
     def _clip_grad_norm(self, model):
-        """Clip the gradients of weights: gates and alphas have scales of their own."""
+        """Clip the gradients of all weights but gates and alphas, which have scales of their own."""
         penalty = self.head_training.penalty
         if penalty is None:
             return super()._clip_grad_norm(model)
         return self.accelerator.clip_grad_norm_(penalty.others(model), self.args.max_grad_norm)
 
     def _determine_best_metric(self, metrics, trial):
-        """A model that has not come down to its number of heads is not the best one yet."""
+        """Decide as the Trainer does; a model that still has more heads than its target is never the best one."""
         penalty = self.head_training.penalty
         if penalty is not None and not penalty.finished:
             return False
         return super()._determine_best_metric(metrics=metrics, trial=trial)
 
     def _save(self, output_dir=None, *args, **kwargs):
-        """Save the model; beside the adapters of PEFT, which are stored alone, gates and alphas."""
+        """Save the model; if PEFT stores its adapters alone, save gates and alphas beside them."""
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             save_heads(self.head_training.model, Path(output_dir or cast(str, self.args.output_dir)))
 
     def _save_optimizer_and_scheduler(self, *args, **kwargs):
-        """Save the state of the optimizer: on FSDP that of all parameters, also of alphas that wait."""
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's around it
+        """Save optimizer and schedule; on FSDP the state of all parameters, also of alphas that wait."""
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
         if isinstance(optimizer, HeadAdamW) and is_sharded(self.accelerator):
             optimizer.complete_state()
         super()._save_optimizer_and_scheduler(*args, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, *args, **kwargs):
-        """Load the model, with the gates and alphas that are beside its adapters."""
+        """Load the model, and the gates and alphas that are stored beside its adapters."""
         check_same_heads(self.head_training.model, Path(resume_from_checkpoint))
         super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
         if beside_adapters(self.head_training.model):
             load_heads(self.head_training.model, resume_from_checkpoint)
 
     def _load_best_model(self):
-        """Load the best model, likewise."""
+        """Load the best model, and the gates and alphas that are stored beside its adapters."""
         check_same_heads(self.head_training.model, Path(cast(str, self.state.best_model_checkpoint)))
         super()._load_best_model()
         if beside_adapters(self.head_training.model):
             load_heads(self.head_training.model, cast(str, self.state.best_model_checkpoint))
 
     def _load_callback_state(self):
-        """A `HeadTraining` reads its state itself, when the training begins, and is not made anew."""
+        """Load the states of callbacks but that of the `HeadTraining`, which it reads when the training begins."""
         name, stored = type(self.head_training).__name__, cast(dict, self.state.stateful_callbacks)
         ours = stored.pop(name, None)
         super()._load_callback_state()
@@ -117,7 +117,7 @@ class AttachedTrainer(Trainer):
             stored[name] = ours
 
     def create_model_card(self, *args, **kwargs):
-        """Write the Trainer's card, and into it what the attention of the model is."""
+        """Write the Trainer's card, and add what the attention of the model is."""
         super().create_model_card(*args, **kwargs)
         model = self.head_training.model
         if self.is_world_process_zero() and not has_adapters(model):  # its folder holds adapters alone
@@ -125,7 +125,7 @@ class AttachedTrainer(Trainer):
             complete(model.config, Path(cast(str, self.args.output_dir)), self.hub_model_id or NAME)
 
     def log(self, logs, *args, **kwargs):
-        """Log beside a training loss what there is to watch of gates and alphas."""
+        """Log the metrics of gates and alphas beside a training loss."""
         penalty = self.head_training.penalty
         if penalty is not None and "loss" in logs:
             logs = logs | {name: value for name, value in penalty.metrics().items() if "/" not in name}
@@ -134,14 +134,15 @@ class AttachedTrainer(Trainer):
 
 @functools.cache
 def attached_class(kind: Any) -> type[Trainer]:
-    """The class that a Trainer of class `kind` becomes: under the same name, since cards and logs show it."""
+    """Return the class that a Trainer of class `kind` becomes; it keeps the name, which cards and logs show."""
     return type(kind.__name__, (AttachedTrainer, kind), {"__module__": kind.__module__})
 
 
 def check_same_heads(model: PreTrainedModel, checkpoint: Path) -> None:
     """Raise ArgumentError if a checkpoint is of a model whose attention was changed in another way.
 
-    Trainers load what fits and warn of the rest. PEFT's checkpoints and sharded ones say nothing of the model.
+    A Trainer loads what fits and warns of the rest. Checkpoints of PEFT and sharded ones are not checked: they say
+    nothing of the model.
     """
     file = checkpoint / CONFIG_NAME
     if not file.is_file():
@@ -156,22 +157,22 @@ def check_same_heads(model: PreTrainedModel, checkpoint: Path) -> None:
 
 
 def changed_sites(config: str) -> dict[str, Any]:
-    """What the text of a config records of every changed site; of gates that there are some, as training sets them."""
+    """Return what a config's text records of each changed site; gates are reduced to whether there are some."""
     sites = (json.loads(config).get(FIELD) or {}).get("sites", {})
     return {path: {**site, "gates": bool(site.get("gates"))} for path, site in sites.items()}
 
 
 def with_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], scaled: bool) -> torch.optim.Optimizer:
-    """An optimizer with other groups for some parameters, whose state is empty yet.
+    """Return an optimizer with groups of their own for gates and alphas; no state exists yet.
 
     Args:
         optimizer: as the Trainer made it, with all trainable parameters.
-        groups: of gates and alphas; they leave the groups that they are in.
-        scaled: whether gradients are scaled (fp16): AdamW is then not fused, as a fused step does not tell when it was
-            skipped.
+        groups: of gates and alphas; their parameters are taken out of the other groups.
+        scaled: whether gradients are scaled (fp16): AdamW is then not fused, since a fused step does not tell that it
+            was skipped.
 
     Raises:
-        ArgumentError: if gates share a second moment and the optimizer is no AdamW.
+        ArgumentError: if gates share a second moment and the optimizer is not AdamW.
     """
     apart = {id(parameter) for group in groups for parameter in group["params"]}
     kept = [{**g, "params": [p for p in g["params"] if id(p) not in apart]} for g in optimizer.param_groups]
@@ -186,14 +187,14 @@ def with_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], 
     optimizer.param_groups[:] = kept
     for group in groups:
         plain = dict(group)
-        plain.pop("shared", None)  # of HeadAdamW
+        plain.pop("shared", None)  # only HeadAdamW knows it
         optimizer.add_param_group(plain)
     return optimizer
 
 
 def check_given(optimizer: Any, penalty: HeadPenalty) -> None:
-    """Raise ArgumentError unless an optimizer that was made before trains gates and alphas as they need it."""
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # a second training has accelerate's around it
+    """Raise ArgumentError if the optimizer that a Trainer was given does not train gates and alphas as needed."""
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # in a second training accelerate wraps it
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if any(id(parameter) not in held for parameter in penalty.parameters()):
         raise ArgumentError(
@@ -204,7 +205,7 @@ def check_given(optimizer: Any, penalty: HeadPenalty) -> None:
 
 
 def check_shared(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Raise ArgumentError if gates share a second moment, and this optimizer has none to share."""
+    """Raise ArgumentError if gates share a second moment and the optimizer is not a `HeadAdamW`."""
     if any(group.get("shared") for group in groups) and not isinstance(optimizer, HeadAdamW):
         raise ArgumentError(
             f"target_heads needs AdamW, whose second moment the gates share, not {type(optimizer).__name__}: "

@@ -1,4 +1,4 @@
-"""HeadTraining: what training adds for heads, in a transformers Trainer."""
+"""HeadTraining: learn, mix and rotate heads in a training of a transformers Trainer."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ OPTIONS = frozenset(field.name for field in dataclasses.fields(PenaltyOptions))
 
 
 class HeadTraining(TrainerCallback, ExportableState):
-    """Learn, mix and rotate heads in a training of transformers' `Trainer`, or of any class made from it.
+    """An extension of transformers' `Trainer`, or of a subclass, that learns, mixes and rotates heads in training.
 
         swap_to_gated(model)
         trainer = Trainer(model=model, args=arguments, train_dataset=train, eval_dataset=validation)
@@ -39,16 +39,16 @@ class HeadTraining(TrainerCallback, ExportableState):
         trainer.train()
         prune_heads(model)
 
-    The penalty of gates, alphas and likeness is added to the loss in training, not in evaluation, and counts once an
-    optimizer step, however many batches it takes. Gates and alphas have parameter groups of their own in the
-    optimizer, without weight decay, and no part in the clipping of gradients. `log_history` holds how many heads are
-    open, and norms of alphas. Where the best model is loaded at the end, it is the best of those that have the target
-    number of heads. A training that goes on from a checkpoint ends as one that was never stopped: what it needs of the
-    heads is in `trainer_state.json`. PEFT stores its adapters alone: gates and alphas then lie beside them, in a file
-    that `load_heads` reads.
+    The penalty of gates, alphas and disagreement is added to the loss in training, not in evaluation. It counts once
+    per optimizer step, however many batches the step has. Gates and alphas have parameter groups of their own in the
+    optimizer, without weight decay, and are left out of gradient clipping. `log_history` holds the number of open heads
+    and the norms of alphas. If the best model is loaded at the end, it is the best of those that have the target number
+    of heads. A training that is resumed from a checkpoint ends as one that was never interrupted: the state of the
+    heads is in `trainer_state.json`. PEFT stores its adapters alone: gates and alphas are then stored beside them, in a
+    file that `load_heads` reads.
 
     Args:
-        rotation: lets heads change places before epochs; a `HeadRotation` or a `DynamicRotation`.
+        rotation: a `HeadRotation` or a `DynamicRotation`, which exchanges heads before epochs; None for none.
         batches: input dicts as the model takes them, to rank the heads on for a `DynamicRotation`; None for the
             Trainer's evaluation set.
         gate_lr: peak learning rate of the gates.
@@ -59,10 +59,10 @@ class HeadTraining(TrainerCallback, ExportableState):
             `growth_beside`, `growth_radius`, `disagreement`.
 
     Attributes:
-        penalty: of the training under way; None before and after it, and where only a rotation was asked for.
+        penalty: of the training that is running; None before and after it, and if only a rotation was asked for.
 
     Raises:
-        ArgumentError: on an argument that `HeadPenalty` does not have, or cannot be.
+        ArgumentError: on an argument that `HeadPenalty` does not have, or on an invalid value.
     """
 
     def __init__(
@@ -95,11 +95,12 @@ class HeadTraining(TrainerCallback, ExportableState):
         self.epoch = 0
 
     def attach(self, trainer: Trainer) -> Trainer:
-        """Let a Trainer do all this, in place, before it trains; it is returned.
+        """Attach this to a Trainer, in place, before it trains, and return the Trainer.
 
         Raises:
-            ArgumentError: if this, or the Trainer, has been attached already, it is no Trainer, or it divides weights
-                or batches in a way that heads cannot follow.
+            ArgumentError: if this or the Trainer is attached already; if it is no Trainer; if it divides weights or
+                batches in a way that heads cannot follow; if disagreement is asked for and the model does not compute
+                its loss itself.
         """
         if not isinstance(cast(object, trainer), Trainer):
             raise ArgumentError(f"attach takes a transformers Trainer, not {trainer!r:.200}")
@@ -123,7 +124,7 @@ class HeadTraining(TrainerCallback, ExportableState):
         """The Trainer that this is attached to.
 
         Raises:
-            ArgumentError: if there is none.
+            ArgumentError: if it is not attached.
         """
         if self.attached is None:
             raise ArgumentError(
@@ -134,18 +135,18 @@ class HeadTraining(TrainerCallback, ExportableState):
 
     @property
     def model(self) -> PreTrainedModel:
-        """The transformers model that is trained, without what is around it (PEFT, sentence-transformers)."""
+        """The transformers model that is trained, without its wrappers (PEFT, sentence-transformers)."""
         return model_inside(cast(nn.Module, self.trainer.model))
 
     def begin(self, state: TrainerState) -> HeadPenalty | None:
         """Make the penalty of a training, before its optimizer is made, and check the rotation.
 
         Args:
-            state: of the training, as it begins or goes on.
+            state: of the training, as it begins or is resumed.
 
         Raises:
-            CollabHeadsError: if the model is not made for what is asked, there is nothing to do, or it is to go on from
-                the checkpoint of a training without this.
+            CollabHeadsError: if the model does not support what is asked, there is nothing to do, or the training is
+                resumed from the checkpoint of one without this.
         """
         self.check_unchanged()
         name, total, epochs = type(self).__name__, state.max_steps, state.num_train_epochs
@@ -166,19 +167,19 @@ class HeadTraining(TrainerCallback, ExportableState):
             options["alpha_start"] = in_steps("alpha_start", self.alpha_start, total)
         adapter = get_adapter(self.model)
         if options.get("target_heads") is None and gated_sites(self.model, adapter, learned=True):
-            options.setdefault("gate_weight", 0.0)  # also gates that nothing pushes have a group of their own
+            options.setdefault("gate_weight", 0.0)  # gates without a push also need a group of their own
         if options or self.rotation is None or mixed_sites(self.model, adapter):
             self.penalty = HeadPenalty(self.model, **options)
         return self.penalty
 
     def abandon(self) -> None:
-        """Let go of a training that was broken off."""
+        """Close and drop the penalty of a training that was interrupted."""
         if self.penalty is not None:
             self.penalty.close()
             self.penalty = None
 
     def check_unchanged(self) -> None:
-        """Raise ArgumentError if the model has other weights than at the end of the last training, as its optimizer."""
+        """Raise ArgumentError if parameters were replaced since the last training: its optimizer has the old ones."""
         if self.weights is None or self.trainer.optimizer is None:
             return
         now, then = {id(each) for each in self.model.parameters()}, {id(each()) for each in self.weights}
@@ -190,21 +191,21 @@ class HeadTraining(TrainerCallback, ExportableState):
             )
 
     def extra(self, batch: Mapping, items: Tensor | int | None) -> Tensor | None:
-        """What to add to the loss of a whole optimizer step; `items` is what its mean is over, if that is known."""
+        """Return the penalty of a whole optimizer step, if any; `items`: over which its loss is the mean, if known."""
         return None if self.penalty is None else self.penalty.total(batch, tokens=None if items is None else int(items))
 
     def state(self) -> dict:
-        """What a checkpoint must know of the heads: JSON."""
+        """Return the state of the heads for a checkpoint, as a dict for JSON."""
         progress = self.progress if self.penalty is None else self.penalty.state_dict()
         rotation = None if self.rotation is None else self.rotation.state_dict()
         return {"args": {}, "attributes": {"penalty": progress, "rotation": rotation}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there.
+        """Load the "attributes" of a dict that `state` returned, to resume its training.
 
         Raises:
-            ArgumentError: if it is the state of something else.
-            DataError: if it is damaged.
+            ArgumentError: if it is the state of another penalty or rotation.
+            DataError: if the state is damaged.
         """
         try:
             penalty, rotation = state["penalty"], state["rotation"]
@@ -216,46 +217,46 @@ class HeadTraining(TrainerCallback, ExportableState):
             raise DataError(f"what trainer_state.json records of the heads is damaged: {error!r:.200}") from error
 
     def on_init_end(self, args, state, control, **kwargs):
-        """Refuse to be one of the Trainer's `callbacks`: these see a training, and do not change its loss."""
+        """Raise ArgumentError if this is one of the Trainer's `callbacks`: these cannot change its loss."""
         _ = self.trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Go on from a checkpoint, where there is one: `state` is what it held."""
-        _ = self.trainer  # also of `add_callback`
+        """Load the state of the heads, which is that of the checkpoint if the training is resumed."""
+        _ = self.trainer  # raises if this came by `add_callback`, without `attach`
         self.load_state(state.stateful_callbacks[type(self).__name__]["attributes"])
         self.epoch = int(state.epoch or 0)
 
     def on_epoch_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-        """Let heads change places before an epoch; last bits of scores may differ, so the first process chooses."""
+        """Exchange heads before an epoch; the first process chooses, since last bits of scores may differ."""
         self.epoch += 1
         if self.rotation is None:
             return
-        with torch.random.fork_rng(devices=[]):  # going through a data set draws, and a resumed training does not
+        with torch.random.fork_rng(devices=[]):  # reading a data set draws, and a resumed training skips this
             pairs = [self.rotation.plan(self.model, self.epoch, self.ranking_batches())]
         if args.world_size > 1:
             broadcast_object_list(pairs)
         self.rotation.apply(self.model, epoch=self.epoch, optimizer=optimizer, pairs=pairs[0])
 
     def ranking_batches(self) -> Iterable[Mapping] | None:
-        """What heads are ranked on: only read where that is due."""
+        """Return the batches that heads are ranked on; they are only read when a ranking is due."""
         if self.batches is not None or self.trainer.eval_dataset is None:
             return self.batches
-        shard = self.trainer.get_eval_dataloader()  # of this process: all of them rank on the whole set
+        shard = self.trainer.get_eval_dataloader()  # only this process's part: each ranks on the full set
         return DataLoader(shard.dataset, self.trainer.args.per_device_eval_batch_size, collate_fn=shard.collate_fn)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        """Average the gradients that FSDP does not; alphas that do not learn, or not yet, have none."""
+        """Average the gradients that FSDP does not average; drop those of alphas that do not learn, or not yet."""
         if self.penalty is not None:
             average_whole(self.trainer.accelerator, self.model)
             self.penalty.before_step()
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Go on after an optimizer step."""
+        """Advance the penalty after an optimizer step."""
         if self.penalty is not None:
             self.penalty.step(skipped=self.trainer.accelerator.optimizer_step_was_skipped)
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Let go of the model; how far the penalty is stays known, for a training that goes on."""
+        """Release the model; the state of the penalty is kept, for a training that is resumed."""
         self.weights = [weakref.ref(each) for each in self.model.parameters()]
         if self.penalty is not None:
             self.progress = self.penalty.state_dict()
@@ -288,12 +289,12 @@ def check_division(trainer: Trainer, *, rotates: bool) -> None:
 
 
 def computes_loss(model: nn.Module) -> bool:
-    """Whether a model computes its loss itself: a transformers model, perhaps with PEFT's adapters."""
+    """Return True if a model computes its loss itself: a transformers model, perhaps with PEFT's adapters."""
     return isinstance(model, PreTrainedModel) or hasattr(model, "get_base_model")
 
 
 def in_steps(name: str, value: float, total: int) -> int:
-    """A number of optimizer steps, from one, or from a share of the `total` steps of a training.
+    """Return a number of optimizer steps, given as one, or as a share of the `total` steps of a training.
 
     Raises:
         ArgumentError: if it is neither a whole number from 0 nor a share below 1, or the total is needed and not known.

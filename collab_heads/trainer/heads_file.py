@@ -1,4 +1,4 @@
-"""Gates and alphas beside PEFT's adapters: what PEFT stores of a model are its adapters alone."""
+"""Store gates and alphas beside PEFT's adapters: PEFT stores its adapters alone."""
 
 import os
 from pathlib import Path
@@ -19,35 +19,36 @@ FILE = "collab_heads.safetensors"
 
 
 def beside_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """The gates and alphas of a model of which only PEFT's adapters are stored: name in the base model -> tensor."""
+    """Return the gates and alphas of a model with PEFT's adapters, else {}: name in the base model -> tensor."""
     inside = model_inside(model)
     return head_tensors(inside.base_model) if has_adapters(inside) else {}
 
 
 def head_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All gates and alphas in a model: name -> tensor."""
+    """Return all gates and alphas of a model: name -> tensor."""
     heads = {path: module for path, module in model.named_modules() if isinstance(module, HeadGates | HeadAlphas)}
     return {f"{path}.{name}": tensor for path, each in heads.items() for name, tensor in each.state_dict().items()}
 
 
 @checking_arguments
 def save_heads(model: nn.Module, folder: str | Path) -> None:
-    """Write the gates and alphas of a model with PEFT's adapters beside these; nothing of a model that is stored whole.
+    """Write the gates and alphas of a model into a file beside its PEFT adapters.
 
-    Where there is nothing to write, the file of an earlier call goes: it was of another model.
+    For a model that is stored whole nothing is written; the file of an earlier call, which was of another model, is
+    then deleted.
 
         wrapped.save_pretrained(folder)
         save_heads(wrapped, folder)
 
-    A Trainer with a `HeadTraining` does so by itself. `load_heads` reads them.
+    A Trainer with a `HeadTraining` does this by itself. `load_heads` reads the file.
 
     Args:
         model: with adapters and with gates or alphas.
         folder: where `save_pretrained` writes the adapters.
 
     Raises:
-        UnsupportedModelError: if there is no transformers model in `model`, or `model` takes other inputs than it.
-        OutputError: if the file cannot be written.
+        UnsupportedModelError: if `model` contains no transformers model, or takes other inputs than that one.
+        OutputError: if the file cannot be written or deleted.
     """
     check_passed(model)
     if tensors := beside_adapters(model):
@@ -59,22 +60,22 @@ def save_heads(model: nn.Module, folder: str | Path) -> None:
 
 @checking_arguments
 def load_heads(model: nn.Module, folder: str | Path) -> None:
-    """Read the gates and alphas that a training with PEFT's adapters has left beside these, into a model, in place.
+    """Load the gates and alphas that are stored beside PEFT's adapters into a model, in place.
 
         swap_to_gated(model)
         wrapped = PeftModel.from_pretrained(model, folder)
         load_heads(wrapped, folder)
 
-    A `HeadTraining` does so by itself where a training goes on, or ends with the best model.
+    A `HeadTraining` does this by itself when a training is resumed, or ends with the best model.
 
     Args:
         model: with gates and alphas at the same sites, of the same heads; with adapters or without.
         folder: of a checkpoint, or what `Trainer.save_model` wrote.
 
     Raises:
-        ArgumentError: if nothing is there, or what is there is that of other sites or heads; the model is as it was.
+        ArgumentError: if there is no such file, or it is of other sites or heads; the model is then unchanged.
         DataError: if the file is damaged.
-        UnsupportedModelError: if there is no transformers model in `model`, or `model` takes other inputs than it.
+        UnsupportedModelError: if `model` contains no transformers model, or takes other inputs than that one.
     """
     check_passed(model)
     file, tensors = Path(folder) / FILE, head_tensors(model_inside(model).base_model)

@@ -1,1 +1,1 @@
-"""What the command-line scripts share."""
+"""Fine-tuning for the command-line scripts: the training loop, the runs and the files they write."""

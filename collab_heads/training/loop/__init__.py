@@ -1,1 +1,1 @@
-"""The training loop: optimizer steps, and an exact way back in."""
+"""The training loop: optimizer steps, evaluations, checkpoints and exact resuming."""

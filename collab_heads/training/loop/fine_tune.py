@@ -1,6 +1,6 @@
-"""The training loop of the scripts: optimizer steps on Accelerate, checkpoints, and an exact way back in.
+"""The training loop of the scripts: optimizer steps on Accelerate, checkpoints and exact resuming.
 
-The gradient of a step is that of the mean loss over all its examples (or tokens), however they are shared out over
+The gradient of a step is that of the mean loss over all its examples (or tokens), however they are distributed over
 micro-batches and processes.
 """
 
@@ -34,18 +34,18 @@ def fine_tune(
 
     Args:
         accelerator: made with `step_scheduler_with_optimizer=False`.
-        model: on any device; it ends on the accelerator's, unwrapped.
+        model: on any device; afterwards it is on the accelerator's device, unwrapped.
         examples: the encoded training set.
         args: from `add_training_arguments` and `add_output_arguments`.
-        hooks: what the script does.
+        hooks: the functions and settings of the script.
         phase: which training of the run this is, for the names of checkpoints and the random numbers.
         resume: a checkpoint of this phase, and its optimizer step.
 
     Raises:
-        NonFiniteError: when the loss is NaN or inf.
+        NonFiniteError: if the loss, or a weight that is to be saved, is NaN or inf.
     """
     training = Training(accelerator, model, args, hooks, phase, resume)
-    stopped = training.stops()  # a resumed one, at its last evaluation
+    stopped = training.stops()  # a resumed training may have met its `stop` already
     if hooks.look is not None and not training.done:
         training.look(0)
     while training.done < training.total and not stopped:
@@ -76,7 +76,7 @@ def fine_tune(
 def loaded_steps(
     steps: Sequence[Step], examples: Dataset, hooks: Hooks, accelerator: Accelerator, workers: int
 ) -> Iterator[tuple[Step, list[Mapping[str, Tensor]], list[int]]]:
-    """Load optimizer steps one after the other: the step, this process's micro-batches of it, and their weights."""
+    """Yield each optimizer step with this process's micro-batches of it and their weights."""
     shares = [share_of_process(step, accelerator.process_index, accelerator.num_processes) for step in steps]
     batches = micro_batches(examples, shares, hooks, workers, accelerator.device)
     for step, share in zip(steps, shares, strict=True):
@@ -87,14 +87,14 @@ def loaded_steps(
 def micro_batches(
     examples: Dataset, shares: Sequence[Step], hooks: Hooks, workers: int, device: torch.device
 ) -> Iterator[Mapping[str, Tensor]]:
-    """Load the micro-batches of this process, one after the other; an example stands in for an empty one."""
+    """Yield the micro-batches of this process, on its device; the first example stands in for an empty one."""
     loader: DataLoader = DataLoader(
         examples,
         batch_sampler=[indices or [0] for share in shares for indices in share],
         collate_fn=hooks.collate,
         num_workers=workers,
         pin_memory=device.type == "cuda",
-        generator=torch.Generator(),  # starting to load must not draw from the one that dropout draws from
+        generator=torch.Generator(),  # the loader must not draw from the generator of dropout
     )
     for batch in loader:
         yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

@@ -1,11 +1,11 @@
-"""Minimum-risk training (Shen et al. 2016): the model's own translations, the better ones made more probable.
+"""Minimum-risk training (Shen et al. 2016): make the better ones of the model's own translations more probable.
 
-For every source sentence translations are sampled from the model, and the reference is added. Among these candidates Y
+For every source sentence, translations are sampled from the model, and the reference is added. Among these candidates Y
 
     Q(y) = p(y)^a / Σ p(y')^a        loss = Σ Q(y) · (1 - score(y))        score: sentence BLEU or chrF, 0 to 1
 
-each candidate once, however often it was drawn. The model should be trained already: its samples must be sentences.
-A baseline would change nothing here: the Q of a sentence sum to one, so that a constant has no gradient.
+Each candidate counts once, however often it was drawn. The model should already be trained, so that its samples are
+sentences. A baseline would change nothing: the Q of a sentence sum to one, so a constant has no gradient.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import evaluating
 
 METRICS: dict[str, Callable[[], Any]] = {
-    "bleu": lambda: BLEU(effective_order=True),  # of a sentence: orders that it has no n-grams of do not count
+    "bleu": lambda: BLEU(effective_order=True),  # leaves out n-gram orders that a sentence is too short for
     "chrf": CHRF,
 }
 SPARE = 10  # tokens that a sample may have beyond twice the longest reference of its batch
@@ -32,13 +32,13 @@ SPARE = 10  # tokens that a sample may have beyond twice the longest reference o
 
 @dataclass(frozen=True)
 class Candidates:
-    """Translations of the sentences of a batch, each once, N in all.
+    """The candidate translations of a batch, N in all, without duplicates.
 
     Attributes:
-        inputs: [N, T], what the decoder reads.
-        targets: [N, T], what it should say; `IGNORED` after the end of a sentence.
-        owner: [N], the row of the batch that each translates, in ascending order.
-        references: [N], whether it is the reference.
+        inputs: [N, T], inputs of the decoder.
+        targets: [N, T], target tokens; `IGNORED` after the end of a sentence.
+        owner: [N], the row of the batch that a candidate translates, in ascending order.
+        references: [N], True for the references.
     """
 
     inputs: Tensor
@@ -52,13 +52,13 @@ class MinimumRisk:
     """The training loss: expected risk of a model's own translations, averaged over sentences.
 
     Attributes:
-        accelerator: knows how the model is wrapped.
+        accelerator: of the run; it unwraps the model.
         tokenizer: of the target.
         samples: translations drawn per sentence.
-        sharpness: the exponent a of p; at 0 all candidates weigh the same.
+        sharpness: the exponent a of p; at 0 all candidates have the same weight.
         metric: "bleu" or "chrf".
-        cross_entropy: weight of the references' cross-entropy, which is added: per sentence the mean over its tokens.
-        longest: no sample has more tokens.
+        cross_entropy: weight of the references' cross-entropy (per sentence the mean over tokens), which is added.
+        longest: the most tokens that a sample may have.
     """
 
     accelerator: Accelerator
@@ -70,7 +70,7 @@ class MinimumRisk:
     longest: int
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """The mean over the sentences of a batch; random numbers are torch's."""
+        """Return the mean loss over the sentences of a batch; samples are drawn with torch's global generator."""
         candidates = self.candidates(self.accelerator.unwrap_model(model), batch)
         risks = self.risks(candidates).to(batch["input_ids"].device)
         log_p = self.log_probabilities(model, batch, candidates)
@@ -84,11 +84,11 @@ class MinimumRisk:
 
     @staticmethod
     def weight(batch: Mapping[str, Tensor]) -> int:
-        """How many sentences the loss of a batch is over."""
+        """Return the number of sentences over which the loss of a batch is the mean."""
         return len(batch["input_ids"])
 
     def candidates(self, model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Candidates:
-        """Sample, in evaluation mode, add the references, and keep each once."""
+        """Sample translations in evaluation mode, add the references and remove duplicates."""
         longest = min(self.longest, 2 * batch["labels"].shape[1] + SPARE)
         with evaluating(model):
             drawn = (
@@ -125,25 +125,25 @@ class MinimumRisk:
         )
 
     def each_once(self, reference: Sequence[int], samples: Sequence[Sequence[int]]) -> list[tuple[list[int], bool]]:
-        """The candidates of a sentence, each up to its end, and whether it is the reference, which comes first."""
+        """Return the distinct candidates of a sentence, cut at their end, the reference (marked True) first."""
         first = self.ended([token for token in reference if token != IGNORED])
         others = dict.fromkeys(tuple(self.ended(sample)) for sample in samples)
         others.pop(tuple(first), None)
         return [(first, True), *((list(sample), False) for sample in others)]
 
     def ended(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens up to the one that ends the sentence; the first of all may be the same one."""
+        """Cut tokens after the end token; one in first place does not count: decoders may start with it."""
         tokens = list(tokens)
         end = self.tokenizer.eos_token_id
         return tokens[: tokens.index(end, 1) + 1] if end in tokens[1:] else tokens
 
     def check(self, model: PreTrainedModel, batch: Mapping[str, Tensor]) -> None:
-        """Check that there is something to learn from what a model makes of some sentences.
+        """Check that a model's samples of some sentences give it something to learn from.
 
-        It uses up no random number.
+        The random generators are left as they were.
 
         Raises:
-            ArgumentError: if all samples of all of them are empty, or the reference itself.
+            ArgumentError: if all samples are empty, or all are the reference itself.
         """
         devices = [model.device] if model.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -163,7 +163,7 @@ class MinimumRisk:
             )
 
     def risks(self, candidates: Candidates) -> Tensor:
-        """1 - score of every candidate against the reference of its sentence, [N]."""
+        """Return 1 - score of every candidate against the reference of its sentence, [N]."""
         texts = self.tokenizer.batch_decode(
             candidates.targets.masked_fill(candidates.targets == IGNORED, self.tokenizer.pad_token_id),
             skip_special_tokens=True,
@@ -178,7 +178,7 @@ class MinimumRisk:
         return 1 - torch.tensor(scores) / 100
 
     def log_probabilities(self, model: nn.Module, batch: Mapping[str, Tensor], candidates: Candidates) -> Tensor:
-        """Log p of every token of every candidate, [N, T], 0 after the end; sources are encoded once."""
+        """Return the log p of every token of every candidate, [N, T], 0 after the end; encodes sources once."""
         encoder = self.accelerator.unwrap_model(model).get_encoder()
         with self.accelerator.autocast():
             states = encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])[0]
@@ -194,7 +194,7 @@ class MinimumRisk:
 
 
 def shares(scores: Tensor, owner: Tensor, sentences: int) -> Tensor:
-    """The softmax of scores [N] over the candidates of each sentence."""
+    """Return the softmax of scores [N] over the candidates of each sentence, [N]."""
     highest = scores.new_full((sentences,), -torch.inf).scatter_reduce(0, owner, scores.detach(), "amax")
     powers = (scores - highest[owner]).exp()
     return powers / scores.new_zeros(sentences).index_add(0, owner, powers)[owner]

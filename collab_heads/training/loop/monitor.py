@@ -1,4 +1,4 @@
-"""What is watched in a training: its loss, and its seconds."""
+"""Track the loss and the time of a training."""
 
 import math
 import time
@@ -14,14 +14,14 @@ DIVERGED = "lower --learning_rate, or use --mixed_precision bf16 or no"
 
 
 class Losses:
-    """Logs the mean loss of every so many steps to the trackers, and stops a run that has diverged.
+    """The losses of a training phase: their means are logged to the trackers, and divergence raises NonFiniteError.
 
     Args:
         accelerator: of the run.
         every: steps between two records.
         phase: of the run.
         total: steps of the phase.
-        before: from `state`, of the steps before a checkpoint that the phase goes on from; None if it does not say.
+        before: the `state` at the checkpoint from which the phase is resumed; None if that does not record it.
     """
 
     def __init__(self, accelerator: Accelerator, every: int, phase: int, total: int, before: float | None = 0.0):
@@ -39,10 +39,13 @@ class Losses:
     def add(
         self, loss: torch.Tensor, step: int, learning_rate: float, penalty: HeadPenalty | None = None
     ) -> float | None:
-        """Add the loss of a step on this process; the numbers of the heads are logged beside it.
+        """Add this process's loss of a step; log the mean loss, and the metrics of the penalty, when a record is due.
 
         Returns:
-            The mean over the steps since the last record, of all processes; None between records.
+            The mean loss of the steps since the last record, over all processes; None between records.
+
+        Raises:
+            NonFiniteError: if the mean is NaN or inf.
         """
         self.sum, self.count = self.sum + loss, self.count + 1
         self.of_phase += loss.to(self.of_phase)
@@ -58,21 +61,19 @@ class Losses:
         return mean
 
     def state(self) -> float | None:
-        """The sum over the steps of the phase so far, of all processes, which all call it; None if not known."""
+        """Return the sum of the losses of the phase so far, None if not known; all processes must call it."""
         return float(self.accelerator.reduce(self.of_phase)) if self.is_known else None
 
 
 class Clock:
-    """Adds up the seconds between start and stop."""
+    """A stopwatch that adds up the seconds between `start` and `stop`."""
 
     def __init__(self):
         self.seconds = 0.0
         self.started = 0.0
 
     def start(self) -> None:
-        """Start, or go on."""
         self.started = time.perf_counter()
 
     def stop(self) -> None:
-        """Stop."""
         self.seconds += time.perf_counter() - self.started

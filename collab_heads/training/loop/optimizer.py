@@ -1,4 +1,4 @@
-"""One optimizer step: parameter groups, schedule, and the gradient of all micro-batches."""
+"""Parameter groups, optimizer and schedule, and an optimizer step over all micro-batches."""
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +36,12 @@ def parameter_groups(
     gate_lr: float = 0.1,
     alpha_lr: float | None = None,
 ) -> list[dict]:
-    """The trainable parameters in groups: only matrices have weight decay, but for alphas.
+    """Return the trainable parameters in groups; only matrices have weight decay, and alphas have none.
 
     Args:
         model: to be trained.
-        weight_decay: not of biases, norms and everything else of one dimension, nor of gates and alphas.
-        penalty: trains gates and alphas, which are groups of their own.
+        weight_decay: of matrices; not of biases, norms and other parameters of one dimension, nor of gates and alphas.
+        penalty: its gates and alphas are groups of their own.
         gate_lr: learning rate of the gates.
         alpha_lr: learning rate of the alphas; None for that of all other parameters.
 
@@ -71,16 +71,18 @@ def optimizer_and_schedule(
     scaled: bool = False,
     adam: Mapping[str, Any] | None = None,
 ) -> tuple[HeadAdamW, LRScheduler]:
-    """AdamW, fused where torch can (a fifth of a step's time on a CPU), and its learning rate schedule.
+    """Return AdamW and its learning rate schedule.
+
+    AdamW is fused where torch supports it; on a CPU the difference is a fifth of a step's time.
 
     Args:
         groups: from `parameter_groups`.
-        learning_rate: peak.
+        learning_rate: the peak.
         schedule: its name in transformers.
         warmup: optimizer steps in which the rate rises.
         total: optimizer steps in all.
-        scaled: whether gradients are scaled (fp16): then it is not fused, as a fused step does not tell when it was
-            skipped.
+        scaled: whether gradients are scaled (fp16); AdamW is then not fused, since a fused step does not tell that it
+            was skipped.
         adam: other arguments of AdamW: `betas`, `eps`.
     """
     fused = groups[0]["params"][0].device.type in ("cpu", "cuda") and not scaled
@@ -89,14 +91,14 @@ def optimizer_and_schedule(
 
 
 def adam_options(args: Namespace) -> dict[str, Any]:
-    """What the flags say of AdamW beside its learning rate."""
+    """Return the arguments of AdamW that the flags give, other than its learning rate."""
     given = zip((args.adam_beta1, args.adam_beta2), BETAS, strict=True)
     betas = tuple(default if value is None else value for value, default in given)
     return {"betas": betas} | ({} if args.adam_epsilon is None else {"eps": args.adam_epsilon})
 
 
 def model_loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The mean loss that the model computes itself."""
+    """Return the mean loss that the model computes itself."""
     return model(**batch).loss
 
 
@@ -110,10 +112,10 @@ def optimizer_step(
     penalty: HeadPenalty | None = None,
     loss_of: Loss = model_loss,
 ) -> torch.Tensor:
-    """Accumulate the gradient of the mean loss over all micro-batches of all processes, and step.
+    """Accumulate the gradient of the mean loss over all micro-batches of all processes, and take the step.
 
     Returns:
-        The mean loss on this process, times its share of the step: summed over processes it is the step's.
+        The mean loss on this process times its share of the step; the sum over processes is the loss of the step.
     """
     total = sum(weights)
     if accelerator.num_processes > 1:

@@ -1,4 +1,4 @@
-"""How many optimizer steps a training has, and which examples each of them takes."""
+"""The optimizer steps of a training: how many there are, and which examples each takes."""
 
 import math
 import random
@@ -21,8 +21,8 @@ class TrainingSteps:
 
     Attributes:
         of_epoch: epoch, from 0 -> its optimizer steps.
-        num_epochs: how often the examples are gone through; the last time perhaps in part.
-        max_steps: optimizer steps, instead of epochs.
+        num_epochs: passes over the examples; with a fraction the last one is partial.
+        max_steps: number of optimizer steps, instead of epochs; None to use `num_epochs`.
     """
 
     of_epoch: Callable[[int], list[Step]]
@@ -31,7 +31,7 @@ class TrainingSteps:
 
     @classmethod
     def shuffled(cls, args: Namespace, examples: Dataset, batches: int, seed: int) -> "TrainingSteps":
-        """Steps of `batches` micro-batches of --per_device_train_batch_size examples, in an order of the seed's."""
+        """Make steps of `batches` micro-batches of --per_device_train_batch_size examples, shuffled by the seed."""
         lengths = [len(ids) for ids in examples["input_ids"]] if args.group_by_length else None
         size = args.per_device_train_batch_size
         of_epoch = partial(shuffled_steps, len(examples), size, batches, seed, lengths=lengths)
@@ -39,7 +39,7 @@ class TrainingSteps:
 
     @cached_property
     def total(self) -> int:
-        """How many there are."""
+        """The number of optimizer steps."""
         if self.max_steps is not None:
             return self.max_steps
         whole = int(self.num_epochs)
@@ -48,7 +48,7 @@ class TrainingSteps:
         return steps + (math.ceil(rest * len(self.of_epoch(whole))) if rest else 0)
 
     def position(self, done: int) -> tuple[int, int]:
-        """The epoch, from 0, in which the step after `done` steps lies, and how many steps of it come before."""
+        """Return the epoch, from 0, of the step after `done` steps, and how many steps of that epoch precede it."""
         epoch = 0
         while done >= (length := len(self.of_epoch(epoch))):
             epoch, done = epoch + 1, done - length
@@ -56,13 +56,13 @@ class TrainingSteps:
 
     @property
     def epochs_begun(self) -> int:
-        """How many epochs the training begins."""
+        """The number of epochs that the training begins."""
         return self.position(self.total - 1)[0] + 1 if self.total else 0
 
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Do something; afterwards Python, NumPy and torch, on every device, draw what they would have drawn without it."""
+    """Restore the random states of Python, NumPy and torch, on every device, when the context is closed."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):

@@ -1,4 +1,4 @@
-"""What one training holds and counts: model, optimizer, schedule, penalty, steps, seconds; and when it is saved."""
+"""One training of a model: optimizer, schedule, penalty and counters, and when it is evaluated and saved."""
 
 import math
 from argparse import Namespace
@@ -39,23 +39,23 @@ from collab_heads.training.storage.sharding import become, whole_copy
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a script gives to the loop.
+    """The functions and settings that a script passes to the training loop.
 
     Attributes:
         collate: a list of examples -> a batch, a dict of tensors as the model takes it.
-        weight: a batch -> how many examples (or tokens) its mean loss is over.
-        evaluate: (model, epoch, step) -> None; called after every epoch and at the end.
+        weight: a batch -> the number of examples (or tokens) over which its loss is the mean.
+        evaluate: (model, epoch, step) -> None; called after every epoch or every `--eval_steps` steps, and at the end.
         save_model: (model, folder) -> None.
-        progress: () -> what a checkpoint should record beside its place in the run.
+        progress: () -> what a checkpoint records beside phase and step.
         steps: the optimizer steps of the training.
-        penalty: number of optimizer steps -> what the training adds for the heads; None for nothing.
-        rates: learning rates of what the penalty trains, as `HeadPenalty.groups` takes them.
+        penalty: number of optimizer steps -> the penalty for the heads, or None; None for no penalty.
+        rates: learning rates of gates and alphas, as `HeadPenalty.groups` takes them.
         before_epoch: (model, epoch, optimizer) -> None, epochs from 1; called before an epoch's first step.
         after_step: (number of the optimizer step) -> None.
-        look: (model, epoch, step) -> None; called before the first step, after every `look_every` and after the last.
+        look: (model, epoch, step) -> None; measures heads: before the first step, every `look_every`, after the last.
         look_every: optimizer steps, or "epoch".
         loss: (model, batch) -> the mean loss of the batch; by default the model's own.
-        stop: () -> whether the training is to end before its last step; asked after evaluations, and on resuming.
+        stop: () -> whether the training ends before its last step; called after evaluations, and on resuming.
     """
 
     collate: Callable[[list], Mapping[str, Tensor]]
@@ -76,12 +76,12 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a phase of training took.
+    """The counts and the mean loss of a training phase.
 
     Attributes:
         steps: optimizer steps of the phase.
-        examples: since the phase was begun or resumed.
-        seconds: since then, without evaluation and saving.
+        examples: seen since the phase was begun or resumed.
+        seconds: since then, without evaluations and saving.
         loss: the mean over all steps of the phase, those before a checkpoint included, of the model's loss, without
             what a penalty adds; None without steps.
     """
@@ -93,22 +93,22 @@ class Trained:
 
 
 class Training:
-    """One training of a model: prepared with Accelerate, counted, evaluated and saved on the way.
+    """One training of a model, prepared with Accelerate; it is counted, evaluated and saved along the way.
 
     Args:
         accelerator: made with `step_scheduler_with_optimizer=False`.
         model: trained in place.
         args: from `add_training_arguments` and `add_output_arguments`.
-        hooks: what the script does.
+        hooks: the functions and settings of the script.
         phase: which training of the run this is.
         resume: a checkpoint of this phase, and its optimizer step.
 
     Attributes:
         wrapped: the model as Accelerate prepared it.
-        kind: the class of the model.
+        kind: the class of the model before FSDP changes it.
         total: optimizer steps of the whole phase.
-        done: those that are taken.
-        examples: how many examples were seen since the phase was begun or resumed.
+        done: optimizer steps taken so far.
+        examples: number of examples seen since the phase was begun or resumed.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Training:
             scaled=scaled,
             adam=adam_options(args),
         )
-        self.kind = type(model)  # FSDP makes another of it
+        self.kind = type(model)  # FSDP changes it
         keep_whole(accelerator, model)
         self.wrapped, self.optimizer, self.schedule = accelerator.prepare(model, *prepared)
         self.done = self.examples = 0
@@ -155,7 +155,7 @@ class Training:
         self.bar = progress_bar(total=self.total, initial=self.done, desc="training", disable=not main)
 
     def resume(self, checkpoint: Path, step: int) -> float | None:
-        """Take everything up as it was at a step: the sum of the losses of the steps before it; None if not known."""
+        """Load the state at a step; return the sum of the losses before it, None if that was not recorded."""
         load_state(self.accelerator, checkpoint)
         self.done = step
         progress = load_progress(checkpoint)
@@ -168,12 +168,12 @@ class Training:
         return progress.get("loss_of_phase")
 
     def begin(self) -> None:
-        """Begin an epoch, or go on in it."""
+        """Begin or resume an epoch: switch to training mode and start the clock."""
         self.wrapped.train()
         self.clock.start()
 
     def advance(self, loss: Tensor, num_examples: int) -> None:
-        """Count an optimizer step, move the schedule, and show and log the loss where it is due."""
+        """Count an optimizer step, advance the schedule, and show and log the loss when it is due."""
         if not self.accelerator.optimizer_step_was_skipped:
             self.schedule.step()
         self.done += 1
@@ -187,10 +187,10 @@ class Training:
             self.bar.set_postfix_str(", ".join(f"{name} {v:.4g}" for name, v in numbers.items() if "/" not in name))
 
     def evaluate_and_save(self, epoch: int, *, ends_epoch: bool) -> bool:
-        """Evaluate, look and save, each where it is due after the step just taken; the clock stands still meanwhile.
+        """Evaluate, measure heads and save, each if it is due after the step just taken; the clock is stopped then.
 
         Returns:
-            Whether the training is to end here.
+            True if the training ends here.
         """
         every, eval_every = self.args.checkpointing_steps, self.args.eval_steps
         saves = isinstance(every, int) and self.done % every == 0
@@ -210,31 +210,31 @@ class Training:
         return stopped
 
     def looks(self, ends_epoch: bool) -> bool:
-        """Whether heads are to be looked at after the step just taken."""
+        """Return True if the heads are due to be measured after the step just taken."""
         every = self.hooks.look_every
         return self.done == self.total or (self.done % every == 0 if isinstance(every, int) else ends_epoch)
 
     def look(self, epoch: int) -> None:
-        """Look at the heads; what is random goes on as if nobody had."""
+        """Measure the heads; the random states are restored afterwards."""
         assert self.hooks.look is not None
         with random_states_kept():
             self.hooks.look(self.whole(keep_fp32_wrapper=True), epoch, self.done)
 
     def stops(self) -> bool:
-        """Whether what was measured so far ends the training."""
+        """Return True if the `stop` hook ends the training; it is not asked before the first step."""
         return self.done > 0 and self.hooks.stop is not None and self.hooks.stop()
 
     def end_epoch(self, epoch: int, *, whole: bool = True) -> None:
-        """Save after an epoch, where that is asked for, unless it was ended before its last step."""
+        """Save a checkpoint after an epoch, if the flags ask for it and the epoch is complete."""
         self.clock.stop()
         if self.args.checkpointing_steps == "epoch" and whole:
             self.save(f"epoch_{self.phase}_{epoch}")
 
     def save(self, name: str) -> None:
-        """Write a checkpoint, then delete the oldest above --save_total_limit.
+        """Write a checkpoint, then delete the oldest ones above --save_total_limit.
 
         Raises:
-            NonFiniteError: if a weight is NaN or inf: such a checkpoint would take the place of a good one.
+            NonFiniteError: if a weight is NaN or inf: such a checkpoint would replace a good one.
         """
         model, output_dir = self.whole(), Path(self.args.output_dir)
         if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
@@ -258,7 +258,7 @@ class Training:
             prune_checkpoints(output_dir, self.args.save_total_limit, output_dir / name)
 
     def finish(self) -> Trained:
-        """Leave a plain model in evaluation mode; returns what the training took."""
+        """Unwrap the model in place, put it into evaluation mode, and return the counts of the training."""
         self.bar.close()
         sum_of_losses = self.losses.state()
         if self.penalty is not None:
@@ -273,7 +273,7 @@ class Training:
         return Trained(self.done, self.examples, self.clock.seconds, loss)
 
     def whole(self, **options: bool) -> PreTrainedModel:
-        """The model without what distributed training puts around it; a copy where its weights are divided."""
+        """Return the model without its distributed wrapper; if its weights are sharded, a copy with full ones."""
         if is_sharded(self.accelerator):
             return whole_copy(self.model, self.kind)
         return self.accelerator.unwrap_model(self.wrapped, **options)

@@ -1,4 +1,4 @@
-"""Stored weights: their size, and the way back into a model, of one folder or as the mean of several checkpoints."""
+"""Load stored weights into a model: those of one folder, or the mean over several checkpoints."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from collab_heads.training.storage.checkpoint import check_undamaged, checkpoint
 
 
 def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
-    """The newest checkpoints of a phase, oldest first.
+    """Return the newest `count` checkpoints of a phase, oldest first.
 
     Raises:
         OutputError: if there are fewer than `count`.
@@ -26,13 +26,13 @@ def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
-    """About how many bytes a stored model takes."""
+    """Return the approximate size of a stored model in bytes."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 @torch.no_grad()
 def load_weights(model: PreTrainedModel, folders: Sequence[Path]) -> None:
-    """Set a model's floating-point weights to the mean over stored models of the same shape, in float64.
+    """Set a model's floating-point weights to the mean over stored models of the same shape, computed in float64.
 
     Raises:
         OutputError: if one of them is damaged.

@@ -1,4 +1,4 @@
-"""What a run does to show the heads of the model that it ends with."""
+"""Measure and show the heads of a run's model, over its trainings and at its end."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,15 +35,15 @@ RECORDS = 100  # of the gates, over a training
 
 
 class GateRecorder:
-    """Notes how open the gates of a model are, some hundred times over a training.
+    """A recorder of how open the gates of a model are, about a hundred times over a training.
 
     Args:
         model: with gates.
         steps: optimizer steps of the training.
-        state: from `state`, of a recorder that this one goes on from.
+        state: from `state`, of the recorder that this one resumes.
 
     Attributes:
-        history: what was noted.
+        history: the record so far.
     """
 
     def __init__(self, model: PreTrainedModel, steps: int, state: Iterable | None = None):
@@ -60,18 +60,18 @@ class GateRecorder:
             self.note(0)
 
     def __call__(self, step: int) -> None:
-        """After an optimizer step."""
+        """Record the gates after an optimizer step, if a record is due."""
         if step % self.every == 0 or step == self.last_step:
             self.note(step)
 
     def note(self, step: int) -> None:
-        """Add how open they are now."""
+        """Record how open the gates are after `step` optimizer steps."""
         with torch.no_grad():
             rows = {site.path: gates.open_probability() for site, gates in self.sites}
         self.history = self.history.record(step, rows)
 
     def state(self) -> list:
-        """What `state` takes, ready for JSON."""
+        """Return the record for the argument `state` of a resumed recorder, ready for JSON."""
         return [
             [step, {path: rows[index].tolist() for path, rows in self.history.probabilities.items()}]
             for index, step in enumerate(self.history.steps)
@@ -79,11 +79,11 @@ class GateRecorder:
 
 
 def save_statistics(learner: Learner) -> None:
-    """Measure the heads on the validation examples, as the final model sees them, if asked to."""
+    """Measure the heads of the final model on validation examples and save the result, if asked to."""
     session = learner.session
     if not session.args.save_head_statistics:
         return
-    batches = learner.validation(generated=True)  # all processes generate, where there is something to generate
+    batches = learner.validation(generated=True)  # all processes take part in generation
     if output := session.writes_to:
         statistics = head_statistics(learner.model, batches, exclude=learner.end_tokens)
         session.accelerator.print(statistics)
@@ -91,10 +91,10 @@ def save_statistics(learner: Learner) -> None:
 
 
 def check_ablation(learner: Learner) -> None:
-    """Check that a model can be measured without each of its heads as `--analyze_ablation` says.
+    """Check that this run can measure the metric of `--analyze_ablation` without each of its heads.
 
     Raises:
-        ArgumentError: on a metric that the evaluations do not have, or that several processes would have to share.
+        ArgumentError: if the evaluations do not have the metric, or several processes would have to share it.
     """
     metric = learner.session.args.analyze_ablation
     if not metric or metric == LOSS:
@@ -105,7 +105,7 @@ def check_ablation(learner: Learner) -> None:
 
 
 def shown_batches(learner: Learner) -> Iterable[Mapping]:
-    """Batches of the validation examples that heads are looked at on: all, or so many as the flag says."""
+    """Return batches of the validation examples that heads are measured on: all, or as many as the flag says."""
     batches, count = list(learner.validation()), learner.session.args.analyze_samples
     return Sentences(batches).first(count) if count else batches
 
@@ -150,16 +150,16 @@ SERIES = "head_history.json"
 
 
 class HeadWatch:
-    """Notes how sure heads are, how open their gates are and how they are mixed, every so many optimizer steps.
+    """A record of the heads over the trainings of a run: confidence, gates and alphas, every few optimizer steps.
 
     Args:
-        learner: whose model's heads they are.
-        rotation: of the run; what it ranks heads by is noted, too.
-        noted: from `state`, of a run that this one goes on from.
+        learner: its model has the heads.
+        rotation: of the run; the metrics by which it ranks heads are recorded, too.
+        noted: from `state`, of the run that is resumed; None without one.
 
     Attributes:
-        history: what was noted; None before the first time, and if there are no heads.
-        batches: what heads are measured on, once that is known.
+        history: the record; None before the first measurement, and if there are no heads.
+        batches: those that heads are measured on; empty before the first measurement.
 
     Raises:
         OutputError: if `noted` is damaged.
@@ -175,17 +175,17 @@ class HeadWatch:
             raise OutputError(f"{RESUME}: what it records of heads over the training is damaged: {error}") from error
 
     def added_to(self, hooks: Hooks, stage: str, before: int) -> Hooks:
-        """The hooks of a training, with looks at the heads; `before` it the run took so many optimizer steps."""
+        """Return a training's hooks with measurements of the heads; `before`: optimizer steps of the run before it."""
         note = partial(self.note, stage, before)
         return replace(hooks, look=note, look_every=self.session.args.analyze_every)
 
     def note(self, stage: str, before: int, model: PreTrainedModel, epoch: int, step: int) -> None:
-        """Look at the heads of a model; the first process looks for all."""
+        """Measure the heads of a model; the first process does so for all."""
         moment = Moment(before + step, epoch, stage)
         agreed(self.session.accelerator, lambda: self.look(model, moment))
 
     def look(self, model: PreTrainedModel, moment: Moment) -> None:
-        """Measure, and write what is known so far."""
+        """Measure the heads, add the values to the history and write it."""
         adapter = get_adapter(model)
         sites, numbers = adapter.sites_with_heads(model), head_numbers(model, adapter)
         if self.history is None:
@@ -204,12 +204,12 @@ class HeadWatch:
         self.write()
 
     def write(self) -> None:
-        """Write the series as it is now; a file that is there is whole at every moment."""
+        """Write the history; its file is replaced as a whole."""
         if self.history is not None and (output := self.session.writes_to):
             output.write(f"{HISTORY}/{SERIES}", self.history.to_json().encode())
 
     def draw(self, exchanges: Mapping[str, Sequence[int]]) -> None:
-        """Draw what was noted, at the end of a run, and say where; `exchanges`: as `history_curves` takes them."""
+        """Draw the history at the end of a run and print its folder; `exchanges`: as `history_curves` takes them."""
         if self.history is None or (output := self.session.writes_to) is None:
             return
         self.write()  # a resumed run that had nothing left to do
@@ -224,12 +224,12 @@ class HeadWatch:
         self.session.accelerator.print(f"heads over the training: {output.path / HISTORY}")
 
     def state(self) -> dict | None:
-        """What a checkpoint must know to go on."""
+        """Return the history for a checkpoint; None without one."""
         return None if self.history is None else self.history.to_dict()
 
 
 def watched_metrics(rotation: Rotation | None) -> list[Metric]:
-    """Confidence, and what a rotation ranks heads by; each once, under its first name."""
+    """Return the metrics to record: confidence and those by which a rotation ranks heads, each once."""
     settings = getattr(rotation, "role_settings", {}).values()
     names = ["confidence", *(each.metric for each in settings if each.ranks)]
     return list(dict.fromkeys(SAME.get(name, name) for name in names))

@@ -1,4 +1,4 @@
-"""The best weights of a training, and the mean of its last ones: kept on the way, loaded at the end."""
+"""Keep the best weights of a training and load them at its end; check that enough checkpoints can be averaged."""
 
 import logging
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class BestWeights:
         session: of the run.
 
     Attributes:
-        evaluation: the best one so far: "bleu", "stage", "step"; None without.
-        manifest: the SHA-256 of the manifest of its folder.
+        evaluation: the best one so far, a dict of "bleu", "stage" and "step"; None before the first.
+        manifest: the SHA-256 of the manifest of its folder; None before the first.
     """
 
     def __init__(self, session: Session):
@@ -35,7 +35,7 @@ class BestWeights:
 
     @property
     def folder(self) -> Path:
-        """Where the weights are; `--load_best_model_at_end` needs an output folder."""
+        """The folder of the weights; `--load_best_model_at_end` needs an output folder."""
         return Path(self.session.args.output_dir) / BEST
 
     def check(self) -> None:
@@ -49,7 +49,7 @@ class BestWeights:
     def keep(
         self, stage: str, step: int, bleu: float, model: PreTrainedModel, save: Callable[[PreTrainedModel, Path], None]
     ) -> None:
-        """Keep the weights of an evaluation if they are the best of their training; all processes call it."""
+        """Keep the weights of an evaluation if they are the best of their training; all processes must call it."""
         best = self.evaluation["bleu"] if self.evaluation and self.evaluation["stage"] == stage else -1.0
         if not (self.session.args.load_best_model_at_end and stage.startswith("fine_tuned") and bleu > best):
             return
@@ -60,7 +60,7 @@ class BestWeights:
         self.session.accelerator.wait_for_everyone()
 
     def load(self, stage: str, model: PreTrainedModel) -> bool:
-        """Put the best weights of a training into the model, if they are to be; whether it was done."""
+        """Load the best weights of a training into the model, if the flags ask for it; return True if this was done."""
         if not (self.session.args.load_best_model_at_end and self.evaluation and self.evaluation["stage"] == stage):
             return False
         self.warn_if_replaced()
@@ -68,7 +68,7 @@ class BestWeights:
         return True
 
     def warn_if_replaced(self) -> None:
-        """Say so if the best weights are those of a run that was killed, and this one was not as good again."""
+        """Log a warning if a killed run replaced the best weights and this run did not reach them again."""
         if self.session.accelerator.is_main_process and self.manifest is not None:
             if digest(self.folder / MANIFEST)["sha256"] != self.manifest:
                 logger.warning(
@@ -83,7 +83,7 @@ def check_enough_checkpoints(count: int, every: int | str, steps: TrainingSteps)
     """Raise ArgumentError if a training writes fewer checkpoints than are to be averaged.
 
     Args:
-        count: how many are to be averaged.
+        count: number of checkpoints to average.
         every: optimizer steps between checkpoints, or "epoch".
         steps: of the training.
     """

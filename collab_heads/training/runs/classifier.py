@@ -1,4 +1,4 @@
-"""How `run_glue.py` loads, feeds and measures its classifiers and regressions."""
+"""Load, feed and evaluate the classifiers and regressions of `run_glue.py`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,27 +117,27 @@ class Classifier(Learner):
 
     @property
     def primary(self) -> str:
-        """The metric that GLUE quotes alone."""
+        """The metric that is quoted alone for the task."""
         return primary(self.data.task.metric)
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
-        """The loss is a mean over examples."""
+        """Return the number of examples over which the loss of a batch is the mean."""
         return len(batch["labels"])
 
     def samples(self, count: int, *, labels: bool) -> Sequence[Mapping[str, Tensor]]:
-        """Batches of training examples of like length, drawn by the seed."""
+        """Return batches of training examples of similar length, drawn with the run's seed."""
         drawn = draw(self.encoded["train"], count, self.session.args.seed)
         return calibration_batches(drawn, self.collate, labels=labels)
 
     def validation(self, *, generated: bool = False) -> Iterator[Mapping[str, Tensor]]:
-        """Batches of the first validation split; classifiers generate nothing."""
+        """Yield batches of the first validation split; `generated` changes nothing, since nothing is generated."""
         examples = self.encoded[self.data.named("validation")[0]]
         size = self.session.args.per_device_eval_batch_size
         for first in range(0, len(examples), size):
             yield self.collate([examples[i] for i in range(first, min(first + size, len(examples)))])
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
-        """The task's metrics on every validation split."""
+        """Return the task's metrics on every validation split."""
         metrics: dict[str, float] = {}
         for split in self.data.named("validation"):
             outputs = self.outputs(split, model)
@@ -150,14 +150,14 @@ class Classifier(Learner):
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Those of the task for which more is better."""
+        """The metrics of the task for which a larger value is better."""
         return higher_is_better(self.data.task.metric)
 
     def evaluated(self, stage: str, step: int, metrics: Mapping[str, float], model: PreTrainedModel) -> None:
-        """Nothing is kept but the metrics."""
+        """Do nothing: only the metrics of an evaluation are kept."""
 
     def outputs(self, split: str, model: PreTrainedModel) -> np.ndarray:
-        """[N, C] logits or [N] scores of a split, classes in the task's order."""
+        """Return [N, C] logits or [N] scores of a split, with classes in the task's order."""
         size = self.session.args.per_device_eval_batch_size
         logits = predict(self.session.accelerator, model, self.encoded[split], self.collate, size)
         if not np.isfinite(logits).all():  # an argmax would hide it
@@ -166,7 +166,7 @@ class Classifier(Learner):
         return self.labels.to_task(logits)
 
     def predict(self) -> dict[str, dict[str, float]]:
-        """Write predictions of the test splits as the GLUE server takes them; there are no references to measure by."""
+        """Write predictions of the test splits for the GLUE server; return {}, since there are no references."""
         outputs = {split: self.outputs(split, self.model) for split in self.data.named("test")}
         if outputs and (output := self.session.writes_to):
             texts = {submission_name(self.data.task, split): rows for split, rows in outputs.items()}

@@ -1,4 +1,4 @@
-"""What the flags of gates and pruning do to a model: gate heads, choose them, remove them."""
+"""Apply the flags of gates, pruning, alphas and rotation to a model."""
 
 import math
 from argparse import Namespace
@@ -33,7 +33,7 @@ def check_gateable(args: Namespace, model: PreTrainedModel) -> None:
     """Check early, before anything is written, that the model has the sites and heads that the flags name.
 
     Raises:
-        CollabHeadsError: if it has not, or has gates already.
+        CollabHeadsError: if it lacks them, or has gates already.
     """
     if not wants_gates(args):
         return
@@ -48,17 +48,17 @@ def check_gateable(args: Namespace, model: PreTrainedModel) -> None:
 
 
 def fixed_heads(args: Namespace, model: PreTrainedModel) -> dict[str, list[int]] | None:
-    """What `--alive_heads` names: path -> for every head 0 or 1; None without."""
+    """Return the choice of `--alive_heads`: path -> 0 or 1 for every head; None without the flag."""
     if args.alive_heads is None:
         return None
     return alive_choice(get_adapter(model).sites_with_heads(model), read_alive(args.alive_heads))
 
 
 def sites_to_gate(args: Namespace, model: PreTrainedModel) -> list[AttentionSite]:
-    """The sites whose heads are chosen: those that are named, else all for which no file says which heads stay.
+    """Return the sites whose heads are chosen: those that the flags name, else all that `--alive_heads` leaves open.
 
     Raises:
-        ArgumentError: if a file says so of one that is named, or of all.
+        ArgumentError: if `--alive_heads` decides on a site that is named, or on all sites.
     """
     names = list(args.target_heads) if isinstance(args.target_heads, Mapping) else args.gated_sites
     fixed = fixed_heads(args, model) or {}
@@ -76,7 +76,7 @@ def sites_to_gate(args: Namespace, model: PreTrainedModel) -> list[AttentionSite
 def choose_heads(
     accelerator: Accelerator, args: Namespace, model: PreTrainedModel, samples: Samples
 ) -> PruneReport | None:
-    """Gate the model, or choose heads and remove them at once.
+    """Put gates on the heads, or choose heads and remove the others at once.
 
     Args:
         accelerator: the first process chooses for all.
@@ -85,7 +85,7 @@ def choose_heads(
         samples: a number of examples -> labelled batches, for importance.
 
     Returns:
-        What was removed; None if all gates are still to be learned.
+        The report on what was removed; None if all gates are still to be learned.
     """
     learned = [site.path for site in sites_to_gate(args, model)] if learns_gates(args) else []
     report = None
@@ -103,7 +103,7 @@ def choose_heads(
 def importance_before_training(
     accelerator: Accelerator, args: Namespace, model: PreTrainedModel, samples: Samples
 ) -> Mapping | None:
-    """The importance of every head, from which learning an exact number of heads begins; None without.
+    """Return the importance of every head, from which learning a number of heads begins; None without one.
 
     Its arguments are those of `choose_heads`.
     """
@@ -113,7 +113,7 @@ def importance_before_training(
 
 
 def heads_to_keep(args: Namespace, model: PreTrainedModel, samples: Samples) -> Mapping:
-    """Which heads stay, as the flags choose them: as `swap_to_gated` takes it."""
+    """Return the heads that the flags choose to keep, as `swap_to_gated` takes them."""
     if args.alive_heads is not None:
         return read_alive(args.alive_heads)
     paths = [site.path for site in sites_to_gate(args, model)]
@@ -124,7 +124,7 @@ def heads_to_keep(args: Namespace, model: PreTrainedModel, samples: Samples) -> 
 
 
 def gate_options(args: Namespace, total: int, scores: Mapping | None) -> dict[str, Any]:
-    """What a `HeadPenalty` is told of gates.
+    """Return the arguments of a `HeadPenalty` that concern gates.
 
     Args:
         args: the flags.
@@ -138,15 +138,15 @@ def gate_options(args: Namespace, total: int, scores: Mapping | None) -> dict[st
 
 
 def remove_closed_heads(model: PreTrainedModel) -> tuple[dict, PruneReport]:
-    """Remove the heads that training closed; returns what the gates say, and what was removed."""
+    """Remove the heads that training closed; return what the gates say, and the report on what was removed."""
     return gate_report(model).to_dict(), prune_heads(model)
 
 
 def check_mixable(args: Namespace, model: PreTrainedModel) -> None:
-    """Check early, before anything is written, that the model has what the flags name.
+    """Check early, before anything is written, that the model allows what the flags ask of alphas and folding.
 
     Raises:
-        CollabHeadsError: if it has not, or has alphas already.
+        CollabHeadsError: if it does not, or has alphas already.
     """
     if not (acts_in_training(args) or args.fold_heads or args.save_head_statistics):
         return
@@ -166,12 +166,11 @@ def check_mixable(args: Namespace, model: PreTrainedModel) -> None:
 
 
 def sites_to_mix(args: Namespace, model: PreTrainedModel) -> list[AttentionSite]:
-    """The sites whose heads may be mixed."""
     return select_sites(get_adapter(model).sites_with_heads(model), args.alpha_sites)
 
 
 def put_alphas(args: Namespace, model: PreTrainedModel) -> AlphaReport | None:
-    """Put alphas on the chosen sites that have two heads left or more; None if there are none."""
+    """Put alphas on the chosen sites that still have two or more heads; return None if there are none."""
     left = get_adapter(model).sites_with_heads(model)
     named = [*ROLES, *(site.path for site in left)] if args.alpha_sites is None else args.alpha_sites
     paths = [site.path for site in left if site.num_heads > 1 and (site.role in named or site.path in named)]
@@ -179,7 +178,7 @@ def put_alphas(args: Namespace, model: PreTrainedModel) -> AlphaReport | None:
 
 
 def alpha_options(args: Namespace, model: PreTrainedModel, total: int) -> dict[str, Any]:
-    """What a `HeadPenalty` is told of alphas and disagreement in a training of `total` optimizer steps."""
+    """Return the arguments of a `HeadPenalty` for alphas and disagreement, in `total` optimizer steps."""
     adapter, disagreement = get_adapter(model), args.disagreement_weight
     if isinstance(disagreement, dict):
         several = {site.role for site in adapter.sites_with_heads(model) if site.num_heads > 1}
@@ -189,7 +188,7 @@ def alpha_options(args: Namespace, model: PreTrainedModel, total: int) -> dict[s
     if args.alpha_mixing and roles:
         growth = args.alpha_growth_weight or 0.0
         if isinstance(growth, dict):
-            growth = {role: weight for role, weight in growth.items() if role in roles}  # others lost their heads
+            growth = {role: weight for role, weight in growth.items() if role in roles}  # others have no alphas
         options |= {"growth": growth, "alpha_start": math.ceil((args.alpha_start or 0) * total)}
         given = {"growth_radius": args.alpha_growth_radius, "growth_beside": args.alpha_growth_beside}
         options |= {name: value for name, value in given.items() if value is not None}
@@ -200,10 +199,10 @@ Rotation = HeadRotation | DynamicRotation
 
 
 def rotation_of(args: Namespace, exclude: Iterable[int] | None = None) -> Rotation | None:
-    """The rotation that the flags describe; `exclude` holds ids of tokens that do not count in rankings.
+    """Return the rotation that the flags describe, or None; `exclude`: ids of tokens that do not count in rankings.
 
     Raises:
-        CollabHeadsError: if the schedule cannot be read, or a setting cannot be.
+        CollabHeadsError: if the schedule cannot be read, or a setting is invalid.
     """
     if args.rotation_schedule:
         return HeadRotation.from_json(args.rotation_schedule)
@@ -217,14 +216,14 @@ def rotation_of(args: Namespace, exclude: Iterable[int] | None = None) -> Rotati
 
 
 def rotating_paths(rotation: Rotation, model: PreTrainedModel) -> set[str]:
-    """The sites whose heads may change places."""
+    """Return the paths of the sites whose heads may change places."""
     if isinstance(rotation, HeadRotation):
         return {slot.path for epoch in rotation.schedule for pair in rotation.pairs(model, epoch) for slot in pair}
     return {slot.path for _, stack in rotation.stacks(model).values() for layer in stack for slot in layer}
 
 
 def check_rotating_sites(args: Namespace, model: PreTrainedModel, rotation: Rotation) -> None:
-    """Raise ArgumentError if heads are to rotate where there will be gates and alphas: gates travel, alphas do not."""
+    """Raise ArgumentError if heads would rotate where gates and alphas are: gates move with heads, alphas do not."""
     if not (args.alpha_mixing and learns_gates(args)):
         return
     gated = {site.path for site in sites_to_gate(args, model)}

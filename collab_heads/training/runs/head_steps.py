@@ -1,4 +1,4 @@
-"""What a run does to heads: before its last training, in it, and after it."""
+"""Change the heads of a run's model before, during and after its last training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,15 +27,15 @@ class HeadSteps:
     """The gates, alphas and rotation of a run.
 
     Args:
-        learner: whose model's heads they are.
+        learner: its model has the heads.
         steps: of the last training, the one in which heads change.
 
     Attributes:
-        record: what became of the heads, for the results.
-        importance: of every head, from which learning begins.
-        recorder: of the gates over the training, for the report.
-        rotation: which heads change places; None if none do.
-        watch: of the heads over all trainings; None if nobody asked.
+        record: what was done to the heads, for the results.
+        importance: of every head, from which the learning of gates begins; None without.
+        recorder: of the gates over the training, for the report; None without.
+        rotation: exchanges heads before epochs; None without.
+        watch: records the heads over all trainings; None without.
 
     Raises:
         CollabHeadsError: if the rotation does not fit the model or the training.
@@ -54,7 +54,7 @@ class HeadSteps:
         self.watch = HeadWatch(learner, self.rotation, noted) if self.args.analyze_every else None
 
     def planned_rotation(self) -> Rotation | None:
-        """The rotation that the flags describe, checked against model and epochs; None without."""
+        """Return the rotation that the flags describe, checked against model and epochs; None without one."""
         rotation = rotation_of(self.args, self.learner.end_tokens)
         if rotation is not None:
             rotation.check(self.learner.model, self.steps.epochs_begun)
@@ -65,7 +65,7 @@ class HeadSteps:
         return rotation
 
     def choose(self) -> bool:
-        """Put gates on the heads; or choose heads and remove the others at once. Whether any were removed."""
+        """Put gates on the heads, or choose heads and remove the others at once; return True if pruned."""
         if not wants_gates(self.args):
             return False
         common = self.session.accelerator, self.args, self.learner.model, self.labelled_samples
@@ -79,18 +79,18 @@ class HeadSteps:
         return True
 
     def labelled_samples(self, count: int) -> Sequence[Mapping]:
-        """Batches of training examples, on which importance is measured."""
+        """Return batches of training examples with labels, on which importance is measured."""
         return self.learner.samples(count, labels=True)
 
     def mix(self) -> None:
-        """Put alphas on the heads, and check the rotation again: heads may be gone, or have gates by now."""
+        """Put alphas on the heads, and check the rotation again, since heads may have been removed or gated."""
         if self.args.alpha_mixing:
             head_changes.put_alphas(self.args, self.learner.model)
         if self.rotation is not None:
             self.rotation.check(self.learner.model, self.steps.epochs_begun)
 
     def add_to(self, hooks: Hooks) -> Hooks:
-        """The hooks of the last training, with what it adds for the heads."""
+        """Return the hooks of the last training with the penalty, the rotation and the recorder of gates."""
         self.record_gates()
         args = self.args
         learns = learns_gates(args) or acts_in_training(args)
@@ -103,25 +103,25 @@ class HeadSteps:
         )
 
     def watched(self, hooks: Hooks, stage: str, before: int) -> Hooks:
-        """The hooks of a training, before which the run took so many steps, with looks at the heads if asked to."""
+        """Return a training's hooks with measurements of heads, if asked for; `before`: steps of the run before it."""
         return hooks if self.watch is None else self.watch.added_to(hooks, stage, before)
 
     def record_gates(self) -> None:
-        """Note from here on how open the gates are, for the report."""
+        """Start to record how open the gates are, if the report will show it; a resumed record is continued."""
         model = self.learner.model
         if self.args.analyze and learns_gates(self.args) and gated_sites(model, get_adapter(model)):
             noted = self.session.progress.get("gates_over_training")
             self.recorder = GateRecorder(model, self.steps.total, noted)
 
     def penalty(self, total: int) -> HeadPenalty | None:
-        """What a training of `total` optimizer steps adds; None if the heads that it was for are gone."""
+        """Return the penalty of a training of `total` optimizer steps; None if the heads that it was for are gone."""
         options = head_changes.alpha_options(self.args, self.learner.model, total)
         if learns_gates(self.args):
             options |= head_changes.gate_options(self.args, total, self.importance)
         return None if all(value is None for value in options.values()) else HeadPenalty(self.learner.model, **options)
 
     def rotate(self, model: PreTrainedModel, epoch: int, optimizer: Optimizer) -> None:
-        """Let heads change places before an epoch; the first process chooses for all."""
+        """Exchange heads before an epoch; the first process chooses the pairs for all."""
         rotation, accelerator = self.rotation, self.session.accelerator
         if rotation is None:
             return
@@ -132,7 +132,7 @@ class HeadSteps:
             accelerator.print(f"epoch {epoch}: {len(pairs)} pairs of heads changed places: {named}")
 
     def finish(self) -> bool:
-        """Note what became of the heads, and remove those that training closed; whether heads were removed."""
+        """Record what became of the heads, and remove those that training closed; return True if gates were learned."""
         model = self.learner.model
         removes = learns_gates(self.args)
         if self.args.alpha_mixing:
@@ -146,7 +146,7 @@ class HeadSteps:
         return removes
 
     def show(self, before: int = 0) -> None:
-        """Show the heads of the final model, and over the trainings, as far as asked to.
+        """Show the heads of the final model, and over the trainings, as far as the flags ask for it.
 
         Args:
             before: optimizer steps of the run before its last training.
@@ -157,7 +157,7 @@ class HeadSteps:
         save_report(self.learner, None if self.recorder is None else self.recorder.history)
 
     def exchanges(self, before: int) -> dict[str, list[int]]:
-        """The optimizer steps of the run after which heads changed places: role -> steps."""
+        """Return the optimizer steps of the run after which heads changed places: role -> steps."""
         if self.rotation is None:
             return {}
         model = self.learner.model
@@ -170,7 +170,7 @@ class HeadSteps:
         return {role: sorted(of_role) for role, of_role in steps.items()}
 
     def fold(self) -> bool:
-        """Make a stock model of it, if asked to and it is none; whether it was done."""
+        """Fold the heads into a stock model, if asked for and needed; return True if this was done."""
         model = self.learner.model
         if not (self.args.fold_heads and CollabConfig.on(model).sites):
             return False
@@ -180,7 +180,7 @@ class HeadSteps:
         return True
 
     def state(self) -> dict:
-        """What a checkpoint must know of the heads to resume."""
+        """Return the state of the heads that a checkpoint needs to resume."""
         return {
             "heads": self.record,
             "rotation": self.rotation and self.rotation.state_dict(),

@@ -1,4 +1,4 @@
-"""Image classifiers from scratch: a config from a few sizes, and what scales images to them."""
+"""Load image classifiers, or make them from a few sizes; feed and evaluate them."""
 
 import inspect
 from argparse import Namespace
@@ -44,10 +44,10 @@ def untrained(args: Namespace, task: Task) -> tuple[PreTrainedModel, BaseImagePr
 
     Args:
         args: from `add_image_scratch_arguments`, and the collaborative ones.
-        task: its classes.
+        task: gives the classes.
 
     Returns:
-        The model, what scales images to its size and pixels to -1 … 1, and how it numbers the classes.
+        The model, its image processor (which scales pixels to -1 … 1), and its numbering of the classes.
 
     Raises:
         CollabHeadsError: on sizes that do not fit each other.
@@ -78,7 +78,7 @@ def untrained(args: Namespace, task: Task) -> tuple[PreTrainedModel, BaseImagePr
 
 
 def new_config(args: Namespace) -> PretrainedConfig:
-    """A config of the sizes that the flags give, under the names that the model type has for them."""
+    """Return a config with the sizes that the flags give, under the names that the model type uses."""
     wanted = sizes_of(args)
     width, inner, layers = wanted["d_model"], wanted["d_ff"], wanted["num_layers"]
     names = image_blueprints()[args.model_type].sizes
@@ -140,20 +140,20 @@ class ImageClassifier(Classifier):
 
     @property
     def preparer(self) -> BaseImageProcessor:
-        """What makes the inputs of the model, and is stored beside it: the image processor."""
+        """The image processor, which makes the inputs of the model and is stored beside it."""
         return self.collate.processor
 
     @property
     def loss(self) -> Loss:
-        """The model's own, with images mirrored where that is asked for."""
+        """The model's own loss, on images that are mirrored at random if the flags ask for it."""
         probability = self.session.args.horizontal_flip
         return Mirrored(probability) if probability else model_loss
 
     def check_takes_images(self) -> None:
-        """Take one training image forward, before anything is written.
+        """Run one training image through the model, before anything is written.
 
         Raises:
-            ArgumentError: if the model cannot, such as for a size that the image processor does not make.
+            ArgumentError: if the model cannot take it, for example if the image processor makes another size.
         """
         example = self.encoded["train"][0]
         batch = self.collate([example])
@@ -167,7 +167,7 @@ class ImageClassifier(Classifier):
             ) from error
 
     def predict(self) -> dict[str, dict[str, float]]:
-        """Predict the classes of the test images, write them, and measure them."""
+        """Predict the classes of the test images, write them, and return the metrics."""
         scores = {}
         for split in self.data.named("test"):
             chosen = self.outputs(split, self.model).argmax(-1)
@@ -186,7 +186,7 @@ def load_trained(
     """Load model and image processor from a checkpoint, or from where the flags say.
 
     Returns:
-        The model, its image processor, how it numbers the classes, and whether it came with a head for them.
+        The model, its image processor, its numbering of the classes, and whether it came with a head for them.
     """
     source, remote = str(checkpoint or args.model_name_or_path), {"trust_remote_code": args.trust_remote_code}
     config = load_or_explain(AutoConfig, source, **remote)

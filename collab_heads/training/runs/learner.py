@@ -1,4 +1,4 @@
-"""What a run trains: a loaded model, its encoded examples, and how it is fed and measured."""
+"""The interface to what a run trains: a loaded model, its encoded examples, and how it is fed and evaluated."""
 
 from abc import ABC, abstractmethod
 from argparse import Namespace
@@ -21,17 +21,17 @@ from collab_heads.training.runs.swap import Phase, check_compress_flags, check_s
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Learner(ABC):
-    """A model with all that it takes to train and to measure it; each script has one of its own.
+    """A model with all that it takes to train and to evaluate it; each script has a subclass of its own.
 
     Attributes:
         project: the name of the script's runs for experiment trackers.
-        session: what the run begins with.
-        task: what is learned, for the results; None for files of one's own.
+        session: the flags, accelerator, output folder and checkpoint of the run.
+        task: name of the task, for the results; None for the user's own files.
         model: on the CPU, in float32.
-        tokenizer: of the model; None for one that reads no texts.
+        tokenizer: of the model; None for a model that reads no texts.
         encoded: split -> encoded examples.
         collate: a list of encoded examples -> a batch, as the model takes it.
-        phases: what the run goes through.
+        phases: those of the run.
         is_trained: whether the model can be measured before training.
     """
 
@@ -48,54 +48,54 @@ class Learner(ABC):
 
     @abstractmethod
     def weight(self, batch: Mapping[str, Tensor]) -> int:
-        """How many examples (or tokens) the mean loss of a batch is over."""
+        """Return the number of examples (or tokens) over which the loss of a batch is the mean."""
 
     @abstractmethod
     def samples(self, count: int, *, labels: bool) -> Sequence[Mapping[str, Tensor]]:
-        """Batches of training examples of like length, drawn by the seed."""
+        """Return batches of `count` training examples, each of similar length, drawn with the run's seed."""
 
     @abstractmethod
     def validation(self, *, generated: bool = False) -> Iterable[Mapping[str, Tensor]]:
-        """Batches of the validation examples with their labels; `generated`: with the model's last output as labels.
+        """Return batches of the validation examples with their labels, or with the model's last outputs as labels.
 
-        Classifiers generate nothing: they have the same batches either way.
+        Classifiers generate nothing, and return the same batches if `generated` is set.
         """
 
     @abstractmethod
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
-        """The metrics of a model on the validation splits."""
+        """Return the metrics of a model on the validation splits."""
 
     @property
     @abstractmethod
     def metrics(self) -> Sequence[str]:
-        """The names of what `measure` gives; a higher one is a better one."""
+        """The names of the metrics of `measure` for which a larger value is better."""
 
     @abstractmethod
     def evaluated(self, stage: str, step: int, metrics: Mapping[str, float], model: PreTrainedModel) -> None:
-        """Keep what else there is to keep of an evaluation; called after `measure`, when its metrics are recorded."""
+        """Keep what an evaluation gave beside its metrics; called after `measure`, when these are recorded."""
 
     @abstractmethod
     def predict(self) -> Mapping[str, Mapping[str, float]]:
-        """Write predictions of the test splits, if there are any: split -> metrics, where there are references."""
+        """Write predictions of the test splits; return split -> metrics for those that have references."""
 
     @property
     @abstractmethod
     def primary(self) -> str:
-        """The metric, of those that `measure` gives, that ends a training early; more is better."""
+        """The metric of `measure` that can end a training early; a larger value is better."""
 
     @property
     def preparer(self) -> PreTrainedTokenizerBase | BaseImageProcessor:
-        """What makes the inputs of the model, and is stored beside it: the tokenizer."""
-        assert self.tokenizer is not None  # a learner without one says what it has instead
+        """The tokenizer, which makes the inputs of the model and is stored beside it."""
+        assert self.tokenizer is not None  # learners without a tokenizer override this
         return self.tokenizer
 
     @property
     def loss(self) -> Loss:
-        """The training loss: the model's own."""
+        """The training loss; by default the model's own."""
         return model_loss
 
     def steps(self, phase: int) -> TrainingSteps:
-        """The optimizer steps of a phase."""
+        """Return the optimizer steps of a phase, shuffled by seed and phase."""
         args = self.session.args
         return TrainingSteps.shuffled(args, self.encoded["train"], self.batches_per_step, args.seed + phase)
 
@@ -105,25 +105,25 @@ class Learner(ABC):
         return self.session.accelerator.num_processes * self.session.args.gradient_accumulation_steps
 
     def final_weights(self, phase: Phase) -> Iterator[str]:
-        """Put other weights into the model at the end of a training, and name them; each is evaluated: none."""
+        """Load other weights at the end of a training and yield a name for each, to evaluate it; by default none."""
         return iter(())
 
     def state(self) -> dict:
-        """What a checkpoint must know to resume, beside what the run itself records."""
+        """Return what a checkpoint needs to resume, beside the record of the run."""
         return {}
 
     def results(self) -> dict:
-        """What the results hold, beside what the run itself reports."""
+        """Return what the results hold beside the report of the run."""
         return {}
 
     def save_model(self, model: PreTrainedModel, folder: Path) -> None:
-        """Write what `from_pretrained` loads."""
+        """Save the model, and its tokenizer or image processor, for `from_pretrained`."""
         model.save_pretrained(folder)
         self.preparer.save_pretrained(folder)
 
     @property
     def end_tokens(self) -> list[int]:
-        """The tokens that end sentences, which do not count where heads are measured."""
+        """The ids of the tokens that end sentences, which do not count when heads are measured."""
         ids = () if self.tokenizer is None else (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
         return sorted({token for token in ids if token is not None})
 
@@ -137,7 +137,7 @@ def check_flags_fit(args: Namespace, model: PreTrainedModel, *, swaps: bool = Tr
         swaps: whether `--collaborative` means a swap; a model from scratch is collaborative from the start.
 
     Raises:
-        CollabHeadsError: if it lacks the sites or heads that they name, or cannot be changed as they say.
+        CollabHeadsError: if it lacks the sites or heads that the flags name, or cannot be changed as they say.
     """
     if args.score_terms != "both":
         check_terms(model, args.score_terms)

@@ -1,4 +1,4 @@
-"""Whether this machine can do what the flags ask for, found out before anything is written."""
+"""Check, before anything is written, that this machine can do what the flags ask for."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 def check_backend(learner: Learner) -> None:
-    """Take one training example forward, and backward where the run trains, on the device of the run.
+    """Try a special attention backend: run one training example, with a backward pass if the run trains.
 
     Raises:
         ArgumentError: if the backend cannot do it: its package, the device, the precision or dropout is not supported.
@@ -47,15 +47,15 @@ def check_backend(learner: Learner) -> None:
 
 
 def check_memory(parameters: int, sizes: str, cpu: bool) -> None:
-    """Check that so many parameters can be trained.
+    """Check that a model with this number of parameters can be trained in the available memory.
 
     Args:
-        parameters: of the model, about.
-        sizes: what they come from, for the message.
-        cpu: leave GPUs alone.
+        parameters: approximate number of parameters of the model.
+        sizes: the sizes that give this number, for the message.
+        cpu: whether GPUs are left unused.
 
     Raises:
-        ArgumentError: if they cannot; the message holds what is needed and what there is.
+        ArgumentError: if it cannot; the message holds what is needed and what there is.
     """
     available, where = memory(cpu)
     if parameters * BYTES > available:
@@ -66,7 +66,7 @@ def check_memory(parameters: int, sizes: str, cpu: bool) -> None:
 
 
 def memory(cpu: bool) -> tuple[int, str]:
-    """The bytes that a training can have at most, and where."""
+    """Return the bytes that a training can use at most, and the name of the device for the message."""
     if torch.cuda.is_available() and not cpu:
         return torch.cuda.get_device_properties(0).total_memory, "the GPU"
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]

@@ -1,4 +1,4 @@
-"""The model card that a run leaves: in its output folder, and on the Hub."""
+"""The outcome of a run: its final metrics, its model card, and the distillation from the original model."""
 
 import copy
 from argparse import Namespace
@@ -19,12 +19,12 @@ from collab_heads.training.storage.output import Output
 
 
 def final_metrics(results: Mapping[str, object]) -> dict[str, float]:
-    """What a run measured last: name -> value."""
+    """Return the metrics that a run measured last: name -> value."""
     return {name: value for name, value in results.items() if name.startswith("eval_") and is_number(value)}
 
 
 def write_card(output: Output, model: PreTrainedModel, metrics: Mapping[str, float]) -> None:
-    """Write the card of a changed model into the output folder. A card that the user wrote gets our sections only."""
+    """Write the card of a changed model into the output folder; a card of the user's only gets our sections."""
     if (output.path / README).exists() and not output.owns(README):
         complete(model.config, output.path, metrics=metrics)
     elif is_changed(model.config):
@@ -32,7 +32,7 @@ def write_card(output: Output, model: PreTrainedModel, metrics: Mapping[str, flo
 
 
 def save_without_card(learner: Learner, model: PreTrainedModel, folder: Path) -> None:
-    """Save a model whose files will be moved over others: its card is written beside them when the run is over."""
+    """Save a model without its card, which is written when the run is over: these files replace others."""
     learner.save_model(model, folder)
     (folder / README).unlink(missing_ok=True)
 
@@ -41,7 +41,7 @@ BATCH = 32  # examples of a step, over all processes: as `Learner.samples` makes
 
 
 def check_original(args: Namespace, model: PreTrainedModel) -> None:
-    """Check early, before hours of training, that the model can learn from the one that the flags name.
+    """Check early, before hours of training, that the model can be distilled from the one that the flags name.
 
     Raises:
         ArgumentError: if there is no such model, or it does not fit.
@@ -51,7 +51,7 @@ def check_original(args: Namespace, model: PreTrainedModel) -> None:
 
 
 def original_of(args: Namespace, model: PreTrainedModel) -> PreTrainedModel:
-    """What a model is to learn from when it has been changed: the one that the flags name, or a copy as it is now."""
+    """Return the model that a changed one will learn from: the one that the flags name, or a copy of this one."""
     if args.distill_from is None:
         return copy.deepcopy(model)
     remote = {"trust_remote_code": args.trust_remote_code} if args.trust_remote_code else {}
@@ -60,7 +60,7 @@ def original_of(args: Namespace, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def learn_from(learner: Learner, original: PreTrainedModel) -> DistillReport:
-    """Let a run's model learn from its original, on all processes, on training examples without labels."""
+    """Distil the original into a run's model, on all processes, on training examples without labels."""
     session = learner.session
     steps, accelerator = session.args.distill_steps, session.accelerator
     return distill(

@@ -31,19 +31,19 @@ from collab_heads.training.storage.reservation import agreed
 
 
 class Run:
-    """A run, which `complete` goes through: `begin`; `prepare`, `train` and `conclude` each of its phases; `finish`.
+    """A run of a script, executed by `complete`: `begin`; `prepare`, `train` and `conclude` for each phase; `finish`.
 
-    Making one checks all that is left to be checked; nothing is written before `begin`.
+    The constructor makes the checks that are left; nothing is written before `begin`.
 
     Args:
-        learner: what is trained, and what the run begins with.
+        learner: the model that is trained, its data, and the session of the run.
 
     Attributes:
         history: every evaluation: "stage", "epoch", "step", "metrics".
-        swapped: the numbers of the swap; None without.
+        swapped: the numbers of the swap or the compression; None without.
         distilled: the numbers of the distillation after it; None without.
-        trained: what every training took.
-        heads: what is done to heads.
+        trained: the counts and the loss of every training.
+        heads: the changes of heads.
 
     Raises:
         CollabHeadsError: on input that cannot work; nothing has been written.
@@ -68,7 +68,7 @@ class Run:
         self.heads = HeadSteps(learner, learner.steps(last.number))
 
     def complete(self) -> dict:
-        """Go through all of it; returns what `all_results.json` holds."""
+        """Execute the whole run; return the content of `all_results.json`."""
         self.begin()  # a trained model is evaluated as it is
         for phase in self.phases:  # one, or with --swap after and between two
             self.prepare(phase)  # swap, choose heads
@@ -90,17 +90,17 @@ class Run:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The phases that are left: all, or from that of the checkpoint on."""
+        """The phases that are left: all, or those from the checkpoint's on."""
         return self.learner.phases[self.session.progress.get("phase", 0) :]
 
     def begin(self) -> None:
-        """Make room in the output folder, start the trackers, and evaluate a model that is trained already."""
+        """Prepare the output folder, start the trackers, and evaluate a model that is already trained."""
         args, session = self.args, self.session
-        self.accelerator.wait_for_everyone()  # no process reads any more what the first may clear
+        self.accelerator.wait_for_everyone()  # all processes have read what the first one may clear
         if output := session.writes_to:
             if args.overwrite_output_dir and not session.resumes_in_place:
                 output.clear()
-            elif session.checkpoint is not None:  # a run that was killed may not have come to it
+            elif session.checkpoint is not None:  # a killed run may not have done this
                 prune_checkpoints(output.path, args.save_total_limit, output.path / session.checkpoint.name)
             output.save()
         self.accelerator.wait_for_everyone()
@@ -115,7 +115,7 @@ class Run:
             self.evaluate("loaded")
 
     def prepare(self, phase: Phase) -> None:
-        """Do what a phase begins with, unless it is resumed: swap, and before the last training choose heads."""
+        """Begin a phase, unless it is resumed: swap, and before the last training choose and mix heads."""
         if self.is_resumed(phase):
             return
         if phase.swaps:
@@ -128,16 +128,16 @@ class Run:
             self.heads.mix()
 
     def is_resumed(self, phase: Phase) -> bool:
-        """Whether the checkpoint was written in this phase."""
+        """Return True if the checkpoint was written in this phase."""
         return self.session.checkpoint is not None and self.session.progress["phase"] == phase.number
 
     def restrict(self) -> None:
-        """Leave terms out of the attention score, if asked to."""
+        """Remove terms from the attention score, if the flags ask for it."""
         if self.args.score_terms != "both":
             restrict_scores(self.learner.model, self.args.score_terms)
 
     def swap(self) -> None:
-        """Swap or compress, calibrated on training examples, evaluate what came out, and distill it if asked to."""
+        """Swap or compress the model, calibrated on training examples, and evaluate it; then distil it if asked for."""
         original = original_of(self.args, self.learner.model) if self.args.distill_steps else None
         count = self.args.calibration_samples
         calibration = self.learner.samples(count, labels=False) if count else None
@@ -153,7 +153,7 @@ class Run:
             self.evaluate("distilled")
 
     def train(self, phase: Phase) -> None:
-        """Fine-tune, if it is a phase that trains, with evaluations on the way."""
+        """Fine-tune the model, with evaluations along the way, if the phase trains."""
         if not phase.trains:
             return
         learner, checkpoint = self.learner, self.session.checkpoint
@@ -184,14 +184,14 @@ class Run:
                 "stage": phase.stage,
                 "steps": trained.steps,
                 "train_loss": trained.loss,  # the mean over all these steps, resumed or not
-                "examples": trained.examples,  # these and the seconds are of the last leg of a resumed run
+                "examples": trained.examples,  # examples and seconds: since the run was resumed
                 "seconds": trained.seconds,
                 "samples_per_second": trained.examples / trained.seconds if trained.seconds else None,
             }
         )
 
     def stops_early(self, phase: Phase) -> bool:
-        """Whether the last evaluations of a training, as many as the flag says, were no better than one before them."""
+        """Return True if the last evaluations of a training, as many as the flag says, did not improve."""
         name, patience = self.learner.primary, self.args.early_stopping_patience
         values = [entry["metrics"][name] for entry in self.history if entry["stage"] == phase.stage]
         stops = agreed(self.accelerator, lambda: bool(values) and len(values) - values.index(max(values)) > patience)
@@ -200,7 +200,7 @@ class Run:
         return stops
 
     def conclude(self, phase: Phase) -> None:
-        """Do what a phase ends with: take the best or the averaged weights, and remove heads that closed."""
+        """End a phase: load and evaluate the best or the averaged weights, and remove heads that training closed."""
         if phase.trains:
             for stage in self.learner.final_weights(phase):
                 self.evaluate(stage)
@@ -215,7 +215,7 @@ class Run:
         self.learner.evaluated(stage, step, metrics, model)
 
     def record(self, stage: str, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Note what was measured: in the history, on the terminal and for the trackers."""
+        """Record metrics: in the history, on the terminal and for the trackers."""
         self.history.append({"stage": stage, "epoch": epoch, "step": step, "metrics": dict(metrics)})
         values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.accelerator.print(f"{stage}{f', epoch {epoch}' if epoch else ''}: {values}")
@@ -223,7 +223,7 @@ class Run:
         self.accelerator.log({f"eval_{name}": value for name, value in metrics.items()}, step=before + step)
 
     def record_of_run(self) -> dict:
-        """What a checkpoint must know to resume."""
+        """Return what a checkpoint needs to resume the run."""
         return {
             "arguments": self.session.arguments,
             "history": self.history,
@@ -238,7 +238,7 @@ class Run:
         """Write the model first, then predictions of the test splits, and the results last.
 
         Returns:
-            What `all_results.json` holds.
+            The content of `all_results.json`.
         """
         output = self.session.writes_to
         self.write_model()
@@ -258,13 +258,13 @@ class Run:
         return results
 
     def write_model(self) -> None:
-        """Put the model as it is now into the output folder, if there is one."""
+        """Write the present model into the output folder, if there is one."""
         if output := self.session.writes_to:
             model = self.learner.model
             output.write_model(partial(save_without_card, self.learner, model), weight_bytes(model))
 
     def results(self) -> dict:
-        """What `all_results.json` holds: final metrics first."""
+        """Return the content of `all_results.json`: final metrics first."""
         final: Mapping[str, float] = next(
             (entry["metrics"] for entry in self.history[::-1] if entry["stage"] != "test"), {}
         )

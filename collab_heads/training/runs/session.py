@@ -1,4 +1,4 @@
-"""What made a result: its examples, the command line and the versions."""
+"""Set up a run: Accelerate, output folder and checkpoint; and record what made its results."""
 
 import hashlib
 import json
@@ -33,13 +33,13 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "collab-heads")
 
 
 def provenance() -> dict:
-    """What made a result: the command line and the versions."""
+    """Return the command line and the versions that made a result."""
     versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
     return {"command": " ".join(without_token(sys.argv)), "versions": versions}
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package, None where it runs from a plain checkout."""
+    """Return the installed version of a package; None if it runs from a plain checkout."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -47,13 +47,13 @@ def version(package: str) -> str | None:
 
 
 def without_token(argv: Sequence[str]) -> list[str]:
-    """A command line with the value of --hub_token masked: results are published, logged and committed."""
+    """Mask the value of --hub_token in a command line: results are published, logged and committed."""
     masked = [SECRET.sub(r"\1***", word) for word in argv]
     return ["***" if before == "--hub_token" else word for before, word in zip(["", *argv], masked, strict=False)]
 
 
 def data_digest(splits: Mapping[str, Mapping[str, list]]) -> str:
-    """A short name for the examples: a resumed run must see the same ones."""
+    """Return a short hash of the examples: a resumed run must see the same ones."""
     return hashlib.sha256(json.dumps(dict(splits), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -63,7 +63,7 @@ NEEDS_WHOLE_WEIGHTS = ("rotate", "rotation_schedule", "distill_steps")  # flags 
 
 @contextmanager
 def launched(args: Namespace) -> Iterator[Accelerator]:
-    """Set Accelerate up, and reserve the output folder while the run goes on."""
+    """Set up Accelerate, and lock the output folder while the context is open."""
     accelerator = make_accelerator(args)
     if accelerator.distributed_type not in SUPPORTED:
         raise ArgumentError(f"{accelerator.distributed_type} is not supported: use one process, DDP or FSDP 2")
@@ -82,7 +82,7 @@ def launched(args: Namespace) -> Iterator[Accelerator]:
 
 
 def say_one_process(accelerator: Accelerator) -> None:
-    """Say so where `accelerate launch` has started one process on a CPU, as it does whatever --num_processes is."""
+    """Print a hint if `accelerate launch` has started one process on a CPU: there it ignores --num_processes."""
     launched_by_accelerate = "ACCELERATE_MIXED_PRECISION" in os.environ
     if launched_by_accelerate and accelerator.num_processes == 1 and accelerator.device.type == "cpu":
         print(
@@ -92,7 +92,7 @@ def say_one_process(accelerator: Accelerator) -> None:
 
 
 def make_accelerator(args: Namespace) -> Accelerator:
-    """Accelerate, set up as the training loop wants it."""
+    """Return an Accelerator with the settings that the training loop needs."""
     logs = f"{args.output_dir}/{LOGS}" if args.with_tracking else None
     try:
         accelerator = Accelerator(
@@ -111,7 +111,7 @@ def make_accelerator(args: Namespace) -> Accelerator:
 
 @dataclass(frozen=True)
 class Session:
-    """What a run begins with.
+    """The start of a run: flags, accelerator, output folder and checkpoint.
 
     Attributes:
         args: the parsed flags.
@@ -151,17 +151,17 @@ class Session:
 
     @property
     def resumes_in_place(self) -> bool:
-        """Whether the checkpoint lies in the output folder of this run."""
+        """True if the checkpoint lies in the output folder of this run."""
         return self.output is not None and lies_below(self.checkpoint, self.output.path)
 
 
 def settle(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
-    """Finish or undo what a killed run left half done in the output folder, and check that this one may write there.
+    """Finish or undo what a killed run left unfinished in the output folder, and check that this one may write there.
 
     Args:
         args: the parsed flags.
         arguments: those that a resumed run must share with the run that it resumes.
-        processes: how many this run has.
+        processes: number of processes of this run.
 
     Returns:
         The checkpoint to resume from and what it records; (None, {}) for a run from the beginning.
@@ -184,5 +184,5 @@ def settle(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | 
 
 
 def lies_below(checkpoint: Path | None, folder: Path) -> bool:
-    """Whether a checkpoint lies in an output folder; False without one."""
+    """Return True if a checkpoint lies in an output folder; False without a checkpoint."""
     return checkpoint is not None and same_path(checkpoint.resolve().parent, folder)

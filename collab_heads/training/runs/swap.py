@@ -1,4 +1,4 @@
-"""The compression that the flags describe, in the place of a swap."""
+"""The phases of a run, and the swap or the compression that its flags describe."""
 
 import math
 from argparse import Namespace
@@ -29,12 +29,13 @@ from collab_heads.training.storage.reservation import agreed, same_weights
 
 
 def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
-    """Check early, before hours of training, what the compression would refuse later.
+    """Check early, before hours of training, that the compression will accept the flags.
 
-    A budget of parameters is checked; the least of the others is known only when the model has been run.
+    A budget of parameters is checked against the least that is possible. The least of other measures is only known when
+    the model has been run.
 
     Raises:
-        CollabHeadsError: if a site cannot be, or cannot be changed, or the budget is too small.
+        CollabHeadsError: if a site does not exist or cannot be changed, or the budget is too small.
     """
     adapter = get_adapter(model, capability="collaborative")
     kind = args.compress_kind or COMPRESSED
@@ -51,7 +52,6 @@ def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
 
 
 def compress_as_asked(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None) -> CompressReport:
-    """Compress as the flags say, fitted to batches."""
     return compress(
         model,
         calibration or (),
@@ -80,7 +80,7 @@ class Phase:
         number: counted from 0.
         swaps: whether it begins with the swap.
         trains: whether the model is trained then.
-        is_last_training: whether no later phase trains: in this one heads are removed, mixed and rotated.
+        is_last_training: whether it is the last that trains: heads are then removed, mixed and rotated.
     """
 
     number: int
@@ -90,12 +90,12 @@ class Phase:
 
     @property
     def stage(self) -> str:
-        """What its training is called in the results."""
+        """The name of its training in the results."""
         return "fine_tuned_again" if self.number else "fine_tuned"
 
 
 def phases(swap: Literal["before", "after", "between"] | None) -> tuple[Phase, ...]:
-    """The phases of a run.
+    """Return the phases of a run.
 
     Args:
         swap: "before", "after" or "between" trainings; None for a run that does not swap.
@@ -106,14 +106,14 @@ def phases(swap: Literal["before", "after", "between"] | None) -> tuple[Phase, .
 
 
 def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
-    """Check early, before hours of training, what the swap would refuse later.
+    """Check early, before hours of training, that the swap will accept the flags.
 
     Raises:
         SwapError: if a site is collaborative already.
-        ArgumentError: if a site or the width cannot be.
+        ArgumentError: if a site does not exist, or a width is not possible.
     """
     adapter = get_adapter(model)
-    with_heads = adapter.sites_with_heads(model)  # as the swap, which leaves the others alone
+    with_heads = adapter.sites_with_heads(model)  # the swap changes no other sites
     only_values = args.dim_value is not None and args.dim_shared_query_key is None
     chosen = select_sites(with_heads, args.sites)
     widths = widths_asked(with_heads, chosen, args.dim_shared_query_key)
@@ -132,7 +132,7 @@ def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
 
 
 def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None) -> SwapReport:
-    """Swap as the flags say; calibrated if there are batches."""
+    """Swap to collaborative attention as the flags say, calibrated if there are batches."""
     return swap_to_collaborative(
         model,
         dim_shared_query_key=args.dim_shared_query_key,
@@ -151,12 +151,12 @@ def swap(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping]
 def swap_everywhere(
     accelerator: Accelerator, args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None
 ) -> SwapReport | CompressReport:
-    """Change the model on the first process and hand the result to all: last bits of floating point may differ there.
+    """Swap or compress the model on the first process and copy the result to all, where last bits could differ.
 
     Args:
         accelerator: of the run.
         args: the flags: they say whether it is swapped or compressed.
-        model: on every process the same; changed in place.
+        model: the same on every process; changed in place.
         calibration: batches without labels; None to swap by the weights alone.
     """
     change = swap if args.compress_budget is None else compress_as_asked
@@ -168,7 +168,7 @@ def swap_everywhere(
 
 
 def summary(report: SwapReport | CompressReport) -> dict:
-    """The numbers of a swap for `all_results.json`: totals first, then every site; of a compression all of them."""
+    """Return the numbers for `all_results.json`: of a swap, totals, then every site; of a compression all of them."""
     if isinstance(report, CompressReport):
         return report.to_dict()
     errors = [site.relative_error for site in report.sites]

@@ -1,4 +1,4 @@
-"""Translation models from scratch: a config from a few sizes, a vocabulary from the data."""
+"""Make translation models from a few sizes and their vocabulary from the data; set languages, freeze parameters."""
 
 import re
 from argparse import Namespace
@@ -31,7 +31,7 @@ def untrained(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrained
     Args:
         args: from `add_scratch_arguments`, and the collaborative ones.
         corpus: its training pairs give the vocabulary, unless `--tokenizer_name` does.
-        folder: for the files of the tokenizer, as long as it is used.
+        folder: holds the files of the tokenizer as long as it is used.
 
     Raises:
         CollabHeadsError: on sizes that do not fit each other, or a vocabulary that the data does not allow.
@@ -72,7 +72,7 @@ def untrained(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrained
 
 
 def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) -> None:
-    """Check that the model can be trained in the memory that there is, before any of it is made.
+    """Check that the model can be trained in the available memory, before it is made.
 
     Raises:
         ArgumentError: if it cannot.
@@ -91,7 +91,7 @@ def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) 
 
 
 def sizes(args: Namespace, longest: int) -> dict:
-    """The sizes that the flags give, under the names that the config of the model type has for them."""
+    """Return the sizes that the flags give, under the names that the config of the model type uses."""
     given = {name: getattr(args, name) for name in DEFAULT_SIZES}
     wanted = DEFAULT_SIZES | {name: value for name, value in given.items() if value is not None}
     if wanted["d_model"] % wanted["num_heads"]:
@@ -102,7 +102,7 @@ def sizes(args: Namespace, longest: int) -> dict:
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> dict:
-    """What a config must know of its vocabulary; decoders start from padding, as Marian's and T5's do."""
+    """Return the settings of a config that depend on the vocabulary; decoders start from padding, as in Marian, T5."""
     size, pad, eos = len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id
     every = {"pad_token_id": pad, "eos_token_id": eos, "decoder_start_token_id": pad, "bos_token_id": None}
     some = {"forced_eos_token_id": eos, "decoder_vocab_size": size}  # with a forced end T5's config could not be saved
@@ -115,10 +115,10 @@ CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")  # of a language and its script: de
 def set_languages(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str | None, target: str | None
 ) -> None:
-    """Tell the tokenizer its languages, where it has codes for them, and the model's generation config the target.
+    """Set the languages of a tokenizer that has codes for them, and the target in the model's generation config.
 
     Raises:
-        ArgumentError: if there are codes, and none for one of the languages.
+        ArgumentError: if there are codes, but none for one of the languages.
     """
     codes = language_codes(tokenizer)
     if not codes:
@@ -139,7 +139,7 @@ def set_languages(
 
 
 def language_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Language -> id of its code; empty for tokenizers without codes. NLLB keeps them among its special tokens."""
+    """Return language -> id of its code, {} for tokenizers without codes; NLLB's are among its special tokens."""
     codes = getattr(tokenizer, "lang_code_to_id", None)
     if codes is None and hasattr(tokenizer, "src_lang"):
         special = tokenizer.all_special_tokens
@@ -148,7 +148,7 @@ def language_codes(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def freeze_unsaved(model: PreTrainedModel) -> None:
-    """Freeze what `save_pretrained` leaves out: Marian's positions, trainable after `from_pretrained` and not before.
+    """Freeze what `save_pretrained` leaves out: Marian's positions, which are trainable after `from_pretrained`.
 
     They have no gradient, but optimizers count them, and DDP waits for them.
     """
@@ -158,15 +158,15 @@ def freeze_unsaved(model: PreTrainedModel) -> None:
 
 
 def freeze(model: PreTrainedModel, patterns: Sequence[str], frozen: Collection[str] | None = None) -> None:
-    """Leave only some parameters trainable; those that the model itself keeps frozen stay so.
+    """Freeze all parameters but those that match a pattern; what the model itself keeps frozen stays frozen.
 
     Args:
         model: changed in place.
         patterns: regular expressions, looked for in the parameters' names.
-        frozen: names, from a checkpoint, instead: a swap may have renamed what the patterns named.
+        frozen: names of what to freeze, from a checkpoint, instead of patterns: a swap may have renamed parameters.
 
     Raises:
-        ArgumentError: on a pattern that is none, or that matches nothing.
+        ArgumentError: on a pattern that is not a regular expression, or matches nothing.
     """
     parameters = dict(model.named_parameters())
     if frozen is None:
@@ -178,7 +178,7 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str], frozen: Collection[s
 
 
 def check_pattern(pattern: str, names: Sequence[str]) -> None:
-    """Raise ArgumentError unless a regular expression is one and matches a name."""
+    """Raise ArgumentError if a pattern is not a regular expression, or matches none of the names."""
     try:
         matched = any(re.search(pattern, name) for name in names)
     except re.error as error:

@@ -1,4 +1,4 @@
-"""How `run_translation.py` loads, feeds and measures its translation models."""
+"""Load, feed and evaluate the translation models of `run_translation.py`."""
 
 import math
 import tempfile
@@ -38,11 +38,11 @@ PROBED = 8  # training sentences that minimum-risk training is tried on before i
 
 @dataclass
 class LastEvaluation:
-    """What the last evaluation gave beside its scores.
+    """The results of the last evaluation, other than its scores.
 
     Attributes:
         translations: of the validation pairs, on every process; None before the first evaluation.
-        signatures: metric -> how it was computed, as sacreBLEU says it.
+        signatures: metric -> its signature of sacreBLEU, which says how it was computed.
     """
 
     translations: list[str] | None = None
@@ -55,7 +55,7 @@ class Translator(Learner):
 
     Attributes:
         data: the pairs.
-        vocabulary: where the files of a new vocabulary are, until the model is saved.
+        vocabulary: folder of the files of a new vocabulary, until the model is saved.
         best: the best weights so far.
         last: the last evaluation.
     """
@@ -93,7 +93,7 @@ class Translator(Learner):
             check_flags_fit(args, model, swaps=swaps)
         check_fits(args, model, tokenizer)
         lengths = args.max_source_length, args.max_target_length
-        with session.accelerator.main_process_first() if args.cache_dir else nullcontext():  # others read what it keeps
+        with session.accelerator.main_process_first() if args.cache_dir else nullcontext():  # the others read its cache
             encoded = encode(
                 data,
                 tokenizer,
@@ -127,7 +127,7 @@ class Translator(Learner):
         return translator
 
     def check_kept_weights(self) -> None:
-        """Check that the best weights, or as many checkpoints as are to be averaged, will be there at the end."""
+        """Check that the best weights, or enough checkpoints to average, will be there at the end."""
         session, args = self.session, self.session.args
         if not (args.load_best_model_at_end or args.average_checkpoints):
             return
@@ -144,7 +144,7 @@ class Translator(Learner):
 
     @cached_property
     def loss(self) -> Objective | MinimumRisk:
-        """Cross-entropy, with label smoothing and word dropout; or the risk of the model's own translations."""
+        """The training loss: cross-entropy with label smoothing and word dropout, or minimum risk."""
         args, tokenizer = self.session.args, self.tokenizer
         if args.objective == "minimum_risk":
             return MinimumRisk(
@@ -165,7 +165,7 @@ class Translator(Learner):
         return Objective(args.label_smoothing, dropout)
 
     def steps(self, phase: int) -> TrainingSteps:
-        """The optimizer steps of a phase; with `--max_tokens`, batches hold so many tokens."""
+        """Return the optimizer steps of a phase; with `--max_tokens`, micro-batches are filled up to so many tokens."""
         args, examples, multiple = self.session.args, self.encoded["train"], self.collate.multiple
         if not args.max_tokens:
             return super().steps(phase)
@@ -175,22 +175,22 @@ class Translator(Learner):
         return TrainingSteps(of_epoch, args.num_train_epochs, args.max_train_steps)
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
-        """The loss is a mean over target tokens, or over sentences."""
+        """Return the number of target tokens, or of sentences, over which the loss of a batch is the mean."""
         return self.loss.weight(batch)
 
     def samples(self, count: int, *, labels: bool) -> Sequence[Mapping[str, Tensor]]:
-        """Batches of training pairs of like length, drawn by the seed."""
+        """Return batches of training pairs of similar length, drawn with the run's seed."""
         drawn = draw(self.encoded["train"], count, self.session.args.seed)
         groups = longest_first(list(map(len, drawn["input_ids"])), 32)
         batches = [self.collate([drawn[i] for i in group]) for group in groups]
         return [{name: t for name, t in batch.items() if labels or name != "labels"} for batch in batches]
 
     def validation(self, *, generated: bool = False) -> Iterator[Mapping[str, Tensor]]:
-        """Batches of validation pairs of like length; `generated`: with the model's last translations as targets."""
+        """Return batches of validation pairs of similar length, or with the last translations as targets."""
         args, pairs = self.session.args, self.encoded["validation"]
         sources, targets = pairs["input_ids"], pairs["labels"]
         if generated:
-            if self.last.translations is None:  # resumed from the last checkpoint: nothing was left to evaluate
+            if self.last.translations is None:  # resumed from the last checkpoint, so nothing was evaluated
                 self.last.translations = self.translations("validation", self.model)
             limit = {"truncation": True, "max_length": args.val_max_target_length or args.max_target_length}
             targets = self.tokenizer(text_target=self.last.translations, **limit)["input_ids"]
@@ -198,17 +198,16 @@ class Translator(Learner):
         return (self.collate([{"input_ids": sources[i], "labels": targets[i]} for i in group]) for group in groups)
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
-        """Translate the validation pairs and score the translations."""
+        """Translate the validation pairs and return the scores of the translations."""
         self.last.translations = self.translations("validation", model)
         return self.score("validation", self.last.translations)
 
     @property
     def metrics(self) -> Sequence[str]:
-        """BLEU and chrF."""
         return METRICS
 
     def score(self, split: str, translations: Sequence[str]) -> dict[str, float]:
-        """BLEU and chrF of translations of a split."""
+        """Return BLEU and chrF of translations of a split; their signatures are kept in `last`."""
         scores, self.last.signatures = corpus_scores(translations, self.data.splits[split]["target"])
         return scores
 
@@ -219,7 +218,7 @@ class Translator(Learner):
         self.best.keep(stage, step, metrics["bleu"], model, self.save_model)
 
     def final_weights(self, phase: Phase) -> Iterator[str]:
-        """The best weights, or the mean of the last ones, where the flags ask for them."""
+        """Load the best weights, then the mean of the last ones, where the flags ask for them; yield their names."""
         count = self.session.args.average_checkpoints
         if self.best.load(phase.stage, self.model):
             yield "best"
@@ -229,7 +228,7 @@ class Translator(Learner):
             yield "averaged"
 
     def translations(self, split: str, model: PreTrainedModel) -> list[str]:
-        """Translate a split."""
+        """Return the translations of a split, on every process."""
         args = self.session.args
         return translate(
             self.session.accelerator,
@@ -244,13 +243,13 @@ class Translator(Learner):
         )
 
     def write_translations(self, name: str, translations: Sequence[str]) -> None:
-        """Write a text file, a translation a line, if there is an output folder."""
+        """Write a text file, one translation per line, if there is an output folder."""
         if output := self.session.writes_to:
             lines = "".join(line.replace("\n", " ") + "\n" for line in translations)
             output.write(f"{TRANSLATIONS}/{name}.txt", lines.encode("utf-8"))
 
     def predict(self) -> dict[str, dict[str, float]]:
-        """Translate the test split, write the translations and score them."""
+        """Translate the test split, write the translations and return their scores."""
         scores = {}
         for split in self.data.named("test"):
             translations = self.translations(split, self.model)
@@ -259,7 +258,7 @@ class Translator(Learner):
         return scores
 
     def state(self) -> dict:
-        """Which evaluation was the best, how it was scored, and what is frozen."""
+        """Return the best evaluation, the signatures of the metrics, and the names of frozen parameters."""
         return {
             "best": self.best.evaluation,
             "best_manifest": self.best.manifest,
@@ -268,7 +267,7 @@ class Translator(Learner):
         }
 
     def results(self) -> dict:
-        """The signatures of the metrics, and the best evaluation."""
+        """Return the signatures of the metrics, and the best evaluation."""
         return {"signatures": self.last.signatures, "best": self.best.evaluation}
 
 

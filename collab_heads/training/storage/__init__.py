@@ -1,1 +1,1 @@
-"""What a run writes: its output folder, reserved and recorded, and checkpoints."""
+"""The files of a run: its output folder, with a lock and a record, and its checkpoints."""

@@ -1,8 +1,9 @@
-"""Checkpoints that are whole or not there: written under another name, listed in a manifest, synced, renamed.
+"""Write, find and load checkpoints; a checkpoint is either complete or absent.
 
-A checkpoint folder is what `save_pretrained` writes (so `from_pretrained` loads it), Accelerate's state of optimizer,
-schedule and random generators, `progress.json`, and `manifest.json` with the size and SHA-256 of every file.
-Accelerate's files are pickles, read with torch's restricted unpickler: resume only from your own.
+A checkpoint is written under another name, listed in a manifest, synced to disk and then renamed. Its folder holds what
+`save_pretrained` writes (so `from_pretrained` loads it), Accelerate's state of the optimizer, the schedule and the
+random generators, `progress.json`, and `manifest.json` with the size and SHA-256 of every file. Accelerate's files are
+pickles, which torch's restricted unpickler reads: resume only from your own checkpoints.
 """
 
 import json
@@ -26,10 +27,10 @@ from collab_heads.training.storage.reservation import LOCK
 from collab_heads.training.storage.sharding import load_optimizer, save_optimizer, without_divided
 
 PROGRESS = "progress.json"
-FORMAT = 2  # from here on with a manifest
+FORMAT = 2  # since 2 there is a manifest
 NAME = re.compile(r"(?:epoch|step)_\d+(?:_\d+)?")
 RESUME = "--resume_from_checkpoint"
-# what makes up a checkpoint that was written before there were manifests
+# files of a checkpoint that was written before there were manifests
 FILES = re.compile(
     r"progress\.json|(?:generation_)?config\.json|model[\w.-]*\.safetensors(?:\.index\.json)?|optimizer\.bin|"
     r"scheduler\.bin|scaler\.pt|random_states_\d+\.pkl|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
@@ -46,17 +47,17 @@ def save_checkpoint(
     progress: Mapping,
     size: int | None = None,
 ) -> None:
-    """Save everything that a run needs to resume. All processes call it.
+    """Save everything that a run needs to resume; all processes must call it.
 
     Args:
         accelerator: its prepared optimizer and schedule are saved; the model is not (see `save_model`).
-        folder: where it ends up.
+        folder: the final path of the checkpoint.
         save_model: writes model and tokenizer into a folder; called on the main process.
-        progress: JSON, what `load_progress` gives back.
-        size: bytes that it will take, as far as known.
+        progress: a JSON object, which `load_progress` returns.
+        size: bytes that it needs, if known; for the message of an error.
 
     Raises:
-        OutputError: if it cannot be written, such as to a full disk; what was there stays.
+        OutputError: if it cannot be written, for example to a full disk; an existing checkpoint is kept.
     """
     main = accelerator.is_main_process
     partial = folder.with_name(folder.name + PARTIAL)
@@ -80,10 +81,10 @@ def save_checkpoint(
 
 
 def load_state(accelerator: Accelerator, folder: Path) -> None:
-    """Load optimizer, schedule and random generators into what the accelerator has prepared.
+    """Load the state of optimizer, schedule and random generators into the objects that Accelerate prepared.
 
     Raises:
-        OutputError: if a file is damaged, or does not fit; it is named.
+        OutputError: if a file is damaged or does not fit this run; the message names the file or the folder.
     """
     name = f"random_states_{accelerator.process_index}.pkl"
     hook = accelerator.register_load_state_pre_hook(lambda models, input_dir: models.clear())
@@ -93,8 +94,8 @@ def load_state(accelerator: Accelerator, folder: Path) -> None:
         load_optimizer(accelerator, folder)
     except Exception as error:
         for each in ("optimizer.bin", "scheduler.bin"):
-            if (folder / each).exists():  # of a divided optimizer there is a file of ours
-                read_state(folder / each)  # names the one that cannot be read
+            if (folder / each).exists():  # a sharded optimizer is in a file of our own
+                read_state(folder / each)  # raises an error that names the damaged file
         raise OutputError(f"{RESUME}: the state in {folder} does not fit this run: {error}") from error
     finally:
         hook.remove()
@@ -104,18 +105,18 @@ def load_state(accelerator: Accelerator, folder: Path) -> None:
 
 
 def read_state(path: Path) -> Mapping:
-    """What a file of Accelerate's holds, or an OutputError that names it."""
+    """Read a file of Accelerate's state; raise an OutputError that names the file if this fails."""
     try:
         return unpickle(path, map_location="cpu")
-    except Exception as error:  # whatever the unpickler makes of a damaged file
+    except Exception as error:  # the unpickler raises many kinds on a damaged file
         raise OutputError(f"{RESUME}: {path} is damaged: {(str(error) or repr(error)).splitlines()[0]}") from error
 
 
 def load_progress(folder: Path) -> dict:
-    """Read what a checkpoint says of itself.
+    """Read the progress that a checkpoint records.
 
     Raises:
-        OutputError: if the folder is no finished checkpoint of ours, or its progress cannot be.
+        OutputError: if the folder is not a finished checkpoint of a run, lacks a file, or records an invalid progress.
     """
     if folder.name.endswith((PARTIAL, OLD, DELETED)):
         raise OutputError(
@@ -141,17 +142,17 @@ def load_progress(folder: Path) -> dict:
 
 
 def check_undamaged(folder: Path) -> None:
-    """Check that every file of a checkpoint is as it was written.
+    """Check that every file of a checkpoint is as it was written; without a manifest nothing is checked.
 
     Raises:
-        OutputError: if one is not; folder and file are named.
+        OutputError: if one is not; the message names folder and file.
     """
     if wrong := damage(folder):
         raise OutputError(f"{RESUME}: {folder} is damaged: {wrong}")
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
-    """The finished checkpoints of an output folder, oldest first."""
+    """Return the finished checkpoints of an output folder, oldest first."""
     ages = {}
     for folder in output_dir.glob("*_*"):
         if NAME.fullmatch(folder.name):
@@ -165,7 +166,7 @@ def checkpoints(output_dir: Path) -> list[Path]:
 
 
 def newest_whole(output_dir: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint of an output folder that is whole, and what is wrong with those that are not."""
+    """Return the newest undamaged checkpoint of an output folder, and the errors of those tried before it."""
     known = checkpoints(output_dir)
     unreadable = [path for path in output_dir.glob("*_*") if NAME.fullmatch(path.name) and is_ours(path)]
     wrong: list[str] = []
@@ -180,10 +181,10 @@ def newest_whole(output_dir: Path) -> tuple[Path | None, list[str]]:
 
 
 def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
-    """Resolve `--resume_from_checkpoint`: a folder, or "latest", which is the newest that is whole.
+    """Resolve `--resume_from_checkpoint`: a folder, or "latest" for the newest undamaged checkpoint.
 
     Raises:
-        OutputError: if there is none, or the folder is damaged; the newest whole one is offered.
+        OutputError: if there is none, or the folder is damaged; the message then offers the newest undamaged one.
     """
     if resume_from == "latest":
         newest, wrong = newest_whole(output_dir)
@@ -210,9 +211,9 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
 
 
 def check_continues(folder: Path, progress: Mapping, arguments: Mapping, processes: int) -> None:
-    """Raise OutputError unless a run with these arguments continues the recorded one; name what differs."""
+    """Raise OutputError if arguments or number of processes differ from the recorded ones; name the differences."""
     recorded = progress["arguments"]
-    now = json.loads(json.dumps(arguments))  # tuples as lists, as the record has them
+    now = json.loads(json.dumps(arguments))  # turns tuples into lists, as in the record
     # as text: a width of 1 is not a share of 1.0
     differing = [name for name in sorted(recorded.keys() | now) if repr(recorded.get(name)) != repr(now.get(name))]
     if differing:
@@ -225,7 +226,7 @@ def check_continues(folder: Path, progress: Mapping, arguments: Mapping, process
 
 
 def checkpoint_to_resume(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
-    """The checkpoint that the flags name, checked against this run, and what it records; (None, {}) without one."""
+    """Return the checkpoint that the flags name, checked against this run, and its progress; else (None, {})."""
     if not args.resume_from_checkpoint:
         return None, {}
     folder = find_checkpoint(args.resume_from_checkpoint, Path(args.output_dir))
@@ -237,7 +238,7 @@ def checkpoint_to_resume(args: Namespace, arguments: Mapping, processes: int) ->
 
 
 def prune_checkpoints(output_dir: Path, keep: int | None, newest: Path | None = None) -> None:
-    """Delete all but the newest `keep` checkpoints; None keeps all. Files in them that we did not write stay.
+    """Delete all but the newest `keep` checkpoints (None: keep all); files that we did not write stay.
 
     Checkpoints after `newest` are neither counted nor deleted: the run resumed from `newest` because they are damaged,
     and will write them again.

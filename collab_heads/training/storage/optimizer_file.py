@@ -1,7 +1,7 @@
-"""The state of an optimizer, by names of parameters, as a file of safetensors.
+"""Store the state of an optimizer in a safetensors file, by parameter name.
 
-Tensors are stored under `PARAMETER/KEY`; what is no tensor (step counts of some optimizers, the settings of the
-parameter groups) is JSON in the file's metadata.
+Tensors are stored under `PARAMETER/KEY`. Everything else (step counts of some optimizers, the settings of the parameter
+groups) is JSON in the file's metadata.
 """
 
 import json
@@ -25,10 +25,10 @@ def write_optimizer(path: Path, state: Mapping[str, Any]) -> None:
     Args:
         path: the file.
         state: `state`, name of a parameter -> key -> value, and `param_groups`, as
-            `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` gives a whole one.
+            `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` returns a full state.
 
     Raises:
-        OutputError: if it cannot be written; what was there stays.
+        OutputError: if it cannot be written; an existing file is kept.
     """
     values = {f"{name}/{key}": value for name, of_name in state["state"].items() for key, value in of_name.items()}
     tensors = {name: value.detach().cpu().contiguous() for name, value in values.items() if isinstance(value, Tensor)}
@@ -38,10 +38,10 @@ def write_optimizer(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_optimizer(path: Path) -> dict[str, Any]:
-    """Read what `write_optimizer` wrote; pairs (AdamW's betas) come back as tuples.
+    """Read the state that `write_optimizer` wrote; pairs (AdamW's betas) are returned as tuples.
 
     Raises:
-        OutputError: if the file is damaged, or none of ours; it is named.
+        OutputError: if the file is damaged or not such a state; the message names it.
     """
     try:
         with safe_open(path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""The output folder of a run: what is written into it, and which of it is ours to replace and to delete."""
+"""Write into the output folder of a run, and track which of its files we may replace or delete."""
 
 import json
 import os
@@ -28,8 +28,8 @@ from collab_heads.training.storage.reservation import LOCK
 RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"
 BEST, TRANSLATIONS, STATISTICS, REPORT = "best", "translations", "head_statistics", "head_report"
 HISTORY = "head_history"  # of heads over the training, and its pictures
-STAGED = "model.staged"  # the final model, whole, on its way into the output folder itself
-FOLDERS = (BEST, STATISTICS, REPORT, STAGED)  # written as wholes, as checkpoints are
+STAGED = "model.staged"  # the complete final model, until it is moved into the output folder itself
+FOLDERS = (BEST, STATISTICS, REPORT, STAGED)  # each written as a whole, like checkpoints
 RECORD = "collab_heads_output"  # marks the manifest of an output folder, not that of a folder written as a whole
 CONFIG = "config.json"  # without it no model loads
 MODEL = (CONFIG, "generation_config.json", "model.safetensors", "model.safetensors.index.json")
@@ -43,17 +43,17 @@ NEEDED = (RESULTS, *MODEL, *TOKENIZER, *PROCESSOR)
 
 
 class Output:
-    """An output folder, and the record in it of what a run of ours wrote there.
+    """An output folder and its record of the files that our runs wrote.
 
-    The record, `manifest.json`, names a file before it is written, with the digests of what is there and of what will
-    be: whenever the run is killed, a file is ours if and only if its digest is recorded.
+    The record, `manifest.json`, lists a file before it is written, with the digests of its present and its future
+    content. So at whatever moment a run is killed, a file is ours if and only if its digest is recorded.
 
     Args:
-        path: the folder; it may not be there yet.
+        path: the folder; it need not exist yet.
 
     Attributes:
         recorded: whether there was a record.
-        files: name, relative to the folder -> digests that it may have; None for one that grows, such as a log.
+        files: name, relative to the folder -> its allowed digests; None for a file that grows, such as a log.
         model: the names of the final model's files.
     """
 
@@ -65,7 +65,7 @@ class Output:
         self.model: list[str] = record["model"] if record else []
 
     def owns(self, name: str) -> bool:
-        """Whether a file is there as we wrote it."""
+        """Return True if a file exists and is as we wrote it."""
         path = self.path / name
         if name not in self.files or path.is_symlink() or not path.is_file():
             return False
@@ -74,7 +74,7 @@ class Output:
         return digest(path) in expected
 
     def claim(self, digests: dict[str, dict]) -> None:
-        """Record what is about to be written; move what is in its place and not ours."""
+        """Record the files that are about to be written; move away files in their place that are not ours."""
         for name, coming in digests.items():
             path, partial = self.path / name, self.path / (name + PARTIAL)
             if os.path.lexists(partial) and name not in self.files:
@@ -85,34 +85,34 @@ class Output:
         self.save()
 
     def save(self) -> None:
-        """Write the record."""
+        """Write the record to `manifest.json`."""
         write_manifest(self.path, self.files, RECORD, model=self.model)
 
     def write(self, name: str, content: bytes) -> Path:
-        """Write a file; its name may have folders in it."""
+        """Record and write a file; its name may contain folders."""
         self.claim({name: digest_of(content)})
         return write_file(self.path / name, content)
 
     def write_json(self, name: str, content: Mapping) -> Path:
-        """Write JSON."""
         return self.write(name, (json.dumps(content, indent=1) + "\n").encode())
 
     def write_folder(self, name: str, fill: Callable[[Path], object], size: int | None = None) -> Path:
-        """Write a folder with a manifest of its own."""
+        """Let `fill` write a folder, which gets a manifest of its own; return its path."""
         if not (self.path / MANIFEST).exists():
             self.save()  # it marks the folder as ours
         write_folder(self.path / name, fill, size)
         return self.path / name
 
     def write_model(self, fill: Callable[[Path], object], size: int | None = None) -> None:
-        """Write the final model into the output folder; if it is killed, the old one loads, the new one, or none."""
+        """Write the final model; if the run is killed meanwhile, the old model, the new one or none can be loaded."""
         self.write_folder(STAGED, fill, size)
         self.install()
 
     def install(self) -> None:
-        """Move the files of the staged model into place, also after a run that was killed while it did so.
+        """Move the files of the staged model into place; also completes a move that a killed run began.
 
-        The config goes first and comes last: without it nothing loads, so no mixture of two models does.
+        The old config is removed first and the new one is moved last. No model loads without a config, so a mixture of
+        two models never loads.
         """
         staged = self.path / STAGED
         listed = (read_manifest(staged) or {}).get("files") or {}
@@ -132,7 +132,7 @@ class Output:
             retire(staged)
 
     def note_logs(self, act: Callable[[], object]) -> None:
-        """Do something that starts log files, and record them as ours."""
+        """Call `act`, which starts log files, and record the new files as ours."""
         before = set(self.logs())
         act()
         if new := [name for name in self.logs() if name not in before]:
@@ -140,11 +140,11 @@ class Output:
             self.save()
 
     def logs(self) -> list[str]:
-        """The files below `logs`."""
+        """Return the names of the files below `logs`, relative to the output folder."""
         return [p.relative_to(self.path).as_posix() for p in (self.path / LOGS).rglob("*") if p.is_file()]
 
     def folders(self) -> list[Path]:
-        """The folders that we wrote as wholes: checkpoints, the best weights, reports."""
+        """Return the folders that were written as a whole: checkpoints, best weights, reports, the staged model."""
         return [
             path
             for path in self.path.iterdir()
@@ -152,7 +152,7 @@ class Output:
         ]
 
     def recover(self) -> None:
-        """Finish or undo what a killed run left half done."""
+        """Finish or undo what a killed run left unfinished."""
         for name in {path.name.removesuffix(end) for path in self.path.iterdir() for end in (PARTIAL, OLD, DELETED)}:
             if NAME.fullmatch(name) or name in FOLDERS:
                 recover(self.path / name)
@@ -164,7 +164,7 @@ class Output:
             self.install()
 
     def clear(self) -> None:
-        """Delete what earlier runs wrote, except files that were changed since; results and config first."""
+        """Delete what earlier runs wrote, results and config first; files that were changed since then stay."""
         with writing(self.path):
             for name in sorted(self.files, key=lambda name: name not in (RESULTS, CONFIG)):
                 if self.owns(name):
@@ -179,7 +179,7 @@ class Output:
 
 
 def read_record(folder: Path) -> dict | None:
-    """The record of an output folder; None if there is none, or it is damaged, of a newer version or not ours."""
+    """Return the record of an output folder; None if it is missing, damaged, of a newer version or not ours."""
     record = read_manifest(folder, RECORD)
     if record is None or not isinstance(record["files"], dict):
         return None
@@ -189,7 +189,7 @@ def read_record(folder: Path) -> dict | None:
 
 
 def remove_if_empty(output_dir: Path, name: str) -> None:
-    """Remove a folder below the output folder, and those around it, as far as nothing is in them."""
+    """Remove a folder below the output folder, then its parents there, as long as they are empty."""
     for path in (output_dir / name, *(output_dir / name).parents):
         if path == output_dir or not path.is_dir() or path.is_symlink() or any(path.iterdir()):
             return
@@ -197,17 +197,17 @@ def remove_if_empty(output_dir: Path, name: str) -> None:
 
 
 def check_output(output: Output, *, overwrite: bool, resume: bool, inputs: Iterable[str] = ()) -> None:
-    """Check that a run may write here, without touching anything.
+    """Check that a run may write to an output folder; nothing is changed.
 
     Args:
         output: the folder.
-        overwrite: what an earlier run left is to be replaced.
-        resume: the run goes on from a checkpoint in this folder.
+        overwrite: whether the output of an earlier run may be replaced.
+        resume: whether the run is resumed from a checkpoint in this folder.
         inputs: files and folders that the run reads.
 
     Raises:
-        OutputError: if the folder is a file, or is in use and neither to be overwritten nor to be resumed in; if
-            something that the run reads would be deleted; if something that we did not write would be replaced.
+        OutputError: if the folder is a file; if it is in use and neither overwritten nor resumed in; if an input of the
+            run would be deleted; if a file that we did not write would be replaced.
     """
     if output.path.exists() and not output.path.is_dir():
         raise OutputError(f"--output_dir {output.path} is a file")
@@ -241,7 +241,7 @@ def check_output(output: Output, *, overwrite: bool, resume: bool, inputs: Itera
 
 
 def check_replaced(output: Output) -> None:
-    """Raise OutputError if the run would have to replace something that we did not write, or that was changed."""
+    """Raise OutputError if the run would replace files that we did not write, or that were changed since."""
     names = [*NEEDED, *(name + PARTIAL for name in NEEDED if name not in output.files)]
     wrong = [name for name in names if os.path.lexists(output.path / name) and not output.owns(name)]
     for name in FOLDERS:
@@ -258,12 +258,12 @@ def check_replaced(output: Output) -> None:
 
 
 def is_record(checkpoint: Path) -> bool:
-    """Whether a folder is a checkpoint without a manifest."""
+    """Return True if a folder is a checkpoint without a manifest."""
     return (checkpoint / PROGRESS).exists() and not is_ours(checkpoint)
 
 
 def lies_in(source: Path, folder: Path, files: Iterable[str]) -> bool:
-    """Whether a file or folder lies in an output folder, or is one of its files by another name."""
+    """Return True if a file or folder lies in an output folder, or is one of its files under another name."""
     if not os.path.lexists(source):
         return False  # a name on the Hub
     paths = source.resolve(), source.parent.resolve() / source.name
@@ -273,5 +273,5 @@ def lies_in(source: Path, folder: Path, files: Iterable[str]) -> bool:
 
 
 def same_path(one: Path, other: Path) -> bool:
-    """Whether two paths lead to the same file or folder, also where upper and lower case are the same."""
+    """Return True if two paths lead to the same file or folder, also where upper and lower case are the same."""
     return one.exists() and other.exists() and one.samefile(other)

@@ -1,4 +1,4 @@
-"""What `progress.json` of a checkpoint may hold."""
+"""Check the content of a checkpoint's `progress.json`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 def check_progress(progress: Any) -> None:
-    """Raise ValueError, naming what is wrong, unless this can be the progress of a run."""
+    """Raise ValueError, with the reason, if this cannot be the progress of a run."""
     if not isinstance(progress, dict):
         raise ValueError(f"it is {type_name(progress)}, not an object")
     for name in (*MOST, "arguments"):
@@ -45,7 +45,7 @@ def check_progress(progress: Any) -> None:
 
 
 def check_types(values: Mapping, types: Mapping[str, tuple[type, ...]], prefix: str) -> None:
-    """Raise ValueError if a value has another type than its name asks for; `prefix` says where it stands."""
+    """Raise ValueError if a value has the wrong type for its name; `prefix` is its place, for the message."""
     for name in types.keys() & values:
         value = values[name]
         if not isinstance(value, types[name]) or isinstance(value, bool):
@@ -54,5 +54,4 @@ def check_types(values: Mapping, types: Mapping[str, tuple[type, ...]], prefix: 
 
 
 def type_name(value: object) -> str:
-    """The name of a type, for a message."""
     return "null" if value is None else type(value).__name__

@@ -1,4 +1,4 @@
-"""An output folder belongs to one run at a time: a lock that dies with its process."""
+"""Lock an output folder, so that only one run at a time writes to it; the lock ends with its process."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ held: set[int] = set()  # descriptors of the locks of this process
 
 
 def drop_inherited() -> None:
-    """Close the locks that a forked process got from its parent: a worker that outlives the run must not keep them."""
+    """Close the locks that a forked process inherited: a worker that outlives the run must not keep them."""
     while held:
         os.close(held.pop())
 
@@ -42,10 +42,12 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def reserved(folder: Path) -> Iterator[None]:
-    """Reserve a folder, made if it is not there and removed if it stays empty; try whether it can be written to.
+    """Lock a folder while the context is open, and check that it can be written to.
+
+    A folder that does not exist is made, and removed at the end if it is still empty.
 
     Raises:
-        OutputError: if it cannot be made or written to, or another run has it.
+        OutputError: if it cannot be made or written to, or another run has locked it.
     """
     made: list[Path] = []  # the innermost last
     try:
@@ -65,7 +67,7 @@ def reserved(folder: Path) -> Iterator[None]:
 
 
 def make(folder: Path, made: list[Path]) -> None:
-    """Make a folder and what it lies in; notes what was made."""
+    """Make a folder and its parents; append those that did not exist to `made`."""
     for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         path.mkdir(exist_ok=True)
         made.append(path)
@@ -74,7 +76,7 @@ def make(folder: Path, made: list[Path]) -> None:
 
 
 def attempt(folder: Path, action: Callable[[], Result]) -> Result:
-    """Do something in an output folder; what the system refuses becomes an OutputError."""
+    """Call an action on an output folder; an error of the file system becomes an OutputError."""
     try:
         return action()
     except CollabHeadsError:
@@ -85,10 +87,10 @@ def attempt(folder: Path, action: Callable[[], Result]) -> Result:
 
 
 def lock(folder: Path) -> int:
-    """Take the lock of a folder; returns its descriptor.
+    """Lock a folder and return the descriptor of its lock file; only warn where locks are not supported.
 
     Raises:
-        OutputError: if another run has it.
+        OutputError: if another run has the lock.
     """
     path = folder / LOCK
     while True:
@@ -97,7 +99,7 @@ def lock(folder: Path) -> int:
             take(descriptor)
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 held.add(descriptor)
-                return descriptor  # else the run that had it has just ended, and removed the file
+                return descriptor  # else another run has just ended and removed the file: try again
         except BlockingIOError as error:
             owner = os.read(descriptor, 1000).decode(errors="replace").strip() if sys.platform != "win32" else ""
             os.close(descriptor)
@@ -112,7 +114,7 @@ def lock(folder: Path) -> int:
 
 
 def take(descriptor: int) -> None:
-    """Lock an open file, or raise BlockingIOError."""
+    """Lock an open file; raise BlockingIOError if another process has locked it."""
     if sys.platform == "win32":
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -123,7 +125,7 @@ def take(descriptor: int) -> None:
 
 
 def try_writing(folder: Path, descriptor: int) -> None:
-    """Write who has the lock, and a small file with a long name."""
+    """Write the process and the machine into the lock file, and try a small file with a long name."""
     os.ftruncate(descriptor, 0)
     os.write(descriptor, json.dumps({"process": os.getpid(), "machine": socket.gethostname()}).encode())
     os.fsync(descriptor)
@@ -135,9 +137,10 @@ def try_writing(folder: Path, descriptor: int) -> None:
 
 
 def agreed(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
-    """Call a function on the main process and hand its result, or its error, to all, so that none is left waiting.
+    """Call a function on the main process, and return its result or raise its CollabHeadsError on all processes.
 
-    Also for what all could compute: last bits of floating point may differ between processes.
+    So no process is left waiting after an error. Use it also for results that every process could compute: the last
+    bits of floating-point numbers may differ between processes.
     """
     outcome: list = [None, None]
     if accelerator.is_main_process:
@@ -153,9 +156,9 @@ def agreed(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
 
 
 def same_weights(accelerator: Accelerator, model: PreTrainedModel) -> None:
-    """Give all processes the weights of the first, in place: last bits of what each computed may differ."""
+    """Copy the weights of the first process to all others, in place: the last bits of computed ones may differ."""
     if accelerator.num_processes > 1:
         for parameter in model.parameters():
-            values = parameter.data.contiguous()  # what is sent is memory, in whatever order it lies
+            values = parameter.data.contiguous()  # broadcast sends memory in its own order
             torch.distributed.broadcast(values, 0)
             parameter.data.copy_(values)

@@ -1,7 +1,7 @@
 """Training on FSDP2 through Accelerate: every process holds a part of each weight.
 
-Gates and alphas stay whole (`heads/whole.py`). For evaluations and checkpoints the weights are put together; so a
-checkpoint is what it is without FSDP, and one can go on from it with as many processes.
+Gates and alphas are not sharded (`heads/whole.py`). For evaluations and checkpoints the full weights are gathered, so
+the model in a checkpoint is stored as without FSDP, and the run can be resumed with the same number of processes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,14 +26,14 @@ from collab_heads.training.storage.optimizer_file import OPTIMIZER, read_optimiz
 
 
 def check_sharding(accelerator: Accelerator, refused: Mapping[str, object]) -> None:
-    """Check that a run can do what it is to do with divided weights.
+    """Check that the options of a run work with sharded weights.
 
     Args:
         accelerator: of the run.
-        refused: flags of what needs whole weights while it trains -> whether they are given.
+        refused: flag of an option that needs full weights during training -> whether it is given.
 
     Raises:
-        ArgumentError: if it cannot; the message says what works instead.
+        ArgumentError: if such a flag is given with FSDP, or on FSDP 1; the message says what works instead.
     """
     check_version(accelerator)
     given = [flag for flag, is_given in refused.items() if is_given]
@@ -42,15 +42,15 @@ def check_sharding(accelerator: Accelerator, refused: Mapping[str, object]) -> N
 
 
 def whole_copy(model: PreTrainedModel, kind: type[PreTrainedModel]) -> PreTrainedModel:
-    """A copy of a divided model with its whole weights, on every process. All processes call it.
+    """Return a copy of a sharded model with full weights, on every process; all processes must call it.
 
     Args:
-        model: divided.
-        kind: the class that it had before.
+        model: sharded.
+        kind: its class before it was sharded.
     """
     state: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     with torch.device("meta"):
-        copy = kind(model.config)  # with the record of what was changed, so with the changed modules
+        copy = kind(model.config)  # the config records the changes, so the modules are the changed ones
     copy.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, strict=False, assign=True)
     for name, buffer in model.named_buffers():
         owner, _, last = name.rpartition(".")
@@ -63,14 +63,14 @@ def whole_copy(model: PreTrainedModel, kind: type[PreTrainedModel]) -> PreTraine
 
 
 def become(model: PreTrainedModel, whole: PreTrainedModel) -> None:
-    """Let a divided model be a whole one, in place: whoever holds it holds a plain model again."""
+    """Turn a sharded model into the full one, in place: whoever refers to it has a plain model again."""
     model.__class__ = type(whole)
     model.__dict__ = whole.__dict__
 
 
 @contextmanager
 def without_divided(accelerator: Accelerator) -> Iterator[None]:
-    """Hide model and optimizer from Accelerate where they are divided: it would store parts, as pickles."""
+    """Hide a sharded model and optimizer from Accelerate, which would store their parts as pickles."""
     if not is_sharded(accelerator):
         yield
         return
@@ -83,7 +83,7 @@ def without_divided(accelerator: Accelerator) -> Iterator[None]:
 
 
 def save_optimizer(accelerator: Accelerator, folder: Path) -> None:
-    """Write the state of a divided optimizer, whole. All processes call it."""
+    """Write the full state of a sharded optimizer, if there is one. All processes must call it."""
     if is_sharded(accelerator):
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         model, optimizer = prepared(accelerator)
@@ -94,7 +94,7 @@ def save_optimizer(accelerator: Accelerator, folder: Path) -> None:
 
 
 def load_optimizer(accelerator: Accelerator, folder: Path) -> None:
-    """Give every process its part of a stored state. All processes call it."""
+    """Load a stored state into a sharded optimizer, if there is one. All processes must call it."""
     if is_sharded(accelerator):
         state = read_optimizer(folder / OPTIMIZER)
         model, optimizer = prepared(accelerator)
@@ -104,5 +104,5 @@ def load_optimizer(accelerator: Accelerator, folder: Path) -> None:
 
 
 def prepared(accelerator: Accelerator) -> tuple[Any, HeadAdamW]:
-    """The model and the optimizer that are being trained."""
+    """Return the model and the optimizer that Accelerate prepared last."""
     return accelerator._models[-1], accelerator._optimizers[-1].optimizer
