@@ -32,8 +32,7 @@ class HeadRotation:
             rotation.apply(model, epoch=epoch, optimizer=optimizer)
             train(model, epoch)
 
-    To exchange head 0 of the decoder's cross-attention in layer 1 (counted from 0) and head 0 of layer 5 before epoch
-    3:
+    To exchange head 0 of the decoder's cross-attention in layer 1 (counted from 0) with that in layer 5 before epoch 3:
 
         {"3": [{"role": "dec-enc", "layers": [1, 5], "heads": [0, 0]}]}
 
