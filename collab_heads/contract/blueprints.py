@@ -23,7 +23,7 @@ class VocabularyForm:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """How to make a model type from a few sizes.
+    """A recipe for a model type: how to make one from a few sizes.
 
     Attributes:
         sizes: "d_model", "num_layers", "num_heads", "d_ff", "dropout", "max_length" or "d_head" -> names in its config.
@@ -38,7 +38,7 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class ImageBlueprint:
-    """How to make a model type that reads images from a few sizes.
+    """A recipe for a model type that reads images: how to make one from a few sizes.
 
     Attributes:
         sizes: "d_model", "num_layers", "num_heads", "d_ff" or its ratio to "d_model", "d_ff_ratio", "dropout",

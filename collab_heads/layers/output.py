@@ -86,7 +86,7 @@ class HeadOutputProjection(nn.Module):
 
 
 class TransposedOutputProjection(HeadOutputProjection):
-    """The same for an output projection that is a Conv1D: its weight stays transposed."""
+    """A `HeadOutputProjection` in place of a Conv1D: its weight stays transposed."""
 
     stores_transposed = True
     stock = Conv1D

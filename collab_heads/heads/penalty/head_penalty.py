@@ -139,7 +139,7 @@ class HeadPenalty:
         return torch.stack([total.to(totals[0].device) for total in totals]).sum()
 
     def before_step(self) -> None:
-        """Call it between the backward pass and the optimizer step: it holds back alphas until `alpha_start`."""
+        """Hold back alphas until `alpha_start`; call it between the backward pass and the optimizer step."""
         for part in self.parts.values():
             part.before_step()
 
