@@ -224,13 +224,12 @@ class AttentionAdapter:
         Args:
             config: of the model.
             inputs: a batch as the model takes it.
-            masks: "encoder", "decoder" -> the masks that follow from the attention masks and the decoder's inputs: [B,
-                T] bool, or None where all tokens count.
+            masks: "encoder", "decoder" -> the masks that follow from the attention masks and the decoder's inputs:
+                [B, T] bool, or None where all tokens count.
 
         Returns:
             The masks, which may also have entries for stacks with masks of their own (`AttentionSite.stack`) and for
-            the
-            "output".
+            the "output".
         """
         return masks
 

@@ -116,8 +116,7 @@ class HeadRegression:
 
         Returns:
             [H], float64: for every head the share of the site's output that is lost once it and all heads removed
-            before it
-            are gone; 1 for the last one.
+            before it are gone; 1 for the last one.
         """
         whole, width = self.square(self.weight), len(self.scatter) // self.num_heads
         inverse, weight = torch.linalg.inv(self.ridged()), self.weight.clone()

@@ -35,8 +35,7 @@ def cached_key_value(
 
     Returns:
         key [B, 1, S', W or R] and value [B, 1, S', H * d_v] over all S' tokens seen: one packed head each, a layout
-        that
-        dynamic and static caches both store.
+        that dynamic and static caches both store.
     """
     if past_key_values is None:
         return module.query_key.keys(states).unsqueeze(1), value(states).unsqueeze(1)

@@ -15,7 +15,7 @@ from collab_heads.sites.site import AttentionWeights
 from collab_heads.sites.state import QueryKeyState
 
 ALIGNMENT = 8  # elements; fused attention kernels want head widths in multiples of it
-MIXING_STD = 0.2  # of the random initialisation in the authors' code
+MIXING_STD = 0.2  # of the random initialisation in the source's code
 
 
 class SharedQueryKey(QueryKey):
