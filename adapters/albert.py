@@ -1,4 +1,4 @@
-"""ALBERT: few attention modules that serve many layers, each with its own output projection, norm and residual."""
+"""ALBERT: a few attention modules serve many layers, each with its own output projection, norm and residual."""
 
 from dataclasses import replace
 
@@ -13,7 +13,6 @@ class CollaborativeAlbertAttention(AlbertAttention):
     """`AlbertAttention` with a collaborative query/key projection."""
 
     def forward(self, hidden_states, attention_mask=None, **kwargs):
-        """As the stock class."""
         key, value = cached_key_value(self, self.value, hidden_states, None, is_cross=False)
         eager, dropout = eager_attention_forward, self.attention_dropout.p
         output, weights = attend(
@@ -25,7 +24,7 @@ class CollaborativeAlbertAttention(AlbertAttention):
 
 @register
 class AlbertAdapter(AttentionAdapter):
-    """ALBERT, with any number of groups and of inner layers."""
+    """An adapter for ALBERT with any number of groups and of inner layers."""
 
     model_types = ("albert",)
     paths = {r"encoder\.albert_layer_groups\.(\d+)\.albert_layers\.\d+\.attention": "enc-self"}
@@ -34,7 +33,7 @@ class AlbertAdapter(AttentionAdapter):
     roles = ("enc-self",)
 
     def sites(self, model):
-        """The modules that serve a layer; `layer` counts as `output_attentions` does: inner layers one by one."""
+        """List the modules that serve a layer; `layer` counts inner layers one by one, as `output_attentions` does."""
         config = model.config
         layers_per_group = config.num_hidden_layers / config.num_hidden_groups
         groups = [int(layer / layers_per_group) for layer in range(config.num_hidden_layers)]  # as the stock encoder

@@ -1,6 +1,6 @@
 """BERT and its siblings: self-attention of encoders and decoders, and cross-attention.
 
-Every sibling has attention classes of its own that compute the same.
+Every sibling has its own attention classes, which compute the same.
 """
 
 from torch import nn
@@ -16,7 +16,7 @@ from collab_heads.layers.attention import attend, cached_key_value
 
 
 def self_attention(self, hidden_states, attention_mask=None, past_key_values=None, **kwargs):
-    """`forward` of every self-attention class, with the stock signature."""
+    """Attend, as `forward` of every self-attention class, with the stock signature."""
     key, value = cached_key_value(self, self.value, hidden_states, past_key_values, is_cross=False)
     return attend(self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout.p, **kwargs)
 
@@ -24,7 +24,7 @@ def self_attention(self, hidden_states, attention_mask=None, past_key_values=Non
 def cross_attention(
     self, hidden_states, encoder_hidden_states=None, attention_mask=None, past_key_values=None, **kwargs
 ):
-    """`forward` of every cross-attention class, with the stock signature."""
+    """Attend, as `forward` of every cross-attention class, with the stock signature."""
     key, value = cached_key_value(self, self.value, encoder_hidden_states, past_key_values, is_cross=True)
     return attend(self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout.p, **kwargs)
 
@@ -101,7 +101,7 @@ class CollaborativeElectraCrossAttention(modeling_electra.ElectraCrossAttention)
 
 @register
 class BertAdapter(AttentionAdapter):
-    """BERT, RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA, as encoders or as decoders."""
+    """An adapter for BERT, RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA, as encoders or as decoders."""
 
     model_types = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
     paths = {
@@ -124,9 +124,9 @@ class BertAdapter(AttentionAdapter):
     width = "all_head_size"
 
     def role(self, role, module):
-        """A model with `config.is_decoder` has the paths of an encoder."""
+        """Return "dec-self" for a model with `config.is_decoder`, which has the paths of an encoder."""
         return "dec-self" if role == "enc-self" and module.config.is_decoder else role
 
     def output_projection(self, model, site) -> nn.Linear:
-        """`attention.output.dense`, a sibling of `attention.self`."""
+        """Return `attention.output.dense`, a sibling of `attention.self`."""
         return model.base_model.get_submodule(site.path.removesuffix("self") + "output.dense")

@@ -1,4 +1,4 @@
-"""BioGPT: a decoder alone, with BART's attention."""
+"""BioGPT: a decoder without an encoder, with BART's attention."""
 
 from transformers.models.biogpt import modeling_biogpt
 
@@ -16,7 +16,7 @@ class CollaborativeBioGptAttention(modeling_biogpt.BioGptAttention):
 
 @register
 class BioGptAdapter(AttentionAdapter):
-    """BioGPT, with any head."""
+    """An adapter for BioGPT with any head."""
 
     model_types = ("biogpt",)
     paths = {r"layers\.(\d+)\.self_attn": "dec-self"}

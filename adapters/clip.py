@@ -16,7 +16,7 @@ from collab_heads.sites.site import AttentionSite, Role
 
 
 def attention(self, hidden_states, attention_mask=None, **kwargs):
-    """`forward` of both classes, with the stock signature."""
+    """Attend, as `forward` of both classes, with the stock signature."""
     key, value = cached_key_value(self, self.v_proj, hidden_states, None, is_cross=False)
     output, weights = attend(
         self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout, **kwargs
@@ -38,7 +38,7 @@ class CollaborativeSiglipAttention(modeling_siglip.SiglipAttention):
     forward = attention
 
 
-# The model type of a stack's config -> what it reads.
+# The model type of a stack's config -> the name of the stack, by its inputs.
 STACKS = {
     "clip_text_model": "text",
     "clip_vision_model": "vision",
@@ -49,7 +49,7 @@ STACKS = {
 
 @register
 class CLIPAdapter(AttentionAdapter):
-    """CLIP and SigLIP: both stacks, or one of them."""
+    """An adapter for CLIP and SigLIP: both stacks, or one of them."""
 
     model_types = ("clip", "siglip", *STACKS)
     paths = {r"(?:(?:text|vision)_model\.)?encoder\.layers\.(\d+)\.self_attn": "enc-self"}
@@ -61,18 +61,19 @@ class CLIPAdapter(AttentionAdapter):
     roles = ("enc-self", "dec-self")
 
     def role(self, role: Role, module: nn.Module) -> Role:
-        """CLIP reads texts from left to right."""
+        """Return "dec-self" for CLIP's text stack, which reads from left to right."""
         config = cast(PretrainedConfig, module.config)
         return "dec-self" if config.model_type == "clip_text_model" else role
 
     def scale(self, module: nn.Module) -> float:
-        """Kept as `scale`."""
+        """Return the attribute `scale`."""
         return float(cast(float, module.scale))
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
-        """With what they read.
+        """List the sites with their stacks.
 
-        Where both stacks have one role (SigLIP), the layers that read images count on after those that read texts.
+        Where both stacks have the same role (SigLIP), the layers of the image stack are numbered after those of the
+        text stack.
         """
         sites: list[AttentionSite] = []
         for site in super().sites(model):
@@ -85,5 +86,5 @@ class CLIPAdapter(AttentionAdapter):
     def token_masks(
         self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """The mask is that of the texts."""
+        """Return the masks with the encoder's mask for texts, and none for images."""
         return {**masks, "text": masks["encoder"], "vision": None}

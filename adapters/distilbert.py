@@ -1,4 +1,4 @@
-"""DistilBERT: encoders with projection names of their own."""
+"""DistilBERT: encoders with their own names of projections."""
 
 from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAttention, eager_attention_forward
 
@@ -11,7 +11,6 @@ class CollaborativeDistilBertSelfAttention(DistilBertSelfAttention):
     """`DistilBertSelfAttention` with a collaborative query/key projection."""
 
     def forward(self, hidden_states, attention_mask=None, **kwargs):
-        """As the stock class."""
         key, value = cached_key_value(self, self.v_lin, hidden_states, None, is_cross=False)
         eager, dropout = eager_attention_forward, self.dropout.p
         output, weights = attend(
@@ -22,7 +21,7 @@ class CollaborativeDistilBertSelfAttention(DistilBertSelfAttention):
 
 @register
 class DistilBertAdapter(AttentionAdapter):
-    """DistilBERT."""
+    """An adapter for DistilBERT."""
 
     model_types = ("distilbert",)
     paths = {r"transformer\.layer\.(\d+)\.attention": "enc-self"}

@@ -1,4 +1,4 @@
-"""ESM: BERT's layout for proteins, with queries that are scaled before attention. ESM-2 has rotary positions."""
+"""ESM: BERT's layout for proteins, with queries scaled before attention. ESM-2 has rotary positions."""
 
 from transformers.models.esm.modeling_esm import EsmSelfAttention, apply_rotary_pos_emb, eager_attention_forward
 
@@ -8,7 +8,7 @@ from collab_heads.contract.special_adapters import RotaryAdapter
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.rotary_attention import rotary_attention
 
-ROTARY = "rotary"  # what configs call it
+ROTARY = "rotary"  # its name in configs
 
 
 class CollaborativeEsmSelfAttention(EsmSelfAttention):
@@ -23,14 +23,14 @@ class CollaborativeEsmSelfAttention(EsmSelfAttention):
         position_embeddings=None,
         **kwargs,
     ):
-        """As the stock class where positions are absolute and there is no source."""
+        """Attend as the stock class does where positions are absolute and there is no encoder."""
         key, value = cached_key_value(self, self.value, hidden_states, None, is_cross=False)
         eager, dropout = eager_attention_forward, self.dropout
         return attend(self, hidden_states, key, value, attention_mask, eager=eager, dropout=dropout, **kwargs)
 
 
 class RotaryEsmSelfAttention(EsmSelfAttention):
-    """`EsmSelfAttention` with narrower heads, turned to their positions."""
+    """`EsmSelfAttention` with narrower heads, rotated to their positions."""
 
     def forward(
         self,
@@ -41,7 +41,7 @@ class RotaryEsmSelfAttention(EsmSelfAttention):
         position_embeddings=None,
         **kwargs,
     ):
-        """As the stock class where positions are rotations and there is no source."""
+        """Attend as the stock class does where positions are rotations and there is no encoder."""
         return rotary_attention(
             self,
             self.value,
@@ -57,9 +57,9 @@ class RotaryEsmSelfAttention(EsmSelfAttention):
 
 
 class EsmLayout(AttentionAdapter):
-    """Where attention is in ESM, and how it is laid out.
+    """The layout of attention in ESM.
 
-    Cross-attention is left alone: the stock class cannot attend to a source of another length.
+    Cross-attention is not supported: the stock class cannot attend to a source of another length.
     """
 
     model_types = ("esm",)
@@ -69,26 +69,26 @@ class EsmLayout(AttentionAdapter):
     width = "all_head_size"
 
     def role(self, role, module):
-        """A model with `config.is_decoder` has the paths of an encoder."""
+        """Return "dec-self" for a model with `config.is_decoder`, which has the paths of an encoder."""
         return "dec-self" if role == "enc-self" and module.is_decoder else role
 
     def scale(self, module):
-        """One over the root of the width of a head; `scaling` is what is left to do after the query was scaled."""
+        """Return 1 / sqrt(width of a head); `scaling` is what remains after the query was scaled."""
         return module.attention_head_size**-0.5
 
     def output_projection(self, model, site):
-        """`attention.output.dense`, a sibling of `attention.self`."""
+        """Return `attention.output.dense`, a sibling of `attention.self`."""
         return model.base_model.get_submodule(site.path.removesuffix("self") + "output.dense")
 
 
 class RotaryEsmAdapter(RotaryAdapter, EsmLayout):
-    """ESM with rotary positions (ESM-2)."""
+    """An adapter for ESM with rotary positions (ESM-2)."""
 
     replacements = {EsmSelfAttention: RotaryEsmSelfAttention}
 
 
 @register
 class EsmAdapter(EsmLayout):
-    """ESM with absolute positions (ESM-1b)."""
+    """An adapter for ESM with absolute positions (ESM-1b)."""
 
     variants = {"position_embedding_type": {ROTARY: RotaryEsmAdapter}}

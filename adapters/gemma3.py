@@ -1,4 +1,4 @@
-"""Gemma 3, its text model: Llama's layout with norms of queries and keys; every few layers look at a window only."""
+"""Gemma 3, text only: Llama's layout with norms of queries and keys; most layers attend to a window only."""
 
 from transformers.models.gemma3 import modeling_gemma3
 
@@ -8,14 +8,14 @@ from collab_heads.contract.special_adapters import NormedRotaryAdapter
 
 
 class RotaryGemma3Attention(RotaryAttention, modeling_gemma3.Gemma3Attention):
-    """Of `Gemma3Attention`."""
+    """`Gemma3Attention` with any key heads or narrower values."""
 
     stock = modeling_gemma3
 
 
 @register
 class Gemma3Adapter(NormedRotaryAdapter, LlamaLayout):
-    """The text model of Gemma 3, as a decoder, or as an encoder of embeddings."""
+    """An adapter for the text model of Gemma 3, as a decoder, or as an encoder of embeddings."""
 
     model_types = ("gemma3_text",)
     replacements = {modeling_gemma3.Gemma3Attention: RotaryGemma3Attention}
@@ -24,9 +24,9 @@ class Gemma3Adapter(NormedRotaryAdapter, LlamaLayout):
     roles = ("dec-self", "enc-self")
 
     def role(self, role, module):
-        """Gemma 3 can be an encoder of embeddings."""
+        """Return "enc-self" for a model that is an encoder of embeddings."""
         return role if module.is_causal else "enc-self"
 
     def decodes(self, config):
-        """The others cannot."""
+        """Return True unless the config makes the model a bidirectional encoder of embeddings."""
         return not getattr(config, "use_bidirectional_attention", False)

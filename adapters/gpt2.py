@@ -1,6 +1,6 @@
-"""GPT-2: a decoder whose query, key and value come from one Conv1D, and its cross-attention.
+"""GPT-2: a decoder with one Conv1D for query, key and value, and with or without cross-attention.
 
-Its weights are (in, out): see `collab_heads.layers.layout`.
+Its weights are stored as (in, out): see `collab_heads.layers.layout`.
 """
 
 from torch import nn
@@ -12,12 +12,12 @@ from collab_heads.layers.attention import attend, cached_key_value
 
 
 def upcast_attention(module, query, key, value, attention_mask, **kwargs):
-    """The eager attention of `config.reorder_and_upcast_attn`: scores in float32, whatever the model's dtype."""
+    """Attend as with `config.reorder_and_upcast_attn`: scores in float32, whatever the model's dtype."""
     return module._upcast_and_reordered_attn(query, key, value, attention_mask)
 
 
 class CollaborativeGPT2Attention(modeling_gpt2.GPT2Attention):
-    """`GPT2Attention` with a collaborative query/key projection; its values come from `value`."""
+    """`GPT2Attention` with a collaborative query/key projection; values are projected by `value`."""
 
     value: nn.Linear
 
@@ -31,7 +31,6 @@ class CollaborativeGPT2Attention(modeling_gpt2.GPT2Attention):
         output_attentions=False,
         **kwargs,
     ):
-        """With the stock signature."""
         is_cross = encoder_hidden_states is not None
         states, mask = (encoder_hidden_states, encoder_attention_mask) if is_cross else (hidden_states, attention_mask)
         key, value = cached_key_value(self, self.value, states, past_key_values, is_cross=is_cross)
@@ -43,7 +42,7 @@ class CollaborativeGPT2Attention(modeling_gpt2.GPT2Attention):
 
 @register
 class GPT2Adapter(FusedAdapter):
-    """GPT-2, alone or with cross-attention to another stack."""
+    """An adapter for GPT-2, alone or with cross-attention to another stack."""
 
     model_types = ("gpt2",)
     paths = {r"h\.(\d+)\.attn": "dec-self", r"h\.(\d+)\.crossattention": "dec-enc"}
@@ -52,7 +51,7 @@ class GPT2Adapter(FusedAdapter):
     output, heads, width = "c_proj", "num_heads", "split_size"  # query, key and value have no names of their own
 
     def fused(self, module):
-        """`c_attn` makes all three; in cross-attention `q_attn` makes the query."""
+        """Return `c_attn`, which makes all three; in cross-attention `q_attn` makes the query."""
         if module.is_cross_attention:
             return {"q_attn": ("query",), "c_attn": ("key", "value")}
         return {"c_attn": ("query", "key", "value")}

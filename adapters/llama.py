@@ -1,8 +1,8 @@
 """Llama and its siblings (Mistral, Qwen2): decoders with rotary positions, whose heads may share keys.
 
-Rotations come between projection and score, so heads cannot share one query/key projection here. Everything else works;
-where the stock forward cannot run what is left (narrower heads, key heads used by unequal numbers of heads), the class
-below does.
+Rotations come between projection and score, so heads cannot share one query/key projection here. Everything else works.
+Where the stock forward cannot run the heads that are left (narrower heads, key heads used by unequal numbers of heads),
+`RotaryAttention` does.
 """
 
 from typing import Any
@@ -19,11 +19,11 @@ from collab_heads.layers.removed import is_empty
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.sites.site import group_size
 
-NORMS = ("q_norm", "k_norm")  # of each head of queries and keys, where the family has them
+NORMS = ("q_norm", "k_norm")  # norms of the queries and keys of each head, where the family has them
 
 
 class RotaryAttention:
-    """Attention with narrower heads or any key heads; `stock` is the module of transformers with the stock class."""
+    """Attention with narrower heads or any key heads; `stock` is the transformers module of the stock class."""
 
     stock: Any
     q_norm: Any
@@ -33,7 +33,6 @@ class RotaryAttention:
     attention_dropout: Any
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
-        """With the stock signature."""
         output, weights = rotary_attention(
             self,
             self.v_proj,
@@ -51,34 +50,34 @@ class RotaryAttention:
         return self.o_proj(output), weights
 
     def window(self):
-        """What the stock forward tells the backend of a sliding window."""
+        """Return the arguments that the stock forward passes to the backend for a sliding window."""
         return {"sliding_window": self.sliding_window} if hasattr(self, "sliding_window") else {}
 
 
 class RotaryLlamaAttention(RotaryAttention, modeling_llama.LlamaAttention):
-    """Of `LlamaAttention`."""
+    """`LlamaAttention` with narrower heads or any key heads."""
 
     stock = modeling_llama
 
 
 class RotaryMistralAttention(RotaryAttention, modeling_mistral.MistralAttention):
-    """Of `MistralAttention`."""
+    """`MistralAttention` with narrower heads or any key heads."""
 
     stock = modeling_mistral
 
     def window(self):
-        """The config says it, for all layers."""
+        """Return the sliding window of the config, one for all layers."""
         return {"sliding_window": getattr(self.config, "sliding_window", None)}
 
 
 class RotaryQwen2Attention(RotaryAttention, modeling_qwen2.Qwen2Attention):
-    """Of `Qwen2Attention`."""
+    """`Qwen2Attention` with narrower heads or any key heads."""
 
     stock = modeling_qwen2
 
 
 class LlamaLayout(RotaryAdapter):
-    """Where attention is in Llama and its siblings, and how it is laid out."""
+    """The layout of attention in Llama and its siblings."""
 
     paths = {r"layers\.(\d+)\.self_attn": "dec-self"}
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
@@ -86,20 +85,23 @@ class LlamaLayout(RotaryAdapter):
     head_width, head_counts = ("head_dim", "head_dim"), ("num_attention_heads", "num_key_value_heads")
 
     def num_heads(self, module):
-        """No attribute says it."""
+        """Return the number of heads from the shape of the weights: no attribute holds it."""
         if is_swapped(module) or is_empty(module):
             return module.query_key.num_heads
         return module.q_proj.out_features // module.head_dim
 
     def groups(self, module):
-        """Each key head serves as many heads as the others, unless heads were removed."""
+        """Return the key head of every head: equal numbers of heads for each, unless heads were removed."""
         if is_swapped(module):
             return module.query_key.groups
         size = module.num_key_value_groups
         return getattr(module, "key_heads", tuple(head // size for head in range(self.num_heads(module))))
 
     def note_heads(self, module, heads, groups):
-        """Backends read how many heads share a key head; where that differs, keys are repeated before."""
+        """Set the number of heads per key head, which backends read, in place.
+
+        Where it differs between key heads, they are repeated before the backend is called, and `key_heads` is set.
+        """
         size = group_size(groups)
         module.num_key_value_groups = size or 1
         if size is None:
@@ -108,14 +110,14 @@ class LlamaLayout(RotaryAdapter):
             del module.key_heads
 
     def install(self, module, query_key):
-        """A site without heads has no use for norms."""
+        """As `AttentionAdapter`; a site without heads also loses its norms."""
         super().install(module, query_key)
         for norm in NORMS:
             if is_empty(module) and hasattr(module, norm):
                 delattr(module, norm)
 
     def restore(self, module, stock, kept):
-        """Their norms come back with the heads: any will do for zeros."""
+        """As `AttentionAdapter`; norms are restored with weights of 1, since all heads are zeros."""
         super().restore(module, stock, kept)
         for norm in NORMS:
             if hasattr(stock, norm) and not hasattr(module, norm):
@@ -123,13 +125,13 @@ class LlamaLayout(RotaryAdapter):
                 setattr(module, norm, getattr(stock, norm).train(module.training))
 
     def runs_groups(self, groups):
-        """Equal numbers of heads for each key head."""
+        """Return True if every key head has the same number of heads."""
         return group_size(groups) is not None
 
 
 @register
 class LlamaAdapter(LlamaLayout):
-    """Llama, Mistral and Qwen2."""
+    """An adapter for Llama, Mistral and Qwen2."""
 
     model_types = ("llama", "mistral", "qwen2")
     replacements = {

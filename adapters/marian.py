@@ -13,7 +13,7 @@ from collab_heads.layers.attention import attend, cached_key_value
 
 
 def attention(self, hidden_states, key_value_states=None, past_key_values=None, attention_mask=None, **kwargs):
-    """`forward` of every class, with the stock signature."""
+    """Attend, as `forward` of every class, with the stock signature."""
     is_cross = key_value_states is not None
     states = key_value_states if is_cross else hidden_states
     key, value = cached_key_value(self, self.v_proj, states, past_key_values, is_cross=is_cross)
@@ -60,7 +60,7 @@ class CollaborativePegasusAttention(modeling_pegasus.PegasusAttention):
 
 @register
 class MarianAdapter(AttentionAdapter):
-    """BART, mBART, Marian, Pegasus and M2M100: encoder-decoders, and their decoders alone."""
+    """An adapter for BART, mBART, Marian, Pegasus and M2M100: encoder-decoders, and their decoders alone."""
 
     model_types = ("marian", "bart", "mbart", "pegasus", "m2m_100")
     paths = {

@@ -1,4 +1,4 @@
-"""ModernBERT: an encoder with rotary positions whose query, key and value come from one Linear."""
+"""ModernBERT: an encoder with rotary positions, and one Linear for query, key and value."""
 
 from torch import nn
 from transformers.models.modernbert import modeling_modernbert
@@ -11,12 +11,11 @@ from collab_heads.layers.rotary_attention import rotary_attention
 
 
 class RotaryModernBertAttention(modeling_modernbert.ModernBertAttention):
-    """`ModernBertAttention` with narrower values; they come from `value`."""
+    """`ModernBertAttention` with narrower values, projected by `value`."""
 
     value: nn.Linear
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
-        """With the stock signature."""
         heads, weights = rotary_attention(
             self,
             self.value,
@@ -36,7 +35,7 @@ class RotaryModernBertAttention(modeling_modernbert.ModernBertAttention):
 
 @register
 class ModernBertAdapter(FusedAdapter, RotaryAdapter):
-    """ModernBERT."""
+    """An adapter for ModernBERT."""
 
     model_types = ("modernbert",)
     paths = {r"layers\.(\d+)\.attn": "enc-self"}
@@ -46,18 +45,18 @@ class ModernBertAdapter(FusedAdapter, RotaryAdapter):
     output = "Wo"
 
     def fused(self, module):
-        """`Wqkv` makes all three."""
+        """Return `Wqkv`, which makes all three."""
         return {"Wqkv": ("query", "key", "value")}
 
     def scale(self, module):
-        """No attribute says it."""
+        """Return 1 / sqrt(width of a head): no attribute holds it."""
         return module.head_dim**-0.5
 
     def num_heads(self, module):
-        """No attribute says it."""
+        """Return the number of heads from the shape of the weights: no attribute holds it."""
         if is_swapped(module) or is_empty(module):
             return module.query_key.num_heads
         return self.parts(module)["query"].out_features // module.head_dim
 
     def note_heads(self, module, heads, groups):
-        """No attribute is told."""
+        """Do nothing: no attribute holds the number of heads."""

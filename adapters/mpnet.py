@@ -1,4 +1,4 @@
-"""MPNet: eager attention of its own, with a position bias that the encoder makes once, for all heads of all layers."""
+"""MPNet: its own eager attention, with one position bias from the encoder for all heads of all layers."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from collab_heads.layers.position_bias import kept_columns, note_kept_heads
 
 
 def eager_attention(module, query, key, value, attention_mask, *, scaling, dropout, position_bias=None, **kwargs):
-    """What the stock class computes, as a backend: those of other families pass over a position bias."""
+    """Attend as the stock class, in the form of a backend; those of other families ignore a position bias."""
     scores = query @ key.mT * scaling
     for bias in (position_bias, attention_mask):
         scores = scores if bias is None else scores + bias
@@ -26,7 +26,6 @@ class CollaborativeMPNetSelfAttention(MPNetSelfAttention):
     config = SimpleNamespace(_attn_implementation="eager")  # a stock module has none, and the model no other backend
 
     def forward(self, hidden_states, attention_mask=None, position_bias=None, output_attentions=False, **kwargs):
-        """As the stock class."""
         key, value = cached_key_value(self, self.v, hidden_states, None, is_cross=False)
         output, weights = attend(
             self,
@@ -45,14 +44,13 @@ class ShrunkMPNetSelfAttention(MPNetSelfAttention):
     """`MPNetSelfAttention` with fewer heads."""
 
     def forward(self, hidden_states, attention_mask=None, position_bias=None, output_attentions=False, **kwargs):
-        """As the stock class."""
         columns = kept_columns(self, position_bias)
         return super().forward(hidden_states, attention_mask, columns, output_attentions)
 
 
 @register
 class MPNetAdapter(AttentionAdapter):
-    """MPNet, as most sentence-transformers have it."""
+    """An adapter for MPNet, the base of many sentence-transformers."""
 
     model_types = ("mpnet",)
     paths = {r"encoder\.layer\.(\d+)\.attention\.attn": "enc-self"}
@@ -63,20 +61,20 @@ class MPNetAdapter(AttentionAdapter):
     roles = ("enc-self",)
 
     def scale(self, module):
-        """One over the root of the width of a head."""
+        """Return 1 / sqrt(width of a head)."""
         return module.attention_head_size**-0.5
 
     def score_biases(self, module, arguments):
-        """Both its mask and its position bias."""
+        """Return the mask and the position bias of a call."""
         biases = arguments.get("attention_mask"), kept_columns(module, arguments.get("position_bias"))
         return tuple(bias for bias in biases if bias is not None)
 
     def shrink(self, module, kept):
-        """Also note which columns of the position bias are left."""
+        """As `AttentionAdapter`; also note which columns of the position bias are left."""
         super().shrink(module, kept)
         note_kept_heads(module, kept)
 
     def restore(self, module, stock, kept):
-        """Also let it use all columns of the position bias again."""
+        """As `AttentionAdapter`; the module then uses all columns of the position bias again."""
         super().restore(module, stock, kept)
         del module.kept_heads

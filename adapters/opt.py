@@ -1,4 +1,4 @@
-"""OPT: decoders that scale their queries themselves, before attention; the factor is the ordinary one."""
+"""OPT: decoders that scale their queries before attention, by the usual factor."""
 
 from transformers.models.opt.modeling_opt import OPTAttention, eager_attention_forward
 
@@ -11,7 +11,6 @@ class CollaborativeOPTAttention(OPTAttention):
     """`OPTAttention` with a collaborative query/key projection."""
 
     def forward(self, hidden_states, past_key_values=None, attention_mask=None, output_attentions=False, **kwargs):
-        """As the stock class."""
         key, value = cached_key_value(self, self.v_proj, hidden_states, past_key_values, is_cross=False)
         eager, dropout = eager_attention_forward, self.dropout
         output, weights = attend(
@@ -22,7 +21,7 @@ class CollaborativeOPTAttention(OPTAttention):
 
 @register
 class OPTAdapter(AttentionAdapter):
-    """OPT, of any size: with the norm before or after attention, with biases or without."""
+    """An adapter for OPT of any size, with the norm before or after attention, with biases or without."""
 
     model_types = ("opt",)
     paths = {r"decoder\.layers\.(\d+)\.self_attn": "dec-self"}

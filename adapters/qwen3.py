@@ -1,4 +1,4 @@
-"""Qwen3: Llama's layout with norms of the queries and keys of each head, which keep their width for that."""
+"""Qwen3: Llama's layout with norms of the queries and keys of each head, which therefore keep their width."""
 
 from transformers.models.qwen3 import modeling_qwen3
 
@@ -8,14 +8,14 @@ from collab_heads.contract.special_adapters import NormedRotaryAdapter
 
 
 class RotaryQwen3Attention(RotaryAttention, modeling_qwen3.Qwen3Attention):
-    """Of `Qwen3Attention`."""
+    """`Qwen3Attention` with any key heads or narrower values."""
 
     stock = modeling_qwen3
 
 
 @register
 class Qwen3Adapter(NormedRotaryAdapter, LlamaLayout):
-    """Qwen3."""
+    """An adapter for Qwen3."""
 
     model_types = ("qwen3",)
     replacements = {modeling_qwen3.Qwen3Attention: RotaryQwen3Attention}

@@ -1,7 +1,7 @@
-"""T5 and mT5: position bias, no projection biases, a score that is not scaled.
+"""T5 and mT5: a position bias, no biases of projections, scores without a scale.
 
-The first layer of a stack makes the position bias for all of them, so every layer takes and hands on the bias of all
-heads, and picks the columns of the heads that are left where it has fewer (`kept_heads`, original numbers).
+The first layer of a stack computes the position bias for all its layers. So every layer takes and returns the bias of
+all heads and, where it has fewer heads, selects their columns (`kept_heads`, original numbers).
 """
 
 import torch
@@ -18,7 +18,7 @@ from collab_heads.layers.position_bias import kept_columns, note_kept_heads
 def attention(
     self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
 ):
-    """`forward` of both classes, with the stock signature. The position bias is handed on: later layers reuse it."""
+    """Attend, as `forward` of both classes, with the stock signature; returns the position bias for later layers."""
     past_length = seen_length(self, past_key_values)
     is_cross = key_value_states is not None
     states = key_value_states if is_cross else hidden_states
@@ -42,7 +42,7 @@ def attention(
 def shrunk_attention(
     self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
 ):
-    """`forward` of the classes with fewer heads: the stock one, on the columns of the heads that are left."""
+    """Call the stock `forward` with fewer heads, on the columns of the position bias that belong to them."""
     past_length = seen_length(self, past_key_values)
     columns = kept_columns(self, position_bias)
     output, columns, weights = self.stock.forward(
@@ -54,18 +54,18 @@ def shrunk_attention(
 
 
 def shrunk_bias(self, *args, **kwargs):
-    """`compute_bias` of the classes with fewer heads, for the stock forward: their columns."""
+    """Compute the position bias of the heads that are left, as `compute_bias` for the stock forward."""
     return kept_columns(self, self.stock.compute_bias(self, *args, **kwargs))
 
 
 def seen_length(module, past_key_values):
-    """Number of tokens in the cache before this call."""
+    """Return the number of tokens in the cache before this call."""
     length = 0 if past_key_values is None else past_key_values.get_seq_length(module.layer_idx)
     return length.clone() if isinstance(length, torch.Tensor) else length  # a static cache counts on in its tensor
 
 
 def new_position_bias(module, hidden_states, key_length, past_length):
-    """[1, all heads, T, S]: the relative position bias of block 0, zeros for cross-attention."""
+    """Return the relative position bias of block 0, zeros for cross-attention: [1, all heads, T, S]."""
     query_length, device = hidden_states.shape[1], hidden_states.device
     if module.has_relative_attention_bias:
         compute_bias = module.stock.compute_bias
@@ -109,7 +109,7 @@ class ShrunkT5Attention(modeling_t5.T5Attention):
 
 @register
 class T5Adapter(AttentionAdapter):
-    """T5 and mT5, encoder-decoders and encoders."""
+    """An adapter for T5 and mT5, encoder-decoders and encoders."""
 
     model_types = ("t5", "mt5")
     paths = {
@@ -147,11 +147,11 @@ class T5Adapter(AttentionAdapter):
     position_table = "relative_attention_bias"
 
     def shrink(self, module, kept):
-        """Also note which columns of the position bias are left."""
+        """As `AttentionAdapter`; also note which columns of the position bias are left."""
         super().shrink(module, kept)
         note_kept_heads(module, kept)
 
     def restore(self, module, stock, kept):
-        """Also let it use all columns of the position bias again."""
+        """As `AttentionAdapter`; the module then uses all columns of the position bias again."""
         super().restore(module, stock, kept)
         del module.kept_heads

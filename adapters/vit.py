@@ -22,11 +22,11 @@ SIZES = {
     "patch_size": ("patch_size",),
 }
 INNER = {"d_ff": ("intermediate_size",)}
-PROCESSOR = "ViTImageProcessorPil"  # DeiT's and DINOv2's own cut the edges of images off
+PROCESSOR = "ViTImageProcessorPil"  # those of DeiT and DINOv2 crop the edges of images
 
 
 def attention(self, hidden_states, attention_mask=None, **kwargs):
-    """`forward` of all classes, with the stock signature."""
+    """Attend, as `forward` of all classes, with the stock signature."""
     key, value = cached_key_value(self, self.v_proj, hidden_states, None, is_cross=False)
     output, weights = attend(
         self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.attention_dropout, **kwargs
@@ -55,7 +55,7 @@ class CollaborativeViTAttention(modeling_vit.ViTAttention):
     forward = attention
 
 
-# Before 5.21 the old name "attention.query" was also found in "attention.query_key", which is ours.
+# Before 5.21 transformers also matched the old name "attention.query" in "attention.query_key", which is ours.
 if version.parse(transformers.__version__) < version.parse("5.21"):
     for name in ("ViTModel", "DeiTModel"):
         renamings = [*get_checkpoint_conversion_mapping(name)]
@@ -66,7 +66,7 @@ if version.parse(transformers.__version__) < version.parse("5.21"):
 
 @register
 class ViTAdapter(AttentionAdapter):
-    """ViT, DeiT and DINOv2."""
+    """An adapter for ViT, DeiT and DINOv2."""
 
     model_types = ("vit", "deit", "dinov2")
     paths = {r"layers\.(\d+)\.attention": "enc-self", r"encoder\.layer\.(\d+)\.attention": "enc-self"}

@@ -1,4 +1,4 @@
-"""Wav2vec2 and HuBERT: encoders of audio, whose convolutions make one frame of some hundred samples."""
+"""Wav2vec2 and HuBERT: audio encoders whose convolutions turn some hundred samples into one frame."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from collab_heads.layers.attention import attend, cached_key_value
 
 
 def attention(self, hidden_states, key_value_states=None, attention_mask=None, output_attentions=False, **kwargs):
-    """`forward` of both classes, with the stock signature; no model passes `key_value_states`."""
+    """Attend, as `forward` of both classes, with the stock signature; no model passes `key_value_states`."""
     key, value = cached_key_value(self, self.v_proj, hidden_states, None, is_cross=False)
     output, weights = attend(
         self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout, **kwargs
@@ -38,7 +38,7 @@ class CollaborativeWav2Vec2Attention(modeling_wav2vec2.Wav2Vec2Attention):
 
 @register
 class Wav2Vec2Adapter(AttentionAdapter):
-    """Wav2vec2 and HuBERT."""
+    """An adapter for Wav2vec2 and HuBERT."""
 
     model_types = ("wav2vec2", "hubert")
     paths = {r"encoder\.layers\.(\d+)\.attention": "enc-self"}
@@ -52,7 +52,7 @@ class Wav2Vec2Adapter(AttentionAdapter):
     def token_masks(
         self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """The mask says which samples are padding, attention has frames: [B, samples] -> [B, frames]."""
+        """Turn the mask of padded samples into one of frames: [B, samples] -> [B, frames]."""
         samples = masks["encoder"]
         if samples is None or samples.ndim != 2:
             return masks
@@ -67,12 +67,12 @@ class Wav2Vec2Adapter(AttentionAdapter):
 
 
 def frames(config: PretrainedConfig, samples: Tensor) -> Tensor:
-    """How many frames the convolutions make of so many samples: [N] -> [N]."""
+    """Return the number of frames that the convolutions make of a number of samples: [N] -> [N]."""
     for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
         samples = (samples - kernel) // stride + 1
     return samples.clamp(min=0)
 
 
 def up_to(lengths: Tensor) -> Tensor:
-    """Masks of rows, [B, T], from their lengths and, as the last of them, T: [B + 1]."""
+    """Return the masks of rows, [B, T], from their lengths followed by T: [B + 1]."""
     return torch.arange(int(lengths[-1]), device=lengths.device) < lengths[:-1, None]

@@ -1,4 +1,4 @@
-"""Whisper: BART's layout and forward over audio; its key has no bias, and its scale stands before the dot product."""
+"""Whisper: BART's layout and forward for audio; its key has no bias, and it scales before the dot product."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -21,7 +21,7 @@ class CollaborativeWhisperAttention(modeling_whisper.WhisperAttention):
 
 @register
 class WhisperAdapter(MarianAdapter):
-    """Whisper: encoder-decoders, and their encoders and decoders alone."""
+    """An adapter for Whisper: encoder-decoders, and their encoders and decoders alone."""
 
     model_types = ("whisper",)
     replacements = {modeling_whisper.WhisperAttention: CollaborativeWhisperAttention}
@@ -30,5 +30,8 @@ class WhisperAdapter(MarianAdapter):
     def token_masks(
         self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """The encoder reads the silence that pads its 30 seconds as it reads the rest: there, everything counts."""
+        """Return the masks without one for the encoder of audio.
+
+        The encoder also reads the silence that pads its 30 seconds, so there all tokens count.
+        """
         return {**masks, "encoder": None} if inputs.get("input_features") is not None else masks

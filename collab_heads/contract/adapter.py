@@ -21,11 +21,11 @@ CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 
 
 class AttentionAdapter:
-    """Where the attention of a model family is, and how its weights are laid out.
+    """An adapter: where the attention of a model family is, and how its weights are laid out.
 
-    A family is mostly data: fill in the class attributes, and override a method where the layout differs. An adapter
+    Most of an adapter is data: fill in the class attributes, and override a method where the layout differs. An adapter
     holds no state. The replacement classes hold the family's collaborative `forward`; each subclasses its stock class
-    and lives under its own name in the adapter's module, so that models pickle and outputs are recorded.
+    and is defined under its own name in the adapter's module, so that models pickle and outputs are recorded.
 
     Attributes:
         model_types: values of `config.model_type` that this adapter serves.
@@ -35,28 +35,29 @@ class AttentionAdapter:
         query, key, value: names of the projections in the attention module.
         output: name of the output projection in the attention module; None where it is elsewhere.
         heads: name of the head count in the attention module.
-        width: name of its width over all heads, where it has one that is not the model's.
-        head_width: the entry of the config and the attribute of the attention module that say how wide a head is, where
-            that is not the model's width over its heads.
-        head_counts: the entries of the config for the heads of every layer, and for its key/value heads (None where
-            heads share none); only with `head_width`, without which fewer heads would be wider ones.
+        width: name of the attribute for the width over all heads in the attention module; None where it has none, or
+            where that is the model's width.
+        head_width: the config entry and the attribute of the attention module for the width of a head, where it is not
+            always the model's width divided by its heads.
+        head_counts: the config entries for the number of heads of every layer, and of its key/value heads (None where
+            heads share none). Only with `head_width`: otherwise fewer heads would be wider.
         position_table: name of the embedding in an attention module that has a column for every head, where the first
-            layer makes a position bias of it for all layers of its stack.
-        weights_at: where the weights [B, H, T, S] are among what the attention module returns.
-        weights_argument: the argument of its forward that must be True for that, where one must.
-        uses_interface: whether stock attention goes through transformers' attention interface; else say in
-            `score_biases` what it adds to its scores.
+            layer computes from it a position bias for all layers of its stack.
+        weights_at: index of the weights [B, H, T, S] in the outputs of the attention module.
+        weights_argument: the argument of its forward that must be True to return the weights, if there is one.
+        uses_interface: whether stock attention goes through transformers' attention interface; if not, `score_biases`
+            returns what it adds to its scores.
         positions: the argument of its forward that holds cosines and sines, where positions are rotations of queries
             and keys; else None.
         rms_norms: the norms that only scale, without a mean and a bias.
         gated: class of a gated feed-forward -> name of the activation whose output multiplies its other branch.
         roles: the roles that models of the family can have.
         capabilities: what the toolkit can do with this family.
-        why_not: for what it cannot do: why, and what to do instead.
-        exact_kind: the kind of query/key projection that holds the stock weights as they are.
-        variants: an entry of the config -> its value -> the adapter of such models, where they differ in what works.
+        why_not: for each missing capability: the reason, and what to do instead.
+        exact_kind: the kind of query/key projection that can hold the stock weights unchanged.
+        variants: a config entry -> its value -> the adapter for such models, where these have other capabilities.
         blueprints: model type -> how to make a new model and vocabulary of it; where the scripts can.
-        image_blueprints: the same of model types that read images.
+        image_blueprints: the same for model types that read images.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
@@ -87,7 +88,7 @@ class AttentionAdapter:
     image_blueprints: ClassVar[Mapping[str, ImageBlueprint]] = {}
 
     def variant(self, config: PretrainedConfig) -> "AttentionAdapter":
-        """The adapter for a model of the family with this config: this one, or one of its `variants`."""
+        """Return the adapter for a model of the family with this config: this one, or one of its `variants`."""
         for entry, adapters in self.variants.items():
             if found := adapters.get(getattr(config, entry, None)):
                 return found()
@@ -105,35 +106,39 @@ class AttentionAdapter:
         return sites
 
     def num_heads(self, module: nn.Module) -> int:
-        """H of an attention module, stock or changed."""
+        """Return the number of heads of an attention module, stock or changed."""
         return cast(int, getattr(module, self.heads))
 
     def groups(self, module: nn.Module) -> tuple[int, ...] | None:
-        """The key/value head of every head of an attention module; None where each has its own."""
+        """Return the key/value head of every head of an attention module; None where each has its own."""
         return None
 
     def sites_with_heads(self, model: PreTrainedModel) -> list[AttentionSite]:
-        """The sites that have not lost all their heads."""
+        """List the sites that have not lost all their heads, in model order."""
         return [site for site in self.sites(model) if site.num_heads]
 
     def role(self, role: Role, module: nn.Module) -> Role:
-        """Refine the role that the path suggests (BERT: a decoder has the paths of an encoder)."""
+        """Refine the role that the path suggests (a BERT decoder has the paths of an encoder)."""
         return role
 
     def decodes(self, config: PretrainedConfig) -> bool:
-        """Whether a model of the family without an encoder is a decoder whatever `config.is_decoder` says."""
+        """Return True if a model without an encoder is a decoder whatever `config.is_decoder` says."""
         return "enc-self" not in self.roles
 
     def projections(self, module: nn.Module) -> tuple[Projection, Projection]:
-        """What the query-side and the key-side input of a stock attention module go into."""
+        """Return the query and key projections of a stock attention module."""
         return getattr(module, self.query), getattr(module, self.key)
 
     def value_projection(self, module: nn.Module) -> Projection:
-        """What makes the values in a stock or swapped attention module."""
+        """Return the value projection of a stock or swapped attention module."""
         return getattr(module, self.value)
 
     def output_projection(self, model: PreTrainedModel, site: AttentionSite) -> nn.Module:
-        """The Linear or Conv1D that takes the concatenated heads of a site."""
+        """Return the output projection of a site: the Linear or Conv1D that takes its concatenated heads.
+
+        Raises:
+            ArgumentError: if the adapter does not say where it is (`output`).
+        """
         if self.output is None:
             raise ArgumentError(f"{type(self).__name__} does not say where the output projection of {site.path} is")
         return model.base_model.get_submodule(f"{site.path}.{self.output}")
@@ -155,38 +160,41 @@ class AttentionAdapter:
         )
 
     def scale(self, module: nn.Module) -> float:
-        """The factor of the dot product of a stock attention module, before the softmax."""
+        """Return the factor of the dot product of a stock attention module, before the softmax."""
         return float(cast(float, module.scaling))
 
     def note_scale(self, module: nn.Module, scale: float) -> None:
-        """Let a stock attention module multiply its dot products by this."""
+        """Set the factor by which a stock attention module multiplies its dot products, in place."""
         setattr(module, "scaling", scale)  # noqa: B010  an attribute, no submodule
 
     def score_biases(self, module: nn.Module, arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """What a call of a stock attention module adds to its scores, where `uses_interface` is False.
+        """Return what a call of a stock attention module adds to its scores, where `uses_interface` is False.
 
         Args:
             module: the attention module.
-            arguments: of its forward, by name; those that were left out are missing.
+            arguments: the arguments of its forward, by name; those that were left out are missing.
 
         Returns:
-            Masks and position biases, that broadcast to [B, H, T, S].
+            Masks and position biases, which broadcast to [B, H, T, S].
+
+        Raises:
+            ArgumentError: if the adapter does not override this method.
         """
         raise ArgumentError(f"{type(self).__name__} does not say what its attention adds to its scores: score_biases")
 
     def stock_class(self, module: nn.Module) -> type[nn.Module] | None:
-        """The stock class of a site, whatever it is now; None for a class that this adapter does not know."""
+        """Return the stock class of a site, also of a changed one; None for a class unknown to this adapter."""
         for stock, replaced in self.replacements.items():
             if type(module) in (stock, replaced, self.shrunk.get(stock)):
                 return stock
         return None
 
     def stock_names(self, module: nn.Module) -> tuple[str, ...]:
-        """The names of the projections of query, key and value in a stock attention module."""
+        """Return the names of the query, key and value projections in a stock attention module."""
         return self.query, self.key, self.value
 
     def install(self, module: nn.Module, query_key: nn.Module) -> None:
-        """Turn an attention module into its collaborative class, in place: hooks and other state survive."""
+        """Turn an attention module into its collaborative class, in place: hooks and other state stay."""
         stock = cast(type[nn.Module], self.stock_class(module))  # that of every module in `sites`
         module.__class__ = self.replacements[stock]
         for name in (self.query, self.key):
@@ -199,8 +207,8 @@ class AttentionAdapter:
 
         Args:
             module: a collaborative attention module.
-            query: the projection that it gets, of any width.
-            key: likewise; without a bias where the softmax cancels it.
+            query: the new query projection, of any width.
+            key: the new key projection; without a bias where the softmax cancels it.
         """
         module.__class__ = cast(type[nn.Module], self.stock_class(module))
         del module.query_key
@@ -211,18 +219,22 @@ class AttentionAdapter:
     def token_masks(
         self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """Refine which tokens count, where a family's masks do not say it (`model.masks`).
+        """Refine which tokens count, where the attention masks of a family do not say it (`model.batches.token_masks`).
 
         Args:
             config: of the model.
             inputs: a batch as the model takes it.
-            masks: "encoder", "decoder" -> what the attention masks and the decoder's inputs say: [B, T] bool, or None
-                where all count. Stacks with masks of their own (`AttentionSite.stack`) and the "output" may be added.
+            masks: "encoder", "decoder" -> the masks that follow from the attention masks and the decoder's inputs:
+                [B, T] bool, or None where all tokens count.
+
+        Returns:
+            The masks, which may also have entries for stacks with masks of their own (`AttentionSite.stack`) and for
+            the "output".
         """
         return masks
 
     def shrink(self, module: nn.Module, kept: list[int]) -> None:
-        """Leave only some heads of an attention module, in place; the output projection is not touched.
+        """Keep only some heads of an attention module, in place; the output projection does not change.
 
         Args:
             module: stock or changed.
@@ -233,7 +245,7 @@ class AttentionAdapter:
         if groups is not None:
             kept_keys, groups = kept_groups(groups, kept)
         if not kept:
-            delattr(module, self.value)  # a module's place takes nothing else
+            delattr(module, self.value)  # torch lets only a module replace a module
             setattr(module, self.value, NoValues())
             self.install(module, NoHeads().train(module.training))
         elif is_swapped(module):
@@ -250,19 +262,19 @@ class AttentionAdapter:
         self.note_width(module)
 
     def note_heads(self, module: nn.Module, heads: int, groups: tuple[int, ...] | None) -> None:
-        """Let an attention module say how many heads it has, and which key/value heads they use."""
+        """Set the number of heads of an attention module, and the key/value heads that they use, in place."""
         setattr(module, self.heads, heads)
 
     def runs_groups(self, groups: tuple[int, ...] | None) -> bool:
-        """Whether the stock forward can run heads with these key/value heads; else a site needs `exact_kind`."""
+        """Return True if the stock forward runs heads with these key/value heads; else a site needs `exact_kind`."""
         return groups is None
 
     def wholes(self, module: nn.Module) -> dict[nn.Module, int]:
-        """The modules that make query, key and value in a stock attention module -> how many of these each makes."""
+        """Return the modules that make query, key and value of a stock module -> how many of these each makes."""
         return dict.fromkeys(map(whole_of, (*self.projections(module), self.value_projection(module))), 1)
 
     def note_width(self, module: nn.Module) -> None:
-        """Let an attention module say how wide its values are, where it says so."""
+        """Set the width of the values of an attention module, if it has such an attribute (`width`)."""
         if self.width is not None:
             setattr(module, self.width, self.value_projection(module).out_features)
 
@@ -272,8 +284,9 @@ class AttentionAdapter:
 
         Args:
             module: the attention module.
-            stock: what it was, freshly built; its projections, in the dtype and on the device of the model, move over.
-            kept: the original numbers of the heads that the module has.
+            stock: a freshly built stock module with all the heads that `module` gets; its projections, in the dtype and
+                on the device of the model, move to `module`.
+            kept: the places of the heads of `module` among those of `stock`.
         """
         heads, groups = self.num_heads(stock), self.groups(stock)
         kept_keys = kept if groups is None else kept_groups(groups, kept)[0]

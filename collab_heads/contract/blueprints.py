@@ -1,4 +1,4 @@
-"""What building a new model of a family takes: the names of its sizes, and what makes its inputs."""
+"""Blueprints: how to build a new model of a family, by the names of its sizes, and the processor of its inputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class VocabularyForm:
-    """How a model type keeps a SentencePiece vocabulary.
+    """The form in which a model type keeps a SentencePiece vocabulary.
 
     Attributes:
         tokenizer: class of the tokenizer.
         special: ids of the special pieces; -1 for one that is not among the pieces.
-        files: names under which it looks for the SentencePiece model.
-        table: whether it wants a table of the pieces, padding last, beside the model.
+        files: names under which the tokenizer looks for the SentencePiece model.
+        table: whether it needs a table of the pieces, padding last, beside the model.
     """
 
     tokenizer: str
@@ -23,11 +23,11 @@ class VocabularyForm:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """How a model type is made from a few sizes.
+    """A recipe for a model type: how to make one from a few sizes.
 
     Attributes:
         sizes: "d_model", "num_layers", "num_heads", "d_ff", "dropout", "max_length" or "d_head" -> names in its config.
-        usual: what else its config should say.
+        usual: the other entries of its config.
         vocabulary: the form of its vocabulary.
     """
 
@@ -38,7 +38,7 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class ImageBlueprint:
-    """How a model type that reads images is made from a few sizes.
+    """A recipe for a model type that reads images: how to make one from a few sizes.
 
     Attributes:
         sizes: "d_model", "num_layers", "num_heads", "d_ff" or its ratio to "d_model", "d_ff_ratio", "dropout",

@@ -1,4 +1,4 @@
-"""The lookup of an adapter by model type."""
+"""The registry of adapters, and their lookup by model type."""
 
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -14,11 +14,11 @@ _ADAPTERS: dict[str, AttentionAdapter] = {}
 
 
 def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
-    """Class decorator: make `get_adapter` and `from_pretrained` find this adapter by its `model_types`.
+    """Register an adapter (a class decorator): `get_adapter` and `from_pretrained` find it by its `model_types`.
 
     Raises:
-        ArgumentError: if it is no class of AttentionAdapter, one that cannot be made without arguments, or its
-            `model_types` are no texts.
+        ArgumentError: if it is no subclass of AttentionAdapter, cannot be made without arguments, or its `model_types`
+            are not strings.
     """
     if not (isinstance(adapter, type) and issubclass(adapter, AttentionAdapter)):
         raise ArgumentError(f"what is registered must be a class of AttentionAdapter, not {adapter!r:.80}")
@@ -34,25 +34,25 @@ def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
 
 
 def blueprints() -> dict[str, Blueprint]:
-    """The model types that can be made from sizes."""
+    """Return the blueprints of the model types that can be made from sizes."""
     return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.blueprints.items()}
 
 
 def image_blueprints() -> dict[str, ImageBlueprint]:
-    """The model types that read images and can be made from sizes."""
+    """Return the blueprints of the model types that read images and can be made from sizes."""
     return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.image_blueprints.items()}
 
 
 def supported_model_types() -> list[str]:
-    """The values of `config.model_type` that have an adapter."""
+    """Return the values of `config.model_type` that have an adapter, sorted."""
     return sorted(_ADAPTERS)
 
 
 def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
-    """Look an adapter up by `config.model_type`.
+    """Look up an adapter by `config.model_type`.
 
     Raises:
-        UnsupportedModelError: if there is none; the message lists the supported types and says why, where known.
+        UnsupportedModelError: if there is none; the message lists the supported types and, where known, the reason.
     """
     model_type, known = config.model_type, supported_model_types()
     if found := _ADAPTERS.get(model_type):
@@ -66,11 +66,11 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
 
 
 def check_custom_code(model_type: str | None, auto_map: object) -> None:
-    """Refuse a model whose code comes with it.
+    """Refuse a model that brings its own attention code.
 
     Args:
         model_type: as its config names it.
-        auto_map: the classes of its own that its config names, if any.
+        auto_map: the custom classes that its config names, if any.
 
     Raises:
         UnsupportedModelError: if there are such classes, and its type has no adapter.
@@ -84,14 +84,14 @@ def check_custom_code(model_type: str | None, auto_map: object) -> None:
 
 
 def is_lone_decoder(config: PretrainedConfig) -> bool:
-    """Whether a model is a decoder without an encoder: its config says so, or its family is nothing else (GPT-2)."""
+    """Return True if a model is a decoder without an encoder, by its config or its family (GPT-2)."""
     adapter = known_adapter(config)
     decodes = getattr(config, "is_decoder", False) or (adapter is not None and adapter.decodes(config))
     return not config.is_encoder_decoder and decodes
 
 
 def known_adapter(config: PretrainedConfig) -> AttentionAdapter | None:
-    """The registered adapter of a model type, None where there is none."""
+    """Return the registered adapter of a model type, None where there is none."""
     return _ADAPTERS.get(config.model_type)
 
 
@@ -106,11 +106,12 @@ def get_adapter(
     Args:
         model: the model.
         adapter: a class or an instance to use instead of the registered one.
-        capability: what it must be able to do: one of `CAPABILITIES`.
+        capability: what the adapter must be able to do: one of `CAPABILITIES`.
 
     Raises:
         ArgumentError: if `adapter` is something else.
-        UnsupportedModelError: if there is no adapter for the model, it finds no attention, or lacks the capability.
+        UnsupportedModelError: if there is no adapter for the model, the adapter finds no attention, or it lacks the
+            capability.
     """
     if not isinstance(model, PreTrainedModel):
         check_model(model)
@@ -136,6 +137,6 @@ def get_adapter(
 
 
 def head_numbers(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, tuple[int, ...]]:
-    """Per path, the numbers that its heads had before any was removed, for all sites."""
+    """Return the original numbers of the heads of every site, by path."""
     states = CollabConfig.on(model).sites
     return {site.path: tuple(kept_heads(states, site)) for site in adapter.sites(model)}

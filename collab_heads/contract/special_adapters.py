@@ -1,7 +1,7 @@
-"""The adapter contract for families whose query, key and value come from one projection, or two of them.
+"""Adapters for families with fused projections of query, key and value, or with rotary positions.
 
-A stock module keeps its fused projections, and its parts are views of them (`layers.fused`). A collaborative one has a
-Linear of its own for the values, under the name in `value`, which no stock module of the family has.
+A stock module keeps its fused projections, whose parts are views (`layers.fused`). A collaborative module has a
+separate Linear for the values, under the name in `value`, which no stock module of the family has.
 """
 
 from abc import ABC, abstractmethod
@@ -18,17 +18,18 @@ from collab_heads.sites.state import QueryKeyKind
 
 
 class FusedAdapter(AttentionAdapter, ABC):
-    """Where the parts of query, key and value are in fused projections; `fused` is what a family says.
+    """An adapter for families with fused projections; `fused` names them and their parts.
 
-    `query`, `key` and `value` name what a changed module has, or has while it is initialised, in their place.
+    `query`, `key` and `value` are the names of the projections that replace them in a changed module, or while it is
+    initialised.
     """
 
     @abstractmethod
     def fused(self, module: nn.Module) -> Mapping[str, Sequence[str]]:
-        """The names of the projections of a stock module -> what each makes: `query`, `key`, `value`, in order."""
+        """Return the fused projections of a stock module -> the parts of each: `query`, `key`, `value`, in order."""
 
     def parts(self, module: nn.Module) -> dict[str, FusedPart]:
-        """Query, key and value of a stock attention module, by their names."""
+        """Return query, key and value of a stock attention module, by their names."""
         return {
             made: FusedPart(getattr(module, name), number, len(makes))
             for name, makes in self.fused(module).items()
@@ -36,26 +37,26 @@ class FusedAdapter(AttentionAdapter, ABC):
         }
 
     def projections(self, module: nn.Module) -> tuple[Projection, Projection]:
-        """Parts of fused projections, or what stands in for them while a changed module is initialised."""
+        """Return parts of fused projections, or their stand-ins while a changed module is initialised."""
         if hasattr(module, self.query):
             return super().projections(module)
         parts = self.parts(module)
         return parts[self.query], parts[self.key]
 
     def value_projection(self, module: nn.Module) -> Projection:
-        """A part of a fused projection in a stock module, a Linear in a changed one."""
+        """Return a part of a fused projection of a stock module, or the Linear of a changed one."""
         return super().value_projection(module) if hasattr(module, self.value) else self.parts(module)[self.value]
 
     def wholes(self, module: nn.Module) -> dict[nn.Module, int]:
-        """The fused projections, and how many of query, key and value each makes."""
+        """Return the fused projections -> how many of query, key and value each makes."""
         return {getattr(module, name): len(makes) for name, makes in self.fused(module).items()}
 
     def stock_names(self, module: nn.Module) -> tuple[str, ...]:
-        """Those of the fused ones."""
+        """Return the names of the fused projections."""
         return tuple(self.fused(module))
 
     def install(self, module: nn.Module, query_key: nn.Module) -> None:
-        """Also give the values a Linear of their own, and let the fused projections go."""
+        """As `AttentionAdapter`; also give the values a Linear of their own and remove the fused projections."""
         if not hasattr(module, self.value):
             setattr(module, self.value, self.parts(module)[self.value].as_linear())
         for name in self.fused(module):
@@ -64,7 +65,7 @@ class FusedAdapter(AttentionAdapter, ABC):
         super().install(module, query_key)
 
     def shrink(self, module: nn.Module, kept: list[int]) -> None:
-        """A site that loses all its heads loses its fused projections, too."""
+        """As `AttentionAdapter`; a site that loses all its heads also loses its fused projections."""
         if not kept and not hasattr(module, self.value):
             setattr(module, self.value, nn.Identity())  # what `shrink` takes away
         super().shrink(module, kept)
@@ -92,11 +93,11 @@ class FusedAdapter(AttentionAdapter, ABC):
 
 
 class RotaryAdapter(AttentionAdapter):
-    """Positions are rotations between projection and score, so heads cannot share one query/key projection.
+    """An adapter for families with rotary positions, whose heads cannot share one query/key projection.
 
-    Everything else works: narrower heads keep some of their frequency pairs. Where the stock forward cannot run what is
-    left (narrower heads, key heads used by unequal numbers of heads), a replacement class does, with a projection of
-    the kind "rotary".
+    Positions are rotations between projection and score. Everything else works: narrower heads keep some of their
+    frequency pairs. Where the stock forward cannot run the heads that are left (narrower heads, key heads used by
+    unequal numbers of heads), a replacement class does, with a projection of the kind "rotary".
     """
 
     capabilities: ClassVar[frozenset[Capability]] = frozenset({"per_head", "gated", "alpha", "prune", "values"})
@@ -110,10 +111,10 @@ class RotaryAdapter(AttentionAdapter):
 
 
 class NormedRotaryAdapter(RotaryAdapter):
-    """Rotary positions of queries and keys that are normed per head: those cannot become narrower either.
+    """An adapter for rotary positions with norms of queries and keys per head, which cannot become narrower either.
 
-    The norm divides a head by the size of all its dimensions together. Without some of them the others come out larger
-    by a factor that differs from token to token, which no weights can undo.
+    The norm divides a head by the size of all its dimensions together. Without some of them the others become larger by
+    a factor that differs from token to token, which no weights can undo.
     """
 
     capabilities: ClassVar[frozenset[Capability]] = RotaryAdapter.capabilities - {"per_head"}

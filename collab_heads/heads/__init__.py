@@ -1,1 +1,1 @@
-"""Gates, alphas, removal and folding of heads, and which heads matter."""
+"""Gates, alphas, and the ranking, removal and folding of heads."""

@@ -7,11 +7,11 @@ class HeadAdamW(torch.optim.AdamW):
     """AdamW in which a parameter group with `"shared": True` has one second moment for all its elements.
 
     AdamW divides every element's gradient by its own size: a head with a tiny but steady gradient rises as fast as one
-    that the loss depends on, and a ranking of heads comes out as noise. With one second moment for the group, steps are
-    as large as AdamW's on average and keep the proportions of the gradient.
+    that the loss depends on, so that a ranking of heads is mostly noise. With one second moment for the group, steps
+    are on average as large as AdamW's and keep the proportions of the gradient.
 
-    Arguments, groups and state are AdamW's; groups without the key are left to it. Groups with it take `lr`, `betas`
-    and `eps`, and no weight decay.
+    Arguments, groups and state are those of AdamW; groups without the key are updated by it. Groups with the key use
+    `lr`, `betas` and `eps`, and no weight decay.
     """
 
     def __init__(self, params, *args, **options):
@@ -20,7 +20,14 @@ class HeadAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """As AdamW's."""
+        """Make an optimizer step, as AdamW does.
+
+        Args:
+            closure: computes the loss again and returns it; None for no such call.
+
+        Returns:
+            The loss of the closure, or None.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -37,7 +44,7 @@ class HeadAdamW(torch.optim.AdamW):
         return loss
 
     def shared_step(self, group: dict) -> None:
-        """One step of a group; its second moment is kept with its first parameter."""
+        """Update the parameters of a group; its second moment is stored in the state of its first parameter."""
         with_gradient = [p for p in group["params"] if p.grad is not None]
         if not with_gradient:
             return
@@ -53,9 +60,10 @@ class HeadAdamW(torch.optim.AdamW):
             p -= group["lr"] * (state["exp_avg"] / (1 - decay**step) / scale).to(p.dtype)
 
     def complete_state(self) -> None:
-        """Give parameters that have never had a gradient the state in which their first step would find them: zeros.
+        """Give parameters that have never had a gradient the state that they have before their first step: zeros.
 
-        Alphas that wait have none. States of optimizers on FSDP 2 are stored and loaded for all parameters at once.
+        Alphas that wait for their start have no state. States of optimizers on FSDP 2 are stored and loaded for all
+        parameters at once.
         """
         for group in self.param_groups:
             moments = ["exp_avg"] if group.get("shared") else ["exp_avg", "exp_avg_sq"]

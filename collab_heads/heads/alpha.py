@@ -29,12 +29,12 @@ def swap_to_alpha(
     *,
     sites: str | Iterable[str] | None = None,
 ) -> AlphaReport:
-    """Let the heads of each site be combined before their output projection, in place: Z'_i = sum_j alpha_ij Z_j.
+    """Make the heads of each site linear combinations of its heads, before W_O, in place: Z'_i = sum_j alpha_ij Z_j.
 
-    Every alpha starts as the identity: the model computes, to the bit, what it computed before. Train with a
-    `HeadPenalty`, which can hold the alphas back until the other weights have settled and push their nuclear norms;
-    `fold_heads` makes a stock checkpoint of the result. Alphas are trainable also where the rest of the model is
-    frozen. On an error the model is left as it was.
+    Every alpha starts as the identity, so that the outputs of the model do not change by a single bit. Train with a
+    `HeadPenalty`, which can delay the training of the alphas until the other weights have settled, and can increase
+    their nuclear norms. `fold_heads` makes a stock checkpoint of the result. Alphas are trainable also where the rest
+    of the model is frozen. On an error the model is left unchanged.
 
     Args:
         model: a supported transformers model, original or collaborative, gated, pruned.
@@ -73,7 +73,7 @@ def swap_to_alpha(
 
 
 def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple[AttentionSite, HeadAlphas]]:
-    """The sites with alphas, in model order, and their alphas."""
+    """Return the sites with alphas, in model order, and their alphas."""
     alphas_by_site = [(site, alphas_of(adapter.output_projection(model, site))) for site in adapter.sites(model)]
     return [(site, alphas) for site, alphas in alphas_by_site if alphas is not None]
 
@@ -82,7 +82,7 @@ def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple
 @torch.no_grad()
 @opening_attention
 def alpha_report(model: PreTrainedModel) -> AlphaReport:
-    """Return what the alphas are now; a model without them has an empty report.
+    """Return norms and distances of the alphas as they are now; empty for a model without alphas.
 
     Raises:
         NonFiniteError: if an alpha contains NaN or inf; the site is named.
@@ -91,7 +91,7 @@ def alpha_report(model: PreTrainedModel) -> AlphaReport:
 
 
 def report_alphas(model: PreTrainedModel, adapter: AttentionAdapter) -> AlphaReport:
-    """Return what `alpha_report` does, of a model whose adapter is known."""
+    """Return the report of `alpha_report` for a model whose adapter is known."""
     sites = []
     for site, alphas in mixed_sites(model, adapter):
         alpha = alphas.alpha.float().cpu()

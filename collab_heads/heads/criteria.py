@@ -1,4 +1,4 @@
-"""What heads can be ranked by: a criterion is one class, and an entry in `CRITERIA`."""
+"""Criteria by which heads are ranked: each is one class, with an entry in `CRITERIA`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from collab_heads.model.open_site import OpenSite
 
 
 class HeadCriterion(ABC):
-    """What heads are ranked by. Subclass it, and hand an instance to `head_importance`.
+    """A criterion by which heads are ranked. Subclass it, and pass an instance to `head_importance`.
 
     Attributes:
-        name: by which it is asked for, in Python and on the command line.
-        needs_batches: whether it looks at inputs.
+        name: its name in Python and on the command line.
+        needs_batches: whether it needs inputs.
         needs_labels: whether these need labels.
-        needs_gradients: whether it goes backward through the model.
-        refits: whether it assumes that W_O is fitted anew for the heads that stay (`prune_heads` with batches).
+        needs_gradients: whether it runs backward through the model.
+        refits: whether it assumes that W_O is refitted for the heads that stay (`prune_heads` with batches).
     """
 
     name: ClassVar[str]
@@ -38,11 +38,11 @@ class HeadCriterion(ABC):
     def scores(
         self, model: PreTrainedModel, sites: Sequence[OpenSite], batches: Sequence[Mapping]
     ) -> dict[str, Tensor]:
-        """Score heads; the model is left as it was.
+        """Score heads; the model is not changed.
 
         Args:
             model: the model, with the weights of its attention in memory.
-            sites: those whose heads are scored.
+            sites: the sites whose heads are scored.
             batches: input dicts as the model takes them.
 
         Returns:
@@ -51,12 +51,13 @@ class HeadCriterion(ABC):
 
 
 class Gradient(HeadCriterion):
-    """The mean absolute gradient of each example's loss by a gate on each head.
+    """The mean absolute gradient of each example's loss with respect to a gate on each head.
 
-    Where the loss is a mean over tokens an example counts by its share of the tokens of its batch.
+    Where the loss is a mean over tokens, an example is weighted by its share of the tokens of its batch.
 
     Args:
-        normalize: divide by the Euclidean norm over the heads of a site, as the paper does: layers then count alike.
+        normalize: divide by the Euclidean norm over the heads of a site, as the paper does: all layers then weigh the
+            same.
 
     Source: Michel, Levy, Neubig 2019, arXiv:1905.10650.
     """
@@ -71,7 +72,7 @@ class Gradient(HeadCriterion):
         self.normalize = normalize
 
     def scores(self, model, sites, batches):
-        """Errors name the batch, or the site whose weights are to blame."""
+        """Score heads; errors name the batch, or the site whose weights caused them."""
         importance = {site.path: torch.zeros(site.num_heads, device=input_device(model)) for site in sites}
         gates: dict[str, Tensor] = {}
         num_examples = 0
@@ -113,26 +114,26 @@ class Gradient(HeadCriterion):
 
 
 class Reconstruction(HeadCriterion):
-    """The share of what a site adds that is lost when a head goes, without labels.
+    """The share of a site's output that is lost when a head is removed; needs no labels.
 
-    The heads of a site go one after the other, always the one that the others can stand in for best; a head's number is
-    what is lost by then. Hand the same batches to `prune_heads`.
+    The heads of a site are removed one after the other, each time the one that the others reconstruct best. The score
+    of a head is the share that is lost at that point. Pass the same batches to `prune_heads`.
     """
 
     name = "reconstruction"
     refits = True
 
     def scores(self, model, sites, batches):
-        """See `HeadRegression.removal_costs`."""
+        """Score heads by `HeadRegression.removal_costs`."""
         fits = regressions(model, sites, batches)
         return {path: regression.removal_costs().float().cpu() for path, regression in fits.items()}
 
 
 class Random(HeadCriterion):
-    """Any heads, for comparison.
+    """Random scores, for comparison.
 
     Args:
-        seed: of the choice.
+        seed: of the random numbers.
     """
 
     name = "random"
@@ -142,7 +143,7 @@ class Random(HeadCriterion):
         self.seed = seed
 
     def scores(self, model, sites, batches):
-        """Uniform numbers."""
+        """Score heads by uniform random numbers."""
         generator = torch.Generator().manual_seed(self.seed)
         return {site.path: torch.rand(site.num_heads, generator=generator) for site in sites}
 
@@ -151,11 +152,11 @@ CRITERIA: dict[str, type[HeadCriterion]] = {each.name: each for each in (Gradien
 
 
 def criterion_of(criterion: str | HeadCriterion, *, seed: int = 0) -> HeadCriterion:
-    """Return a criterion, by its name as it is by default.
+    """Return a criterion; by its name it has its default arguments.
 
     Args:
         criterion: the name, or the criterion itself.
-        seed: of one that draws random numbers.
+        seed: of a criterion that draws random numbers.
 
     Raises:
         ArgumentError: on an unknown name.
@@ -167,7 +168,10 @@ def criterion_of(criterion: str | HeadCriterion, *, seed: int = 0) -> HeadCriter
 
 
 def broken_site(sites: Sequence[OpenSite]) -> str | None:
-    """The first site with NaN or inf among its weights: its gradients, and those of all sites below, are too."""
+    """Return the path of the first site with NaN or inf in its weights, or None.
+
+    Its gradients, and those of all sites below it, are NaN or inf, too.
+    """
     for site in sites:
         if not all(torch.isfinite(p).all() for module in (site.module, site.output) for p in module.parameters()):
             return site.path
@@ -175,7 +179,11 @@ def broken_site(sites: Sequence[OpenSite]) -> str | None:
 
 
 def loss_of(model: PreTrainedModel, batch: Mapping, index: int) -> Tensor:
-    """The model's loss on a batch; a CalibrationError names the batch that it cannot take, by its index from 0."""
+    """Return the model's loss on a batch.
+
+    Raises:
+        CalibrationError: if the model cannot take the batch or gives no loss; the index of the batch, from 0, is named.
+    """
     inputs = moved(batch, input_device(model))
     try:
         check_modalities(model, inputs)
@@ -194,5 +202,5 @@ def loss_of(model: PreTrainedModel, batch: Mapping, index: int) -> Tensor:
 
 
 def not_finite(loss: Tensor | float, index: int) -> str:
-    """What to say of a batch whose loss is NaN or inf."""
+    """Return the message for a batch whose loss is NaN or inf."""
     return f"the loss of batch {index} is {float(loss)}: does it have a label that counts (not -100)?"

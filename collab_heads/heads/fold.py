@@ -1,4 +1,4 @@
-"""fold_heads: turn a gated, mixed or pruned model back into a stock checkpoint, which loads without this package."""
+"""fold_heads: turn a gated, mixed or pruned model into a stock checkpoint, which loads without this package."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -33,27 +33,27 @@ from collab_heads.sites.state import SiteState
 def fold_heads(model: PreTrainedModel) -> FoldReport:
     """Multiply gates and alphas into W_O and make a stock model again, in place.
 
-    The folded model computes what the model computed in evaluation, and is saved as a checkpoint that plain
-    transformers loads. On an error the model is left as it was.
+    The outputs of the folded model are those of the model in evaluation. It is saved as a checkpoint that plain
+    transformers loads. On an error the model is left unchanged.
 
-    A stock config has one number of heads for all layers. Where it says how wide a head is, too (T5, Llama and its
-    siblings, Gemma 3, ViT and its siblings), every layer has as many heads as the one that has most left; elsewhere as
-    many as the original. Heads that a layer lacks come back as zeros. Layers of a T5 stack share one bias of positions,
-    so each of them has the heads that any has left.
+    A stock config has one number of heads for all layers. If it also gives the width of a head (T5, Llama and its
+    siblings, Gemma 3, ViT and its siblings), every layer has as many heads as the layer that has most left; otherwise
+    as many as in the original. Heads that a layer lacks are restored as zeros. Layers of a T5 stack share one position
+    bias, so each of them has all heads that any of them has left.
 
-    Narrower heads stay narrow where the config of the family can say it (T5's `d_kv`, ViT's `head_dim`), and queries,
+    Narrower heads stay narrow if the config of the family can say it (T5's `d_kv`, ViT's `head_dim`) and if queries,
     keys and values of all sites have the same width, as after `swap_to_collaborative(model, dim_shared_query_key=0.5,
     dim_value=0.5, kind="per_head")`.
 
     Args:
-        model: a supported transformers model with gates, alphas or removed heads, or such narrower ones.
+        model: a supported transformers model with gates, alphas or removed heads, or with such narrower ones.
 
     Returns:
-        What was folded and restored; `print` it.
+        The folded and restored parts; `print` it.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
-        SwapError: if a site is collaborative in a way that no stock model is, its weights are quantised, or there is
+        SwapError: if a site is collaborative in a way that has no stock form, its weights are quantised, or there is
             nothing to fold.
     """
     check_wrapper(model)
@@ -104,14 +104,14 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
 
 
 def is_held(adapter: AttentionAdapter, state: SiteState) -> bool:
-    """Whether a site has a projection of ours only to run the heads that it has left: it holds the stock weights."""
+    """Return True if a site has a projection of ours, with the stock weights, only to run the heads that are left."""
     if state.query_key is None or state.query_key.groups is None or state.values is not None:
         return False
     return state.query_key.holds(adapter.exact_kind, state.heads)
 
 
 def stock_twin(model: PreTrainedModel, entries: Mapping[str, int]) -> PreTrainedModel:
-    """The model as its config with other entries, and without our record, describes it, on the meta device."""
+    """Return a model of the same config with other entries and without our record, on the meta device."""
     config = copy.deepcopy(model.config)
     config.update(dict(entries))
     for part in (config, *(value for value in vars(config).values() if hasattr(value, FIELD))):
@@ -122,9 +122,10 @@ def stock_twin(model: PreTrainedModel, entries: Mapping[str, int]) -> PreTrained
 
 
 def like_those_of(site: OpenSite) -> torch.Tensor:
-    """An empty tensor that is like the parameters of a site, or like the nearest ones where it has none left.
+    """Return an empty tensor with the dtype, device and `requires_grad` of a site's parameters.
 
-    All others may be away; those of an offloaded site come in where the model takes its inputs.
+    Without parameters of its own, the site takes those of the nearest module that has some. If these are offloaded, the
+    device is that of the model's inputs.
     """
     parts, base = site.path.split("."), site.model.base_model
     around = [base.get_submodule(".".join(parts[:count])) for count in range(len(parts), 0, -1)]
@@ -135,7 +136,7 @@ def like_those_of(site: OpenSite) -> torch.Tensor:
 
 @torch.no_grad()
 def keep_positions(adapter: AttentionAdapter, module: nn.Module, heads: Sequence[int]) -> None:
-    """Leave the columns of some heads, by their original numbers, in the table of positions, if a module has one."""
+    """Keep the columns of some heads (original numbers) in the table of positions, if a module has one."""
     table = None if adapter.position_table is None else getattr(module, adapter.position_table, None)
     if table is not None and len(heads) < table.embedding_dim:
         table.weight = kept_parameter(table.weight, table.weight[:, list(heads)])
@@ -143,7 +144,7 @@ def keep_positions(adapter: AttentionAdapter, module: nn.Module, heads: Sequence
 
 
 def write_entries(model: PreTrainedModel, entries: Mapping[str, int]) -> None:
-    """Let the config of a model, and those of its stacks, say something else; other models keep theirs."""
+    """Update the configs of a model and of its stacks, in place; models that shared them keep the old ones."""
     if entries:
         own_configs(model)
     for module in model.modules():
@@ -153,14 +154,14 @@ def write_entries(model: PreTrainedModel, entries: Mapping[str, int]) -> None:
 
 @torch.no_grad()
 def restore_output(output: nn.Module, places: Sequence[int], heads: int, stock: nn.Module, like: torch.Tensor) -> None:
-    """Give an output projection the columns of more heads, zeros for those that it had not, in place.
+    """Give an output projection the columns of more heads, in place; new columns are zeros.
 
     Args:
         output: the projection.
-        places: of its heads among those that it gets.
-        heads: how many it gets.
+        places: the places of its heads among the new ones.
+        heads: the new number of heads.
         stock: a projection of that many heads, for its class and shape.
-        like: for dtype, device and whether it is trained.
+        like: for dtype, device and `requires_grad`.
     """
     weight = torch.zeros(weight_of(stock).shape, dtype=like.dtype, device=like.device)
     if places:

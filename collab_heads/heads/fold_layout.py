@@ -1,7 +1,7 @@
-"""How many heads the layers of a folded model have: fewer than at first, where the family's config can say so.
+"""Choose the heads of a folded model: fewer than in the original, where the family's config can say so.
 
-One count holds for all layers. Every layer keeps the heads that it has; those with fewer than the count get some of
-their removed heads back, as zeros. Heads that share a key head are counted by key heads, and by heads of each.
+One count holds for all layers. Every layer keeps the heads that it has; layers with fewer heads than the count get some
+of their removed heads back, as zeros. Heads that share a key head are counted by key heads, and by heads of each.
 
 Shapes: H heads, K key/value heads of the original model, which H / K heads share each.
 """
@@ -28,8 +28,8 @@ class Counts:
     """The heads of every layer of a folded model.
 
     Attributes:
-        entries: of the config, and their new values; empty where it says nothing else than before.
-        heads: path -> the original numbers of the heads that a layer has then, ascending.
+        entries: the config entries to change, with their new values; empty where none changes.
+        heads: path -> the original numbers of the heads of a layer in the folded model, ascending.
     """
 
     entries: Mapping[str, int]
@@ -42,13 +42,13 @@ def fold_counts(
     sites: Sequence[OpenSite],
     states: Mapping[str, SiteState],
 ) -> Counts:
-    """Choose the heads of a folded model: as few as its config can say, and each layer needs.
+    """Choose the heads of a folded model: as few as its config can say and each layer needs.
 
     Args:
         adapter: of the model.
-        config: its config; only read.
-        sites: all of the model.
-        states: path -> what is recorded of the changed ones.
+        config: its config; it is not changed.
+        sites: all sites of the model.
+        states: path -> the recorded states of the changed ones.
     """
     whole = {site.path: states[site.path].num_heads if site.path in states else site.num_heads for site in sites}
     as_before = Counts({}, {path: tuple(range(heads)) for path, heads in whole.items()})
@@ -75,9 +75,9 @@ def fold_counts(
 
 
 def needed_heads(adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> dict[str, tuple[int, ...]]:
-    """Path -> the original numbers of the heads that a site must keep.
+    """Return the original numbers of the heads that a site must keep, by path.
 
-    Where the first layer of a stack makes a bias of positions for all its layers, those need the same heads.
+    Where the first layer of a stack computes a position bias for all its layers, these need the same heads.
     """
     kept = {site.path: site.head_numbers for site in sites}
     if adapter.position_table is None:
@@ -90,14 +90,14 @@ def needed_heads(adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> dict[s
 
 
 def filled_up(kept: Sequence[int], size: int, key_heads: int, keys: int, sharing: int) -> tuple[int, ...]:
-    """Heads that a site keeps, and the first others that make it `keys` key heads with `sharing` heads each.
+    """Return the kept heads of a site, and the first others that make it `keys` key heads with `sharing` heads each.
 
     Args:
         kept: by their original numbers.
         size: how many heads shared a key head.
         key_heads: how many key heads there were.
-        keys: how many there are to be.
-        sharing: how many heads are to share each.
+        keys: the new number of key heads.
+        sharing: the new number of heads that share each.
     """
     used = {head // size for head in kept}
     used |= set([key for key in range(key_heads) if key not in used][: keys - len(used)])
@@ -110,7 +110,10 @@ def filled_up(kept: Sequence[int], size: int, key_heads: int, keys: int, sharing
 
 
 def is_valid(config: PretrainedConfig, entries: Mapping[str, int]) -> bool:
-    """Whether transformers takes a config with these entries: Llama's wants a width that is a multiple of the heads."""
+    """Return True if transformers accepts a config with these entries.
+
+    Llama's config, for example, needs a width that is a multiple of the heads.
+    """
     changed = {**copy.deepcopy(config).to_dict(), **entries}
     try:
         type(config).from_dict(changed)
@@ -120,12 +123,12 @@ def is_valid(config: PretrainedConfig, entries: Mapping[str, int]) -> bool:
 
 
 def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Mapping[str, SiteState]) -> int:
-    """The width that all heads of a collaborative model have, so that its config can say it.
+    """Return the one width of all heads of a collaborative model, which its config can say.
 
     Args:
         adapter: of the model.
-        sites: all of it.
-        states: path -> what is recorded of the changed ones.
+        sites: all sites of the model.
+        states: path -> the recorded states of the changed ones.
 
     Raises:
         SwapError: if no stock model has such heads; the message says why.
@@ -159,12 +162,12 @@ def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Ma
 
 @torch.no_grad()
 def narrow_as_stock(sites: Mapping[str, OpenSite], stock: PreTrainedModel, width: int) -> None:
-    """Make every collaborative site a stock one with heads of a width, in place.
+    """Turn every collaborative site into a stock one with heads of one width, in place.
 
     Args:
-        sites: path -> site, all of the model.
-        stock: a model with heads of that width, for what is not the same in it: a scale, a bias of the key.
-        width: of the heads.
+        sites: path -> site, all sites of the model.
+        stock: a stock model with heads of that width; it provides its scale, and whether its key has a bias.
+        width: the width of the heads.
     """
     for path, site in sites.items():
         whole, adapter = stock.base_model.get_submodule(path), site.adapter

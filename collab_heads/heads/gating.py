@@ -38,9 +38,9 @@ def swap_to_gated(
 ) -> GateReport:
     """Put Hard Concrete gates between the heads of a model and their output projections, in place.
 
-    With the default `init_log_alpha` the model computes what it computed before, in evaluation. Train with a
-    `HeadPenalty`, then `prune_heads`. Gates are trainable also where the rest of the model is frozen. On an error the
-    model is left as it was.
+    With the default `init_log_alpha` the outputs of the model in evaluation do not change. Train with a `HeadPenalty`,
+    then call `prune_heads`. Gates are trainable also where the rest of the model is frozen. On an error the model is
+    left unchanged.
 
     Args:
         model: a supported transformers model, original or collaborative, whole or pruned.
@@ -49,15 +49,15 @@ def swap_to_gated(
         alive_heads: a fixed configuration instead of learned gates: role -> a list of 0 and 1 per layer, or path -> one
             list. Only the sites that it names are gated.
         temperature: of the samples in training.
-        stretch: (gamma, zeta), to which samples are stretched before they are clipped to [0, 1].
-        init_log_alpha: the first value of learned gates, as a logit; at the default they are all open.
+        stretch: (gamma, zeta), the interval to which samples are stretched before they are clipped to [0, 1].
+        init_log_alpha: the initial value of learned gates, as a logit; at the default they are all open.
 
     Returns:
         Heads and open heads per site; `print` it.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
-        ArgumentError: on a role, path, configuration or number that cannot work.
+        ArgumentError: on an invalid role, path, configuration or number.
         SwapError: if a site has gates already, or its output projection is not a plain Linear.
 
     Source: Voita et al. 2019, arXiv:1905.09418, section 5.1.
@@ -97,7 +97,11 @@ def swap_to_gated(
 def checked_state(
     kind: Literal["learned", "fixed"], temperature: Any, stretch: Any, init_log_alpha: object
 ) -> GateState:
-    """The state of new gates, or an ArgumentError that says which number cannot work."""
+    """Return the state of new gates.
+
+    Raises:
+        ArgumentError: on an invalid number, which is named.
+    """
     try:
         state = GateState(kind, temperature, stretch)
     except ConfigError as error:
@@ -110,7 +114,7 @@ def checked_state(
 def gated_sites(
     model: PreTrainedModel, adapter: AttentionAdapter, *, learned: bool = False
 ) -> list[tuple[AttentionSite, HeadGates]]:
-    """The sites with gates, in model order, and their gates; all of them, or those with learned gates."""
+    """Return the sites with gates, or only those with learned gates, in model order, together with their gates."""
     gates_by_site = [(site, gates_of(adapter.output_projection(model, site))) for site in adapter.sites(model)]
     return [
         (site, gates) for site, gates in gates_by_site if gates is not None and (gates.state.is_learned or not learned)
@@ -118,7 +122,7 @@ def gated_sites(
 
 
 def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["learned", "subset"]) -> None:
-    """Have the learned gates of a model be of one kind, "learned" or "subset"."""
+    """Set the kind of all learned gates of a model: "learned" or "subset"."""
     config, changed = CollabConfig.on(model), {}
     for site, gates in gated_sites(model, adapter, learned=True):
         gates.state, gates.draw = replace(gates.state, kind=kind), None
@@ -130,12 +134,12 @@ def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["l
 @torch.no_grad()
 @opening_attention
 def gate_report(model: PreTrainedModel) -> GateReport:
-    """Return which heads are open now, by the rule of evaluation; a model without gates has an empty report."""
+    """Return which heads are open now, by the rule of evaluation; empty for a model without gates."""
     return report_gates(model, get_adapter(model))
 
 
 def report_gates(model: PreTrainedModel, adapter: AttentionAdapter) -> GateReport:
-    """Return what `gate_report` does, of a model whose adapter is known."""
+    """Return the report of `gate_report` for a model whose adapter is known."""
     record, sites = CollabConfig.on(model).sites, []
     for site, gates in gated_sites(model, adapter):
         numbers = kept_heads(record, site)

@@ -1,4 +1,4 @@
-"""How much depends on each head: rankings that need no training."""
+"""Measure how much depends on each head: rankings that need no training."""
 
 from collections.abc import Iterable, Mapping
 
@@ -29,11 +29,11 @@ def head_importance(
     """Measure how much depends on each head.
 
     Args:
-        model: a supported transformers model; it is left as it was.
+        model: a supported transformers model; it is not changed.
         batches: input dicts as the model takes them; some hundred examples are enough.
         criterion: "gradient", the sensitivity of the loss to a gate on each head, which needs labels; "reconstruction",
-            how well the other heads can stand in for each, which needs none; "random"; or a `HeadCriterion`, such as
-            `criteria.Gradient(normalize=False)` or one of your own.
+            how well the other heads reconstruct the output without each head, which needs none; "random"; or a
+            `HeadCriterion`, such as `criteria.Gradient(normalize=False)` or one of your own.
 
     Returns:
         path -> [H], float32, for every site that has heads.
@@ -42,8 +42,8 @@ def head_importance(
         ArgumentError: on an unknown criterion.
         CalibrationError: if there are no batches, or the model cannot take one or gives no loss for it (its index is
             named).
-        NonFiniteError: if a loss, a gradient or what a head puts out is NaN or inf; the batch, or the site whose
-            weights are to blame, is named.
+        NonFiniteError: if a loss, a gradient or the output of a head is NaN or inf; the batch, or the site whose
+            weights caused it, is named.
     """
     check_wrapper(model)
     criterion = criterion_of(criterion)
@@ -68,12 +68,15 @@ def most_important(
     scores: Mapping[str, Tensor],
     target_heads: Target,
 ) -> dict[str, list[int]]:
-    """The configuration that keeps the heads with the highest scores: what `swap_to_gated` takes as `alive_heads`.
+    """Return the configuration that keeps the heads with the highest scores, as `alive_heads` of `swap_to_gated`.
 
     Args:
         model: the model that was measured.
         scores: path -> [H], from `head_importance`; the sites to choose from.
         target_heads: how many heads to keep: a total (every role keeps at least one), or role -> number.
+
+    Returns:
+        path -> [H], a 0 or a 1 per head.
 
     Raises:
         ArgumentError: on an impossible target, or scores of sites or heads that the model does not have.

@@ -1,4 +1,4 @@
-"""prune_heads: take heads out of a model for real: fewer parameters, less work, a smaller cache."""
+"""prune_heads: remove heads from the weights of a model, for fewer parameters, less work and a smaller cache."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -33,41 +33,42 @@ def prune_heads(
     keep: Target | None = None,
     criterion: str | HeadCriterion = "reconstruction",
 ) -> PruneReport:
-    """Remove heads in place: rows of query, key and value (or of the mixing), columns of W_O, cache.
+    """Remove heads in place: rows of query, key and value (or of the mixing), columns of W_O, and their cache.
 
-    Name the heads (`heads`), or say how many stay (`keep`); without both, the closed heads of all gates go. The pruned
-    model computes what the gated one computes in evaluation; with `batches` it computes more nearly what the
-    model computed with all heads. It saves and loads like any other. Alphas go into W_O first, and start again as an
-    identity of the heads that are left, or end where one is left. On an error the model is left as it was. Prune before
-    making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
+    Name the heads (`heads`), or say how many stay (`keep`); without both, the closed heads of all gates go. Pruning
+    by gates does not change the outputs of the gated model in evaluation. With `batches`, W_O is refitted so that the
+    outputs come closer to those with all heads. The pruned model saves and loads like any other. Alphas are multiplied
+    into W_O first; they start again as an identity of the heads that are left, or are removed where one head is left.
+    On an error the model is left unchanged. Prune before making the optimizer, and before DDP, FSDP, PEFT or
+    `torch.compile`.
 
     Args:
         model: a supported transformers model, original or changed.
-        batches: input dicts as the model takes them (32 to 512 sentences are enough). W_O and its bias are fitted to
-            them by least squares, so that the heads that are left make up for those that went: for what the site added
-            with them. Where gates choose: fixed ones count as open in that, learned ones as they are, since the model
-            was trained with them. Labels are needed by `criterion="gradient"` only.
-        heads: which to remove: role -> one list of head numbers per layer, or path -> one list. Heads keep the numbers
-            that they had in the original model. None, without `keep`, removes the closed heads of all gates, multiplies
-            what is left of the gates into W_O and takes the gates away.
-        keep: how many heads stay: a total (every role keeps at least one), or role -> number; then that criterion's
-            best stay.
-        criterion: what `keep` ranks heads by, see `head_importance`.
+        batches: input dicts as the model takes them (32 to 512 sentences are enough). W_O and its bias are fitted on
+            them by least squares, so that the remaining heads reconstruct the output of the site with all heads. If
+            gates choose the heads, fixed gates count as open in that output; learned gates count with their values,
+            since the model was trained with them. Labels are needed by `criterion="gradient"` only.
+        heads: the heads to remove: role -> one list of head numbers per layer, or path -> one list. Heads keep the
+            numbers that they had in the original model. None, without `keep`, removes the closed heads of all gates,
+            multiplies the remaining gates into W_O and removes the gates.
+        keep: how many heads stay: a total (every role keeps at least one), or role -> number; the heads that rank
+            highest by `criterion` stay.
+        criterion: the ranking of heads for `keep`, see `head_importance`.
 
     Returns:
         Heads, parameters and cached elements before and after, per site; `print` it.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
-        ArgumentError: on a role, path or head that does not exist, an impossible `keep`, an unknown criterion or one
-            that has no batches, or both `heads` and `keep`.
-        SwapError: if nothing says which heads go and there are no gates, or a module cannot be changed safely.
+        ArgumentError: on a role, path or head that does not exist, an impossible `keep`, an unknown criterion, a
+            criterion without the batches that it needs, or both `heads` and `keep`.
+        SwapError: if nothing names the heads to remove and there are no gates, or a module cannot be changed safely.
         CalibrationError: if there are no batches in `batches`, or the model cannot take them.
-        NonFiniteError: if a head puts out NaN or inf on them.
+        NonFiniteError: if the output of a head on them contains NaN or inf.
 
     Example:
         >>> prune_heads(model, heads={"enc-self": [[0, 1], [], [5]]})  # of three layers
-        >>> prune_heads(model, batches, keep=36)  # the 36 that the others can least stand in for
+        >>> prune_heads(model, batches, keep=36)  # the 36 that the others can least replace
     """
     check_wrapper(model)
     adapter = get_adapter(model, capability="prune")
@@ -127,7 +128,7 @@ def heads_to_remove(
     criterion: HeadCriterion,
     batches: Sequence[Mapping] | None,
 ) -> dict[str, list[int]]:
-    """Path -> original numbers of the heads that a criterion ranks below those that are to stay."""
+    """Return the original numbers of the heads that a criterion ranks below those that stay, by path."""
     if criterion.needs_batches and batches is None:
         raise ArgumentError(f"criterion {criterion.name!r} ranks heads by what they do: pass batches")
     available = adapter.sites_with_heads(model)
@@ -146,7 +147,7 @@ def heads_to_remove(
 def closed_heads(
     model: PreTrainedModel, adapter: AttentionAdapter, numbers: Mapping[str, Sequence[int]]
 ) -> dict[str, list[int]]:
-    """Path -> original numbers of the heads that gates close, for all gated sites."""
+    """Return the original numbers of the heads that gates close, by path, for all gated sites."""
     closed = {}
     for site, gates in gated_sites(model, adapter):
         is_open = gates.is_open().tolist()
@@ -160,7 +161,7 @@ def closed_heads(
 
 
 def check_prunable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> None:
-    """Raise SwapError unless every projection of the sites is a plain Linear, and every class one that we know."""
+    """Raise SwapError unless every projection of the sites is a plain Linear, and every class a known one."""
     named = [site.site for site in sites]
     check_outputs(model, adapter, named)
     check_unshared(model, adapter, named, ("query", "key", "value", "output"))

@@ -1,8 +1,8 @@
-"""Least squares on what heads put out: which heads the others can stand in for, and W_O for those that are left.
+"""Least squares on the outputs of heads: which heads the others can reconstruct, and W_O for the heads that are left.
 
-A site adds W_O z + b to its model, with z the concatenated outputs of its heads. Without some of the heads the best W_O
-for the others is a linear regression of W_O z on what they put out. All of it follows from the moments of z on some
-batches; no labels are needed.
+A site adds W_O z + b to its model, with z the concatenated outputs of its heads. Without some of the heads, the best
+W_O for the others is a linear regression of W_O z on their outputs. It follows from the moments of z on some batches;
+no labels are needed.
 
 Shapes: H heads, d_v width of a value head, n = H * d_v, D width of the model, K kept heads.
 """
@@ -27,15 +27,15 @@ from collab_heads.model.batches import run_batches
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.portions import portions
 
-RIDGE = 1e-6  # share of the mean square of what heads put out that is added to every direction
+RIDGE = 1e-6  # ridge on every direction, as a share of the mean square of the outputs of heads
 
 
 @dataclass(frozen=True)
 class Refit(OutputWeights):
-    """What a regression gives for the heads that are left, in float64.
+    """The refitted W_O for the heads that are left, in float64.
 
     Attributes:
-        share_lost: the mean square of what they get wrong, as a share of that of what the site adds.
+        share_lost: the mean squared error, as a share of the mean square of the site's output.
     """
 
     share_lost: float
@@ -43,11 +43,12 @@ class Refit(OutputWeights):
 
 @dataclass(frozen=True)
 class HeadRegression:
-    """The regression of what a site adds on what its heads put out.
+    """The regression of a site's output on the outputs of its heads.
 
     Attributes:
         weight: [D, n], float64: W_O as it applies to `z`.
-        scatter: [n, n], float64: second moments of z, around its mean where W_O has a bias that can take it up.
+        scatter: [n, n], float64: second moments of z, around its mean if W_O has a bias that can compensate for the
+            mean.
         mean: [n], the mean of z; zeros where W_O has no bias.
         num_heads: H.
     """
@@ -67,13 +68,13 @@ class HeadRegression:
         gates: Tensor | None = None,
         has_bias: bool = True,
     ) -> "HeadRegression":
-        """From W_O and the moments of the heads.
+        """Set up the regression from W_O and the moments of the heads.
 
         Args:
             weight: [D, n], W_O with alphas if there are any, and without the gates that stay.
             moments: of the concatenated heads, before gates and alphas.
             num_heads: H.
-            gates: [H], the values of gates that stay and multiply what W_O receives; None for 1.
+            gates: [H], the values of gates that stay and multiply the inputs of W_O; None for 1.
             has_bias: whether W_O has a bias.
         """
         second, mean = moments.second(), moments.mean()
@@ -87,17 +88,17 @@ class HeadRegression:
         return cls(float64(weight), scatter, mean, num_heads)
 
     def ridged(self) -> Tensor:
-        """The second moments with a ridge, so that they can be inverted: [n, n]."""
+        """Return the second moments with a ridge, so that they can be inverted: [n, n]."""
         square = self.scatter.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny ** 0.5)
         return self.scatter + RIDGE * square * torch.eye(len(self.scatter)).to(self.scatter)
 
     def columns(self, heads: Sequence[int]) -> Tensor:
-        """The places of some heads in z."""
+        """Return the indices of some heads in z."""
         places = torch.arange(len(self.scatter), device=self.scatter.device).unflatten(0, (self.num_heads, -1))
         return places[list(heads)].flatten()
 
     def refit(self, kept: Sequence[int]) -> Refit:
-        """W_O for the kept heads, named by their indices."""
+        """Return W_O for the kept heads, given by their indices."""
         columns, scatter = self.columns(kept), self.ridged()
         right = self.weight @ scatter[:, columns]
         weight = torch.linalg.solve(scatter[columns][:, columns], right, left=False)
@@ -107,14 +108,14 @@ class HeadRegression:
         return Refit(weight, missing @ self.mean, float(self.square(missing) / whole) if whole else 0.0)
 
     def square(self, weight: Tensor) -> Tensor:
-        """The mean square of W z: never negative, whatever rounding says."""
+        """Return the mean square of W z; never negative, despite rounding."""
         return ((weight @ self.scatter) * weight).sum().clamp(min=0)
 
     def removal_costs(self) -> Tensor:
-        """Remove one head after the other, always the one that the others stand in for best.
+        """Remove one head after the other, each time the one that the others reconstruct best.
 
         Returns:
-            [H], float64: for every head the share of what the site adds that is lost when it goes, and all that went
+            [H], float64: for every head the share of the site's output that is lost once it and all heads removed
             before it are gone; 1 for the last one.
         """
         whole, width = self.square(self.weight), len(self.scatter) // self.num_heads
@@ -142,20 +143,20 @@ class HeadRegression:
 def regressions(
     model: PreTrainedModel, sites: Sequence[OpenSite], batches: Iterable[Mapping], *, folds_gates: bool = False
 ) -> dict[str, HeadRegression]:
-    """Run batches through a model, which is left as it was, and set up the regression of every site.
+    """Run batches through a model, which is not changed, and set up the regression of every site.
 
     Args:
         model: in any mode; it runs in evaluation mode, without gradients.
-        sites: that have heads.
+        sites: sites that have heads.
         batches: input dicts as the model takes them.
-        folds_gates: whether gates are to go into W_O, so that it receives the heads themselves.
+        folds_gates: whether gates will be multiplied into W_O, so that its inputs are the heads themselves.
 
     Returns:
         path -> regression.
 
     Raises:
         CalibrationError: if there are no batches, the model cannot take one, or a site saw no tokens.
-        NonFiniteError: if a head put out NaN or inf; the site is named.
+        NonFiniteError: if the output of a head contains NaN or inf; the site is named.
     """
     masks: dict[str, Tensor | None] = {}
     cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
@@ -172,14 +173,14 @@ def regressions(
 
 
 def fixed_gates(site: OpenSite) -> HeadGates | None:
-    """The gates of a site, if they are fixed."""
+    """Return the gates of a site if they are fixed, else None."""
     gates = site.output.gates if isinstance(site.output, HeadOutputProjection) else None
     return None if gates is None or gates.state.is_learned else gates
 
 
 @contextmanager
 def opened(fixed: Sequence[HeadGates]) -> Iterator[None]:
-    """Open fixed gates while the context is open."""
+    """Open fixed gates while the context is open; their values are restored."""
     before = [gates.alive.clone() for gates in fixed]
     try:
         for gates in fixed:
@@ -191,9 +192,9 @@ def opened(fixed: Sequence[HeadGates]) -> Iterator[None]:
 
 
 def regressed_weight(site: OpenSite, *, folds_gates: bool) -> tuple[Tensor, Tensor | None]:
-    """W_O with alphas [D, n], and the values of the gates before it that stay [H], if any.
+    """Return W_O with alphas [D, n], and the values of the gates before it that stay [H], if any.
 
-    Gates that are folded are in W_O, but for fixed ones, which count as open: the model was not trained with them.
+    Gates that are folded are part of W_O, except fixed ones, which count as open: the model was not trained with them.
     """
     output = site.output
     if not isinstance(output, HeadOutputProjection) or output.gates is None:

@@ -1,4 +1,4 @@
-"""What happened to the heads of a model, per site: for people (`str`) and for machines (`to_dict`)."""
+"""Reports on the heads of a model, per site: for people (`str`) and for machines (`to_dict`)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ class GatedSite:
 
     Attributes:
         path, role: the site.
-        heads: heads that it has.
+        heads: number of heads.
         open: the numbers of its open heads, by the rule of evaluation (original numbers).
-        expected_open: expected number of gates that are not zero in training.
-        decided: gates whose probability to be non-zero is below 0.05 or above 0.95.
+        expected_open: expected number of non-zero gates in training.
+        decided: number of gates whose probability to be non-zero is below 0.05 or above 0.95.
     """
 
     path: str
@@ -35,26 +35,26 @@ class GateReport:
 
     @property
     def heads(self) -> int:
-        """Heads at all gated sites."""
+        """The number of heads at all gated sites."""
         return sum(site.heads for site in self.sites)
 
     @property
     def open(self) -> int:
-        """Open heads."""
+        """The number of open heads."""
         return sum(len(site.open) for site in self.sites)
 
     @property
     def expected_open(self) -> float:
-        """Expected number of non-zero gates."""
+        """The expected number of non-zero gates in training."""
         return sum(site.expected_open for site in self.sites)
 
     @property
     def decided(self) -> int:
-        """Gates whose probability to be non-zero is below 0.05 or above 0.95."""
+        """The number of gates whose probability to be non-zero is below 0.05 or above 0.95."""
         return sum(site.decided for site in self.sites)
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         totals = {"heads": self.heads, "open": self.open, "expected_open": self.expected_open, "decided": self.decided}
         return totals | dataclasses.asdict(self)
 
@@ -73,7 +73,7 @@ class MixedSite:
 
     Attributes:
         path, role: the site.
-        heads: H, heads that it mixes.
+        heads: number of heads that it mixes, H.
         nuclear_norm: sum of its singular values; H for the identity.
         distance: Frobenius norm of its difference to the identity.
     """
@@ -92,7 +92,7 @@ class AlphaReport:
     sites: tuple[MixedSite, ...]
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -103,16 +103,16 @@ class AlphaReport:
 
 @dataclass(frozen=True)
 class PrunedSite:
-    """What pruning or folding did to one site.
+    """The effect of pruning on one site.
 
     Attributes:
         path, role: the site.
-        heads_before, heads_after: how many heads.
+        heads_before, heads_after: number of heads.
         kept: the original numbers of the heads that are left.
-        parameters_before, parameters_after: of all four projections.
+        parameters_before, parameters_after: parameters of all four projections.
         cache_before, cache_after: elements cached per token.
-        share_lost: with calibration, the mean square of what W_O, refitted, gets wrong of the site's output, as a share
-            of that output's; None without.
+        share_lost: with calibration, the mean squared error of the site's output with the refitted W_O, as a share of
+            the mean square of that output; None without.
     """
 
     path: str
@@ -129,7 +129,7 @@ class PrunedSite:
 
 @dataclass(frozen=True)
 class PruneReport:
-    """What `prune_heads` did.
+    """The result of `prune_heads`.
 
     Attributes:
         sites: one entry per site that lost heads or gates, in model order.
@@ -142,11 +142,11 @@ class PruneReport:
 
     @property
     def removed(self) -> int:
-        """Heads removed."""
+        """The number of heads removed."""
         return sum(site.heads_before - site.heads_after for site in self.sites)
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         return {"removed": self.removed} | dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -171,15 +171,15 @@ class PruneReport:
 
 @dataclass(frozen=True)
 class FoldReport:
-    """What `fold_heads` did.
+    """The result of `fold_heads`.
 
     Attributes:
-        gates: sites whose gates went into W_O.
-        alphas: sites whose alphas went into W_O.
-        restored: path -> removed heads that came back as zeros.
+        gates: sites whose gates were multiplied into W_O.
+        alphas: sites whose alphas were multiplied into W_O.
+        restored: path -> removed heads that were restored as zeros.
         model_parameters_before, model_parameters_after: of the whole model.
-        head_width: of all heads, where narrower ones stayed narrow; None where there were none.
-        head_count: of every layer, where the config now says fewer than before; else None.
+        head_width: the width of all heads, where narrower heads stayed narrow; None where there were none.
+        head_count: the number of heads of every layer, where the config now says fewer than before; else None.
     """
 
     gates: tuple[str, ...]
@@ -191,7 +191,7 @@ class FoldReport:
     head_count: int | None = None
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -207,5 +207,5 @@ class FoldReport:
 
 
 def listed(heads: Sequence[int]) -> str:
-    """Head numbers, or "none"."""
+    """Return head numbers as text, or "none"."""
     return " ".join(map(str, heads)) or "none"

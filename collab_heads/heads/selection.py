@@ -1,4 +1,4 @@
-"""How users name heads: which are alive (the format of Voita et al.), and which to remove."""
+"""Read and check how users name heads: which are alive (the format of Voita et al.), and which to remove."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,7 +19,7 @@ def alive_choice(available: Sequence[AttentionSite], alive_heads: Mapping) -> di
             a 1 for every head that the site has now: `{"enc-self": [[1, 0, 1, 1], [0, 1, 1, 1]]}`.
 
     Returns:
-        path -> that list, for the sites named.
+        path -> the list, for the named sites.
 
     Raises:
         ArgumentError: on a name, a shape or a value that does not fit; the site is named.
@@ -50,7 +50,7 @@ def removal_choice(
         numbers: path -> the original numbers of the heads that the site has now.
 
     Returns:
-        path -> heads to remove, ascending, for the sites named.
+        path -> heads to remove, ascending, for the named sites.
 
     Raises:
         ArgumentError: on a name or a head that does not exist; the site is named.
@@ -70,7 +70,7 @@ def removal_choice(
 def per_site(
     available: Sequence[AttentionSite], by_name: object, what: str, check: Callable[[AttentionSite, Sequence], None]
 ) -> dict[str, Sequence]:
-    """Spread lists by role or path over sites, checking each."""
+    """Assign lists, given by role or path, to sites, and check each."""
     if not isinstance(by_name, Mapping) or not by_name:
         raise ArgumentError(
             f"{what} must be a dict by role or path, such as {{'enc-self': [...]}}, not {by_name!r:.200}"
@@ -94,7 +94,7 @@ def per_site(
 
 
 def plain(value: object) -> object:
-    """Arrays, tensors and their numbers as Python's own, also inside a list."""
+    """Convert arrays, tensors and their numbers to Python's own, also inside a list."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return [plain(item) for item in value] if is_list(value) else value
@@ -104,12 +104,12 @@ Target = int | Mapping[str, int]
 
 
 def roles_of_heads(sites: Sequence[AttentionSite]) -> list[str]:
-    """The role of every head of some sites, in their order."""
+    """Return the role of every head of some sites, in their order."""
     return [site.role for site in sites for _ in range(site.num_heads)]
 
 
 def check_target(target: Target, roles: Sequence[str], name: str = "target_heads") -> None:
-    """Check a number of heads against what there is.
+    """Check a number of heads against the heads that exist.
 
     Args:
         target: a total, or role -> number.
@@ -117,7 +117,7 @@ def check_target(target: Target, roles: Sequence[str], name: str = "target_heads
         name: of the argument, for errors.
 
     Raises:
-        ArgumentError: on a number below 0 or above what exists, on a role without heads, on a role left out, and on a
+        ArgumentError: on a number below 0 or above what exists, on a role without heads, on a missing role, and on a
             total so small that it would empty a role.
     """
     available = list(dict.fromkeys(roles))
@@ -186,7 +186,7 @@ def check_by_path(scores: object) -> None:
 def choose(scores: Tensor, roles: Sequence[str], target: Target) -> Tensor:
     """Pick the heads with the highest scores: [N], bool.
 
-    A total keeps at least the best head of every role; numbers per role are kept to the letter.
+    A total keeps at least the best head of every role; numbers per role are kept exactly.
 
     Args:
         scores: [N].
@@ -206,7 +206,7 @@ def choose(scores: Tensor, roles: Sequence[str], target: Target) -> Tensor:
 
 
 def members_of(roles: Sequence[str], device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Role -> indices of its heads."""
+    """Return the indices of the heads of each role."""
     return {
         role: torch.tensor([i for i, role_of_head in enumerate(roles) if role_of_head == role], device=device)
         for role in dict.fromkeys(roles)
@@ -214,7 +214,7 @@ def members_of(roles: Sequence[str], device: torch.device | str = "cpu") -> dict
 
 
 def on_the_way(target: Target, roles: Sequence[str], progress: float) -> Target:
-    """The number of heads after a share of the way from all of them to the target: falls evenly, never below it.
+    """Return the number of heads after a share of the steps to the target: it falls evenly, and never below the target.
 
     Args:
         target: a total, or role -> number.
@@ -227,5 +227,5 @@ def on_the_way(target: Target, roles: Sequence[str], progress: float) -> Target:
 
 
 def between(start: int, end: int, progress: float) -> int:
-    """A whole number on the way from `start` to `end`."""
+    """Return a whole number between `start` and `end`, rounded towards `start`."""
     return start - int((start - end) * min(1.0, progress))

@@ -1,7 +1,7 @@
-"""Gates and alphas stay whole on every process where FSDP 2 divides the other weights.
+"""Keep gates and alphas whole on every process where FSDP 2 divides the other weights.
 
-They are small, and what trains them reads all of them: the number of heads that are open, a nuclear norm. FSDP ignores
-them, so their gradients are averaged here.
+They are small, and their training reads all of them: the number of open heads, a nuclear norm. FSDP ignores them, so
+their gradients are averaged here.
 """
 
 import re
@@ -18,7 +18,7 @@ from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator  # not there in every installation
+    from accelerate import Accelerator  # an optional dependency
 
 WHOLE = (HeadGates, HeadAlphas)  # modules whose parameters are not divided
 
@@ -43,10 +43,10 @@ def check_version(accelerator: "Accelerator") -> None:
 
 
 def keep_whole(accelerator: "Accelerator", model: nn.Module) -> None:
-    """Say which parameters FSDP must not divide, and give every process the weights of the first one.
+    """Tell FSDP which parameters not to divide, and give every process the weights of the first one.
 
     Call it before Accelerate prepares the model. DDP copies the weights of the first process, FSDP 2 does not: it would
-    join parts of models that differ. Does nothing without FSDP.
+    join parts of different models. Does nothing without FSDP.
 
     Raises:
         ArgumentError: if this process has not loaded all weights.
@@ -68,14 +68,14 @@ def keep_whole(accelerator: "Accelerator", model: nn.Module) -> None:
 
 
 def ignored_before(ignored: Any, model: nn.Module) -> list[nn.Module]:
-    """The modules that FSDP is to ignore already: a pattern of their paths, or modules."""
+    """Return the modules that FSDP ignores already, given as a pattern of their paths or as modules."""
     if isinstance(ignored, str):
         return [module for path, module in model.named_modules() if re.fullmatch(ignored, path)]
     return [module for module in ignored or () if not isinstance(module, WHOLE)]
 
 
 def broadcast_weights(accelerator: "Accelerator", model: nn.Module) -> None:
-    """Give every process the weights and buffers of the first one, but for those that are divided already."""
+    """Give every process the weights and buffers of the first one, except those that are divided already."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             if not isinstance(tensor, DTensor):
@@ -85,7 +85,7 @@ def broadcast_weights(accelerator: "Accelerator", model: nn.Module) -> None:
 
 
 def average_whole(accelerator: "Accelerator", model: nn.Module) -> None:
-    """Average the gradients of parameters that are not divided, as FSDP averages those of the others."""
+    """Average the gradients of parameters that are not divided, as FSDP does for the others."""
     if not is_sharded(accelerator):
         return
     for module in whole_modules(model):
@@ -95,5 +95,4 @@ def average_whole(accelerator: "Accelerator", model: nn.Module) -> None:
 
 
 def whole_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """The gates and alphas of a model."""
     return (module for module in model.modules() if isinstance(module, WHOLE))

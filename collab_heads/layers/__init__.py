@@ -1,1 +1,1 @@
-"""Every module that goes into a model in place of a stock one. They know tensors, and the state that is stored."""
+"""Modules that replace stock ones in a model. They depend on tensors and on the stored state only."""

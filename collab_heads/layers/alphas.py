@@ -2,7 +2,7 @@
 
 Z'_i = sum_j alpha_ij Z_j over the heads of a site, before W_O. Combining heads is linear, and so is W_O. So there are
 two ways to compute it: combine the heads of every token, which is cheap for few tokens, as in generation; or combine
-the columns of W_O, W_O (alpha x I), which costs the same however many tokens there are. `HeadOutputProjection` chooses.
+the columns of W_O, W_O (alpha x I), whose cost does not depend on the number of tokens. `HeadOutputProjection` chooses.
 
 H is the number of heads, d_v the width of a value head, D the width of the model.
 
@@ -27,15 +27,20 @@ class HeadAlphas(nn.Module):
 
     @property
     def num_heads(self) -> int:
-        """H."""
         return len(self.alpha)
 
     def forward(self, tensor: Tensor, *, of_heads: bool = False) -> Tensor:
-        """W_O -> W_O (alpha x I): [D, H * d_v], computed in float32 at least, in the dtype of W_O; or `heads`."""
+        """Combine the columns of W_O, W_O -> W_O (alpha x I): [D, H * d_v]; with `of_heads` combine heads, see `heads`.
+
+        Computed at least in float32; the result has the dtype of `tensor`.
+        """
         return self.combined(self.alpha if of_heads else self.alpha.mT, tensor)
 
     def heads(self, concatenated: Tensor) -> Tensor:
-        """Z -> Z', the combined heads: [..., H * d_v], computed in float32 at least, in the dtype of `concatenated`."""
+        """Combine heads, Z -> Z': [..., H * d_v].
+
+        Computed at least in float32; the result has the dtype of `concatenated`.
+        """
         return self(concatenated, of_heads=True)  # a call, so that hooks that bring the alphas in are called, too
 
     def combined(self, matrix: Tensor, tensor: Tensor) -> Tensor:
@@ -49,7 +54,7 @@ class HeadAlphas(nn.Module):
 
     @torch.no_grad()
     def reset(self, num_heads: int | None = None) -> None:
-        """Become an identity again, of `num_heads` heads if given."""
+        """Set the matrix to the identity again, of `num_heads` heads if given, in place."""
         if num_heads is not None and num_heads != self.num_heads:
             self.alpha = nn.Parameter(self.alpha.new_empty(num_heads, num_heads), self.alpha.requires_grad)
         self.alpha.copy_(torch.eye(self.num_heads))

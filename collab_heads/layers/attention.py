@@ -1,7 +1,7 @@
 """The core of collaborative attention: cache layout and score.
 
-A family's replacement class keeps the stock class's signature and calls two functions: `cached_key_value`, then
-`attend`. What differs between the kinds of query/key projection is in `query_key`.
+The replacement class of a family keeps the signature of the stock class and calls two functions: `cached_key_value`,
+then `attend`. The differences between the kinds of query/key projection are in `query_key`.
 
 Shapes: B batch, T query tokens, S key tokens, H heads, R width of the query/key projection over all heads,
 d_v width of a value head, W = R + H rounded up to a multiple of 8.
@@ -29,12 +29,12 @@ def cached_key_value(
     Args:
         module: a replaced attention module: its `query_key` and, with a cache, its `layer_idx` are used.
         value: the module's value projection.
-        states: [B, S, D_k], what is attended to.
+        states: [B, S, D_k], the tokens that are attended to.
         past_key_values: as the stock module takes it.
         is_cross: whether `states` come from an encoder, and are cached once.
 
     Returns:
-        key [B, 1, S', W or R] and value [B, 1, S', H * d_v] over all S' tokens seen: one packed head each, the layout
+        key [B, 1, S', W or R] and value [B, 1, S', H * d_v] over all S' tokens seen: one packed head each, a layout
         that dynamic and static caches both store.
     """
     if past_key_values is None:
@@ -62,7 +62,7 @@ def attend(
     dropout: float,
     **kwargs,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from `hidden_states` to packed keys and values, with the backend that the model is set to.
+    """Attend from `hidden_states` to packed keys and values, with the model's attention backend.
 
     Args:
         module: a replaced attention module.
@@ -72,10 +72,10 @@ def attend(
         attention_mask: in whatever form the backend takes.
         eager: the family's own eager attention function.
         dropout: probability, applied in training mode only.
-        **kwargs: handed to the backend (`position_bias`, `is_causal`, ...).
+        **kwargs: passed to the backend (`position_bias`, `is_causal`, ...).
 
     Returns:
-        The concatenated heads [B, T, H * d_v] and, where the backend gives them, the weights [B, H, T, S].
+        The concatenated heads [B, T, H * d_v] and, if the backend returns them, the weights [B, H, T, S].
 
     Raises:
         SwapError: on a paged cache (continuous batching), whose layout comes from the stock config.
@@ -88,7 +88,7 @@ def attend(
     if isinstance(query_key, NoHeads):
         shape = *hidden_states.shape[:-1], key.shape[-2]  # (B, T, S)
         weights = hidden_states.new_empty(shape[0], 0, *shape[1:]) if implementation == "eager" else None
-        return hidden_states[..., :0], weights  # of the graph: DDP wants a gradient of the norm before it
+        return hidden_states[..., :0], weights  # part of the graph: DDP wants a gradient of the norm before it
     query = query_key(hidden_states)
     value = split_heads(value, query_key.num_heads)  # (B, H, S, d_v)
     dim_value = value.shape[-1]
@@ -117,9 +117,9 @@ def attend(
 
 
 def pad_to_one_width(query: Tensor, key: Tensor, value: Tensor, *, has_one_key: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Give queries, keys and values one width, which fused kernels want; zeros do not change the dot product.
+    """Pad queries, keys and values to one width, which fused kernels need; zeros do not change the dot product.
 
-    Values that are narrower than a key under all heads stay so: that key is as wide as many heads together.
+    Values that are narrower than the one key of all heads are not padded: that key is as wide as many heads together.
     """
     missing = value.shape[-1] - query.shape[-1]
     if missing > 0:

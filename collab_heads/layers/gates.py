@@ -1,6 +1,6 @@
-"""Hard Concrete gates: one number per head that is exactly 0 or 1 where it counts, and can be learned.
+"""Hard Concrete gates: one number per head, learned or fixed; in evaluation a closed head passes exactly 0.
 
-The one rule of this package: a head is closed if P(gate = 1) <= P(gate = 0). Evaluation, reports, folding and removal
+One rule holds everywhere: a head is closed if P(gate = 1) <= P(gate = 0). Evaluation, reports, folding and removal
 all use it. H is the number of heads of a site.
 
 Source: Louizos, Welling, Kingma 2018, arXiv:1712.01312; Voita et al. 2019, arXiv:1905.09418, section 5.1.
@@ -20,7 +20,7 @@ MARGIN = 1e-6  # uniform samples stay this far from 0 and 1
 
 
 class Draw(NamedTuple):
-    """Which heads of one site are open in a training step, as `HeadPenalty` draws them for gates of kind "subset".
+    """The heads of one site that are open in a training step, as `HeadPenalty` draws them for gates of kind "subset".
 
     Attributes:
         open: [H], 1.0 for the heads that are in the subset of this step.
@@ -40,8 +40,9 @@ class HeadGates(nn.Module):
     zeta) and clipped to [0, 1]: one sample per forward pass, shared by all positions of the batch. In evaluation there
     is no noise and no temperature, and a closed head passes exactly 0. Fixed gates are a buffer of zeros and ones.
 
-    While an exact number of heads is learned (kind "subset"), gates are exactly 0 or 1: in evaluation by the rule, in
-    training as the `draw` of the step says. Gradients reach `log_alpha` straight through a sigmoid around its border.
+    While an exact number of heads is learned (kind "subset"), gates are exactly 0 or 1: in evaluation by the rule
+    above, in training as given by the `draw` of the step. Gradients reach `log_alpha` by a straight-through sigmoid
+    around the border of the subset.
 
     Parameters: `log_alpha` [H] if learned. Buffers: `alive` [H] if fixed.
     """
@@ -59,15 +60,17 @@ class HeadGates(nn.Module):
 
     @property
     def num_heads(self) -> int:
-        """H."""
         return len(self.log_alpha if self.state.is_learned else self.alive)
 
     def forward(self) -> Tensor:
-        """The gates of this pass: [H], float32. Samples in training mode."""
+        """Return the gates of this pass: [H], float32. Learned gates are sampled in training mode."""
         return self.sample() if self.training and self.state.is_learned else self.values()
 
     def sample(self) -> Tensor:
-        """Draw gates, differentiable with respect to `log_alpha`: [H]. A subset that nobody draws stays as it is."""
+        """Draw gates, differentiable with respect to `log_alpha`: [H].
+
+        Gates of kind "subset" without a draw have their values of evaluation.
+        """
         log_alpha = self.log_alpha.float()  # in bfloat16 the largest u would be 1
         if self.draw is not None:
             opened, noise, border = (part.to(log_alpha.device) for part in self.draw)
@@ -79,7 +82,7 @@ class HeadGates(nn.Module):
         return self.stretched(torch.sigmoid((u.log() - (-u).log1p() + log_alpha) / self.state.temperature))
 
     def values(self) -> Tensor:
-        """The gates of evaluation: [H], exactly 0 for closed heads."""
+        """Return the gates of evaluation: [H], exactly 0 for closed heads."""
         if self.state.kind == "fixed":
             return self.alive.float()
         if self.state.kind == "subset":
@@ -87,31 +90,31 @@ class HeadGates(nn.Module):
         return self.stretched(torch.sigmoid(self.log_alpha.float())) * self.is_open()
 
     def stretched(self, gate: Tensor) -> Tensor:
-        """From (0, 1) to [0, 1], both ends included."""
+        """Stretch gates from (0, 1) to (gamma, zeta) and clip them to [0, 1]."""
         low, high = self.state.stretch
         return (gate * (high - low) + low).clamp(0, 1)
 
     def is_open(self) -> Tensor:
-        """Which heads are open, that is P(1) > P(0): [H], bool."""
+        """Return which heads are open, that is P(1) > P(0): [H], bool."""
         if self.state.kind == "fixed":
             return self.alive > 0
         return self.log_alpha.float() > threshold(self.state)
 
     def open_probability(self) -> Tensor:
-        """P(gate != 0): [H], differentiable."""
+        """Return P(gate != 0): [H], differentiable."""
         if self.state.kind == "fixed":
             return self.alive.float()
         low, high = self.state.stretch
         return torch.sigmoid(self.log_alpha.float() - self.state.temperature * math.log(-low / high))
 
     def is_decided(self) -> Tensor:
-        """Which gates are all but sure to be zero, or not to be: [H], bool."""
+        """Return which gates are almost surely zero or almost surely non-zero: [H], bool."""
         probability = self.open_probability()
         return (probability < UNDECIDED) | (probability > 1 - UNDECIDED)
 
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:
-        """Forget the gates of all other heads."""
+        """Keep the gates of these heads (indices), in place; also drop the current draw."""
         self.draw = None
         if self.state.is_learned:
             self.log_alpha = nn.Parameter(self.log_alpha[kept].clone(), self.log_alpha.requires_grad)
@@ -120,7 +123,7 @@ class HeadGates(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Open all gates: what a gate starts from, and what one missing from a checkpoint gets."""
+        """Open all gates: the initial value, also of gates that are missing from a checkpoint."""
         if self.state.is_learned:
             self.log_alpha.fill_(INIT_LOG_ALPHA)
         else:
@@ -128,10 +131,10 @@ class HeadGates(nn.Module):
 
 
 def threshold(state: GateState) -> float:
-    """The log_alpha up to which a head is closed; 0 for a symmetric stretch (zeta = 1 - gamma).
+    """Return the log_alpha up to which a head is closed; 0 for a symmetric stretch (zeta = 1 - gamma).
 
     P(gate = 0) = sigmoid(t ln(-gamma / zeta) - log_alpha) and P(gate = 1) = sigmoid(log_alpha - t ln((1 - gamma) /
-    (zeta - 1))), t the temperature; they are equal here.
+    (zeta - 1))), t the temperature; they are equal at this value.
     """
     low, high = state.stretch
     if math.isclose(-low, high - 1):

@@ -1,7 +1,7 @@
-"""How a projection stores its matrix: [out, in] as nn.Linear does, or [in, out] as the Conv1D of GPT-2.
+"""Storage layouts of projections: [out, in] as nn.Linear, or [in, out] as the Conv1D of GPT-2.
 
-A stored layout never changes: under a stock name a square matrix that lies the other way would load, and be wrong. So
-whatever reads or writes the weight of a projection that may be a Conv1D does it here, as [out, in].
+A stored layout never changes: a transposed square matrix under a stock name would load, and be wrong. So all code that
+reads or writes the weight of a projection that may be a Conv1D does it here, as [out, in].
 """
 
 from typing import Any, cast
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-PLAIN: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)  # they multiply, add a bias, and do nothing else
-# class -> the names of its widths, in and out; all others have those of nn.Linear
+PLAIN: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)  # they only multiply and add a bias
+# class -> the attributes of its widths, in and out; all other classes have those of nn.Linear
 WIDTHS: dict[type[nn.Module], tuple[str, str]] = {Conv1D: ("nx", "nf")}
 LINEAR_WIDTHS = ("in_features", "out_features")
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether a projection stores its weight as [in, out]."""
+    """Return True if a projection stores its weight as [in, out]."""
     return isinstance(module, Conv1D) or getattr(module, "stores_transposed", False)
 
 
 def is_quantised(weight: Tensor) -> bool:
-    """Whether a weight is stored as other numbers: as integers (bitsandbytes), or in a class of its own (torchao).
+    """Return True if a weight is stored as other numbers: as integers (bitsandbytes) or in its own class (torchao).
 
-    A tensor of such a class says that it is floating point. A DTensor holds the numbers themselves, or a part of them.
+    A tensor of such a class claims to be floating point. A DTensor holds the numbers themselves, or a part of them.
     """
     is_plain = type(weight) in (Tensor, nn.Parameter) or is_dtensor(weight)
     return not (is_plain and weight.is_floating_point())
@@ -36,17 +36,17 @@ def is_dtensor(weight: Tensor) -> bool:
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """The weight of a projection as [out, in]: its parameter, or a view of that, through which it can be changed."""
+    """Return the weight of a projection as [out, in]: its parameter, or a view of it that can be written to."""
     weight = cast(Tensor, module.weight)
     return weight.mT if is_transposed(module) else weight
 
 
 def set_weight(module: Any, weight: Tensor, *, requires_grad: bool) -> None:
-    """Give a projection another weight, of any width, in memory of its own.
+    """Give a projection another weight, of any width, with its own memory.
 
     Args:
-        module: the projection; it says then that it has these widths.
-        weight: [out, in], in the dtype and on the device that it is to have.
+        module: the projection; its width attributes are updated.
+        weight: [out, in], in the dtype and on the device that the parameter should have.
         requires_grad: of the new parameter.
     """
     stored = weight.mT if is_transposed(module) else weight
@@ -55,24 +55,24 @@ def set_weight(module: Any, weight: Tensor, *, requires_grad: bool) -> None:
 
 
 def names_of_widths(module: nn.Module) -> tuple[str, str]:
-    """The attributes of a projection that say how wide it is, in and out."""
+    """Return the names of a projection's width attributes, in and out."""
     return next((names for cls, names in WIDTHS.items() if isinstance(module, cls)), LINEAR_WIDTHS)
 
 
 def widths(module: nn.Module) -> tuple[int, int]:
-    """The widths in and out that a projection says it has."""
+    """Return the widths of a projection, in and out, as its attributes give them."""
     dim_in, dim_out = (cast(int, getattr(module, name)) for name in names_of_widths(module))
     return dim_in, dim_out
 
 
 def set_widths(module: nn.Module, dim_in: int, dim_out: int) -> None:
-    """Let a projection say that it has these widths, under the names that its class has for them."""
+    """Set the width attributes of a projection, under the names that its class uses."""
     for name, width in zip(names_of_widths(module), (dim_in, dim_out), strict=True):
         setattr(module, name, width)
 
 
 def become(module: nn.Module, cls: type[nn.Module]) -> None:
-    """Change the class of a projection in place; its widths have the names of the new class then."""
+    """Change the class of a projection in place; its width attributes get the names of the new class."""
     dims = widths(module)
     for name in names_of_widths(module):
         delattr(module, name)

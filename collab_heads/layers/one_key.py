@@ -1,8 +1,8 @@
-"""Attention with one key under all heads, on CPUs.
+"""Attention with one key for all heads, on CPUs.
 
 `scaled_dot_product_attention` has no fast CPU path when queries are wider than values, and copies a broadcast key for
-every head: up to 60 times slower than this in decoding. Here all heads are rows of one product with the one key; long
-queries go in blocks whose scores stay in the processor's cache.
+every head: in decoding it is up to 60 times slower than this function. Here all heads are rows of one product with the
+one key; long queries are processed in blocks whose scores stay in the processor's cache.
 """
 
 from typing import Any
@@ -27,19 +27,19 @@ def one_key_attention(
     position_bias: Tensor | None = None,
     **kwargs,
 ) -> tuple[Tensor, None]:
-    """A backend with the signature and masks of transformers' sdpa.
+    """Attend with one key for all heads: a backend with the signature and masks of transformers' sdpa.
 
     Args:
-        module: for its `is_causal`, where the argument is None.
+        module: used for its `is_causal`, where the argument is None.
         query: [B, H, T, W].
         key: [B, 1, S, W].
         value: [B, H, S, d_v].
         attention_mask: [B, 1, T or 1, S], bool or additive, or None.
         dropout: probability.
         scaling: factor of the scores.
-        is_causal: counts without a mask and for more than one query token, as in transformers' sdpa.
+        is_causal: used without a mask and for more than one query token, as in transformers' sdpa.
         position_bias: [B or 1, H, T, S], added to the scores.
-        **kwargs: ignored, as there.
+        **kwargs: ignored, as in transformers' sdpa.
 
     Returns:
         [B, T, H, d_v], and None for the weights.
@@ -78,9 +78,9 @@ def one_key_attention(
 
 
 def blind_rows(mask: Tensor, position_bias: Tensor | None) -> Tensor | None:
-    """Which query tokens may see no key at all; transformers' sdpa returns zeros for them, not the mean of the values.
+    """Return which query tokens see no key at all: transformers' sdpa returns zeros for them, not a mean of the values.
 
-    Where there is a position bias it makes finite numbers of a mask of booleans, and their softmax is uniform.
+    With a position bias, a bool mask becomes finite numbers; the softmax of such rows is uniform, and none is blind.
 
     Args:
         mask: [B, 1, T or 1, S], bool or additive.
@@ -97,10 +97,10 @@ def blind_rows(mask: Tensor, position_bias: Tensor | None) -> Tensor | None:
 
 
 def is_traced() -> bool:
-    """Whether what runs becomes a graph, which must not depend on sizes or values."""
+    """Return True while a graph is traced, which must not depend on sizes or values."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def query_rows(mask: Tensor, start: int, stop: int) -> Tensor:
-    """The rows of some query tokens, [B, 1, t or 1, ...]."""
+    """Return the rows of some query tokens: [B, 1, t or 1, ...]."""
     return mask if mask.shape[2] == 1 else mask[:, :, start:stop]

@@ -1,4 +1,4 @@
-"""Where gates and alphas live: between the concatenated heads and W_O.
+"""The output projection of a site with gates and alphas, which act between the concatenated heads and W_O.
 
 Shapes: H heads, d_v width of a value head, D width of the model.
 """
@@ -23,10 +23,10 @@ _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compil
 class HeadOutputProjection(nn.Module):
     """The output projection of a site, with gates on its heads, or alphas that mix them, or both.
 
-    W_O Concat(Z'_1, ..., Z'_H) + b, where Z'_i = sum_j alpha_ij g_j Z_j. A family's output Linear becomes one in place
-    (`install_gates`, `install_alphas`) and keeps the names of its weights, so no attention forward is written again. It
-    is deliberately no `nn.Linear`: whatever treats it as one (LoRA, quantisation) would see the heads as they were
-    before, or lose gates and alphas, and refuses or skips it this way.
+    W_O Concat(Z'_1, ..., Z'_H) + b, where Z'_i = sum_j alpha_ij g_j Z_j. A family's output Linear is turned into this
+    class in place (`install_gates`, `install_alphas`) and keeps the names of its weights, so no attention forward is
+    rewritten. It is deliberately no `nn.Linear`: a tool that treats it as one (LoRA, quantisation) would use the heads
+    before gates and alphas, or lose these. As it is, such tools refuse or skip it.
 
     Parameters: `weight` [D, H * d_v], as the family stores it, `bias` [D] or None, `gates.log_alpha` [H] (or the buffer
     `gates.alive`) if it has gates, `mixing.alpha` [H, H] if it has alphas. That attribute is called `mixing` because
@@ -38,7 +38,7 @@ class HeadOutputProjection(nn.Module):
         mixing: the alphas; None without.
         in_features: H * d_v.
         out_features: D.
-        stores_transposed: whether `weight` lies as in a Conv1D, [H * d_v, D]; `layout.weight_of` gives it as [D, ...].
+        stores_transposed: whether `weight` is stored as in a Conv1D, [H * d_v, D]; `layout.weight_of` returns [D, ...].
     """
 
     stores_transposed: ClassVar[bool] = False
@@ -51,13 +51,13 @@ class HeadOutputProjection(nn.Module):
     out_features: int
 
     def forward(self, concatenated: Tensor) -> Tensor:
-        """[..., H * d_v] -> [..., D]."""
+        """Apply gates, alphas and W_O: [..., H * d_v] -> [..., D]."""
         if self.gates is not None:
             heads = concatenated.unflatten(-1, (self.gates.num_heads, -1))
             concatenated = (heads * self.gates().to(heads.dtype).unsqueeze(-1)).flatten(-2)
         weight = weight_of(self)
         if self.mixing is not None:
-            # the cheaper of the two; a graph that leaves Python takes the one that is cheap for many tokens
+            # the cheaper way for this number of tokens; an exported graph takes the one that is cheap for many
             if not is_exporting() and concatenated.shape[:-1].numel() < self.out_features:
                 concatenated = self.mixing.heads(concatenated)
             else:
@@ -66,7 +66,7 @@ class HeadOutputProjection(nn.Module):
 
     @torch.no_grad()
     def folded_weight(self) -> Tensor:
-        """W_O with the alphas and the gates of evaluation multiplied in: [D, H * d_v]."""
+        """Return W_O multiplied by the alphas and by the gates of evaluation: [D, H * d_v]."""
         weight = weight_of(self).detach()
         if self.mixing is not None:  # for good, so not in a GPU's TF32
             weight = self.mixing(weight.cpu()).to(weight)
@@ -76,7 +76,7 @@ class HeadOutputProjection(nn.Module):
         return (heads * self.gates.values().to(heads.dtype).unsqueeze(-1)).flatten(-2)
 
     def extra_repr(self) -> str:
-        """PEFT quotes this where it refuses to adapt the module."""
+        """Describe the module; PEFT quotes this text where it refuses to adapt it."""
         way_out = "prune_heads or fold_heads" if self.mixing is None else "fold_heads"  # alphas outlive removal
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, gated or mixed heads: an adapter "
@@ -86,7 +86,7 @@ class HeadOutputProjection(nn.Module):
 
 
 class TransposedOutputProjection(HeadOutputProjection):
-    """The same where the family's output projection is a Conv1D: its weight stays as that stores it."""
+    """A `HeadOutputProjection` in place of a Conv1D: its weight stays transposed."""
 
     stores_transposed = True
     stock = Conv1D
@@ -103,39 +103,41 @@ class ConstantOutput(nn.Module):
     out_features: int
 
     def forward(self, concatenated: Tensor) -> Tensor:
-        """[..., 0] -> [..., D], as a Linear without columns: what comes before has a gradient, of zero."""
+        """Return the bias, or zeros: [..., 0] -> [..., D].
+
+        Computed as by a Linear without columns, so that the modules before it get a gradient of zero.
+        """
         weight = concatenated.new_empty(self.out_features, 0)
         return F.linear(concatenated, weight, None if self.bias is None else self.bias.to(concatenated.dtype))
 
     def extra_repr(self) -> str:
-        """All heads are gone."""
         return f"out_features={self.out_features}, no heads"
 
 
 def is_exporting() -> bool:
-    """Whether what runs becomes a graph for inputs of any size, in which no size can be asked for."""
+    """Return True while a graph for inputs of any size is made, which must not depend on sizes."""
     return _is_exporting() or torch.jit.is_tracing()
 
 
 def gates_of(projection: nn.Module) -> HeadGates | None:
-    """The gates of an output projection, if it has any."""
+    """Return the gates of an output projection, or None."""
     return projection.gates if isinstance(projection, HeadOutputProjection) else None
 
 
 def alphas_of(projection: nn.Module) -> HeadAlphas | None:
-    """The alphas of an output projection, if it has any."""
+    """Return the alphas of an output projection, or None."""
     return projection.mixing if isinstance(projection, HeadOutputProjection) else None
 
 
 def install_gates(projection: nn.Module, state: GateState, num_heads: int) -> HeadGates:
-    """Give an output projection open gates, in place: hooks and names survive."""
+    """Add open gates to an output projection, in place: its hooks and names stay."""
     gates = HeadGates(state, num_heads)
     install(projection, "gates", gates)
     return gates
 
 
 def install_alphas(projection: nn.Module, num_heads: int) -> HeadAlphas:
-    """Give an output projection alphas, an identity, in place: hooks and names survive."""
+    """Add alphas, an identity, to an output projection, in place: its hooks and names stay."""
     alphas = HeadAlphas(num_heads)
     install(projection, "mixing", alphas)
     return alphas
@@ -154,7 +156,7 @@ def install(projection: nn.Module, name: str, part: nn.Module) -> None:
 
 @torch.no_grad()
 def fold_output(projection: HeadOutputProjection) -> None:
-    """Multiply alphas and the gates of evaluation into W_O and turn the module back into its stock class, in place."""
+    """Multiply alphas and the gates of evaluation into W_O and restore the stock class, in place."""
     weight_of(projection).copy_(projection.folded_weight())
     for name in PARTS:
         delattr(projection, name)
@@ -163,7 +165,7 @@ def fold_output(projection: HeadOutputProjection) -> None:
 
 @torch.no_grad()
 def remove_gates(projection: HeadOutputProjection) -> None:
-    """Multiply gates and alphas into W_O, in place; the gates are gone then, and the alphas are an identity again."""
+    """Multiply gates and alphas into W_O and remove the gates, in place; the alphas become an identity."""
     alphas = projection.mixing
     fold_output(projection)
     if alphas is not None:
@@ -173,7 +175,7 @@ def remove_gates(projection: HeadOutputProjection) -> None:
 
 @torch.no_grad()
 def fold_alphas(projection: HeadOutputProjection) -> None:
-    """Multiply the alphas, if there are any, into W_O; they become an identity again. In place."""
+    """Multiply the alphas, if there are any, into W_O, in place; they become an identity."""
     if projection.mixing is not None:
         weight = weight_of(projection)
         weight.copy_(projection.mixing(weight.cpu()))
@@ -182,10 +184,10 @@ def fold_alphas(projection: HeadOutputProjection) -> None:
 
 @torch.no_grad()
 def keep_output_heads(projection: nn.Module, kept: list[int], num_heads: int) -> None:
-    """Leave only the columns (and gates) of the kept heads, in place; without any, the bias alone.
+    """Keep only the columns (and gates) of these heads, in place; without any head, only the bias.
 
-    Alphas go into W_O first: a removed head took part in the others. They become an identity of the heads that are
-    left, or are gone where fewer than two are left to combine.
+    Alphas are multiplied into W_O first, since a removed head takes part in the others. Then they become an identity of
+    the heads that are left, or are removed if fewer than two are left.
     """
     if not kept:
         for name in ("weight", *PARTS):
@@ -210,7 +212,7 @@ def keep_output_heads(projection: nn.Module, kept: list[int], num_heads: int) ->
 
 
 def dense_weight(projection: nn.Module) -> Tensor:
-    """The weight that an output projection applies in evaluation, gates and alphas included: [D, H * d_v]."""
+    """Return the weight that an output projection applies in evaluation: [D, H * d_v]."""
     if isinstance(projection, HeadOutputProjection):
         return projection.folded_weight()
     return weight_of(projection).detach()

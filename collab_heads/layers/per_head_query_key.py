@@ -28,41 +28,37 @@ class PerHeadQueryKey(QueryKey):
 
     @property
     def cache_width(self) -> int:
-        """R."""
         return self.state.dim
 
     @property
     def context_parameter(self) -> Tensor:
-        """The query's weight."""
         return self.shared_query.weight
 
     @property
     def content_parameter(self) -> Tensor | None:
-        """The query's bias."""
         return self.shared_query.bias
 
     def queries(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, D_q] -> [B, H, T, r]."""
+        """Project queries: [B, T, D_q] -> [B, H, T, r]."""
         return split_heads(self.shared_query(hidden_states), self.num_heads)
 
     def keys(self, states: Tensor) -> Tensor:
-        """[B, S, D_k] -> [B, S, R], what is cached."""
+        """Project keys: [B, S, D_k] -> [B, S, R]."""
         return self.shared_key(states)
 
     def split(self, key: Tensor) -> Tensor:
-        """[B, 1, S, R] -> [B, H, S, r], a view."""
+        """Split keys into heads: [B, 1, S, R] -> [B, H, S, r], a view."""
         return split_heads(key, self.num_heads)
 
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:
-        """Forget all other heads."""
         keep_rows(self.shared_query, kept, self.num_heads)
         keep_rows(self.shared_key, kept, self.num_heads)
         self.num_heads, self.state = len(kept), dataclasses.replace(self.state, dim=self.shared_key.out_features)
 
     @torch.no_grad()
     def initialize_from(self, weights: AttentionWeights) -> None:
-        """The leading rows of every head."""
+        """Initialise from the leading rows of every head."""
         width = self.state.dim // self.num_heads
         self.shared_query.weight.copy_(weights.query[:, :width].flatten(0, 1))
         self.shared_key.weight.copy_(weights.key[:, :width].flatten(0, 1))

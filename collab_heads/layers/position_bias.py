@@ -1,4 +1,4 @@
-"""Position biases that one module makes for all heads of all layers: a site with fewer heads uses their columns."""
+"""Position biases that one module makes for all heads of all layers: a site with fewer heads uses its columns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def note_kept_heads(module: Any, kept: Sequence[int]) -> None:
-    """Note which columns of the position bias are left to an attention module, in `kept_heads`.
+    """Note in `kept_heads` which columns of the position bias belong to the heads of an attention module.
 
     Args:
         module: stock or with fewer heads already.
@@ -19,7 +19,7 @@ def note_kept_heads(module: Any, kept: Sequence[int]) -> None:
 
 
 def kept_columns(module: Any, position_bias: Tensor | None) -> Tensor | None:
-    """[B or 1, all heads, T, S] -> [B or 1, H, T, S]: those of the heads that are left; None stays None."""
+    """Select the columns of the heads that are left: [B or 1, all heads, T, S] -> [B or 1, H, T, S]; None for None."""
     kept = getattr(module, "kept_heads", None)
     if position_bias is None or not kept:  # all heads, or a site without any, which does not look
         return position_bias

@@ -1,7 +1,7 @@
-"""What every kind of query/key projection answers; a replaced attention module holds one as `query_key`.
+"""The interface of query/key projections; a replaced attention module holds one as `query_key`.
 
-A kind is one file beside this one, named in `query_key_kinds`; how it is fitted to a site's weights stands in
-`collaborative/kinds.py`.
+Each kind is one file beside this one, listed in `query_key_kinds`; `collaborative/kinds.py` fits it to the weights of a
+site.
 
 Shapes: B batch, T query tokens, S key tokens, H heads, R width of the query/key projection over all heads, W width of
 what is cached per token, w width of the dot product of a head.
@@ -19,12 +19,12 @@ from collab_heads.sites.state import QueryKeyState
 class QueryKey(nn.Module, ABC):
     """A query/key projection: from inputs to queries and keys whose dot products are the scores, before the scale.
 
-    Parameters: `shared_query.weight` [R, D_q] and `shared_key.weight` [R, D_k], and what a kind adds to them. The names
-    are stored; no stock projection has them.
+    Parameters: `shared_query.weight` [R, D_q] and `shared_key.weight` [R, D_k], and those that a kind adds. The names
+    are stored in checkpoints; no stock projection has them.
 
     Attributes:
         has_one_key: whether all heads compare with the same key, so that their queries can be rows of one product.
-        state: what is stored of the projection.
+        state: the stored state of the projection.
         num_heads: H.
     """
 
@@ -44,48 +44,51 @@ class QueryKey(nn.Module, ABC):
 
     @property
     def cached_heads(self) -> int:
-        """In how many heads a cache stores keys and values: one that holds those of all heads, side by side."""
+        """The number of heads in which a cache stores keys and values.
+
+        The default is one, which holds the keys or values of all heads side by side.
+        """
         return 1
 
     @property
     @abstractmethod
     def context_parameter(self) -> Tensor:
-        """The parameter without which a score depends on the key alone: its content term."""
+        """The parameter of the context term: without it a score depends on the key alone."""
 
     @property
     @abstractmethod
     def content_parameter(self) -> Tensor | None:
-        """The parameter without which a score only compares query and key: its context term. None without a bias."""
+        """The parameter of the content term, which depends on the key alone; None without a query bias."""
 
     @property
     def products_per_token(self) -> tuple[int, int]:
-        """Multiplications in products of matrices that make the query of a token, and its key."""
+        """The multiplications in matrix products that make the query of a token, and its key."""
         return self.shared_query.weight.numel(), self.shared_key.weight.numel()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """The queries. A forward pass asks for them by a call, so that hooks that bring weights in are called, too."""
+        """Return the queries. A forward pass calls this, so that hooks that bring weights in are called, too."""
         return self.queries(hidden_states)
 
     @abstractmethod
     def queries(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, D_q] -> [B, H, T, w]."""
+        """Project queries: [B, T, D_q] -> [B, H, T, w]."""
 
     @abstractmethod
     def keys(self, states: Tensor) -> Tensor:
-        """[B, S, D_k] -> [B, S, W], what is cached."""
+        """Project keys in the layout of the cache: [B, S, D_k] -> [B, S, W]."""
 
     @abstractmethod
     def split(self, key: Tensor) -> Tensor:
-        """[B, 1, S, W] -> [B, H, S, w], a view."""
+        """Split cached keys into heads: [B, 1, S, W] -> [B, H, S, w], a view."""
 
     def meet(
         self, query_states: Tensor, key_states: Tensor, positions: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What scores are `products` of: [B, T, D_q], [B, S, D_k] -> [B, H, T, w], [B, H, S, w] or [B, 1, S, w].
+        """Return queries and keys for `products`: [B, T, D_q], [B, S, D_k] -> [B, H, T, w], [B, H or 1, S, w].
 
         Args:
-            query_states: what queries are made of.
-            key_states: what keys are made of.
+            query_states: the inputs of the queries.
+            key_states: the inputs of the keys.
             positions: where they are rotations, cosines and sines [B or 1, T, d_k] of the tokens; else None.
         """
         return self.queries(query_states), self.split(self.keys(key_states).unsqueeze(1))
@@ -93,31 +96,34 @@ class QueryKey(nn.Module, ABC):
     def scores(
         self, query_states: Tensor, key_states: Tensor, positions: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S]; for the arguments see `meet`."""
+        """Return the scores before scale and masks: [B, T, D_q], [B, S, D_k] -> [B, H, T, S].
+
+        See `meet` for the arguments.
+        """
         return products(*self.meet(query_states, key_states, positions))
 
     @abstractmethod
     def keep_heads(self, kept: list[int]) -> None:
-        """Forget all other heads, in place; `kept` are indices among those that are left, ascending."""
+        """Remove all other heads, in place; `kept` are indices among those that are left, ascending."""
 
     @abstractmethod
     def initialize_from(self, weights: AttentionWeights) -> None:
-        """Begin training from scratch, from freshly initialised stock weights; at full width they lose nothing."""
+        """Initialise from fresh stock weights, for training from scratch; exact at full width."""
 
 
 def products(query: Tensor, key: Tensor) -> Tensor:
-    """Of every query with every key: [B, H, T, w], [B, H or 1, S, w] -> [B, H, T, S]."""
+    """Multiply every query with every key: [B, H, T, w], [B, H or 1, S, w] -> [B, H, T, S]."""
     if key.shape[1] == 1:  # all heads are rows of one product with the one key
         return (query.flatten(1, 2) @ key[:, 0].mT).unflatten(1, query.shape[1:3])
     return query @ key.mT
 
 
 def is_swapped(module: nn.Module) -> bool:
-    """Whether an attention module holds a collaborative query/key projection."""
+    """Return True if an attention module holds a collaborative query/key projection."""
     return isinstance(getattr(module, "query_key", None), QueryKey)
 
 
 def split_heads(packed: Tensor, heads: int) -> Tensor:
-    """[B, T, H * d], or [B, 1, T, H * d] as in a cache, -> [B, H, T, d], a view."""
+    """Split packed heads: [B, T, H * d], or [B, 1, T, H * d] as in a cache, -> [B, H, T, d], a view."""
     batch, *_, length, width = packed.shape
     return packed.view(batch, length, heads, width // heads).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The table of the kinds of query/key projection, and how one is built."""
+"""The table of the kinds of query/key projection, and functions that build one."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -17,7 +17,7 @@ class BuildsQueryKey(Protocol):
     """The class of a kind, as a constructor."""
 
     def __call__(self, state: QueryKeyState, num_heads: int, dim_query: int, dim_key: int) -> QueryKey:
-        """A projection of the inputs' widths D_q and D_k."""
+        """Return a projection for inputs of the widths D_q and D_k."""
 
 
 QUERY_KEY_KINDS: Mapping[QueryKeyKind, BuildsQueryKey] = {
@@ -26,7 +26,7 @@ QUERY_KEY_KINDS: Mapping[QueryKeyKind, BuildsQueryKey] = {
     "rotary": RotaryQueryKey,
 }
 
-EXACT_KIND: QueryKeyKind = "per_head"  # at full width it holds the stock weights, and nothing else
+EXACT_KIND: QueryKeyKind = "per_head"  # at full width it consists of the stock weights
 
 
 def build_query_key(
@@ -38,7 +38,7 @@ def build_query_key(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> QueryKey:
-    """Make the query/key projection that a site's state asks for, uninitialised: no random number is drawn."""
+    """Build the query/key projection of a site's state, uninitialised: no random number is drawn."""
     with torch.device("meta"):
         query_key = QUERY_KEY_KINDS[state.kind](state, num_heads, dim_query, dim_key).to(dtype=dtype)
     return query_key.to_empty(device=device)
@@ -46,7 +46,7 @@ def build_query_key(
 
 @torch.no_grad()
 def exact_query_key(weights: AttentionWeights, kind: QueryKeyKind = EXACT_KIND) -> QueryKey:
-    """The query/key projection of a stock site, in float64."""
+    """Return a query/key projection with the weights of a stock site, in float64."""
     has_bias = weights.query_bias is not None
     scale, groups = weights.scale, weights.groups
     state = QueryKeyState(kind, weights.dim_query_key, weights.dim_head, scale, has_bias, groups=groups)

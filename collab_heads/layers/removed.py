@@ -1,4 +1,4 @@
-"""Take heads out of Linears, and what stands in for the projections of a site that has no heads left."""
+"""Remove heads from Linears, and stand-ins for the projections of a site that has no heads left."""
 
 from typing import cast
 
@@ -9,7 +9,7 @@ from collab_heads.layers.layout import set_weight, weight_of
 
 
 class NoHeads(nn.Module):
-    """The query/key projection of a site without heads: nothing to compute, one zero per token to cache.
+    """The query/key projection of a site without heads: it computes nothing and caches one zero per token.
 
     A cache counts tokens by its keys. Without the zero a first decoder layer would report length 0, and positions
     would be wrong; greedy tokens hide that, stepwise logits show it.
@@ -19,40 +19,38 @@ class NoHeads(nn.Module):
     cache_width = 1
 
     def keys(self, states: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, 1], zeros."""
+        """Return zeros: [B, S, D] -> [B, S, 1]."""
         return states.new_zeros(*states.shape[:-1], 1)
 
 
 class NoValues:
     """The value projection of a site without heads.
 
-    No module, so that whatever looks for modules by name (PEFT's default LoRA adapts every `value`) passes it over.
+    It is no module, so that code which looks for modules by name skips it (PEFT's default LoRA adapts every `value`).
     """
 
     out_features = 0
 
     def __call__(self, states: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, 0]."""
+        """Return no columns: [B, S, D] -> [B, S, 0]."""
         return states[..., :0]
 
     def parameters(self) -> tuple:
-        """None."""
         return ()
 
 
 def is_empty(module: nn.Module) -> bool:
-    """Whether an attention module has no heads left."""
     return isinstance(getattr(module, "query_key", None), NoHeads)
 
 
 def kept_parameter(old: Tensor, kept: Tensor) -> nn.Parameter:
-    """A part of a parameter, in memory of its own."""
+    """Return a part of a parameter as a new one, with its own memory and the same `requires_grad`."""
     return nn.Parameter(kept.clone(), old.requires_grad)
 
 
 @torch.no_grad()
 def keep_rows(linear: nn.Module, kept: list[int], num_heads: int) -> None:
-    """Leave only the rows of the kept heads of a projection [H * d, D], in place; biases too."""
+    """Keep only the rows of these heads in a projection [H * d, D] and its bias, in place."""
     weight, bias = weight_of(linear), cast(Tensor | None, linear.bias)
     set_weight(linear, rows_of(weight, kept, num_heads), requires_grad=weight.requires_grad)
     if bias is not None:
@@ -60,5 +58,5 @@ def keep_rows(linear: nn.Module, kept: list[int], num_heads: int) -> None:
 
 
 def rows_of(tensor: Tensor, kept: list[int], num_heads: int) -> Tensor:
-    """[H * d, ...] -> [kept * d, ...], a copy."""
+    """Select the rows of some heads: [H * d, ...] -> [kept * d, ...], a copy."""
     return tensor.unflatten(0, (num_heads, -1))[kept].flatten(0, 1)

@@ -1,6 +1,6 @@
-"""The core of attention with rotary positions: for sites whose heads are narrower, or whose key heads went.
+"""The core of attention with rotary positions: for sites with narrower heads, or with key heads removed.
 
-Keys are cached rotated, one for each key/value head, as the stock classes cache them: every cache works.
+Keys are cached after the rotation, one per key/value head, as the stock classes cache them: every cache works.
 
 Shapes: B batch, T query tokens, S key tokens, H heads, H_k key/value heads, d width of a query/key head, d_v of a value
 head.
@@ -20,9 +20,9 @@ from collab_heads.layers.removed import NoHeads
 from collab_heads.layers.rotary_query_key import Positions, Rotate
 
 Norms = tuple[nn.Module, nn.Module]
-# Keys from which a step of decoding is faster without padding narrower values, a copy of all that is cached: 0.87 of
-# stock for 1.24 at 1,000 keys and a batch of 16, no difference at 100 (Qwen3, values half as wide, one CPU thread).
-# Of the fused backends sdpa alone takes two widths.
+# From this number of keys on, a decoding step is faster if narrower values are not padded, which copies the cache: at
+# 1,000 keys and a batch of 16 it takes 0.87 instead of 1.24 of the stock time, at 100 keys there is no difference
+# (Qwen3, values half as wide, one CPU thread). sdpa is the only fused backend that takes two widths.
 LONG = 256
 
 
@@ -40,7 +40,7 @@ def rotary_attention(
     dropout: float,
     **kwargs,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from tokens to themselves and to those in the cache, with the backend that the model is set to.
+    """Attend from tokens to themselves and to those in the cache, with the model's attention backend.
 
     Args:
         module: a replaced attention module: its `query_key` and, with a cache, its `layer_idx` are used.
@@ -49,14 +49,14 @@ def rotary_attention(
         attention_mask: in whatever form the backend takes.
         past_key_values: as the stock module takes it.
         positions: cosines and sines [B or 1, T, d].
-        rotate: turns queries [B, H, T, d] and keys [B, H_k, T, d] to them.
-        norms: of queries and keys, over the width of a head; before the rotation.
+        rotate: rotates queries [B, H, T, d] and keys [B, H_k, T, d] to these positions.
+        norms: of queries and keys, over the width of a head; applied before the rotation.
         eager: the family's own eager attention function.
         dropout: probability, applied in training mode only.
-        **kwargs: handed to the backend.
+        **kwargs: passed to the backend.
 
     Returns:
-        The concatenated heads [B, T, H * d_v] and, where the backend gives them, the weights [B, H, T, S].
+        The concatenated heads [B, T, H * d_v] and, if the backend returns them, the weights [B, H, T, S].
 
     Raises:
         SwapError: on a paged cache (continuous batching), whose layout comes from the stock config.
@@ -99,10 +99,10 @@ def rotary_attention(
 def without_heads(
     module: Any, value: nn.Module, hidden_states: Tensor, past_key_values: Cache | None, implementation: str
 ) -> tuple[Tensor, Tensor | None]:
-    """What a site without heads gives; it caches one zero per token, by which a cache counts them."""
+    """Return the output of a site without heads; it caches one zero per token, by which a cache counts tokens."""
     key, values = module.query_key.keys(hidden_states).unsqueeze(1), value(hidden_states).unsqueeze(1)
     if past_key_values is not None:
         key, values = past_key_values.update(key, values, module.layer_idx)
     batch, length = hidden_states.shape[:2]
     weights = hidden_states.new_empty(batch, 0, length, key.shape[-2]) if implementation == "eager" else None
-    return hidden_states[..., :0], weights  # of the graph: DDP wants a gradient of the norm before it
+    return hidden_states[..., :0], weights  # part of the graph: DDP wants a gradient of the norm before it

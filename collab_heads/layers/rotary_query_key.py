@@ -1,7 +1,7 @@
 """The kind "rotary": ordinary query/key heads whose positions are rotations between projection and score.
 
-Rotations differ from token to token, so heads cannot mix dimensions here; but query heads may share key heads, and a
-narrower head keeps some of the frequency pairs that its key head had (`rotary_pairs`).
+Rotations differ from token to token, so heads cannot mix dimensions here. But query heads may share key heads, and a
+narrower head keeps some of the frequency pairs of its key head (`rotary_pairs`).
 
 Shapes: as in `query_key`; H_k key heads, d = R / H the width of a head.
 """
@@ -23,16 +23,17 @@ Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # qu
 
 
 class RotaryQueryKey(QueryKey):
-    """Query and key heads as they are before norms and rotations, which stay in the attention module.
+    """Query and key heads before norms and rotations, which stay in the attention module.
 
     Parameters: `shared_query.weight` [R, D_q] and `shared_key.weight` [H_k * d, D_k], with biases [R] and [H_k * d]
     where the originals had them; the rows of head 0 come first. Heads that are narrower than the original ones have a
-    buffer `pairs` [H_k, d / 2], the numbers of the frequency pairs that each key head keeps, with all heads that use
-    it; it is stored with the weights.
+    buffer `pairs` [H_k, d / 2]: the indices of the frequency pairs that each key head and all its query heads keep. It
+    is stored with the weights.
 
     Attributes:
         groups: the key/value head of every head.
-        group_size: how many heads share each, if that is one number and they follow one another; else None.
+        group_size: the number of heads that share each key head, if it is the same for all and these heads are
+            consecutive; else None.
         num_key_heads: H_k.
     """
 
@@ -49,50 +50,47 @@ class RotaryQueryKey(QueryKey):
         self.register_buffer("pairs", pairs)
 
     def note_groups(self) -> None:
-        """Take over what the state says of groups."""
+        """Update the attributes that follow from the groups of the state."""
         self.groups = tuple(range(self.num_heads)) if self.state.groups is None else self.state.groups
         self.group_size, self.num_key_heads = group_size(self.groups), count_key_heads(self.num_heads, self.groups)
 
     @property
     def cache_width(self) -> int:
-        """H_k * d."""
         return self.num_key_heads * (self.state.dim // self.num_heads)
 
     @property
     def cached_heads(self) -> int:
-        """H_k: as the stock classes store them."""
+        """H_k: a cache stores one head per key/value head, as for the stock classes."""
         return self.num_key_heads
 
     @property
     def context_parameter(self) -> Tensor:
-        """The query's weight."""
         return self.shared_query.weight
 
     @property
     def content_parameter(self) -> Tensor | None:
-        """The query's bias."""
         return self.shared_query.bias
 
     def queries(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, D_q] -> [B, H, T, d], before norms and rotations."""
+        """Project queries, before norms and rotations: [B, T, D_q] -> [B, H, T, d]."""
         return split_heads(self.shared_query(hidden_states), self.num_heads)
 
     def keys(self, states: Tensor) -> Tensor:
-        """[B, S, D_k] -> [B, S, H_k * d], before norms and rotations."""
+        """Project keys, before norms and rotations: [B, S, D_k] -> [B, S, H_k * d]."""
         return self.shared_key(states)
 
     def split(self, key: Tensor) -> Tensor:
-        """[B, 1, S, H_k * d] -> [B, H_k, S, d], a view; one for each key head."""
+        """Split keys into key heads: [B, 1, S, H_k * d] -> [B, H_k, S, d], a view."""
         return split_heads(key, self.num_key_heads)
 
     def rotate(self, query: Tensor, key: Tensor, positions: Positions, rotate: Rotate) -> tuple[Tensor, Tensor]:
-        """Turn queries [B, H, T, d] and keys [B, H_k, T, d] to their positions.
+        """Rotate queries [B, H, T, d] and keys [B, H_k, T, d] to their positions.
 
         Args:
             query: of all heads.
             key: of all key heads.
             positions: of the tokens.
-            rotate: the family's own way to turn heads of the original width.
+            rotate: the family's own function, for heads of the original width.
         """
         if self.pairs is None:
             return rotate(query, key, *positions)
@@ -104,13 +102,13 @@ class RotaryQueryKey(QueryKey):
         return turned(groups, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1, 2), key
 
     def for_each_head(self, tensor: Tensor) -> Tensor:
-        """[B, H_k, ...] -> [B, H, ...]: that of the key/value head of every head."""
+        """Repeat the tensor of each key/value head for its heads: [B, H_k, ...] -> [B, H, ...]."""
         return torch.stack([tensor[:, key_head] for key_head in self.groups], dim=1)
 
     def meet(
         self, query_states: Tensor, key_states: Tensor, positions: Positions | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Turned queries and keys of every head; without positions as all tokens at one place would have them."""
+        """Return rotated queries and keys of every head; without positions all tokens count as at one place."""
         query, key = super().meet(query_states, key_states)
         if positions is not None:
             query, key = self.rotate(query, key, positions, turned_both)
@@ -118,7 +116,7 @@ class RotaryQueryKey(QueryKey):
 
     @torch.no_grad()
     def keep_heads(self, kept: list[int]) -> None:
-        """Forget all other heads, and the key heads that none of the kept ones uses."""
+        """Remove all other heads, and the key heads that none of the kept ones uses."""
         key_heads, groups = kept_groups(self.groups, kept)
         keep_rows(self.shared_query, kept, self.num_heads)
         keep_rows(self.shared_key, key_heads, self.num_key_heads)
@@ -131,7 +129,7 @@ class RotaryQueryKey(QueryKey):
 
     @torch.no_grad()
     def initialize_from(self, weights: AttentionWeights) -> None:
-        """The stock weights; of narrower heads those of the first pairs."""
+        """Initialise from the stock weights; narrower heads take those of the first pairs."""
         if self.pairs is not None:
             self.pairs.copy_(torch.arange(self.pairs.shape[1]))
         query_pairs = None if self.pairs is None else self.pairs[list(self.groups)]
@@ -145,6 +143,6 @@ class RotaryQueryKey(QueryKey):
 
 
 def turned_both(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys of the original width at their positions."""
+    """Rotate queries and keys of the original width to their positions."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return turned(query, cos, sin), turned(key, cos, sin)

@@ -15,7 +15,7 @@ from collab_heads.sites.site import AttentionWeights
 from collab_heads.sites.state import QueryKeyState
 
 ALIGNMENT = 8  # elements; fused attention kernels want head widths in multiples of it
-MIXING_STD = 0.2  # of the source system's random initialisation
+MIXING_STD = 0.2  # of the random initialisation in the source's code
 
 
 class SharedQueryKey(QueryKey):
@@ -23,8 +23,8 @@ class SharedQueryKey(QueryKey):
 
     score_h(x, y) = scale * (((shared_query x) * mixing_h) . (shared_key y) + content_bias_h . y)
 
-    The content bias, exact for any query bias, rides along as H extra key columns beside a one-hot query part, so that
-    the score stays a plain dot product that every attention backend takes and every cache stores.
+    The content bias, exact for any query bias, is computed by H extra key columns and a one-hot part of the query. So
+    the score stays a plain dot product, which every attention backend computes and every cache stores.
 
     Parameters: `shared_query.weight` [R, D_q], `shared_key.weight` [R, D_k], `mixing` [H, R], `content_bias.weight`
     [H, D_k] where the query had a bias.
@@ -43,27 +43,24 @@ class SharedQueryKey(QueryKey):
 
     @property
     def cache_width(self) -> int:
-        """W."""
         return shared_cache_width(self.state.dim, self.num_heads if self.state.bias else 0)
 
     @property
     def products_per_token(self) -> tuple[int, int]:
-        """Key tokens are multiplied with the content bias, too; the mixing is no product of matrices."""
+        """As `QueryKey`, with the content bias for the key; the mixing is no matrix product."""
         query, key = super().products_per_token
         return query, key + (0 if self.content_bias is None else self.content_bias.weight.numel())
 
     @property
     def context_parameter(self) -> Tensor:
-        """The mixing."""
         return self.mixing
 
     @property
     def content_parameter(self) -> Tensor | None:
-        """The content bias."""
         return None if self.content_bias is None else self.content_bias.weight
 
     def queries(self, hidden_states: Tensor) -> Tensor:
-        """[B, T, D_q] -> [B, H, T, W]."""
+        """Project and mix queries: [B, T, D_q] -> [B, H, T, W]."""
         query = self.shared_query(hidden_states)  # (B, T, R)
         mixing = self.mixing.to(query.dtype)
         if self.content_bias is not None:
@@ -74,20 +71,20 @@ class SharedQueryKey(QueryKey):
         return query.unsqueeze(-3) * mixing.unsqueeze(-2)
 
     def keys(self, states: Tensor) -> Tensor:
-        """[B, S, D_k] -> [B, S, W], what is cached."""
+        """Project keys, with the columns of the content bias: [B, S, D_k] -> [B, S, W]."""
         key = self.shared_key(states)
         if self.content_bias is not None:
             key = torch.cat([key, self.content_bias(states)], dim=-1)
         return F.pad(key, (0, self.cache_width - key.shape[-1]))
 
     def split(self, key: Tensor) -> Tensor:
-        """[B, 1, S, W] -> [B, H, S, W], a view."""
+        """Expand the one key to all heads: [B, 1, S, W] -> [B, H, S, W], a view."""
         return key.expand(-1, self.num_heads, -1, -1)
 
     def meet(
         self, query_states: Tensor, key_states: Tensor, positions: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """[B, T, D_q], [B, S, D_k] -> [B, H, T, W], [B, 1, S, W]: queries, and the one key of all heads."""
+        """Return queries and the one key of all heads: [B, T, D_q], [B, S, D_k] -> [B, H, T, W], [B, 1, S, W]."""
         return self.queries(query_states), self.keys(key_states).unsqueeze(1)
 
     @torch.no_grad()
@@ -108,9 +105,9 @@ class SharedQueryKey(QueryKey):
 
     @torch.no_grad()
     def initialize_from(self, weights: AttentionWeights) -> None:
-        """Nearly equal shares of every head's leading rows, and the mixing that the state names.
+        """Initialise from nearly equal shares of every head's leading rows, and the mixing that the state names.
 
-        At full width with "concatenate" the result is the stock model exactly.
+        At full width with "concatenate" the result is exactly the stock model.
         """
         self.shared_query.weight.copy_(leading_rows(weights.query, self.state.dim))
         self.shared_key.weight.copy_(leading_rows(weights.key, self.state.dim))
@@ -145,18 +142,18 @@ def content_bias(query_bias: Tensor, key_weight: Tensor) -> Tensor:
 
 
 def shared_cache_width(dim: int, extra: int) -> int:
-    """Width of a shared key with `extra` content-bias columns, rounded up for the attention kernels."""
+    """Return the width of a shared key with `extra` content-bias columns, rounded up to `ALIGNMENT`."""
     return -(-(dim + extra) // ALIGNMENT) * ALIGNMENT
 
 
 def leading_rows(weight: Tensor, rows: int) -> Tensor:
-    """[H, d_k, D] -> [rows, D]: nearly equal shares of every head's leading rows, in head order."""
+    """Return nearly equal shares of every head's leading rows, in head order: [H, d_k, D] -> [rows, D]."""
     heads = weight.shape[0]
     counts = block_mixing(heads, rows).sum(1).int().tolist()
     return torch.cat([head[:count] for head, count in zip(weight, counts, strict=True)])
 
 
 def block_mixing(heads: int, rank: int) -> Tensor:
-    """0/1 mixing that gives every head a nearly equal block of the shared dimensions: [H, R], float64."""
+    """Return a 0/1 mixing that gives every head a nearly equal block of shared dimensions: [H, R], float64."""
     head_of_dimension = torch.arange(rank) * heads // rank
     return (head_of_dimension == torch.arange(heads)[:, None]).double()

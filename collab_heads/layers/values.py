@@ -1,7 +1,7 @@
 """Narrower values: the value projection of a site and the columns of W_O that read it, in another basis per head.
 
-A head adds W_O[h] z_h to the output of its site, z_h = what its weights make of its values. With fewer value rows
-A[h] W_V[h] and columns B[h], B[h] A[h] ~ W_O[h], it adds nearly the same and caches less; the names stay.
+A head adds W_O[h] z_h to the output of its site, where z_h is the weighted sum of its values. With fewer value rows
+A[h] W_V[h] and columns B[h], where B[h] A[h] ~ W_O[h], it adds nearly the same and caches less; the names stay.
 
 Shapes: H heads, d_v width of a value head, r that of a narrower one, D width of the model, D_k of the key-side inputs.
 """
@@ -20,7 +20,7 @@ from collab_heads.layers.removed import kept_parameter
 
 @dataclass(frozen=True)
 class ValueWeights:
-    """The values of a site and what reads them; gates stay where they are, alphas are multiplied in.
+    """The weights of the value and output projections of a site; gates are not included, alphas are multiplied in.
 
     Attributes:
         value: [H * d_v, D_k].
@@ -37,7 +37,7 @@ class ValueWeights:
 
 @torch.no_grad()
 def read_values(value: Projection, output: nn.Module) -> ValueWeights:
-    """The weights of a value projection and of the output projection behind it."""
+    """Return the weights of a value projection and of the output projection behind it."""
     weight = weight_of(output)
     if isinstance(output, HeadOutputProjection) and output.mixing is not None:
         weight = output.mixing(weight.cpu()).to(weight.device)
@@ -47,7 +47,7 @@ def read_values(value: Projection, output: nn.Module) -> ValueWeights:
 
 @torch.no_grad()
 def write_values(value: Projection, output: nn.Module, weights: ValueWeights) -> None:
-    """Put other weights in place, of any width; alphas, which they hold, become an identity again.
+    """Write other weights, of any width, in place; alphas, which are part of them, become an identity again.
 
     The values must come from a Linear of their own, as those of a collaborative site do.
     """
@@ -66,13 +66,13 @@ def write_values(value: Projection, output: nn.Module, weights: ValueWeights) ->
 
 @torch.no_grad()
 def keep_value_rows(value: Projection, output: nn.Module, before: int, after: int) -> None:
-    """Leave the leading rows of every value head, and the columns of W_O that read them: how a new model begins.
+    """Keep the leading rows of every value head, and the columns of W_O that read them: the start of a new model.
 
     Args:
         value: the value projection of a site.
         output: the output projection behind it.
-        before: d_v, the width that value heads have.
-        after: the width that is left.
+        before: d_v, the width of the value heads.
+        after: the width to keep.
     """
     weights = read_values(value, output)
     bias = weights.value_bias
@@ -86,5 +86,5 @@ def keep_value_rows(value: Projection, output: nn.Module, before: int, after: in
 
 
 def leading(rows: Tensor, before: int, after: int) -> Tensor:
-    """[heads * before, ...] -> [heads * after, ...]."""
+    """Keep the leading rows of every head: [heads * before, ...] -> [heads * after, ...]."""
     return rows.unflatten(0, (-1, before))[:, :after].flatten(0, 1)

@@ -1,1 +1,1 @@
-"""Opening and running a model: its batches and masks, backends, what must not be changed, what transformers calls."""
+"""Opening, running, saving and loading models: batches, masks, backends, checks, and hooks into transformers."""

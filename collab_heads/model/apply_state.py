@@ -1,7 +1,7 @@
-"""Bring a site to a state, in place: the one place where heads go, and where projections, gates and alphas come.
+"""Bring a site to a state, in place: remove heads, and install projections, gates and alphas.
 
-Loading, catching up with another process, timing, swapping, pruning and trying a plan all end here. What is to be
-recorded of a model is written by the caller (`CollabConfig.write`).
+Loading, catching up with another process, timing, swapping, pruning and trying a plan all call this module. The caller
+writes the record of the model (`CollabConfig.write`).
 """
 
 import copy
@@ -40,7 +40,7 @@ class OutputWeights:
 
     Attributes:
         weight: [D, K * d_v].
-        bias: [D], what the bias of W_O gains; not used where it has none.
+        bias: [D], the correction that is added to the bias of W_O; not used where it has none.
     """
 
     weight: Tensor
@@ -49,10 +49,10 @@ class OutputWeights:
 
 @dataclass(frozen=True)
 class SiteWeights:
-    """Fitted weights that a site is given with its state; where one is None, the site keeps part of what it has.
+    """Fitted weights for a site in a new state; where one is None, the site keeps part of its own weights.
 
     Attributes:
-        query_key: the query/key projection. Without one a new projection holds no numbers that mean anything.
+        query_key: the query/key projection. Without it, a newly installed projection stays uninitialised.
         values: narrower values, and the columns of W_O that read them. Without them the leading rows stay.
     """
 
@@ -61,15 +61,15 @@ class SiteWeights:
 
 
 def apply_state(site: OpenSite, state: SiteState, weights: SiteWeights | None = None) -> None:
-    """Bring a site to a state: remove heads, install or give back projections, narrow values, add gates and alphas.
+    """Bring a site to a state: remove heads, install or uninstall projections, narrow values, add gates and alphas.
 
-    A second call changes nothing. A state without a query/key projection gives the stock projections back. Nothing is
+    A second call changes nothing. A state without a query/key projection restores the stock projections. Nothing is
     checked, and nothing is recorded.
 
     Args:
         site: in any state that has all the heads of the new one.
-        state: what it is to have.
-        weights: what it is given.
+        state: the new state.
+        weights: fitted weights for it.
     """
     weights = weights or SiteWeights()
     remove_heads(site, state.head_numbers)
@@ -82,7 +82,7 @@ def apply_state(site: OpenSite, state: SiteState, weights: SiteWeights | None = 
 
 
 def remove_heads(site: OpenSite, numbers: Sequence[int]) -> None:
-    """Leave only some heads, by the numbers that they had before any was removed."""
+    """Keep only the heads with these numbers (those that they had before any head was removed)."""
     heads = site.adapter.num_heads(site.module)
     if heads > len(numbers):
         kept = [index for index, number in enumerate(site.head_numbers) if number in numbers]
@@ -92,7 +92,7 @@ def remove_heads(site: OpenSite, numbers: Sequence[int]) -> None:
 
 @torch.no_grad()
 def refit_output(output: nn.Module, weights: OutputWeights) -> None:
-    """Change the weight and the bias of an output projection, whose shape stays."""
+    """Replace the weight of an output projection, and correct its bias, in place; the shape stays."""
     bias = cast(Tensor | None, output.bias)
     weight_of(output).copy_(weights.weight)
     if bias is not None:
@@ -100,7 +100,7 @@ def refit_output(output: nn.Module, weights: OutputWeights) -> None:
 
 
 def set_query_key(site: OpenSite, state: SiteState, query_key: QueryKey | None) -> None:
-    """Install a query/key projection, or give back the stock ones that it holds as they are."""
+    """Install a query/key projection, or restore the stock projections, which it holds unchanged."""
     if query_key is not None:
         if query_key is not site.query_key:
             site.adapter.install(site.module, query_key)
@@ -115,7 +115,7 @@ def set_query_key(site: OpenSite, state: SiteState, query_key: QueryKey | None) 
 
 
 def set_values(site: OpenSite, state: SiteState, values: ValueWeights | None) -> None:
-    """Narrow the values, and the columns of W_O that read them."""
+    """Narrow the values and the columns of W_O that read them."""
     if values is not None:
         write_values(site.value, site.output, values)
     elif state.values is not None and site.value_width > state.values.dim:
@@ -133,14 +133,15 @@ def prune_site(
     *,
     folds_gates: bool = False,
 ) -> SiteState:
-    """Remove heads of a site, so that its forward can run what is left.
+    """Remove heads of a site and make sure that its forward can run the heads that are left.
 
-    Stock forwards want equal numbers of heads for each key head. A query/key projection of ours that holds the stock
-    weights as they are runs any heads; where a stock forward can run them again, it gets them back.
+    Stock forwards need the same number of heads for each key head. One of our query/key projections that holds the
+    stock weights unchanged runs any heads. Where a stock forward can run the heads again, the stock projections are
+    restored.
 
     Args:
         site: the site, as it was opened.
-        state: what is recorded of it.
+        state: the recorded state of the site.
         numbers: the original numbers of the heads that stay, ascending.
         output: W_O for them.
         folds_gates: whether the gates, learned or fixed, go into W_O.
@@ -176,17 +177,17 @@ def prune_site(
 
 
 def as_trained(site: OpenSite, query_key: QueryKey) -> QueryKey:
-    """Return a new query/key projection, in the mode of a site and trained if its stock projections are."""
+    """Give a new query/key projection the mode of a site, and make it trainable if the stock projections are."""
     query_key.requires_grad_(any(projection.weight.requires_grad for projection in site.projections))
     return query_key.train(site.module.training)
 
 
 @contextmanager
 def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
-    """Whatever is done to some sites of a model, and to its record, is undone when the context ends, also on an error.
+    """Undo all changes of some sites of a model, and of its record, when the context ends, also on an error.
 
-    While it is open, copies stand in the places of their modules, so that the modules themselves stay as they are.
-    Sites that were opened before hold those: open them again inside.
+    While the context is open, copies replace the modules of these sites, so that the modules themselves stay as they
+    are. Sites that were opened before hold the modules, not the copies: open them again inside.
 
     Args:
         model: the model.
@@ -203,7 +204,7 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
     stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     records = [(stack.config, getattr(stack.config, FIELD, None)) for stack in stacks]
     shared = [stack.config for stack in stacks] + [hook for module in originals for hook in hooks_of(module)]
-    memo = {id(each): each for each in shared}  # of the model, and of the user: a copy shares them
+    memo = {id(each): each for each in shared}  # configs of the model and hooks of the user: the copies share them
     copies = {module: copy.deepcopy(module, memo) for module in originals}
     try:
         for module, replacement in copies.items():
@@ -222,6 +223,6 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
 
 
 def hooks_of(module: nn.Module) -> list[object]:
-    """The hooks of a module and of those in it. One may belong to any object, which need not allow to be copied."""
+    """Return the hooks of a module and its submodules, which may belong to objects that cannot be copied."""
     tables = [table for each in module.modules() for name, table in vars(each).items() if name.endswith("_hooks")]
     return [hook for table in tables for hook in table.values()]

@@ -1,9 +1,9 @@
-"""Record what attention computes with, where families hand it over: at transformers' attention interface.
+"""Record the inputs of attention, masks and biases included, at transformers' attention interface.
 
-While a model is recorded, its stock modules run under a backend of ours: transformers' own sdpa, which also notes the
-mask and the position bias. Where a family has attention of its own (MPNet), its adapter reads them off the arguments of
-a call. The inputs of the query and key projections come from hooks. With the weights of the site these are all that its
-scores, and so its output, are made of.
+While a model is recorded, its stock modules run under a backend of ours: transformers' own sdpa, which also records the
+mask and the position bias. Where a family has attention of its own (MPNet), its adapter reads them from the arguments
+of a call. The inputs of the query and key projections come from hooks. Together with the weights of the site, these
+inputs determine its scores, and so its output.
 """
 
 import inspect
@@ -24,18 +24,18 @@ from collab_heads.model.batches import attention_backend, sides
 from collab_heads.model.open_site import OpenSite
 
 BACKEND = "collab_heads_recording"
-SAMPLE_BYTES = 512 * 2**20  # of all recorded inputs together; beyond it half of the portions are let go
-GOLDEN = 0.6180339887498949  # its multiples, modulo 1, fill the interval evenly and repeat with no period
+SAMPLE_BYTES = 512 * 2**20  # of all recorded inputs together; beyond it half of the portions are dropped
+GOLDEN = 0.6180339887498949  # its multiples, modulo 1, fill the interval evenly and never repeat
 
 
 @dataclass(frozen=True)
 class Call:
-    """What one call of an attention module computed with.
+    """The inputs of one call of an attention module.
 
     Attributes:
         query_inputs: [B, T, D_q].
         key_inputs: [B, S, D_k]; in self-attention the same tensor.
-        biases: what is added to the scores, masks included: tensors that broadcast to [B, H, T, S].
+        biases: the tensors that are added to the scores, masks included; they broadcast to [B, H, T, S].
         used: [B, T] bool, the query tokens that are no padding; None for all.
         positions: cosines and sines [B or 1, T, d_k] where positions are rotations; else None.
     """
@@ -47,7 +47,7 @@ class Call:
     positions: tuple[Tensor, Tensor] | None = None
 
     def of_heads(self, kept: Sequence[int], num_heads: int) -> "Call":
-        """The call as some of its heads see it: a position bias has a part for each."""
+        """Return the call for some of the heads: only their parts of a position bias are kept."""
         chosen = list(kept)
         biases = [
             bias[:, chosen] if bias.ndim == 4 and bias.shape[1] == num_heads > 1 else bias for bias in self.biases
@@ -56,16 +56,17 @@ class Call:
 
 
 class Recorder:
-    """Collects calls per site; if they are more than it may hold, it keeps an even sample of them.
+    """A recorder of calls per site. It keeps an even sample of the calls if there are more than it may hold.
 
     Args:
         sites: the sites to record.
-        limit: bytes of the recorded inputs, beyond which half of the portions of the batches are let go.
+        limit: bytes of the recorded inputs, beyond which half of the portions of the batches are dropped.
 
     Attributes:
         calls: path -> portion -> the calls in it; a module that serves several layers is called several times.
-        share: of the portions, those that are kept. They are spread unevenly on purpose: were every second portion
-            dropped, it would be the same half of every batch of two portions, such as the one with short sentences.
+        share: the share of the portions that are kept. They are spread unevenly on purpose: if every second portion
+            were dropped and all batches had two portions, it would always be the same half, such as the short
+            sentences.
     """
 
     def __init__(self, sites: Sequence[OpenSite], limit: int = SAMPLE_BYTES):
@@ -74,7 +75,7 @@ class Recorder:
         self.bytes: dict[int, dict[int, int]] = {}  # portion -> id of a tensor, which several calls may share -> size
 
     def start_portion(self) -> None:
-        """Say that what follows belongs to the next portion; if too much is held, let half of the portions go."""
+        """Start the next portion; if too much is held, drop half of the portions."""
         self.portion += 1
         while sum(sum(sizes.values()) for sizes in self.bytes.values()) > self.limit and len(self.bytes) > 1:
             self.share /= 2
@@ -84,21 +85,21 @@ class Recorder:
                     del portions[portion]
 
     def keeps(self, portion: int) -> bool:
-        """Whether a portion is one of the sample; the first one always is."""
+        """Return True if a portion belongs to the sample; the first one always does."""
         return portion * GOLDEN % 1 < self.share
 
     def add(self, path: str, call: Call) -> None:
-        """Keep a call, if its portion is one of the sample."""
+        """Keep a call if its portion belongs to the sample."""
         if self.keeps(self.portion):
             self.calls[path].setdefault(self.portion, []).append(call)
             tensors = call.query_inputs, call.key_inputs, *call.biases
             self.bytes.setdefault(self.portion, {}).update({id(tensor): tensor.nbytes for tensor in tensors})
 
     def calls_of(self, path: str) -> list[Call]:
-        """The calls of a site, in the order in which they were made; none if it is not recorded.
+        """Return the calls of a site, in the order in which they were made; empty if the site is not recorded.
 
         Raises:
-            CalibrationError: if it should have been recorded and no call of it was seen.
+            CalibrationError: if the site is recorded and no call of it was seen.
         """
         if path in self.calls and not self.calls[path]:
             raise CalibrationError(
@@ -121,8 +122,8 @@ def recording_calls(
     Args:
         model: an unchanged model.
         sites: those to record, not swapped.
-        masks: holds the token masks of the inputs under way, see `run_batches`.
-        limit: bytes to hold at most.
+        masks: holds the token masks of the current inputs, see `run_batches`.
+        limit: the most bytes to hold.
     """
     recorder = Recorder(sites, limit)
     handles = [model.register_forward_pre_hook(lambda *_: recorder.start_portion())]
@@ -150,12 +151,12 @@ def recording_calls(
 
 
 def keep_input(inputs: dict[str, Any], side: str, projection: nn.Module, args: tuple) -> None:
-    """A hook that keeps what a projection is called with."""
+    """Keep the input of a projection (a forward pre-hook)."""
     inputs[side] = args[0]
 
 
 def keep_positions(inputs: dict[str, Any], site: OpenSite, module: nn.Module, args: tuple, kwargs: dict) -> None:
-    """A hook that keeps the rotations that an attention module is called with, where its family has some."""
+    """Keep the rotations that are passed to an attention module, where its family has any (a forward pre-hook)."""
     if site.adapter.positions is not None:
         arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         inputs["positions"] = arguments.get(site.adapter.positions)
@@ -164,7 +165,7 @@ def keep_positions(inputs: dict[str, Any], site: OpenSite, module: nn.Module, ar
 def read_call(
     site: OpenSite, inputs: dict[str, Any], record: Callable, module: nn.Module, args: tuple, kwargs: dict, _: object
 ) -> None:
-    """A hook that records a call by its arguments, once its projections have been called."""
+    """Record a call by its arguments, after its projections have been called (a forward hook)."""
     arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     record(inputs["key"].shape[1], site.adapter.score_biases(module, arguments))
 
@@ -177,7 +178,7 @@ def record_call(
     keys: int,
     biases: tuple[Tensor, ...],
 ) -> None:
-    """Add the call that is under way.
+    """Add the current call to the recorder.
 
     Raises:
         CalibrationError: if it attends to more keys than its inputs make, or to keys of an earlier call.
@@ -192,12 +193,12 @@ def record_call(
     recorder.add(site.path, Call(query, key, biases, used, inputs.pop("positions", None)))
 
 
-# Attention modules that are being recorded -> what is called with the number of keys and the biases of their scores.
+# Recorded attention module -> the function to call with the number of keys and the biases of the scores.
 RECORDED: WeakKeyDictionary[nn.Module, Callable[[int, tuple[Tensor, ...]], None]] = WeakKeyDictionary()
 
 
 def recorded_attention(module, query, key, value, attention_mask, position_bias=None, **kwargs):
-    """The backend: sdpa, after a listener was told of mask and position bias."""
+    """Run sdpa after reporting mask and position bias to the recorder of the module: our backend."""
     if module in RECORDED:
         biases = tuple(bias for bias in (attention_mask, position_bias) if bias is not None)
         RECORDED[module](key.shape[2], biases)

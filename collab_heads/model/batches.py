@@ -1,4 +1,4 @@
-"""Run a model for measuring: in evaluation mode, with an attention backend that fits, and left as it was."""
+"""Run a model to measure it: in evaluation mode, with a suitable attention backend, and restore its state."""
 
 import inspect
 import operator
@@ -19,10 +19,10 @@ from collab_heads.sites.site import AttentionSite
 
 @contextmanager
 def evaluating(model: PreTrainedModel):
-    """Evaluation mode without gradients; every module's own mode is restored, and what a forward pass notes."""
+    """Switch to evaluation mode without gradients; every module's mode and every config's problem type are restored."""
     modes = {module: module.training for module in model.modules()}
     inside = [module for module in modes if isinstance(module, PreTrainedModel)]
-    problems = [(each.config, each.config.problem_type) for each in inside]  # classifiers note it, by their labels
+    problems = [(each.config, each.config.problem_type) for each in inside]  # classifiers set it from their labels
     model.eval()
     try:
         with torch.no_grad():
@@ -36,7 +36,7 @@ def evaluating(model: PreTrainedModel):
 
 @contextmanager
 def attention_backend(model: PreTrainedModel, backend: str, accepted: Collection[str]):
-    """Use a backend where the model and its stacks have none of the accepted ones; what they had is restored."""
+    """Use a backend where the model and its stacks have none of the accepted ones; theirs are restored."""
     # One by one: transformers 5.17 does not reach T5's stacks from the model. And in the configs: its
     # set_attn_implementation judges by the source of a class, and refuses those that were written in a notebook.
     stacks = {m: m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)}
@@ -50,7 +50,7 @@ def attention_backend(model: PreTrainedModel, backend: str, accepted: Collection
             stack.config._attn_implementation = before
 
 
-# What a model reads -> the names of its inputs, the usual one first, and what makes them.
+# Modality -> the names of its inputs, the usual one first, and the processor that makes them.
 MODALITIES = {
     "texts": (("input_ids", "inputs_embeds"), "tokenizer"),
     "images": (("pixel_values",), "image processor"),
@@ -59,23 +59,23 @@ MODALITIES = {
 
 
 def modalities(model: PreTrainedModel) -> dict[str, str]:
-    """What a model reads -> the name of the input: of CLIP texts and images, of Whisper audio."""
+    """Return the modalities that a model reads, with the name of the input: CLIP texts and images, Whisper audio."""
     taken = inspect.signature(model.forward).parameters
     return {kind: name for kind, (names, _) in MODALITIES.items() for name in reversed(names) if name in taken}
 
 
 def reads_texts(model: PreTrainedModel) -> bool:
-    """Whether a model reads texts, as one does whose inputs have names that are not known here."""
+    """Return True if a model reads texts, or only inputs whose names are not known here."""
     return not (read := modalities(model)) or "texts" in read
 
 
 def reads_texts_alone(model: PreTrainedModel) -> bool:
-    """Whether texts are all that a model reads."""
+    """Return True if a model reads texts and nothing else."""
     return reads_texts(model) and len(modalities(model)) <= 1
 
 
 def check_modalities(model: PreTrainedModel, batch: Mapping) -> None:
-    """Raise ValueError if a batch holds images for a model of texts, or the like, or only a part of what it reads."""
+    """Raise ValueError if a batch holds other modalities than the model reads, or only some of them."""
     read = modalities(model)
     held = {
         kind: [name for name in names if batch.get(name) is not None]
@@ -90,38 +90,38 @@ def check_modalities(model: PreTrainedModel, batch: Mapping) -> None:
     raise ValueError(f"it reads {wanted}, and the batch holds {found}: pass what {makers} returns")
 
 
-# role -> whose padding counts on the query side and on the key side
+# role -> the stack whose padding counts on the query side and on the key side
 IMAGES = "vision"  # the one side of which no batch holds token ids
 MASKS = {"enc-self": ("encoder", "encoder"), "dec-self": ("decoder", "decoder"), "dec-enc": ("decoder", "encoder")}
 
 
 def sides(site: AttentionSite) -> tuple[str, str]:
-    """Whose padding counts on the query side and on the key side of a site."""
+    """Return the stacks whose padding counts on the query side and on the key side of a site."""
     return MASKS[site.role] if site.stack is None else (site.stack, site.stack)
 
 
 def reads_ids(site: AttentionSite) -> bool:
-    """Whether the queries of a site are tokens, where the batches hold token ids at all."""
+    """Return True if the queries of a site are tokens of texts, if the batches hold token ids at all."""
     return sides(site)[0] != IMAGES
 
 
 def token_masks(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | None]:
-    """Which tokens count, on the encoder side and on the decoder side: [B, T] bool, or None where all do.
+    """Return which tokens count, by stack ("encoder", "decoder", ...): [B, T] bool, or None where all do.
 
-    Models of audio have frames for tokens, those of images patches; one with two stacks has a mask for each, too.
+    Audio models have frames for tokens, image models patches; a model with two stacks also has a mask for each of them.
     """
     masks, adapter = masks_of_tokens(model, inputs), known_adapter(model.config)
     return masks if adapter is None else adapter.token_masks(model.config, inputs, masks)
 
 
 def output_mask(model: PreTrainedModel, inputs: Mapping) -> Tensor | None:
-    """Which tokens count of what a model puts out, where it is of tokens: [B, T] bool, or None where all do."""
+    """Return which tokens of the output count, if it has tokens: [B, T] bool, or None where all do."""
     masks = token_masks(model, inputs)
     return masks.get("output", masks["decoder"])  # of the only stack, where there is one
 
 
 def masks_of_tokens(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor | None]:
-    """What attention masks and the decoder's inputs say."""
+    """Return the token masks that follow from the attention masks and the decoder's inputs."""
     config = model.config
     attention_mask = as_bool(inputs.get("attention_mask"))
     if not config.is_encoder_decoder:
@@ -136,10 +136,10 @@ def masks_of_tokens(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor
 
 
 def decoder_ids(model: PreTrainedModel, inputs: Mapping) -> Tensor | None:
-    """The tokens that the decoder of an encoder-decoder reads, [B, T], or None where the inputs hold embeddings.
+    """Return the tokens that the decoder of an encoder-decoder reads, [B, T]; None where the inputs hold embeddings.
 
-    Without decoder inputs it reads the labels or, where they are no tokens (BART's and T5's classifiers), the source,
-    shifted right: position t holds the token of t - 1. What position 0 says does not matter: it is the start token.
+    Without decoder inputs it reads the labels or, where these are no tokens (BART's and T5's classifiers), the source,
+    shifted right: position t holds the token of t - 1. The value at position 0 does not matter: it is the start token.
     """
     if inputs.get("decoder_input_ids") is not None or inputs.get("decoder_inputs_embeds") is not None:
         return inputs.get("decoder_input_ids")
@@ -154,7 +154,7 @@ def decoder_ids(model: PreTrainedModel, inputs: Mapping) -> Tensor | None:
 
 
 def as_bool(mask: Tensor | None) -> Tensor | None:
-    """An attention mask as booleans of shape [B, T]; multiple-choice models flatten (B, choices, T) the same way."""
+    """Return an attention mask as bool [B, T]; (B, choices, T) of multiple-choice models is flattened as they do."""
     return None if mask is None else mask.bool().flatten(0, -2)
 
 
@@ -163,7 +163,7 @@ Part = list[tuple[int, Batch]]  # batches with their numbers
 
 
 def without_unread_labels(model: PreTrainedModel, batch: Mapping) -> Batch:
-    """A batch without its labels, unless they are what a decoder reads, and without gradients of its own."""
+    """Return a batch without gradients, and without its labels unless a decoder reads them."""
     kept = {name: fit_for_training(value) if isinstance(value, Tensor) else value for name, value in batch.items()}
     reads = model.config.is_encoder_decoder and not has_decoder_inputs(batch) and has_text_labels(batch)
     if not reads:
@@ -172,30 +172,30 @@ def without_unread_labels(model: PreTrainedModel, batch: Mapping) -> Batch:
 
 
 def fit_for_training(tensor: Tensor) -> Tensor:
-    """A tensor without a gradient, also where it was made in inference mode (outputs of an encoder may be either)."""
+    """Return a tensor without a gradient, also if it was made in inference mode."""
     return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def has_decoder_inputs(batch: Mapping) -> bool:
-    """Whether a batch says what the decoder reads."""
+    """Return True if a batch holds the inputs of the decoder."""
     return any(batch.get(name) is not None for name in ("decoder_input_ids", "decoder_inputs_embeds"))
 
 
 def has_text_labels(batch: Mapping) -> bool:
-    """Whether the labels of a batch are tokens: [B, T]."""
+    """Return True if the labels of a batch are tokens: [B, T]."""
     labels = batch.get("labels")
     return isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point()
 
 
 def num_rows(batch: Mapping) -> int | None:
-    """How many examples a batch holds, None where its tensors disagree."""
+    """Return the number of examples in a batch; None where its tensors disagree."""
     counts = {len(value) if value.ndim else 0 for value in batch.values() if isinstance(value, Tensor)}
     simple = all(isinstance(value, Tensor | int | float | str | None) for value in batch.values())
     return counts.pop() if len(counts) == 1 and simple else None
 
 
 def select(batch: Mapping, rows: slice | Tensor) -> Batch:
-    """Some rows of a batch, a slice or [B] bool; what is no tensor is the same for all."""
+    """Return some rows of a batch, by a slice or [B] bool; values that are no tensors are kept."""
 
     def part(value: Tensor) -> Tensor:
         return value[rows.to(value.device) if isinstance(rows, Tensor) else rows]
@@ -204,17 +204,16 @@ def select(batch: Mapping, rows: slice | Tensor) -> Batch:
 
 
 def moved(batch: Mapping, device: device) -> Batch:
-    """A batch on a device."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
 
 
 def check_batches(batches: Iterable[Mapping]) -> list[Mapping]:
-    """Return batches as a list, or raise CalibrationError if there are none or they are no dicts."""
+    """Return batches as a list; raise CalibrationError if there are none or they are no dicts."""
     return list(each_batch(batches))
 
 
 def each_batch(batches: Iterable[Mapping]) -> Iterator[Mapping]:
-    """Yield batches one by one, as they are asked for; raises what `check_batches` does, when it shows."""
+    """Yield batches one by one, as they are asked for; raise the errors of `check_batches` when they occur."""
     if not isinstance(batches, Iterable) or isinstance(batches, Mapping | str):
         raise CalibrationError(
             f"batches is a {type(batches).__name__}, expected an iterable of input dicts, "
@@ -247,9 +246,9 @@ def run_batches(
     Args:
         model: the model.
         batches: checked as they come, see `each_batch`.
-        masks: holds the token masks of the batch under way.
-        what: said beside the progress bar.
-        masks_of: what `masks` holds; None for `token_masks`.
+        masks: filled with the token masks of the current batch.
+        what: the text beside the progress bar.
+        masks_of: returns the content of `masks` for a model and a batch; None for `token_masks`.
         cut: batch -> the portions of it that are run one after the other.
     """
     total, masks_of = operator.length_hint(batches) or None, masks_of or token_masks

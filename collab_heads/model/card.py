@@ -1,4 +1,4 @@
-"""What a model card says of a changed model: its attention now, its base, how it is loaded, what was measured."""
+"""Write the model card of a changed model: its attention now, its base, how to load it, what was measured."""
 
 import hashlib
 import json
@@ -30,13 +30,13 @@ HEADER = ("site", "role", "heads", "query/key", "values", "gates", "mixed")
 
 
 def title(config: PretrainedConfig) -> str:
-    """The first line of a card that has no text yet."""
+    """Return the first line of a card that has no text yet."""
     base = base_of(config).get("base_model") or next(iter(config.architectures or ()), config.model_type)
     return f"\n# {base}{CHANGED}\n"
 
 
 def attention(config: PretrainedConfig, name: str) -> str:
-    """What the attention of a model is now, and how it is loaded."""
+    """Return the section on the changed attention of a model and on how to load it."""
     key_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
     rows = [row(path, state, key_heads) for path, state in changed_sites(config).items()]
     return "\n".join(
@@ -57,7 +57,7 @@ def attention(config: PretrainedConfig, name: str) -> str:
 
 
 def loading(config: PretrainedConfig, name: str) -> list[str]:
-    """The lines that load a model."""
+    """Return the lines of code that load a model."""
     model = next((name for name in config.architectures or () if hasattr(transformers, name)), "AutoModel")
     written = marked(config)
     autos = (
@@ -89,7 +89,7 @@ def changed_sites(config: PretrainedConfig) -> dict[str, SiteState]:
 
 
 def row(path: str, state: SiteState, key_heads: int | None) -> list[str]:
-    """The cells of one site; `key_heads` is how many there were, of a model whose heads share key heads."""
+    """Return the cells of one site; `key_heads` is the original number of key heads, where heads share them."""
     query_key, values, gates = state.query_key, state.values, state.gates
     value_heads = state.heads, state.num_heads
     if query_key is not None and query_key.groups is not None:
@@ -107,12 +107,11 @@ def row(path: str, state: SiteState, key_heads: int | None) -> list[str]:
 
 
 def markdown_row(cells: list[str] | tuple[str, ...]) -> str:
-    """A row of a table in Markdown."""
     return f"| {' | '.join(cells)} |"
 
 
 def results(report: object, metrics: Mapping[str, float]) -> str:
-    """What was done, and what was measured."""
+    """Return the sections on what was done and what was measured."""
     done = ["## What was done", "", "```text", *str(report).splitlines(), "```"] if report is not None else []
     table = [("metric", "value"), ("---", "---"), *((name, f"{value:.6g}") for name, value in metrics.items())]
     measured = ["## What was measured", "", *map(markdown_row, table)] if metrics else []
@@ -120,7 +119,7 @@ def results(report: object, metrics: Mapping[str, float]) -> str:
 
 
 def metadata(config: PretrainedConfig, said: Mapping) -> dict:
-    """The metadata of a card: what it says, and what it does not say yet."""
+    """Return the metadata of a card, completed by ours where it has none."""
     tags = said.get("tags") or []
     tags = [tags] if isinstance(tags, str) else list(tags)
     if not is_changed(config):
@@ -137,9 +136,9 @@ def metadata(config: PretrainedConfig, said: Mapping) -> dict:
 
 
 def base_of(config: PretrainedConfig) -> dict[str, str]:
-    """`base_model` and `license` of what a model was loaded from, as far as they are known on this machine.
+    """Return `base_model` and `license` of the model that a config was loaded from, as far as this machine knows them.
 
-    A repository of the Hub is known by its name where it is in the cache; a folder by what its own card says.
+    A repository of the Hub is known by its name if it is in the cache; a folder by its own card.
     """
     name = config.name_or_path
     if not name:
@@ -156,7 +155,7 @@ def base_of(config: PretrainedConfig) -> dict[str, str]:
 
 
 def said_of(readme: Path) -> dict[str, str]:
-    """The base and the license that a card names; empty if there is none, or none that can be read."""
+    """Return the base and the license that a card names; empty if there is no card, or none that can be read."""
     try:
         said = ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict()
     except Exception:  # no such file, or of YAML, huggingface_hub, encodings
@@ -165,21 +164,21 @@ def said_of(readme: Path) -> dict[str, str]:
 
 
 def record_digest(config: PretrainedConfig) -> str:
-    """A short name for the attention that a config records."""
+    """Return a digest of the attention that a config records."""
     record = json.dumps(CollabConfig(changed_sites(config)).to_dict(), sort_keys=True)
     return hashlib.sha256(record.encode()).hexdigest()[:12]
 
 
 logger = logging.getLogger(__name__)
 README = "README.md"
-NAME = "path/or/name"  # in the example of a card that does not know where it will lie
+NAME = "path/or/name"  # in the example of a card whose place is not known yet
 SECTION = "<!-- collab_heads {name}: begin -->\n{text}\n<!-- collab_heads {name}: end -->"
 SECTIONS = re.compile(
     r"\s*<!-- collab_heads (?P<name>[\w ]+): begin -->\n(?P<text>.*?)\n<!-- collab_heads (?P=name): end -->\s*",
     re.DOTALL,
 )
-TITLE = re.compile(rf"\A(# .+){re.escape(CHANGED)}$", re.MULTILINE)  # of a card that we began
-# what transformers uploads where a repository has no card, with empty chapters for everything
+TITLE = re.compile(rf"\A(# .+){re.escape(CHANGED)}$", re.MULTILINE)  # the title of a card that we created
+# the text that transformers uploads where a repository has no card, with empty chapters for everything
 GENERATED = (
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub. "
     "This model card has been automatically generated."
@@ -197,21 +196,21 @@ def model_card(
 ) -> ModelCard:
     """Write, or complete, the card of a changed model: what was changed, from which base, how to load it.
 
-    `save_pretrained` and `push_to_hub` do so by themselves, without a report. They keep what stands in a card, and also
-    the report, as long as the model has the attention that it was written for.
+    `save_pretrained` and `push_to_hub` do this automatically, without a report. They keep the existing text of a card,
+    and also the report as long as the model has the attention for which it was written.
 
     Args:
-        model: changed; of one that is not, or is stock again, a card has no section of ours.
-        report: of what was done, as `compress`, `swap_to_collaborative` or `prune_heads` return it.
+        model: a changed model; the card of an unchanged one, or of one that is stock again, has no section of ours.
+        report: what was done, as `compress`, `swap_to_collaborative` or `prune_heads` return it.
         metrics: name -> what was measured.
-        name: what the model is loaded by, for the example.
-        card: one to complete; what its owner wrote stays.
+        name: the name or path from which the example loads the model.
+        card: a card to complete; the text of its owner stays.
 
     Returns:
         The card: `card.save(folder / "README.md")` or `card.push_to_hub(name)`.
 
     Raises:
-        UnsupportedModelError: if the model is inside of something else; the message says how to pass it.
+        UnsupportedModelError: if the model is inside a wrapper; the message says how to pass it.
     """
     check_passed(model)
     settle(inner := model_inside(model))
@@ -225,7 +224,7 @@ def completed(
     report: object = None,
     metrics: Mapping[str, float] | None = None,
 ) -> ModelCard:
-    """A card with the sections of a changed model, and in its metadata what it did not say yet."""
+    """Return a card with the sections of a changed model, and with the metadata that were missing."""
     owner = ModelCard(str(card)) if card is not None else ModelCard("---\n{}\n---\n" + title(config))
     sections = {found["name"]: found["text"] for found in SECTIONS.finditer(owner.text)}
     text = SECTIONS.sub("\n\n", owner.text).strip("\n")
@@ -250,7 +249,7 @@ def complete(
     report: object = None,
     metrics: Mapping[str, float] | None = None,
 ) -> None:
-    """Write or complete the card in the folder of a changed model; of an unchanged one only take out what is ours."""
+    """Write or complete the card in a folder; for an unchanged model only our sections are removed."""
     file = folder / README
     try:
         content = file.read_bytes().decode("utf-8") if file.exists() else None
@@ -269,7 +268,7 @@ def complete(
 
 
 def is_generated(card: ModelCard) -> bool:
-    """Whether a card is what transformers uploads where there is none, as it came."""
+    """Return True if a card is the unchanged one that transformers uploads where there is none."""
     if GENERATED not in card.text:
         return False
     try:

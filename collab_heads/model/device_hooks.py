@@ -1,4 +1,4 @@
-"""accelerate's hooks that place and offload weights: taken off a module, and put on again for what it is then.
+"""Take accelerate's hooks, which place and offload weights, off a module, and put them on again after a change.
 
 accelerate is imported only where a model has such a hook.
 """
@@ -20,9 +20,9 @@ from collab_heads.layers.gates import HeadGates
 logger = logging.get_logger("transformers.collab_heads")
 
 HOOK = "_hf_hook"  # where accelerate keeps a module's hook
-ON_MODULE = (HOOK, "_old_forward", "forward")  # what it puts on the instance
+ON_MODULE = (HOOK, "_old_forward", "forward")  # the attributes that accelerate sets on the instance
 OWN_FILE = "collab_heads-"  # how the names of our files in an offload folder begin
-OFFLOADED = "collab_heads_offloaded"  # attribute of a tensor that is here for a while only
+OFFLOADED = "collab_heads_offloaded"  # marks a tensor that was brought in temporarily
 SMALL = (HeadGates, HeadAlphas)  # not worth offloading
 
 Place = tuple[object, ...]  # where an offloaded tensor is
@@ -30,16 +30,16 @@ Place = tuple[object, ...]  # where an offloaded tensor is
 
 @dataclass
 class HookedModule:
-    """What a module was before its hook was taken off.
+    """A module's hook that was taken off, with the state that the module had at that time.
 
     Attributes:
         hook: the hook.
-        offloading: the part of it that offloads; None if none does.
+        offloading: the part of the hook that offloads; None if none does.
         kind: the class of the module.
-        instance: what accelerate had put on it.
-        folder: where its tensors were offloaded to; None for memory.
-        away: name -> what stood for an offloaded tensor.
-        here: name -> the tensor that stands there now, and how often it had been written to.
+        instance: the attributes that accelerate had set on the module.
+        folder: the folder to which the module's tensors were offloaded; None for memory.
+        away: name -> the meta tensor that stood for an offloaded tensor.
+        here: name -> the tensor that was brought in for it, and that tensor's version (torch counts writes).
     """
 
     hook: Any
@@ -52,11 +52,11 @@ class HookedModule:
 
     @classmethod
     def opened(cls, module: nn.Module, loaded: dict[Place, nn.Parameter]) -> "HookedModule":
-        """Take the hook off a module, and bring in what it had offloaded.
+        """Take the hook off a module and bring in the tensors that it had offloaded.
 
         Args:
-            module: it has a hook.
-            loaded: where a weight was -> its parameter, so that tied weights stay tied; added to.
+            module: a module with a hook.
+            loaded: place of an offloaded weight -> its parameter, so that tied weights stay tied; changed in place.
         """
         hook = vars(module)[HOOK]
         offloading = next((each for each in aligning(module) if each.offload), None)
@@ -76,7 +76,7 @@ class HookedModule:
         return cls(hook, offloading, type(module), instance, folder_of(offloading, list(away)), away, here)
 
     def is_same(self, module: nn.Module) -> bool:
-        """Whether a module has the class and the offloaded tensors that it had."""
+        """Return True if a module still has the class and the unwritten offloaded tensors that it had."""
         if type(module) is not self.kind:
             return False
         now = {} if self.offloading is None else tensors_of(module, self.offloading)
@@ -84,7 +84,7 @@ class HookedModule:
         return now.keys() == self.here.keys() and all(now[n] is self.here[n][0] for n in now) and not any(written)
 
     def close(self, module: nn.Module) -> None:
-        """Put the hook on a module again, and offload the tensors that it has now."""
+        """Put the hook on a module again and offload the tensors that the module has now."""
         from accelerate.hooks import add_hook_to_module
 
         if self.is_same(module):
@@ -98,7 +98,7 @@ class HookedModule:
         add_hook_to_module(module, self.hook)
 
     def forget(self) -> None:
-        """Let go of the offloaded tensors of a module that has others now, or is gone."""
+        """Drop the offloaded copies of a module whose tensors were replaced or which was removed."""
         if self.offloading is None:
             return
         store, prefix = store_of(self.offloading)
@@ -110,11 +110,11 @@ class HookedModule:
 
 
 def hook_new(root: nn.Module, before: Sequence[HookedModule]) -> None:
-    """Offload what is new in a module whose weights were offloaded.
+    """Offload the new submodules of a module whose weights were offloaded.
 
     Args:
-        root: the module; those in it that had hooks have them again.
-        before: what they were.
+        root: the module; the submodules that had hooks have them again.
+        before: the hooks that the submodules had.
     """
     like = next((was for was in before if was.offloading is not None), None)
     if like is None:
@@ -139,19 +139,19 @@ def hook_new(root: nn.Module, before: Sequence[HookedModule]) -> None:
 
 
 def aligning(module: nn.Module) -> list[Any]:
-    """The hooks of a module that place or offload its weights."""
+    """Return the hooks of a module that place or offload its weights."""
     return [hook for hook in each_hook(vars(module).get(HOOK)) if hasattr(hook, "weights_map")]
 
 
 def each_hook(hook: Any) -> list[Any]:
-    """A hook, or those in a sequence of hooks; none for None."""
+    """Return a hook, or those inside a sequence of hooks, as a list; empty for None."""
     if hook is None:
         return []
     return [each for part in hook.hooks for each in each_hook(part)] if hasattr(hook, "hooks") else [hook]
 
 
 def check_hooks(module: nn.Module) -> None:
-    """Raise SwapError if a module has a hook of accelerate that does more than to place weights."""
+    """Raise SwapError if a module has a hook of accelerate that does more than place weights."""
     known = aligning(module)
     if strange := [type(hook).__name__ for hook in each_hook(vars(module)[HOOK]) if hook not in known]:
         raise SwapError(
@@ -161,7 +161,7 @@ def check_hooks(module: nn.Module) -> None:
 
 
 def tensors_of(module: nn.Module, hook: Any) -> dict[str, Tensor]:
-    """What a hook that offloads takes away of a module: name -> tensor."""
+    """Return the tensors of a module that an offloading hook takes away: name -> tensor."""
     from accelerate.utils import named_module_tensors
 
     buffers, recurse = hook.offload_buffers, hook.place_submodules
@@ -169,25 +169,28 @@ def tensors_of(module: nn.Module, hook: Any) -> dict[str, Tensor]:
 
 
 def is_offloaded(tensor: Tensor) -> bool:
-    """Whether a tensor is away, or here only while a module is opened: it is another one at every look."""
+    """Return True if a tensor is offloaded, or was brought in only while a module is opened.
+
+    Such a tensor is another object each time it is looked up.
+    """
     return tensor.is_meta or hasattr(tensor, OFFLOADED)
 
 
 def put(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Set a parameter or a buffer of a module, or of one in it."""
+    """Set a parameter or a buffer of a module or, by a dotted name, of a submodule."""
     path, _, last = name.rpartition(".")
     owner: Any = module.get_submodule(path)
     (owner._parameters if last in owner._parameters else owner._buffers)[last] = tensor
 
 
 def store_of(hook: Any) -> tuple[Any, str]:
-    """What holds the offloaded tensors of a hook, and what their names begin with there."""
+    """Return the mapping that holds the offloaded tensors of a hook, and the prefix of their names in it."""
     weights = hook.weights_map
     return (weights.dataset, weights.prefix) if hasattr(weights, "dataset") else (weights, "")
 
 
 def place_of(hook: Any, name: str) -> Place:
-    """Where an offloaded tensor is: an address in memory, or a name in a file or a folder."""
+    """Return the place of an offloaded tensor: an address in memory, or a name in a file or a folder."""
     store, prefix = store_of(hook)
     held = getattr(store, "state_dict", store)
     if prefix + name in held:
@@ -197,7 +200,7 @@ def place_of(hook: Any, name: str) -> Place:
 
 
 def folder_of(hook: Any, names: Sequence[str]) -> Path | None:
-    """The folder to which tensors are offloaded; None for memory."""
+    """Return the folder to which tensors are offloaded; None for memory."""
     store, prefix = store_of(hook)
     index = getattr(store, "index", {})
     on_disk = [index[prefix + name] for name in names if prefix + name in index]
@@ -215,7 +218,7 @@ def folder_of(hook: Any, names: Sequence[str]) -> Path | None:
 
 
 def stored(tensors: Mapping[str, Tensor], folder: Path | None) -> Mapping[str, Tensor]:
-    """A map of weights as hooks take them: in memory, or in a new file of a folder."""
+    """Store weights as hooks take them: in memory, or in a new file of a folder."""
     from accelerate.utils import OffloadedWeightsLoader
 
     values = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}

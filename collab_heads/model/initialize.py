@@ -1,4 +1,4 @@
-"""Initialise changed modules as their family initialises stock ones, but for what a checkpoint has filled."""
+"""Initialise changed modules as their family initialises stock ones, except what a checkpoint has filled."""
 
 from collections.abc import Callable
 from typing import cast
@@ -26,9 +26,9 @@ def initialize_changed(model: PreTrainedModel, module: nn.Module, stock_initiali
     """Initialise a module if it is one of ours.
 
     Args:
-        model: whose module it is.
+        model: the model that the module belongs to.
         module: any module of the model.
-        stock_initialize: what transformers does with a module.
+        stock_initialize: transformers' own initialisation of a module.
 
     Returns:
         Whether it is one of ours, and now initialised.
@@ -50,11 +50,11 @@ def initialize_changed(model: PreTrainedModel, module: nn.Module, stock_initiali
 
 @torch.no_grad()
 def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initialize: Initialize) -> None:
-    """Initialise a collaborative site as the family initialises a stock one, then derive what is still missing from it.
+    """Initialise a collaborative site as its family does a stock one, then derive the missing projection from it.
 
-    Stock projections stand in while the family's own initialisation runs, so its formulas need no copy here. What a
-    checkpoint has filled stays. Where it has filled the whole query/key projection nothing is derived, and its weights
-    may be quantised.
+    Stock projections stand in while the family's own initialisation runs, so that its formulas are not copied here.
+    Tensors that a checkpoint has filled stay. Where it has filled the whole query/key projection nothing is derived,
+    and its weights may be quantised.
 
     Raises:
         UnsupportedModelError: if a part of the projection is missing where other weights of the site are quantised.
@@ -67,7 +67,7 @@ def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initiali
             stock_initialize(stand_in)
             setattr(module, name, stand_in)
     missing = [name for name in adapter.stock_names(module) if not hasattr(module, name)]
-    for name in missing:  # the family's own initialisation may touch what the stand-ins stand in for
+    for name in missing:  # the family's own initialisation may access the stock projections
         setattr(module, name, nn.Linear(1, 1))
     stock_initialize(module)
     for name in missing:
@@ -82,7 +82,7 @@ def initialize_site(adapter: AttentionAdapter, module: nn.Module, stock_initiali
 
 
 def stand_ins(adapter: AttentionAdapter, query_key: QueryKey) -> dict[str, nn.Linear]:
-    """Stock projections of the query and the key in the place of ours, by their names."""
+    """Return stock query and key projections to use in place of ours during initialisation, by name."""
     state, like = query_key.state, query_key.shared_query.weight
     # a pruned site may share more dimensions than the heads that it has left had rows
     width = max(state.dim_head, -(-state.dim // query_key.num_heads))
@@ -97,19 +97,19 @@ def stand_ins(adapter: AttentionAdapter, query_key: QueryKey) -> dict[str, nn.Li
 
 
 def built_like(query_key: QueryKey) -> QueryKey:
-    """Another query/key projection with the same state, on the same device and in the same dtype, uninitialised."""
+    """Return an uninitialised query/key projection with the same state, device and dtype."""
     like, dims = query_key.shared_query.weight, (query_key.shared_query.in_features, query_key.shared_key.in_features)
     return build_query_key(query_key.state, query_key.num_heads, *dims, device=like.device, dtype=like.dtype)
 
 
 def is_filled(module: nn.Module, *, recurse: bool = True) -> bool:
-    """Whether a checkpoint has filled all tensors of a module."""
+    """Return True if a checkpoint has filled all tensors of a module."""
     tensors = (*module.parameters(recurse), *module.buffers(recurse))
     return all(getattr(tensor, "_is_hf_initialized", False) for tensor in tensors)
 
 
 def check_float(module: nn.Module) -> None:
-    """Raise UnsupportedModelError if weights of a site are quantised, beside which none can be initialised."""
+    """Raise UnsupportedModelError if weights of a site are quantised: beside them no others can be initialised."""
     for name, tensor in module.named_parameters():
         if is_quantised(tensor):
             raise UnsupportedModelError(
@@ -119,12 +119,12 @@ def check_float(module: nn.Module) -> None:
 
 
 def tensors_of(module: nn.Module) -> list[Tensor]:
-    """All that is stored of a module."""
+    """Return all parameters and buffers of a module."""
     return [*module.parameters(), *module.buffers()]
 
 
 def initialize_without_heads(adapter: AttentionAdapter, module: nn.Module, stock_initialize: Initialize) -> None:
-    """Initialise what a site without heads has left (T5's position bias): stand-ins for all its projections."""
+    """Initialise the rest of a site without heads (T5's position bias), with stand-ins for its projections."""
     names = list(dict.fromkeys((adapter.query, adapter.key, adapter.value, *adapter.stock_names(module))))
     if adapter.output is not None and "." not in adapter.output:
         names.append(adapter.output)
@@ -140,7 +140,7 @@ def initialize_without_heads(adapter: AttentionAdapter, module: nn.Module, stock
 
 @torch.no_grad()
 def initialize_output(module: HeadOutputProjection | ConstantOutput, stock_initialize: Initialize) -> None:
-    """Initialise a changed output projection: weights as the family does, gates open, a lone bias zero."""
+    """Initialise a changed output projection: weights as its family does, gates open, a bias alone as zero."""
     if is_filled(module, recurse=False):
         return
     if isinstance(module, HeadOutputProjection):
@@ -157,18 +157,18 @@ def initialize_output(module: HeadOutputProjection | ConstantOutput, stock_initi
 
 @torch.no_grad()
 def initialize_part(part: HeadGates | HeadAlphas) -> None:
-    """Open gates, or make alphas an identity, unless a checkpoint has set them."""
+    """Open gates, or set alphas to the identity, unless a checkpoint has filled them."""
     (tensor,) = part.state_dict(keep_vars=True).values()
     if not getattr(tensor, "_is_hf_initialized", False):
         part.reset()
 
 
 def fill(parameter: Tensor, value: Tensor) -> None:
-    """Give a parameter its initial value unless a checkpoint has filled it."""
+    """Set a parameter to its initial value unless a checkpoint has filled it."""
     if not getattr(parameter, "_is_hf_initialized", False):
         parameter.copy_(value)
 
 
 def mark_initialized(module: nn.Module) -> None:
-    """Tell transformers that a module needs no more."""
+    """Mark a module so that transformers does not initialise it again."""
     module.__dict__["_is_hf_initialized"] = True

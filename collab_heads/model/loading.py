@@ -1,6 +1,6 @@
-"""The sizes in the config of a folder, looked at before anything is built from them.
+"""Check the sizes in the config of a folder before anything is built from them, and explain what cannot be loaded.
 
-Transformers builds what a config asks for: a billion layers, one after the other, or a list of their types that fills
+transformers builds what a config asks for: a billion layers, one after the other, or a list of their types that fills
 the memory while the config is read.
 """
 
@@ -24,19 +24,19 @@ from collab_heads.contract.registry import check_custom_code
 from collab_heads.errors import ArgumentError, CollabHeadsError
 
 MAX_LAYERS = 2000  # the deepest models have about a thousand
-BOUNDS = (  # what is in the name of a field -> the most that it can be
+BOUNDS = (  # pattern in the name of a field -> its largest value
     (re.compile(r"layer|depth"), MAX_LAYERS),
     (re.compile(r"size|dim|head|position|label|width|group|d_model|d_ff|d_kv|n_embd|n_inner|n_ctx"), MAX_SIZE),
 )
-OF_LABELS = "label2id"  # its keys are words of whoever trained the model
+OF_LABELS = "label2id"  # its keys are free text
 
 
 def check_sizes(source: str) -> None:
-    """Raise ArgumentError if a config, or the one in a folder, names a size that no model has; the field is named."""
+    """Raise ArgumentError if a config, or the one in a folder, has an impossible size; the field is named."""
     file = Path(source) if Path(source).is_file() else Path(source) / CONFIG_NAME
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # whoever loads it says what is wrong
+    except (OSError, ValueError, RecursionError):  # loading it reports what is wrong
         return
     for name, value in numbers(config):
         most = next((bound for pattern, bound in BOUNDS if pattern.search(name)), None)
@@ -47,7 +47,7 @@ def check_sizes(source: str) -> None:
 
 
 def numbers(part: object, name: str = "") -> Iterator[tuple[str, int | float]]:
-    """The numbers in a part of a config, with the names of their fields."""
+    """Yield the numbers in a part of a config, with the names of their fields."""
     if isinstance(part, dict):
         for key, value in part.items():
             yield from () if key == OF_LABELS else numbers(value, str(key))
@@ -59,10 +59,10 @@ def numbers(part: object, name: str = "") -> Iterator[tuple[str, int | float]]:
 
 
 def load_or_explain(auto: Any, source: str | Path, **kwargs: Any) -> Any:
-    """`from_pretrained` of an Auto class, with an error that says what was asked for.
+    """Call `from_pretrained` of an Auto class, with errors that name what was to be loaded.
 
     Raises:
-        ArgumentError: if there is no such model, its config names sizes that no model has, or it does not fit.
+        ArgumentError: if there is no such model, its config has impossible sizes, or it does not fit.
     """
     check_sizes(str(source))
     with explaining(auto.__name__, source, kwargs.get("attn_implementation")):
@@ -72,12 +72,12 @@ def load_or_explain(auto: Any, source: str | Path, **kwargs: Any) -> Any:
 
 @contextmanager
 def explaining(what: str, source: str | Path, backend: str | None = None) -> Iterator[None]:
-    """Say what was asked for where it cannot be loaded, or be built from its config.
+    """Turn errors of loading a model, or of building it from its config, into ours that name it.
 
     Args:
         what: the name of the class.
         source: a folder, or a name on the Hub.
-        backend: of attention, if one was asked for.
+        backend: the attention backend, if one was asked for.
 
     Raises:
         UnsupportedModelError: if its attention is code that comes with it.
@@ -95,7 +95,7 @@ def explaining(what: str, source: str | Path, backend: str | None = None) -> Ite
 
 
 def reason_of(error: Exception) -> str:
-    """What an error says, in a line."""
+    """Return the message of an error, in one line."""
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     said = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
     return said if isinstance(error, OSError | ValueError) and said else f"{type(error).__name__} {said}".strip()
@@ -105,7 +105,7 @@ def check_reachable(name: str) -> None:
     """Ask the Hub once for a model that is not on this machine; transformers would ask six times, for half a minute.
 
     Raises:
-        ArgumentError: if the Hub cannot be reached. What it says itself, such as that there is no such model, is left
+        ArgumentError: if the Hub cannot be reached. Answers of the Hub, such as that there is no such model, are left
             to transformers.
     """
     if os.path.isdir(name) or is_offline_mode():
@@ -124,7 +124,7 @@ def check_reachable(name: str) -> None:
 
 
 def refuse_custom_code(source: str | Path) -> None:
-    """Raise UnsupportedModelError if a model that cannot be loaded has attention of its own; else do nothing."""
+    """Raise UnsupportedModelError if a model that cannot be loaded has attention code of its own."""
     config: Any = None
     with suppress(Exception):  # it was asked for because it cannot be loaded
         config, _ = PretrainedConfig.get_config_dict(source)
@@ -133,5 +133,5 @@ def refuse_custom_code(source: str | Path) -> None:
 
 
 def backend_options(args: Namespace) -> dict[str, str]:
-    """How `from_pretrained` is told the attention backend that the flags name, if they name one."""
+    """Return the argument of `from_pretrained` for the attention backend of the flags, if they name one."""
     return {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}

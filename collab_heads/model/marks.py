@@ -1,14 +1,15 @@
-"""The marks in the `config.json` of a changed model, so that it never loads silently wrong.
+"""The marks in the `config.json` of a changed model, which prevent that it loads silently wrong.
 
-`transformers_weights` is the field in which a config names the file of the weights. Of a changed model it holds a
-sentence instead of a name. Every `from_pretrained` of transformers 5 refuses it, before any weight is read, with a
-ValueError that ends in that sentence; where this package is imported it is passed over (`loading_hooks`).
-Configs and tokenizers load everywhere, and the weights keep their usual names.
+`transformers_weights` is the field in which a config names the file of the weights. In the config of a changed model it
+holds a sentence instead of a name. Every `from_pretrained` of transformers 5 refuses it, before any weight is read,
+with a ValueError that ends in that sentence; where this package is imported the sentence is ignored (`ties`). Configs
+and tokenizers load everywhere, and the weights keep their usual names.
 
-A config that is read and saved without this package loses that field: transformers drops it. It keeps `fusion_config`,
-which names layers to fuse, and among them our sentence: a ValueError, too. Distributed checkpoints meet that one only.
+transformers drops that field from a config that is read and saved without this package. It keeps `fusion_config`, which
+names layers to fuse, and among them our sentence; this leads to a ValueError, too. Distributed checkpoints are refused
+because of `fusion_config` only.
 
-While a save is under way another sentence stands in both places, which nobody passes over (`saving`).
+While a save is in progress another sentence stands in both places, which is refused everywhere (`saving`).
 
 `auto_map` names the code that `trust_remote_code=True` runs: a small file beside the config that imports this package.
 
@@ -38,40 +39,40 @@ MODULES = (MODULE, f"{MODULE}_2")  # the second where a file of its owner has th
 
 
 def is_mark(weights: object) -> bool:
-    """Whether what should name a file of weights is our sentence, of this version or another."""
+    """Return True if a value is our sentence in place of the name of a file of weights, of any version."""
     return isinstance(weights, str) and weights.startswith(BEGINNING)
 
 
 def is_unfinished(weights: object) -> bool:
-    """Whether what should name a file of weights says that a save has not ended."""
+    """Return True if a value is the mark of an unfinished save."""
     return weights == UNFINISHED
 
 
 def is_changed(config: PretrainedConfig) -> bool:
-    """Whether a config, or one in it, records changed sites."""
+    """Return True if a config, or one inside it, records changed sites."""
     return hasattr(config, FIELD) or any(is_changed(inner) for inner in configs_in(config).values())
 
 
 def marked(config: PretrainedConfig, module: str | None = MODULE) -> PretrainedConfig:
-    """What is to be written for a config: a copy with the marks of a changed model, or without any.
+    """Return the config to write: a copy with the marks of a changed model, or without any for an unchanged one.
 
     Args:
-        config: stays as it is.
-        module: the code that `auto_map` is to name; None for none.
+        config: not changed.
+        module: the name of the code file for `auto_map`; None for none.
     """
     config = copy.deepcopy(config)
     is_lost = is_unfinished_config(config)
     unmark(config)
     mark(config)
     theirs = getattr(config, CODE, None) or {}
-    has_models = bool(theirs.keys() & {*model_tables(), "AutoConfig"})  # code of others that ours cannot stand for
+    has_models = bool(theirs.keys() & {*model_tables(), "AutoConfig"})  # custom code that ours cannot replace
     if is_changed(config) and module and not has_models and (ours := auto_map(config, module)):
         setattr(config, CODE, {**ours, **theirs})
     return unfinished(config) if is_lost else config
 
 
 def mark(config: PretrainedConfig) -> None:
-    """Put the sentence into a changed config and into those in it, which load alone from the file of the whole."""
+    """Put the sentence into a changed config and into those inside it, which load alone from the whole file."""
     for inner in configs_in(config).values():
         mark(inner)
     if is_changed(config):
@@ -79,7 +80,7 @@ def mark(config: PretrainedConfig) -> None:
 
 
 def unfinished(config: PretrainedConfig) -> PretrainedConfig:
-    """What is written of a config while its model is being saved: nothing loads with it, nor with those in it."""
+    """Return a copy of a config with the mark of an unfinished save, also in the configs inside it."""
     config = copy.deepcopy(config)
     drop_sentences(config)
     put(config, UNFINISHED)
@@ -89,18 +90,18 @@ def unfinished(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def is_unfinished_config(config: PretrainedConfig) -> bool:
-    """Whether a config was read from a folder whose save did not end."""
+    """Return True if a config was read from a folder whose save did not end."""
     return any(map(is_unfinished, (getattr(config, WEIGHTS, None), *(getattr(config, FUSION, None) or ()))))
 
 
 def put(config: PretrainedConfig, sentence: str) -> None:
-    """Put a sentence where transformers looks for the name of the weights, and for layers to fuse."""
+    """Put a sentence into the fields for the name of the weights and for the layers to fuse."""
     setattr(config, WEIGHTS, sentence)
     setattr(config, FUSION, {**(getattr(config, FUSION, None) or {}), sentence: True})
 
 
 def unmark(config: PretrainedConfig) -> None:
-    """Take the marks from a config that was read; those in it belong to models of their own, which do so, too."""
+    """Remove the marks from a config that was read; inner configs are unmarked by the models that they belong to."""
     drop_sentences(config)
     if names_our_code(config):
         theirs = {name: code for name, code in getattr(config, CODE).items() if not is_our_code(code)}
@@ -108,7 +109,7 @@ def unmark(config: PretrainedConfig) -> None:
 
 
 def drop_sentences(config: PretrainedConfig) -> None:
-    """Take our sentences from a config; what others ask to be fused stays."""
+    """Remove our sentences from a config; other layers to fuse stay."""
     if is_sentence(getattr(config, WEIGHTS, None)):
         delattr(config, WEIGHTS)
     fused = getattr(config, FUSION, None) or {}
@@ -118,35 +119,36 @@ def drop_sentences(config: PretrainedConfig) -> None:
 
 
 def is_sentence(text: object) -> bool:
-    """Whether a text is a mark of ours."""
     return is_mark(text) or is_unfinished(text)
 
 
 def names_our_code(config: PretrainedConfig) -> bool:
-    """Whether code that a config names is ours."""
     return any(map(is_our_code, (getattr(config, CODE, None) or {}).values()))
 
 
 def is_our_code(reference: object) -> bool:
-    """Whether what `auto_map` names is ours; from the Hub it reads `owner/name--module.class`."""
+    """Return True if an entry of `auto_map` is ours; from the Hub it reads `owner/name--module.class`."""
     return str(reference).rpartition("--")[2].rpartition(".")[0] in MODULES
 
 
 def auto_map(config: PretrainedConfig, module: str = MODULE) -> dict[str, str]:
-    """Class that chooses a model by its config -> the class of ours that stands for what it chooses."""
+    """Return the entries of `auto_map`: name of an Auto class -> the class of ours for the model that it chooses."""
     chosen = {name: choice(config, table) for name, table in sorted(model_tables().items())}
     return {name: f"{module}.{model}" for name, model in chosen.items() if model is not None}
 
 
 def model_tables() -> dict[str, Mapping]:
-    """Class that chooses a model by its config -> what it chooses from."""
+    """Return the table of models of every Auto class, by its name."""
     autos = {name: auto for name, auto in vars(sys.modules[AutoModel.__module__]).items() if name.startswith("Auto")}
     tables = {name: getattr(auto, "_model_mapping", None) for name, auto in autos.items()}
     return {name: table for name, table in tables.items() if table is not None}
 
 
 def choice(config: PretrainedConfig, table: Mapping) -> str | None:
-    """The model of transformers that a table has for a config; None if there is none, or one for a part of it."""
+    """Return the name of the transformers model that a table has for a config.
+
+    It is None if the table has none, if that model has another config class, or if it is not part of transformers.
+    """
     if type(config) not in table:
         return None
     models = table[type(config)]
@@ -157,26 +159,26 @@ def choice(config: PretrainedConfig, table: Mapping) -> str | None:
 
 
 SOURCE = Path(__file__).parents[1] / f"{MODULE}.py"
-OURS = SOURCE.read_bytes().splitlines()[0]  # how our file has begun in every version
+OURS = SOURCE.read_bytes().splitlines()[0]  # the first line of our file in every version
 
 
 def free_module(folder: Path) -> str | None:
-    """The name under which our code can lie in a folder; None where others have a file or a link of every name."""
+    """Return a name under which our code can be written to a folder; None if other files have all names."""
     return next((name for name in MODULES if is_free(folder / f"{name}.py")), None)
 
 
 def is_free(file: Path) -> bool:
-    """Whether nothing is there, or our code."""
+    """Return True if a path does not exist, or is our code."""
     return is_ours(file) or not (file.exists() or file.is_symlink())
 
 
 def is_ours(file: Path) -> bool:
-    """Whether a file is our code, of this version or another."""
+    """Return True if a file is our code, of this version or another."""
     return file.is_file() and not file.is_symlink() and file.read_bytes().startswith(OURS)
 
 
 def write_code(config: PretrainedConfig, folder: Path) -> None:
-    """Write the file that `auto_map` names beside a config, if it names ours; without one nothing is left of it."""
+    """Write the code file that `auto_map` names beside a config, if it is ours, and delete our other ones."""
     module = free_module(folder) if names_our_code(marked(config)) else None
     if module is not None:
         write_file(folder / f"{module}.py", SOURCE.read_bytes())

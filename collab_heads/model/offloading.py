@@ -1,9 +1,9 @@
-"""Models that accelerate has spread over devices or offloaded (`device_map`): attention comes in while it is changed.
+"""Bring in the attention of models that accelerate has distributed or offloaded (`device_map`) while it is changed.
 
-accelerate puts a `forward` of its own on each module, which brings inputs and weights to where the module runs. A
-change of class would not show behind it, and offloaded weights are on the meta device in between. So while attention is
-opened its hooks are off and its weights (of no other module) are where they run. What is there afterwards is hooked as
-before: what was offloaded is offloaded again, to memory or to new files in the folder that it came from.
+accelerate puts a `forward` of its own on each module, which moves inputs and weights to the module's device. It would
+hide a change of class, and offloaded weights are on the meta device between the calls. So while attention is opened,
+its hooks are removed and its weights (of no other module) are on the device where they run. Afterwards the modules are
+hooked again: what was offloaded is offloaded again, to memory or to new files in the same folder.
 """
 
 import functools
@@ -31,17 +31,20 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def opening_attention(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorator of a function of a model, and perhaps of an adapter: the attention is in memory while it runs."""
+    """Decorate a function of a model, and perhaps of an adapter: the attention is in memory while it runs."""
     return opening(function, attention_modules)
 
 
 def changing_attention(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The same of a function that changes or fits weights of attention: it refuses NaN and inf in them beforehand."""
+    """Decorate a function that changes or fits weights of attention.
+
+    As `opening_attention`, but NaN and inf in these weights are refused before the function runs.
+    """
     return opening(function, attention_modules, check_finite)
 
 
 def opening_model(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorator of a function of a model that goes backward through all of it: it is in memory while it runs.
+    """Decorate a function that runs backward through the whole model: all of it is in memory while the function runs.
 
     The graph of the pass holds all weights anyway.
     """
@@ -53,14 +56,14 @@ def opening(
     roots: Callable[[PreTrainedModel, AttentionAdapter], list[nn.Module]],
     check: Callable[[PreTrainedModel, AttentionAdapter], None] | None = None,
 ) -> Callable[Arguments, Result]:
-    """A function during which some modules of its model, for an adapter, are in memory without hooks.
+    """Wrap a function so that some modules of its model are in memory, without hooks, while it runs.
 
-    What it replaces in the model is noted, for optimizers that hold it.
+    Parameters that it replaces in the model are noted, so that optimizers which still hold them are refused.
 
     Args:
-        function: of a model, and perhaps of an adapter.
-        roots: gives the modules.
-        check: of what is in memory then, before the function is called.
+        function: a function of a model, and perhaps of an adapter.
+        roots: returns the modules, for a model and its adapter.
+        check: called with model and adapter before the function, when the modules are in memory.
     """
     signature = inspect.signature(function)
 
@@ -84,11 +87,11 @@ def opening(
 
 @contextmanager
 def in_memory(roots: Sequence[nn.Module]) -> Iterator[None]:
-    """Take accelerate's hooks off modules and those in them while the context is open, with weights where they run.
+    """Remove accelerate's hooks from modules and their submodules, and bring their weights in, during the context.
 
     Raises:
         SwapError: if a module has a hook that is not one of `device_map` or offloading, or its weights are brought in
-            by a module around it.
+            by a hook of an outer module.
     """
     hooked = [module for module in parts_of(roots) if HOOK in vars(module)]
     for module in hooked:
@@ -108,7 +111,7 @@ def in_memory(roots: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def check_brought_in(roots: Sequence[nn.Module]) -> None:
-    """Raise SwapError if weights of modules are still away."""
+    """Raise SwapError if weights of modules are still offloaded."""
     for module in parts_of(roots):
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.is_meta:
@@ -119,17 +122,17 @@ def check_brought_in(roots: Sequence[nn.Module]) -> None:
 
 
 def is_spread(model: nn.Module) -> bool:
-    """Whether accelerate has hooks on a model."""
+    """Return True if accelerate has hooks on a model."""
     return any(HOOK in vars(module) for module in model.modules())
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Whether weights of a model are away between its forward passes."""
+    """Return True if weights of a model are offloaded between its forward passes."""
     return any(hook.offload for module in model.modules() for hook in aligning(module))
 
 
 def check_trainable(model: nn.Module, what: str) -> None:
-    """Raise UnsupportedModelError if weights of a model are away, so that nothing can train them."""
+    """Raise UnsupportedModelError if weights of a model are offloaded, so that they cannot be trained."""
     if is_offloaded(model):
         raise UnsupportedModelError(
             f"{what} is for a model that is trained, and weights of this one are offloaded (device_map): save it, and "
@@ -138,7 +141,7 @@ def check_trainable(model: nn.Module, what: str) -> None:
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """Where the inputs of a model go, also where its first weights are offloaded."""
+    """Return the device for the inputs of a model, also where its first weights are offloaded."""
     if model.device.type != "meta":
         return model.device
     devices = [hook.execution_device for module in model.modules() for hook in aligning(module)]
@@ -146,12 +149,12 @@ def input_device(model: PreTrainedModel) -> torch.device:
 
 
 def attention_modules(model: PreTrainedModel, adapter: AttentionAdapter) -> list[nn.Module]:
-    """The attention modules of a model and their output projections, as far as the adapter says where these are."""
+    """Return the attention modules of a model and their output projections, where the adapter knows these."""
     return [module for site in open_sites(model, adapter, adapter.sites(model)) for module in modules_of(site)]
 
 
 def modules_of(site: OpenSite) -> list[nn.Module]:
-    """The attention module of a site and its output projection, if the adapter says where that is."""
+    """Return the attention module of a site and its output projection, if the adapter knows it."""
     try:
         return [site.module, site.output]
     except ArgumentError:
@@ -159,9 +162,9 @@ def modules_of(site: OpenSite) -> list[nn.Module]:
 
 
 def check_finite(model: PreTrainedModel, adapter: AttentionAdapter) -> None:
-    """Raise NonFiniteError if there is NaN or inf in a weight of attention: a forward pass may hide it.
+    """Raise NonFiniteError if a weight of attention contains NaN or inf, which a forward pass may hide.
 
-    Weights that are away, and those of quantised models, are passed over. Each is read once, and nothing is allocated.
+    Offloaded and quantised weights are skipped. Each weight is read once, and nothing is allocated.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for site in open_sites(model, adapter):
@@ -176,5 +179,5 @@ def check_finite(model: PreTrainedModel, adapter: AttentionAdapter) -> None:
 
 
 def parts_of(roots: Sequence[nn.Module]) -> list[nn.Module]:
-    """Some modules and all in them, each once."""
+    """Return modules and all their submodules, each once."""
     return list(dict.fromkeys(module for root in roots for module in root.modules()))

@@ -1,4 +1,4 @@
-"""A site with its modules at hand, so that nothing is looked up by its path again."""
+"""Open sites: sites together with their modules, so that no module is looked up by its path again."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from collab_heads.sites.site import AttentionSite, AttentionWeights, Role
 
 @dataclass(frozen=True, eq=False)
 class OpenSite:
-    """A site of attention in a model: its modules, and how its family reads them.
+    """A site of attention in a model: its modules, and the adapter that reads them.
 
-    Modules change their class in place, so an open site stays good while its model is changed; `site` and
-    `head_numbers` say what was true when it was opened.
+    Modules change their class in place, so an open site stays valid while its model is changed. `site` and
+    `head_numbers` describe the site at the time when it was opened.
 
     Attributes:
         site: path, role, layer and number of heads.
         module: the attention module.
-        adapter: of the model's family.
-        model: whose site it is.
+        adapter: the adapter of the model's family.
+        model: the model that the site belongs to.
         head_numbers: the numbers that its heads had before any was removed.
     """
 
@@ -40,77 +40,76 @@ class OpenSite:
 
     @property
     def path(self) -> str:
-        """Dotted path of the attention module, relative to the base model."""
+        """The dotted path of the attention module, relative to the base model."""
         return self.site.path
 
     @property
     def role(self) -> Role:
-        """One of `sites.ROLES`."""
+        """One of `sites.site.ROLES`."""
         return self.site.role
 
     @property
     def num_heads(self) -> int:
-        """H."""
         return self.site.num_heads
 
     @property
     def is_swapped(self) -> bool:
-        """Whether it holds a collaborative query/key projection."""
+        """True if the site has a collaborative query/key projection."""
         return is_swapped(self.module)
 
     @property
     def query_key(self) -> QueryKey | None:
-        """Its collaborative query/key projection, if it holds one."""
+        """The collaborative query/key projection; None if the site has none."""
         return cast(QueryKey, self.module.query_key) if self.is_swapped else None
 
     @property
     def projections(self) -> tuple[Projection, Projection]:
-        """What the query-side and the key-side input go into, of a site that is not collaborative."""
+        """The query and key projections of a site that is not collaborative."""
         return self.adapter.projections(self.module)
 
     @property
     def value(self) -> Projection:
-        """What makes the values; a Linear of its own where the site is collaborative."""
+        """The value projection; a Linear of its own where the site is collaborative."""
         return self.adapter.value_projection(self.module)
 
     @cached_property
     def output(self) -> nn.Module:
-        """What takes the concatenated heads; asked for late, since not every adapter says where it is."""
+        """The output projection; looked up on first use, since not every adapter knows where it is."""
         return self.adapter.output_projection(self.model, self.site)
 
     def read(self) -> AttentionWeights:
-        """The weights of a site that is not collaborative, per head, without copying."""
+        """Return the weights of a site that is not collaborative, per head, without copying."""
         return self.adapter.read(self.module)
 
     @property
     def query_key_width(self) -> int:
-        """H * d_k, or R of a collaborative site: the width of its query/key projection over all heads."""
+        """The width of the query/key projection over all heads: H * d_k, or R of a collaborative site."""
         return self.projections[0].out_features if self.query_key is None else self.query_key.state.dim
 
     @property
     def dim_value(self) -> int:
-        """H_k * d_v, the width of the values over all key/value heads."""
+        """The width of the values over all key/value heads: H_k * d_v."""
         return self.value.out_features
 
     @property
     def value_width(self) -> int:
-        """d_v, the width of a value head."""
+        """The width of a value head: d_v."""
         return widths(self.output)[0] // self.adapter.num_heads(self.module)
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """The key/value head of every head; its own number where each has its own."""
+        """The key/value head of every head; its own index where each has its own."""
         return tuple(range(self.num_heads)) if self.site.groups is None else self.site.groups
 
     def output_weight(self) -> Tensor:
-        """W_O as it applies in evaluation, gates and alphas included: [D, H * d_v]."""
+        """Return W_O as it applies in evaluation, gates and alphas included: [D, H * d_v]."""
         return dense_weight(self.output)
 
 
 def open_sites(
     model: PreTrainedModel, adapter: AttentionAdapter, sites: Iterable[AttentionSite] | None = None
 ) -> list[OpenSite]:
-    """Open some of the sites of a model; without `sites` all that have heads, in model order."""
+    """Open the given sites of a model or, without `sites`, all that have heads, in model order."""
     states, base = CollabConfig.on(model).sites, model.base_model
     return [
         OpenSite(site, base.get_submodule(site.path), adapter, model, tuple(kept_heads(states, site)))
@@ -119,6 +118,6 @@ def open_sites(
 
 
 def reopened(site: OpenSite) -> OpenSite:
-    """Open a site again, as it is now."""
+    """Open a site again, in its current state."""
     (now,) = [each for each in open_sites(site.model, site.adapter) if each.path == site.path]
     return now

@@ -1,7 +1,7 @@
-"""What a model puts out, and how far a changed model is from it: without labels, the same for every kind of model.
+"""Compare the outputs of a changed model and its original, without labels and in one way for all kinds of model.
 
-A model with a head gives distributions (over classes, or over the vocabulary at every token), or numbers; one that
-embeds texts or images gives these embeddings; one without either the states of its last layer. Padding does not count.
+A model with a head outputs distributions (over classes, or over the vocabulary at every token) or numbers; a model that
+embeds texts or images outputs these embeddings; any other model the states of its last layer. Padding does not count.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ EMBEDDINGS = ("text_embeds", "image_embeds")
 
 @dataclass(frozen=True)
 class Output:
-    """What a model puts out for one batch.
+    """The output of a model for one batch.
 
     Attributes:
         rows: [N, C], one per token or example that counts: log-probabilities, numbers or states.
@@ -31,20 +31,20 @@ class Output:
     is_distribution: bool
 
     def square(self) -> float:
-        """By what errors are counted: the number of distributions, or the sum of squares around the mean row."""
+        """Return the unit of errors: the number of distributions, or the sum of squares around the mean row."""
         if self.is_distribution:
             return float(len(self.rows))
         return float((self.rows - self.rows.mean(0)).square().sum())
 
     def squared_gap(self, changed: "Output") -> Tensor:
-        """How far a changed model is from this one, summed over rows, differentiable: [].
+        """Return the squared distance of a changed model's output from this one, summed over rows, differentiable: [].
 
-        For distributions p and q it is 2 KL(p, q), which for small changes is the square of how far the log-odds move,
-        weighted by p; for numbers and states the squared distance.
+        For distributions p and q it is 2 KL(p, q), which for small changes is the squared change of the log-odds,
+        weighted by p; for numbers and states it is the squared distance.
         """
         rows = self.rows.to(changed.rows.device)
         if self.is_distribution:
-            share = rows.exp()  # 0 where the logarithm is -inf: what a model rules out adds nothing
+            share = rows.exp()  # 0 where the logarithm is -inf: a class with probability 0 adds nothing
             return 2 * (share * (rows - changed.rows).where(share > 0, 0.0)).sum()
         return (rows - changed.rows).square().sum()
 
@@ -53,15 +53,15 @@ def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Ou
     """Read the output of a model, in float32.
 
     Args:
-        model: the model, in a distributed wrapper or not: its config counts.
-        inputs: what it was called with.
-        outputs: what it returned.
+        model: the model, in a distributed wrapper or not: its config is used.
+        inputs: the inputs of the call.
+        outputs: the outputs of the call.
 
     Raises:
-        UnsupportedModelError: if it has neither logits nor embeddings nor a last hidden state.
+        UnsupportedModelError: if there are neither logits nor embeddings nor a last hidden state.
     """
     logits, states = outputs.get("logits"), outputs.get("last_hidden_state")
-    if logits is None and (embeddings := embeddings_of(outputs)):  # what they are to each other depends on the batch
+    if logits is None and (embeddings := embeddings_of(outputs)):  # not similarities, which depend on the batch
         return Output(torch.cat([each.float() for each in embeddings]), False)
     if logits is None and states is None:
         raise UnsupportedModelError(
@@ -77,10 +77,10 @@ def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Ou
 
 
 def embeddings_of(outputs: Mapping) -> list[Tensor]:
-    """What a model embeds its inputs as, a row per text and per image: [B, C] each; empty for other models."""
+    """Return the embeddings of texts and images, one row each: [B, C] each; empty for other models."""
     return [outputs[name] for name in EMBEDDINGS if isinstance(outputs.get(name), Tensor) and outputs[name].ndim == 2]
 
 
 def are_numbers(model: PreTrainedModel) -> bool:
-    """Whether the logits of a model are no distribution over classes: of a regression, or of several labels at once."""
+    """Return True if the logits are no distribution over classes: in regression and multi-label classification."""
     return getattr(model.config, "problem_type", None) in ("regression", "multi_label_classification")

@@ -1,4 +1,4 @@
-"""The names that PEFT is to adapt in a model whose attention was changed."""
+"""Return the names of the modules that PEFT should adapt in a model whose attention was changed."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -23,25 +23,25 @@ def peft_targets(
     model: PreTrainedModel,
     parts: str | Sequence[str] = ("query", "value"),
 ) -> list[str]:
-    """The `target_modules` of a LoRA of attention, for stock and changed models alike.
+    """Return the `target_modules` for a LoRA of attention, for stock and changed models alike.
 
         peft.get_peft_model(model, peft.LoraConfig(target_modules=peft_targets(model)))
 
-    PEFT's own default targets are names of stock projections, where it knows the model type at all. Queries and keys
-    have other names where they are collaborative, so that a default passes them over in silence; it is an error where
-    every one of its names is gone, or where the model type is none that PEFT knows.
+    PEFT's own default targets are the names of stock projections, for the model types that it knows. In collaborative
+    sites queries and keys have other names. PEFT's defaults then skip them silently; PEFT raises an error only if it
+    finds none of its names, or if it does not know the model type.
 
     Args:
-        model: a transformers model, changed or not; it stays as it is.
-        parts: what of attention is adapted: "query", "key", "value" and "output", one or several. Where one projection
-            makes query, key and value (GPT-2), it is adapted for any of the three.
+        model: a transformers model, changed or not; it is not changed.
+        parts: the parts of attention to adapt: "query", "key", "value" and "output", one or several. Where one
+            projection makes query, key and value (GPT-2), it is adapted for any of the three.
 
     Returns:
         Paths of modules, in model order, each once. Sites without heads have none.
 
     Raises:
         ArgumentError: on an unknown part, or if there is nothing to adapt.
-        SwapError: if an output projection holds gates or alphas, which LoRA would pass by.
+        SwapError: if an output projection holds gates or alphas, which LoRA would bypass.
         UnsupportedModelError: if there is no adapter for the model.
     """
     named: list[str] = list(parts) if is_list(parts) else [parts]  # type: ignore[list-item]
@@ -64,7 +64,7 @@ def peft_targets(
 
 
 def module_of(site: OpenSite, part: str) -> nn.Module:
-    """The Linear or Conv1D that is a part of a site, or makes it beside others."""
+    """Return the Linear or Conv1D that makes a part of a site, alone or together with other parts."""
     if part == "output":
         if isinstance(site.output, HeadOutputProjection):
             raise SwapError(

@@ -1,7 +1,7 @@
-"""Cut a calibration batch into portions of like length, without the padding that a portion does not need.
+"""Cut a calibration batch into portions of similar length, without the padding that a portion does not need.
 
-Real batches hold sentences of many lengths: of 256 sentences of STS-B, in batches of 32, over half of all positions are
-padding. What a model computes for real tokens does not depend on the padding after them, so that can be left out.
+Real batches hold sentences of many lengths: of 256 sentences of STS-B in batches of 32, over half of all positions are
+padding. The results for real tokens do not depend on the padding after them, so this padding can be left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 PORTION = 384  # positions, padding included
 ROWS_WITHOUT_MASK = 16  # rows per portion of a batch without a mask, which does not say how long its rows are
-# A mask, and the inputs whose second dimension are its positions.
+# A mask -> the inputs whose second dimension has the same positions.
 SIDES = {
     "attention_mask": ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds"),
     "encoder_attention_mask": ("encoder_attention_mask", "encoder_hidden_states"),
@@ -26,12 +26,13 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
     Args:
         batch: model inputs. It stays whole if its tensors do not all have one row per example, or if it holds anything
             but tensors, numbers and strings.
-        is_encoder_decoder: whether labels are what a decoder reads.
-        size: positions per portion, of encoder and decoder together.
+        is_encoder_decoder: whether a decoder reads the labels.
+        size: positions per portion, encoder and decoder together.
 
     Yields:
-        Batches of the same inputs. Positions at the end that are padding in every row of the portion are cut off. What
-        is padding, the masks say; for the decoder of an encoder-decoder that gets labels only, the labels do.
+        Batches of the same inputs. Positions at the end that are padding in every row of the portion are cut off. The
+        masks say which positions are padding; for the decoder of an encoder-decoder that gets only labels, the
+        labels do.
     """
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
     counts = {len(tensor) if tensor.ndim else 0 for tensor in tensors.values()}
@@ -51,10 +52,10 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
 
 
 def cut(lengths: Tensor, size: int) -> Iterator[Tensor]:
-    """Sort examples by length [B], and cut them into portions whose number times longest length stays within `size`.
+    """Sort examples by length [B] and cut them into portions whose number times longest length stays within `size`.
 
     Yields:
-        The numbers of the examples of a portion; one that is longer than `size` is a portion by itself.
+        The indices of the examples of a portion; an example longer than `size` is a portion by itself.
     """
     order = lengths.argsort(stable=True)
     start = 0
@@ -65,14 +66,18 @@ def cut(lengths: Tensor, size: int) -> Iterator[Tensor]:
 
 
 def sides(batch: Mapping, is_encoder_decoder: bool) -> Iterator[tuple[Sequence[str], Tensor]]:
-    """Group the inputs that have the same positions: their names, and which of the positions are used, [B, T] bool."""
+    """Group the inputs that have the same positions.
+
+    Yields:
+        The names of the inputs of a group, and which of their positions are used: [B, T] bool.
+    """
     matrices = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.ndim > 1}
     for mask, names in SIDES.items():
         if mask in matrices and matrices[mask].ndim == 2:
             labelled = mask == ("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
             labelled &= "labels" in matrices and not matrices["labels"].is_floating_point()  # those are of examples
             beside = [name for name in (*names, *["labels"] * labelled) if name in matrices]
-            # a mask alone is one of images, whose positions are no dimension of theirs
+            # a mask without such inputs belongs to images, which have no dimension of positions
             if len(beside) > 1 and len({matrices[name].shape[1] for name in beside}) == 1:
                 yield beside, matrices[mask] != 0
     if is_encoder_decoder and "labels" in matrices and not any(name.startswith("decoder_") for name in matrices):
@@ -80,6 +85,6 @@ def sides(batch: Mapping, is_encoder_decoder: bool) -> Iterator[tuple[Sequence[s
 
 
 def ends(used: Tensor) -> Tensor:
-    """One past the last used position of every row, 0 where there is none: [B, T] -> [B]."""
+    """Return the index after the last used position of every row, 0 where none is used: [B, T] -> [B]."""
     positions = torch.arange(1, used.shape[1] + 1, device=used.device)
     return (used * positions).amax(1).cpu()

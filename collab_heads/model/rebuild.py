@@ -19,8 +19,8 @@ from collab_heads.sites.state import DIVIDED, QueryKeyKind, SiteState
 def rebuild(model: PreTrainedModel) -> None:
     """Give a freshly built model the sites that its config records. Idempotent; works on the meta device.
 
-    A site whose stack this model does not have is passed over (an encoder of an encoder-decoder), and so is a model
-    that only holds changed ones, each with a config of its own, which rebuild themselves (`EncoderDecoderModel`).
+    Recorded sites of a stack that this model lacks are skipped (such as the encoder of an encoder-decoder). So are
+    models that only hold changed ones, each with a config of its own, which rebuild themselves (`EncoderDecoderModel`).
 
     Raises:
         ConfigError: if the record does not fit the model; the site is named.
@@ -46,13 +46,13 @@ def rebuild(model: PreTrainedModel) -> None:
 
 
 def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:
-    """Bring a model in use to the record of one that was changed further, as on another process.
+    """Bring a model in use to the recorded state of a model that was changed further, for example on another process.
 
     Only the structure follows (heads, projections, values, gates, alphas); copy the weights from the other model.
 
     Args:
-        model: as the other one was before; changed in place.
-        record: `config.collab_heads` of the other one; None if it has none.
+        model: a model in the state that the other one had before; changed in place.
+        record: `config.collab_heads` of the other model; None if it has none.
     """
     sites = open_sites(model, adapter_for_config(model.config))
     if record is None:
@@ -64,7 +64,10 @@ def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:
 
 
 def rebuild_site(site: OpenSite, state: SiteState) -> None:
-    """Bring one site from stock to its recorded state; inner and outer models both rebuild, so it may be there."""
+    """Bring one site from stock to its recorded state.
+
+    Inner and outer models both rebuild, so the site may be in that state already.
+    """
     if vars(site.module).get(STATE) == state:
         return
     check_record_fits(site, state)
@@ -103,7 +106,7 @@ def check_record_fits(site: OpenSite, state: SiteState) -> None:
 
 
 def check_kind_fits(site: OpenSite, kind: QueryKeyKind) -> None:
-    """Raise ConfigError if a family cannot have a kind of projection: rotations stand between query, key and score."""
+    """Raise ConfigError if a family cannot have a kind of query/key projection, as with rotary positions."""
     exact = site.adapter.exact_kind
     if kind != exact and (kind in DIVIDED or exact != EXACT_KIND):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""See what heads do during ordinary forward passes: their attention weights and their outputs."""
+"""Record the attention weights and outputs of heads during ordinary forward passes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -31,11 +31,11 @@ def recording(
     """Call back at every site that has heads, in every forward pass of the model while the context is open.
 
     Works for changed sites as for stock ones. A module that serves several layers (ALBERT) calls back once per layer.
-    Nothing is kept here once a callback has returned. In training mode the weights are those after dropout.
+    Once a callback has returned, no tensor is kept here. In training mode the weights are those after dropout.
 
-    Only the eager backend gives weights. Where `weights` is asked for, the model uses that backend while the context
-    is open (slower, with [B, H, T, S] in memory) and says so at the level "info"; afterwards, also on an error, it has
-    its own again, and no hook is left.
+    Only the eager backend returns weights. If `weights` is given, the model uses that backend while the context is open
+    (slower, with [B, H, T, S] in memory) and logs this at the level "info". Afterwards, also on an error, the model has
+    its own backend again, and no hook is left.
 
     Args:
         model: a supported transformers model, original or collaborative, gated, mixed, pruned.
@@ -67,7 +67,7 @@ def recording(
 
 
 def eager_backend(model: PreTrainedModel):
-    """The eager backend for the model and its stacks; theirs are restored."""
+    """Use the eager backend for the model and its stacks; their own backends are restored at the end."""
     backends = {m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)} - {"eager"}
     if backends:
         logger.info(
@@ -78,7 +78,7 @@ def eager_backend(model: PreTrainedModel):
 
 
 def asking_hook(argument: str):
-    """A forward pre-hook on an attention module that returns its weights where an argument asks for them."""
+    """Return a forward pre-hook that sets the argument by which an attention module returns its weights."""
 
     def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return args, {**kwargs, argument: True}
@@ -87,7 +87,7 @@ def asking_hook(argument: str):
 
 
 def weights_hook(adapter: AttentionAdapter, site: AttentionSite, callback: Callback):
-    """A forward hook on the attention module of a site."""
+    """Return a forward hook for the attention module of a site that passes its weights to the callback."""
 
     def hook(module: Any, inputs: tuple, output: tuple) -> None:
         weights = output[adapter.weights_at]
@@ -103,7 +103,7 @@ def weights_hook(adapter: AttentionAdapter, site: AttentionSite, callback: Callb
 
 
 def outputs_hook(site: AttentionSite, callback: Callback):
-    """A forward pre-hook on the output projection of a site."""
+    """Return a forward pre-hook for the output projection of a site that passes the heads to the callback."""
 
     def hook(projection: nn.Module, inputs: tuple) -> None:
         callback(site, inputs[0].unflatten(-1, (site.num_heads, -1)))

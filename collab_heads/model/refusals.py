@@ -1,4 +1,4 @@
-"""What must not be changed in place, and what to do instead."""
+"""Checks that refuse models, sites and optimizers that cannot be changed in place, and name a way out."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from collab_heads.sites.site import AttentionSite
 
 
 def check_wrapper(model: nn.Module) -> None:
-    """Raise UnsupportedModelError if `model` is a wrapper, or no transformers model at all."""
+    """Raise UnsupportedModelError if `model` is a wrapper, is compiled or adapted, or no transformers model at all."""
     check_model(model)
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise UnsupportedModelError("cannot change a compiled model in place: swap before model.compile()")
@@ -59,7 +59,7 @@ def check_values(model: PreTrainedModel, adapter: AttentionAdapter, sites: Seque
 
 
 def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
-    """Raise SwapError unless the output projection of every site is a plain Linear, or ours, and its alone."""
+    """Raise SwapError unless the output projection of every site is unshared, and a plain Linear or one of ours."""
     check_unshared(model, adapter, sites, ("output",))
     for site in open_sites(model, adapter, sites):
         check_forward(site.site, site.output)
@@ -77,14 +77,14 @@ def check_unshared(
     *,
     inside: bool = True,
 ) -> None:
-    """Raise SwapError if a projection of the sites, or its weight, is another one too: that would change with it.
+    """Raise SwapError if a projection of the sites, or its weight, is also another one, which would change with it.
 
     Args:
         model: the model.
         adapter: its adapter.
         sites: those that are about to change.
         names: which of "query", "key", "value" and "output" change.
-        inside: whether one weight in two places of a single site matters, too.
+        inside: whether a weight that is used twice within a single site is refused, too.
     """
     if not sites:
         return
@@ -104,7 +104,7 @@ def check_unshared(
 
 
 def named_projections(site: OpenSite, names: Sequence[str]) -> dict[str, nn.Module | FusedPart]:
-    """Some of the projections of a site: name -> module; a collaborative site has neither "query" nor "key"."""
+    """Return some projections of a site by name; a collaborative site has neither "query" nor "key"."""
     projections: dict[str, nn.Module | FusedPart] = {"value": site.value}
     if not site.is_swapped:
         projections["query"], projections["key"] = site.projections
@@ -114,7 +114,7 @@ def named_projections(site: OpenSite, names: Sequence[str]) -> dict[str, nn.Modu
 
 
 def check_forward(site: AttentionSite, module: nn.Module) -> None:
-    """Raise SwapError if a module's forward is overridden on the instance: a change of class would not show."""
+    """Raise SwapError if a module's forward is overridden on the instance: it would hide a change of class."""
     if "forward" in vars(module):
         raise SwapError(
             f"{site.path} has a forward of its own, set on the instance, which would hide the new class: take it off "
@@ -145,12 +145,12 @@ def check_weight(site: AttentionSite, projection: nn.Module) -> None:
 
 REMOVED = WeakTensorKeyDictionary()  # parameter that is alive -> the model that it was in
 MADE = WeakTensorKeyDictionary()  # parameters that took the place of others
-CHECKED: list[Any] = []  # the hook, once there is something to check
+CHECKED: list[Any] = []  # the handle of the hook, once it is registered
 
 
 @contextmanager
 def noting_replaced(model: PreTrainedModel) -> Iterator[None]:
-    """Note which parameters leave a model while the context is open, and outlive that, and which ones come."""
+    """Note which parameters of a model are replaced while the context is open, and by which ones."""
     before = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
     try:
         yield
@@ -169,7 +169,7 @@ def noting_replaced(model: PreTrainedModel) -> Iterator[None]:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, args: Any = (), kwargs: Any = None) -> None:
-    """Raise ArgumentError if an optimizer holds removed parameters, and not trainable ones in their place."""
+    """Raise ArgumentError if an optimizer holds removed parameters but not the trainable ones that replaced them."""
     if not REMOVED:
         return
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]

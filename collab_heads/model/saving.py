@@ -1,9 +1,9 @@
-"""A save that is under way: until it ends, the config in the folder says so, and nothing loads from there.
+"""Saves in progress: until a save ends, the config in the folder says so, and nothing can be loaded from there.
 
-`save_pretrained` writes the config first and the weights last. Killed between, it would leave the config of one model
-with the weights of another, and often they fit. So the first config that is written is marked as that of a save which
-has not ended, which every `from_pretrained` refuses; the one without that mark takes its place when all else is there.
-Models that are unchanged are saved so where they replace a changed one.
+`save_pretrained` writes the config first and the weights last. If it is killed in between, the folder would hold the
+config of one model and the weights of another, which often fit. So the first config that is written is marked as that
+of an unfinished save, which every `from_pretrained` refuses. The config without this mark replaces it when everything
+else is written. An unchanged model is saved in the same way where it replaces a changed one.
 """
 
 import functools
@@ -34,14 +34,14 @@ SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")
 
 @dataclass
 class Save:
-    """A save of a model that is changed, or takes the place of a changed one.
+    """A save of a model that is changed or that replaces a changed one.
 
     Attributes:
-        folder: into which it goes.
-        metadata: of its weights.
-        end: writes the config as it is to be; None before there was one to write, or after.
-        files: the names of the weights that were written.
-        divided: whether the processes write the weights, each its own, unseen.
+        folder: the folder to which the model is saved.
+        metadata: the metadata of its weights.
+        end: writes the final config; None before a config was to be written, and after the save has ended.
+        files: the names of the files of weights that were written.
+        divided: whether each process writes its own part of the weights, without calling our hook.
     """
 
     folder: Path
@@ -51,12 +51,12 @@ class Save:
     files: set[str] = field(default_factory=set)
 
     def begin(self, write: Callable[[PretrainedConfig, Path], None], config: PretrainedConfig) -> None:
-        """Write the config of a save that has not ended, and keep for the end what it is to be."""
+        """Write the config with the mark of an unfinished save, and remember how to write the final one."""
         self.end = lambda: replace(write, config, self.folder / CONFIG_NAME)
         replace(write, unfinished(config), self.folder / CONFIG_NAME)
 
     def finish(self) -> None:
-        """Write the config as it is to be, once."""
+        """Write the final config, once."""
         if self.end is None:
             return
         for parts in filter(None, map(SHARD.fullmatch, self.files)):
@@ -70,7 +70,7 @@ CURRENT: ContextVar[Save | None] = ContextVar("the save that is under way", defa
 
 @contextmanager
 def saving(config: PretrainedConfig, folder: Path, divided: bool = False) -> Iterator[None]:
-    """While a model is saved: end the save, or put the config back if it failed before a weight was written."""
+    """Run a save: finish it at the end, or restore the old config if the save failed before any weight was written."""
     save = Save(folder, metadata(config), divided) if is_changed(config) or holds_changed(folder) else None
     file = folder / CONFIG_NAME
     before = file.read_bytes() if save is not None and file.is_file() else None
@@ -88,13 +88,13 @@ def saving(config: PretrainedConfig, folder: Path, divided: bool = False) -> Ite
 
 
 def current(folder: Path) -> Save | None:
-    """The save that is under way into a folder."""
+    """Return the save that is in progress into a folder, or None."""
     save = CURRENT.get()
     return save if save is not None and save.folder.absolute() == folder.absolute() else None
 
 
 def holds_changed(folder: Path) -> bool:
-    """Whether a changed model lies in a folder, or a part of one."""
+    """Return True if a folder holds a changed model, or a part of one."""
     config = folder / CONFIG_NAME
     if config.is_file() and FIELD.encode() in config.read_bytes():
         return True
@@ -102,7 +102,7 @@ def holds_changed(folder: Path) -> bool:
 
 
 def replace(write: Callable[[PretrainedConfig, Path], None], config: PretrainedConfig, file: Path) -> None:
-    """Write the file of a config in one step: a reader sees the old one or the new one."""
+    """Write the file of a config in one step: a reader sees either the old or the new one."""
     partial = file.with_name(file.name + PARTIAL)
     write(config, partial)
     os.replace(partial, file)
@@ -112,7 +112,7 @@ WRAPPED = "collab_heads"  # attribute of a function that is wrapped already
 
 
 def write_config(stock: Callable, config: PretrainedConfig, json_file_path, *args, **kwargs):
-    """Write the file of a config, with the marks of a changed model, or of a save that has not ended."""
+    """Write the file of a config with the marks of a changed model or of an unfinished save."""
     file = Path(json_file_path)
     written = marked(config, free_module(file.parent))
     save = current(file.parent) if file.name == CONFIG_NAME else None
@@ -122,7 +122,10 @@ def write_config(stock: Callable, config: PretrainedConfig, json_file_path, *arg
 
 
 def save_weights(stock: Callable, tensors, filename, metadata=None, *args, **kwargs):
-    """Write a file of weights, which says what record it belongs to; that of an adapter, without a config, does not."""
+    """Write a file of weights with the record that it belongs to in its metadata.
+
+    The weights of an adapter (PEFT), which are saved without a config, get no such metadata.
+    """
     save, file = current(Path(filename).parent), Path(filename)
     if save is None or save.end is None:
         return stock(tensors, filename, metadata, *args, **kwargs)
@@ -132,7 +135,7 @@ def save_weights(stock: Callable, tensors, filename, metadata=None, *args, **kwa
 
 
 def save_model(stock: Callable, model: PreTrainedModel, save_directory, *args, **kwargs):
-    """Save a model, with a config that says what it is, and the tokenizer that it came with."""
+    """Save a model with a config that records its state, and with the tokenizer files that it was loaded with."""
     settle(model)
     with saving(model.config, Path(save_directory), bool(kwargs.get("distributed_checkpoint"))):
         result = stock(model, save_directory, *args, **kwargs)
@@ -141,7 +144,7 @@ def save_model(stock: Callable, model: PreTrainedModel, save_directory, *args, *
 
 
 def save_config(stock: Callable, config: PretrainedConfig, save_directory, *args, **kwargs):
-    """Save a config, and what goes beside it."""
+    """Save a config together with the code file and the model card beside it."""
     result = stock(config, save_directory, *args, **kwargs)
     write_code(config, Path(save_directory))
     complete(config, Path(save_directory))
@@ -149,7 +152,7 @@ def save_config(stock: Callable, config: PretrainedConfig, save_directory, *args
 
 
 def upload(stock: Callable, model: PreTrainedModel, working_dir, repo_id: str, *args, **kwargs):
-    """Upload the files of a model, with a completed card and the config of a save that has ended."""
+    """Upload the files of a model, with a completed card and the config of a finished save."""
     if save := current(Path(working_dir)):
         save.finish()
     complete(model.config, Path(working_dir), repo_id)
@@ -169,7 +172,7 @@ HOOKS: dict[tuple[Any, str], tuple[str, Callable]] = {
 
 
 def missing_functions() -> list[str]:
-    """The functions that this version of transformers lacks, or calls with other arguments."""
+    """Return messages for the functions that this version of transformers lacks or calls with other arguments."""
     return [
         f"{where.__name__} has no {name}(..., {argument})"
         for (where, name), (argument, _) in HOOKS.items()
@@ -178,7 +181,7 @@ def missing_functions() -> list[str]:
 
 
 def install_saving_hooks() -> None:
-    """Wrap the functions, once."""
+    """Wrap the functions in `HOOKS`; functions that are wrapped already are left alone."""
     for (where, name), (_, instead) in HOOKS.items():
         stock, is_static = getattr(where, name), isinstance(inspect.getattr_static(where, name), staticmethod)
         if not hasattr(stock, WRAPPED):
@@ -187,7 +190,7 @@ def install_saving_hooks() -> None:
 
 
 def around(stock: Callable, instead: Callable) -> Callable:
-    """A function that calls `instead` with the stock one and its arguments."""
+    """Return a function that calls `instead` with the stock function and its arguments."""
 
     @functools.wraps(stock)
     def wrapper(*args, **kwargs):

@@ -1,7 +1,8 @@
-"""A model that is saved records what it is, whatever happened to its config.
+"""Bring the configs of a model in line with its modules before it is saved.
 
-Configs are shared: by a model and its copy (`Student(teacher.config)`), by a task model and the base in it, by whoever
-holds one. Layers move from one model to another, or are dropped. So the record is taken from the modules.
+Configs are shared: by a model and its copy (`Student(teacher.config)`), by a task model and its base model, by any
+other object that holds one. Layers move from one model to another, or are dropped. So the record of the changes is
+taken from the modules.
 """
 
 import copy
@@ -16,11 +17,12 @@ from collab_heads.sites.record import FIELD, STATE, CollabConfig, configs_in, ow
 
 
 def settle(model: PreTrainedModel) -> None:
-    """Have the config of a model, and those in it, record what its modules are; shared ones become its own for it.
+    """Make the config of a model, and those inside it, record its modules; shared configs are copied first.
 
     Raises:
-        UnsupportedModelError: if no config can record it: that of a stack which does not load alone, of a model that
-            holds another one without having its config, or of one that holds several which are changed in other ways.
+        UnsupportedModelError: if no config can record this state: of a stack that cannot be loaded alone, of a model
+            that holds another one without having its config, or of one that holds several models with different
+            changes.
     """
     record, adapter = CollabConfig.on(model), known_adapter(model.config)
     if adapter is None and not hasattr(model.config, FIELD):
@@ -43,22 +45,22 @@ def settle(model: PreTrainedModel) -> None:
 
 
 def settle_as(model: PreTrainedModel, record: CollabConfig) -> None:
-    """Have the config of a model record what a model in it is, which is built from the same."""
+    """Make the config of a model record the state of a model inside it that is built from the same config."""
     if CollabConfig.of(model.config) != record:
         own_configs(model)
         setattr(model.config, FIELD, record.to_dict())
 
 
 def check_built(model: PreTrainedModel) -> None:
-    """Check that what the config of a model builds is as the model is, wherever both have a module.
+    """Check that a model built from the config has the recorded state of the model, for every module that both have.
 
     Raises:
-        UnsupportedModelError: naming a module that would be another one.
+        UnsupportedModelError: naming a module that would differ.
     """
     try:
         with torch.device("meta"):
             built = type(model)(copy.deepcopy(model.config))
-    except TypeError:  # it is built of more than its config: what else it holds is given to it
+    except TypeError:  # it takes more than a config, so the models in it are passed to it
         return
     ours = dict(model.named_modules(remove_duplicate=False))
     for path, module in built.named_modules(remove_duplicate=False):
@@ -70,7 +72,7 @@ def check_built(model: PreTrainedModel) -> None:
 
 
 def models_beside(model: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
-    """The outermost models of a model's own kind in it that are not its base, nor parts of that, and their paths."""
+    """Return the outermost inner models of the same kind outside the base model, with their paths."""
     found: list[tuple[str, PreTrainedModel]] = []
     base = set(model.base_model.modules()) if model.base_model is not model else {model}
     for path, module in model.named_modules():
@@ -82,13 +84,13 @@ def models_beside(model: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
 
 
 def has_sites(model: PreTrainedModel) -> bool:
-    """Whether a model has attention where its family has it, so that it loads alone."""
+    """Return True if a model has attention where its family has it, so that it can be loaded alone."""
     adapter = known_adapter(model.config)
     return adapter is not None and bool(adapter.sites(model))
 
 
 def settle_inner(model: PreTrainedModel) -> None:
-    """Settle the models in a model that is of no family itself, and put their records into its config."""
+    """Settle the models inside a model that is of no known family, and put their records into its config."""
     for path, inner in models_in(model):
         if not (CollabConfig.on(inner).sites or CollabConfig.of(inner.config).sites):
             continue
@@ -100,7 +102,7 @@ def settle_inner(model: PreTrainedModel) -> None:
 
 
 def models_in(model: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
-    """The outermost models with configs of their own in a model, and their paths."""
+    """Return the outermost inner models that have a config of another kind, with their paths."""
     found: list[tuple[str, PreTrainedModel]] = []
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer, _ in found)
@@ -110,10 +112,10 @@ def models_in(model: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
 
 
 def config_of(model: PreTrainedModel, path: str, inner: PreTrainedModel) -> str:
-    """The name of the config of a model in a model.
+    """Return the name under which the config of a model holds the config of an inner model.
 
     Raises:
-        UnsupportedModelError: if none of those in the config is it.
+        UnsupportedModelError: if no inner config can be identified as that of the inner model.
     """
     there = configs_in(model.config)
     same = [name for name, config in there.items() if config is inner.config]
@@ -129,5 +131,5 @@ def config_of(model: PreTrainedModel, path: str, inner: PreTrainedModel) -> str:
 
 
 def is_alike(config: PretrainedConfig, other: PretrainedConfig) -> bool:
-    """Whether two configs are of one kind of model."""
+    """Return True if two configs have the same class and model type."""
     return type(config) is type(other) and config.model_type == other.model_type

@@ -1,4 +1,4 @@
-"""How large a site of attention is, or would be with fewer heads, another query/key projection or narrower values.
+"""Compute the size of a site now, or with fewer heads, another query/key projection or narrower values.
 
 Shapes: H heads, H_k key heads, d_k and d_v the widths of a query/key head and of a value head; D_q, D_k and D those of
 the inputs of queries and of keys, and of the output of W_O.
@@ -18,14 +18,14 @@ from collab_heads.sites.state import QueryKeyState
 
 @dataclass(frozen=True)
 class Geometry:
-    """All that the size of a site depends on.
+    """Everything on which the size of a site depends.
 
     Attributes:
         num_heads: H.
         dim_head: d_k of the original module.
         dim_value: d_v.
         dims: D_q, D_k and D.
-        biases: whether query, key, value and output have one.
+        biases: whether query, key, value and output have a bias.
         query_key: the collaborative query/key projection; None for stock ones.
         groups: the key head of every head; None where each has its own.
     """
@@ -40,7 +40,7 @@ class Geometry:
 
     @classmethod
     def of(cls, site: OpenSite) -> "Geometry":
-        """Read it from a site that has heads, as it is now."""
+        """Read the geometry of a site that has heads."""
         heads = site.adapter.num_heads(site.module)
         if site.query_key is None:
             query, key = site.projections
@@ -61,7 +61,6 @@ class Geometry:
 
     @property
     def key_heads(self) -> int:
-        """H_k."""
         return count_key_heads(self.num_heads, self.groups)
 
     @property
@@ -72,15 +71,15 @@ class Geometry:
 
 @dataclass(frozen=True)
 class SiteSize:
-    """How large a site is, its gates and alphas left out.
+    """The size of a site, without its gates and alphas.
 
     Attributes:
         query_key: parameters of the query/key projection.
-        value_output: parameters of the projections of values and of what the heads put out.
-        cache: elements that it caches per token.
-        per_query: multiplications per query token, of the projections of queries and of what the heads put out.
-        per_key: multiplications per key token, of the projections of keys and values.
-        per_pair: multiplications per query token and key token, of the scores and of the sum of the values.
+        value_output: parameters of the value and output projections.
+        cache: elements cached per token.
+        per_query: multiplications per query token, of the query and output projections.
+        per_key: multiplications per key token, of the key and value projections.
+        per_pair: multiplications per query token and key token, of the scores and the weighted sum of the values.
     """
 
     query_key: int
@@ -105,7 +104,6 @@ def site_size(site: OpenSite) -> SiteSize:
 
 @functools.lru_cache(maxsize=1 << 16)
 def size_of(geometry: Geometry) -> SiteSize:
-    """Return the size of a site that has heads."""
     (dim_query, dim_key, dim_output), (query_bias, key_bias, value_bias, output_bias) = geometry.dims, geometry.biases
     heads, state = geometry.num_heads, geometry.query_key
     values, summed = geometry.key_heads * geometry.dim_value, heads * geometry.dim_value
@@ -132,5 +130,5 @@ def size_of(geometry: Geometry) -> SiteSize:
 
 @functools.lru_cache(maxsize=1 << 12)
 def empty(state: QueryKeyState, num_heads: int, dim_query: int, dim_key: int) -> QueryKey:
-    """Return a projection without numbers in it."""
+    """Return a query/key projection on the meta device, without numbers."""
     return build_query_key(state, num_heads, dim_query, dim_key, device="meta")

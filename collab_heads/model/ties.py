@@ -1,8 +1,8 @@
-"""What ties stored weights to the record that they belong to.
+"""Tie stored weights to the record that they belong to.
 
 Weights of two changed models may agree in every name and shape: of one that lost head 1, and one that lost head 2. So
-each file of weights says in its metadata which records it belongs to, by digests, and a load compares. It names
-several: the text model of a CLIP loads alone from the files of the whole, by the config that it has in it.
+the metadata of each file of weights name, by digests, the records that it belongs to, and loading compares them. There
+are several: the text model of a CLIP loads alone from the files of the whole model, by the config inside its config.
 """
 
 import hashlib
@@ -22,30 +22,30 @@ from collab_heads.sites.record import STATE, CollabConfig, configs_in
 
 TIE = "collab_heads"  # in the metadata of a file of weights
 SUFFIX = ".safetensors"
-MAX_HEADER = 100_000_000  # bytes; safetensors reads no longer ones
+MAX_HEADER = 100_000_000  # bytes; the limit of safetensors
 AGAIN = "load it with the config that was saved with it, or save the model again"
 
 
 def tie(config: PretrainedConfig) -> str:
-    """A short name for the changes that a config and those in it record; of one without, for its type of model."""
+    """Return a digest of the changes that a config and those inside it record; without any, of its model type."""
     changes = json.dumps(recorded(config) or config.model_type, sort_keys=True)
     return hashlib.sha256(changes.encode()).hexdigest()[:32]
 
 
 def recorded(config: PretrainedConfig) -> dict:
-    """The changed sites of a config, and of the changed ones among those in it."""
+    """Return the changed sites of a config, and of the changed configs inside it."""
     inner = {name: recorded(each) for name, each in configs_in(config).items()}
     parts = {"sites": CollabConfig.alone(config).to_dict()["sites"], "configs": {k: v for k, v in inner.items() if v}}
     return {name: part for name, part in parts.items() if part}
 
 
 def ties(config: PretrainedConfig) -> set[str]:
-    """The names for a config and for those in it, which load alone from the files of the whole."""
+    """Return the digests of a config and of those inside it, which load alone from the files of the whole."""
     return {tie(config)}.union(*map(ties, configs_in(config).values()))
 
 
 def metadata(config: PretrainedConfig) -> dict[str, str]:
-    """What is to stand in the metadata of the weights of a model with this config; nothing if it is unchanged."""
+    """Return the metadata entries for the weights of a model with this config; empty if it is unchanged."""
     return {TIE: " ".join(sorted(ties(config)))} if recorded(config) else {}
 
 
@@ -53,13 +53,13 @@ def check_tie(config: PretrainedConfig, files: Iterable[str | Path]) -> bool:
     """Check that files of weights belong to the record of a config.
 
     Returns:
-        Whether they say so. Those that `save_pretrained` did not write, such as accelerate's, say nothing.
+        Whether their metadata say so. Files not written by `save_pretrained`, such as accelerate's, have no such entry.
 
     Raises:
         ConfigError: if they belong to another record; the file is named.
     """
     wanted, untied = tie(config), []
-    apart = getattr(type(config), "extra_files", ())  # which some type of model keeps beside its weights
+    apart = getattr(type(config), "extra_files", ())  # that some model types keep beside the weights
     paths = [path for path in map(Path, files) if path.name not in apart]
     for file in paths:
         found = read_metadata(file).get(TIE)
@@ -81,12 +81,12 @@ def check_tie(config: PretrainedConfig, files: Iterable[str | Path]) -> bool:
 
 
 def is_tied(file: Path) -> bool:
-    """Whether a file holds the weights of a changed model."""
+    """Return True if a file holds the weights of a changed model."""
     return TIE in read_metadata(file)
 
 
 def read_metadata(file: Path) -> Mapping[str, str]:
-    """The metadata of a file of weights; none of what is no such file, which whoever reads the weights says."""
+    """Return the metadata of a file of weights; empty if it is no such file, an error that is left to its reader."""
     if file.suffix != SUFFIX:
         return {}
     try:
@@ -98,7 +98,7 @@ def read_metadata(file: Path) -> Mapping[str, str]:
 
 
 def read_header(opened: BinaryIO) -> dict:
-    """The names, shapes and metadata in a file of weights that was just opened."""
+    """Return the names, shapes and metadata of a file of weights that was just opened."""
     size = int.from_bytes(opened.read(8), "little")
     if size > MAX_HEADER:
         raise ValueError("it is no safetensors file")
@@ -106,7 +106,7 @@ def read_header(opened: BinaryIO) -> dict:
 
 
 def sort_metadata(file: Path) -> None:
-    """Put the metadata of a file in order: safetensors writes several entries in any, and files would differ."""
+    """Sort the metadata of a file in place: safetensors writes entries in any order, so files would differ."""
     with file.open("r+b") as opened:
         header = read_header(opened)
         size = opened.tell() - 8
@@ -117,7 +117,7 @@ def sort_metadata(file: Path) -> None:
             opened.write(text)
 
 
-FILES = ("model.safetensors", "model-*.safetensors")  # in this order transformers looks for weights
+FILES = ("model.safetensors", "model-*.safetensors")  # in the order in which transformers looks for weights
 logger = logging.getLogger(__name__)
 
 
@@ -131,14 +131,14 @@ def find_weights(stock: Callable, *args, **kwargs):
 
 
 def fuse(stock: Callable, model_class: type, config: PretrainedConfig, fusion_config: Mapping | None = None):
-    """Fuse the layers that a config asks for; our sentence is none."""
+    """Fuse the layers that a config asks for, without our sentence."""
     asked = fusion_config or {}
     check_finished(asked, config.name_or_path)
     return stock(model_class, config, {name: how for name, how in asked.items() if not is_mark(name)})
 
 
 def check_stored(config: PretrainedConfig, folder: Path) -> None:
-    """Check what lies in a folder without loading it: that its save has ended, and that its weights are its config's.
+    """Check the files in a folder without loading them: that their save has ended, and that weights and config match.
 
     Raises:
         ConfigError: if not; the folder or the file is named.
@@ -157,7 +157,7 @@ def check_finished(sentences: Iterable[object], folder: object) -> None:
 
 
 def load_weights(stock: Callable, *args, **kwargs):
-    """Load weights into a model, if they belong to what it was built from."""
+    """Load weights into a model, if they belong to the record from which it was built."""
     given = inspect.signature(stock).bind(*args, **kwargs).arguments
     model, state, files = given["model"], given["state_dict"], given["checkpoint_files"]
     if given.get("expected_keys") is not None:  # of an adapter, which goes into a model that is loaded
@@ -170,7 +170,7 @@ def load_weights(stock: Callable, *args, **kwargs):
 
 
 def check_complete(model: PreTrainedModel, loaded: Any, files: list[str] | None) -> None:
-    """Check that weights which do not say what they belong to hold all that is changed in a model; warn if they do.
+    """Check that weights without a digest hold all changed modules of a model; warn if they do.
 
     Raises:
         ConfigError: if something of a changed site is missing, as in the weights of a stock model.

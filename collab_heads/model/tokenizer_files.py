@@ -1,9 +1,9 @@
-"""The files of a tokenizer or processor beside a changed model that is saved: those from where the model came.
+"""Copy the files of a tokenizer or processor from the source of a changed model to where the model is saved.
 
-A folder with a model and no tokenizer loads without a word: AutoTokenizer makes a vocabulary of special tokens, and
-every word is unknown. So a changed model takes the files along, from the folder or the cached repository that it was
-loaded from, where none are at its new place. Whoever saves a tokenizer after the model (Trainer, sentence-transformers,
-users) replaces them all, and nobody uploads them with the model alone.
+A folder with a model but no tokenizer loads without an error: AutoTokenizer makes a vocabulary of special tokens, and
+every word is unknown. So a changed model takes these files along from the folder or cached repository that it was
+loaded from, if its new folder has none. They are replaced if a tokenizer is saved there afterwards (by Trainer,
+sentence-transformers or users), and they are not uploaded together with the model alone.
 """
 
 import logging
@@ -31,16 +31,16 @@ PATTERNS = (
     "*preprocessor_config.json",
     "processor_config.json",
 )
-_brought: dict[Path, dict[Path, int]] = {}  # folder -> file that was brought there -> when it was written
+_brought: dict[Path, dict[Path, int]] = {}  # folder -> file that was copied there -> when it was written
 
 
 def bring_tokenizer(config: PretrainedConfig, save_directory: str | Path, is_main_process=True, *_, **__) -> None:
-    """Copy the files of the tokenizer or processor of a changed model to where it was saved, if none are there.
+    """Copy the files of the tokenizer or processor of a changed model to its save folder, if none are there.
 
     Args:
-        config: of the model.
-        save_directory: where it was saved.
-        is_main_process: as `save_pretrained` takes it.
+        config: the config of the model.
+        save_directory: the folder to which the model was saved.
+        is_main_process: as in `save_pretrained`.
     """
     folder = Path(save_directory)
     if not is_main_process or not is_changed(config) or not folder.is_dir() or files_in(folder):
@@ -48,7 +48,7 @@ def bring_tokenizer(config: PretrainedConfig, save_directory: str | Path, is_mai
     source = source_of(config)
     found = [] if source is None else files_in(source)
     if any(file.name == "tokenizer_config.json" and b'"auto_map"' in file.read_bytes() for file in found):
-        return  # code of its own, which would have to come along, too
+        return  # the tokenizer is custom code, which would have to be copied, too
     try:
         copies = [Path(shutil.copyfile(file, folder / file.name)) for file in found]
     except OSError as error:
@@ -58,12 +58,12 @@ def bring_tokenizer(config: PretrainedConfig, save_directory: str | Path, is_mai
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files of a tokenizer or processor in a folder."""
+    """Return the files of a tokenizer or processor in a folder."""
     return sorted(file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file())
 
 
 def source_of(config: PretrainedConfig) -> Path | None:
-    """The folder that a model was loaded from: as it was named, or in the cache of the Hub; None if it is neither."""
+    """Return the folder that a model was loaded from, by its path or in the cache of the Hub; None if unknown."""
     name = getattr(config, "_name_or_path", "")
     if not name or Path(name).is_dir():
         return Path(name) if name else None
@@ -75,13 +75,13 @@ def source_of(config: PretrainedConfig) -> Path | None:
 
 
 def take_back(folder: str | Path) -> None:
-    """Delete what was brought into a folder, and is as it came."""
+    """Delete the files that were copied into a folder, unless they were changed since."""
     for file, written in _brought.pop(Path(folder).resolve(), {}).items():
         if file.is_file() and file.stat().st_mtime_ns == written:
             file.unlink()
 
 
 def save_tokenizer(stock: Callable, tokenizer: PreTrainedTokenizerBase, save_directory, *args, **kwargs):
-    """Save a tokenizer, in place of what came with the model: one file of another tokenizer would be read, too."""
+    """Save a tokenizer, after deleting the copied files: a file left from another tokenizer would be read, too."""
     take_back(save_directory)
     return stock(tokenizer, save_directory, *args, **kwargs)

@@ -1,7 +1,8 @@
-"""Caches of a fixed size that are made before the first token, as exports need them, in the shapes of changed layers.
+"""Install the hooks into transformers: rebuild and initialise changed models, and give static caches their shapes.
 
-transformers asks the config for one number of heads and one width. A layer that the config records otherwise gets the
-shapes in which its attention stores keys and values.
+A static cache has a fixed size and is made before the first token, as exports need it. transformers asks the config
+for one number of heads and one width. A layer that the config records as changed gets the shapes in which its attention
+stores keys and values.
 """
 
 import functools
@@ -30,7 +31,7 @@ from collab_heads.sites.record import FIELD, CollabConfig
 from collab_heads.sites.site import count_key_heads, kept_groups
 from collab_heads.sites.state import SiteState
 
-STATES = "collab_states"  # attribute of a static cache: number of a layer -> the state of its self-attention
+STATES = "collab_states"  # attribute of a static cache: index of a layer -> the state of its self-attention
 
 
 def note_states(stock: Callable, cache: StaticCache, config: PretrainedConfig, *args, **kwargs) -> None:
@@ -44,7 +45,7 @@ def note_states(stock: Callable, cache: StaticCache, config: PretrainedConfig, *
 
 
 def make_early(stock: Callable, cache: Cache, batch_size: int, num_heads, head_dim, dtype, device) -> None:
-    """Make the tensors of all layers, those of changed ones in their own shapes."""
+    """Allocate the tensors of all layers, those of changed layers in their own shapes."""
     for number, state in getattr(cache, STATES, {}).items():
         layer = cache.layers[number]
         if layer.supports_early_init and not layer.is_initialized:
@@ -55,12 +56,12 @@ def make_early(stock: Callable, cache: Cache, batch_size: int, num_heads, head_d
 
 
 def cached_shapes(state: SiteState, key_heads: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Heads and width that a site stores of every token: of its keys, and of its values.
+    """Return (heads, width) of the keys and of the values that a site stores per token.
 
     Args:
-        state: of the site.
-        key_heads: how many key/value heads the stock site has.
-        width: of each.
+        state: the state of the site.
+        key_heads: the number of key/value heads of the stock site.
+        width: the width of each.
     """
     if not state.heads:
         return (1, 1), (1, 0)  # `layers.removed`
@@ -79,9 +80,9 @@ ROWS = 32  # of the weight [out, in] that the kernel takes at once
 
 
 def leave_wide_kernel(module: Any) -> None:
-    """Let a Linear of bitsandbytes compute as on other CPUs where its weight is not made of whole blocks, in place.
+    """Make a Linear of bitsandbytes skip its AVX-512 kernel if its weight does not consist of whole blocks, in place.
 
-    Without this its first forward pass fails: "N must be divisible by block_n", or a shape with a 0.
+    Otherwise its first forward pass fails: "N must be divisible by block_n", or a shape with a 0.
 
     Args:
         module: any module of a changed model.
@@ -92,10 +93,10 @@ def leave_wide_kernel(module: Any) -> None:
             setattr(module, WIDE_KERNEL, False)
 
 
-# What is wrapped -> the arguments it is called with, by position; more of them may follow.
+# Wrapped method -> the arguments it is called with, by position; more of them may follow.
 WRAPPED = {"post_init": ("self",), "_initialize_weights": ("self", "module")}
 MARK = "collab_heads"  # attribute of a method that is wrapped already
-# what else is wrapped -> the function that is called instead, with the stock one and its arguments
+# other wrapped methods -> the function that is called instead, with the stock one and its arguments
 MORE: dict[tuple[type, str], Callable] = {
     (StaticCache, "__init__"): note_states,
     (Cache, "early_initialization"): make_early,
@@ -104,7 +105,7 @@ MORE: dict[tuple[type, str], Callable] = {
 
 
 def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
-    """Wrap `post_init` and `_initialize_weights` of the class that all models inherit from, and the rest, once.
+    """Wrap `post_init` and `_initialize_weights` of the class that all models inherit from, and the other hooks, once.
 
     Raises:
         UnsupportedVersionError: if this version of transformers has no such methods, or calls them otherwise.
@@ -142,7 +143,7 @@ def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
 
 
 def check_wrapped(model_class: type) -> None:
-    """Raise UnsupportedVersionError unless a class has the methods that are wrapped, with the arguments they take."""
+    """Raise UnsupportedVersionError unless a class has the wrapped methods with the expected arguments."""
     for name, expected in WRAPPED.items():
         method = getattr(model_class, name, None)
         if not callable(method):
@@ -154,12 +155,12 @@ def check_wrapped(model_class: type) -> None:
 
 
 def is_single(argument: inspect.Parameter) -> bool:
-    """Whether an argument is one, not `*args` or `**kwargs`."""
+    """Return True if an argument is neither `*args` nor `**kwargs`."""
     return argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
 
 
 def unsupported(reason: str) -> UnsupportedVersionError:
-    """The error that says why this version of transformers does not do, and which ones do."""
+    """Return the error that says why this version of transformers does not work, and which versions do."""
     return UnsupportedVersionError(
         f"transformers {transformers.__version__} cannot load models that collab_heads has changed: {reason}; "
         f"install {supported_versions()}"
@@ -167,7 +168,7 @@ def unsupported(reason: str) -> UnsupportedVersionError:
 
 
 def supported_versions() -> str:
-    """The versions of transformers that the package asks for, as pip takes them."""
+    """Return the versions of transformers that the package requires, as pip takes them."""
     try:
         wanted = [Requirement(line) for line in requires("collab-heads") or ()]
     except PackageNotFoundError:  # a checkout that is not installed

@@ -1,4 +1,4 @@
-"""What a decoder reads where the batches do not say: the original's own translations."""
+"""Translate batches without decoder inputs with the original model, to have text for the decoder to read."""
 
 import copy
 import math
@@ -22,20 +22,20 @@ from collab_heads.model.batches import (
 )
 from collab_heads.model.offloading import input_device
 
-LENGTH, MORE = 2, 8  # a translation has at most so many tokens per source token, and so many more
+LENGTH, MORE = 2, 8  # a translation has at most LENGTH tokens per source token, plus MORE
 
 
 def needs_translation(model: PreTrainedModel, batch: Batch) -> bool:
-    """Whether a decoder would have nothing to read."""
+    """Return True if the decoder of a model would have no inputs."""
     reads = has_decoder_inputs(batch) or has_text_labels(batch)
     return model.config.is_encoder_decoder and model.can_generate() and not reads
 
 
 def with_translations(original: PreTrainedModel, part: Part, *, show: bool = True) -> Part:
-    """Batches with decoder inputs: those without get what the original writes, greedily.
+    """Return batches with decoder inputs: where they are missing, the original's greedy translation.
 
     Raises:
-        CalibrationError: if the original cannot translate one; it is numbered.
+        CalibrationError: if the original cannot translate a batch; its number is named.
     """
     found, missing = list(part), [place for place, (_, batch) in enumerate(part) if needs_translation(original, batch)]
     with evaluating(original):
@@ -50,7 +50,10 @@ def with_translations(original: PreTrainedModel, part: Part, *, show: bool = Tru
 
 
 def most_tokens(original: PreTrainedModel, batch: Batch) -> int:
-    """How long a translation may be: twice its source and some more, of audio as long as the decoder can write."""
+    """Return the most tokens that a translation may have.
+
+    For texts that is twice the length of the source plus some more; for audio, as many as the decoder can write.
+    """
     config = original.config
     room = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None) or math.inf
     if reads_texts_alone(original):
@@ -60,7 +63,7 @@ def most_tokens(original: PreTrainedModel, batch: Batch) -> int:
 
 
 def translate(original: PreTrainedModel, batch: Batch, num_beams: int = 1) -> Batch:
-    """Decoder inputs and their mask, [B, T]: the translation up to its last token before the end."""
+    """Return decoder inputs and their mask, [B, T]: the translation up to its last token before the end token."""
     config = copy.deepcopy(original.generation_config)
     config.max_length, config.max_new_tokens = most_tokens(original, batch), None
     config.num_beams, config.do_sample = num_beams, False

@@ -1,1 +1,1 @@
-"""Heads change places: by a schedule, or by their scores."""
+"""Exchange the places of heads, by a schedule or by their scores."""

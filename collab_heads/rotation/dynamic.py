@@ -1,4 +1,4 @@
-"""DynamicRotation: heads change places as their scores say, train there, and change back, again and again."""
+"""DynamicRotation: exchange heads by their scores, train them there, and exchange them back, again and again."""
 
 from collections.abc import Iterable, Mapping
 from itertools import chain, pairwise
@@ -30,7 +30,7 @@ Setting = int | Mapping[str, int]
 
 
 class DynamicRotation:
-    """Heads that a rule picks change places, train there, and change back.
+    """A rotation in which a rule picks heads that change places, train there, and change back.
 
         rotation = DynamicRotation("soft", count=2, start=3, end=10)
         rotation.check(model, epochs=12)
@@ -39,8 +39,8 @@ class DynamicRotation:
             train(model, epoch)
 
     Before epoch `start` heads change places; they train `frequency` epochs, change back, rest `rest` epochs, and so on.
-    Heads that are in other places in epoch `end` change back before the next one. To end a training with all heads in
-    their own places, let `end` be its last epoch or earlier, and call `apply` once more after the last, for epoch
+    Heads that are still exchanged in epoch `end` change back before the next one. To end a training with all heads in
+    their own places, set `end` to its last epoch or earlier, and call `apply` once more after the last, for epoch
     `end` + 1.
 
     Args:
@@ -50,23 +50,23 @@ class DynamicRotation:
         metric: the score of a head. "confidence"; "output_distance" ("l2"): the mean distance of its outputs to
             those of the other heads of its layer; "map_distance" (the source's "pairwise"): the same of its attention
             maps, which ranks heads differently; "base": the largest weight of its map, which is 1 for every head of
-            causal attention; "wasserstein": how far its weights are from equal ones. The last three are means over
+            causal attention; "wasserstein": the distance of its weights from equal ones. The last three are means over
             sentences.
-        count: pairs of heads, or where heads share key heads of key heads with all of theirs: per stack (hard,
+        count: pairs of heads (where heads share key heads: pairs of key heads with all their heads), per stack (hard,
             random), per layer (local) or per pair of layers (soft).
         frequency: epochs from an exchange until the exchange back.
         rest: epochs from there until the next exchange.
-        start: epoch, counted from 1, before which the first exchange is.
+        start: epoch, counted from 1, before which the first exchange is made.
         end: the last epoch with exchanged heads; None for no end.
-        layer_pairs: of "soft" only: exchange heads of so many pairs of layers, the outermost first; None for all.
-        roles: the roles that rotate, each a stack of its own; None for those that a setting names, or all.
+        layer_pairs: for "soft" only: exchange heads of this many pairs of layers, the outermost first; None for all.
+        roles: the roles that rotate, each as a separate stack; None for those that a setting names, or all.
         seed: of the policy "random", which draws new pairs for every exchange.
-        exclude: ids of tokens that do not count where heads are ranked; None for the ends of sentences that the config
-            names (BERT's names none: give `[tokenizer.sep_token_id]`).
+        exclude: ids of tokens that are ignored when heads are ranked; None for the end-of-sentence tokens that the
+            config names (BERT's config names none: give `[tokenizer.sep_token_id]`).
 
-    All of these down to `layer_pairs` are one value, or role -> value, such as `DynamicRotation({"enc-self": "soft",
-    "dec-enc": "hard"}, {"enc-self": "confidence", "dec-enc": "pairwise"}, layer_pairs={"enc-self": 2})`: then the roles
-    that are named rotate, each in its own way. Heads are measured once an epoch, whatever the metrics.
+    The arguments up to `layer_pairs` are one value, or role -> value, such as `DynamicRotation({"enc-self": "soft",
+    "dec-enc": "hard"}, {"enc-self": "confidence", "dec-enc": "pairwise"}, layer_pairs={"enc-self": 2})`: then the named
+    roles rotate, each with its own settings. Heads are measured once per epoch for all metrics.
 
     Raises:
         ArgumentError: on an unknown policy, metric or role, numbers below 1, and `layer_pairs` for another policy.
@@ -104,7 +104,7 @@ class DynamicRotation:
         return plain_json(self.record.entries)
 
     def check(self, model: PreTrainedModel, epochs: int | None = None) -> None:
-        """Check the settings against a model, before training; nothing changes.
+        """Check the settings against a model, before training; nothing is changed.
 
         Args:
             model: as `apply` will take it.
@@ -126,7 +126,7 @@ class DynamicRotation:
             plan_exchanges(model, neighbours, None)
 
     def stacks(self, model: PreTrainedModel) -> dict[str, tuple[RoleSettings, Stack]]:
-        """For every role that rotates its settings, and the places of its heads, layer by layer."""
+        """Return the settings of every role that rotates, and the places of its heads, layer by layer."""
         sites, record = unwrapped_adapter(model).sites(model), CollabConfig.on(model).sites
         layers: dict[str, list[list[Slot]]] = {}
         for site in sorted(sites, key=lambda site: (ROLES.index(site.role), site.layer)):
@@ -137,21 +137,20 @@ class DynamicRotation:
     def plan(
         self, model: PreTrainedModel, epoch: int, batches: Iterable[Mapping] | None = None
     ) -> list[tuple[Slot, Slot]]:
-        """What `apply` would exchange before an epoch; nothing changes.
+        """Return the exchanges that `apply` would make before an epoch; nothing is changed.
 
         Args:
             model: a supported transformers model.
             epoch: counted from 1.
-            batches: input dicts as the model takes them, to rank the heads on (the validation set); they are only
-                read where an exchange is due, and not for the policy "random".
+            batches: input dicts as the model takes them, on which to rank the heads (the validation set); they are read
+                only if an exchange is due, and not for the policy "random".
 
         Returns:
-            Pairs of places, in order: exchanges back come first; none where nothing is due, or the epoch was
-            done already.
+            Pairs of places, in order, exchanges back first; empty if nothing is due, or the epoch was applied already.
 
         Raises:
             ArgumentError: as `check`, and if heads must be ranked without batches.
-            CollabHeadsError: whatever measuring heads refuses.
+            CollabHeadsError: if the heads cannot be measured.
         """
         if not self.record.comes(epoch):
             return []
@@ -169,7 +168,7 @@ class DynamicRotation:
         return back + list(chain(*chosen))
 
     def due(self, model: PreTrainedModel, epoch: int) -> dict[str, Due]:
-        """What is due before an epoch, for the roles for which something is."""
+        """Return what is due before an epoch, for the roles that have something due."""
         return due_before(epoch, self.stacks(model), self.exchanged)
 
     def apply(
@@ -183,21 +182,21 @@ class DynamicRotation:
     ) -> list[tuple[Slot, Slot]]:
         """Make the exchanges that are due before an epoch, in place; call it before every epoch.
 
-        Called again for the same epoch (a training resumed in its middle) it does nothing. On an error model,
-        optimizer and history are left as they were.
+        A second call for the same epoch (in a training that is resumed in its middle) does nothing. On an error model,
+        optimizer and history are left unchanged.
 
         Args:
             model: see `swap_heads`.
             epoch: the epoch that is about to start, counted from 1.
             optimizer: see `swap_heads`.
             batches: see `plan`.
-            pairs: the plan of another rank for this epoch, instead of a new one.
+            pairs: the plan of another rank for this epoch, to be used instead of a new one.
 
         Returns:
-            What was exchanged.
+            The pairs that were exchanged.
 
         Raises:
-            ArgumentError: if the given pairs are not what is due.
+            ArgumentError: if the given pairs are not those that are due.
             CollabHeadsError: as `plan` and `swap_heads`.
         """
         if not self.record.comes(epoch):
@@ -219,12 +218,12 @@ class DynamicRotation:
         return planned
 
     def settings(self) -> dict[str, Any]:
-        """What the rotation was made with, in a form for JSON."""
+        """Return the settings of the rotation, in a form for JSON."""
         cycles = {role or "all": settings.numbers for role, settings in self.role_settings.items()}
         return plain_json({"policy": self.policy, "metric": self.metric, "seed": self.seed, "cycles": cycles})
 
     def state_dict(self) -> dict[str, Any]:
-        """Which heads are in other places now, and the history, ready for JSON: save it beside the checkpoint."""
+        """Return the heads that are exchanged now and the history, for JSON: save it beside the checkpoint."""
         swapped = {
             role: {"since": exchanged.since, "pairs": pairs_to_json(exchanged.pairs)}
             for role, exchanged in self.exchanged.items()
@@ -232,7 +231,7 @@ class DynamicRotation:
         return self.settings() | self.record.state_dict() | plain_json({"swapped": swapped})
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from there, with the model and the optimizer of the same checkpoint.
+        """Resume from a state, with the model and the optimizer of the same checkpoint.
 
         Raises:
             ArgumentError: if it is not a state of a rotation with these settings.

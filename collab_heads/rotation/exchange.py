@@ -1,4 +1,4 @@
-"""swap_heads: let the parameters of heads change places.
+"""swap_heads: exchange the parameters of heads.
 
 H heads of a site, d the width of a head, D the width of the model.
 """
@@ -30,7 +30,7 @@ from collab_heads.rotation.head_rows import (
 from collab_heads.rotation.optimizer_state import inner_optimizer
 from collab_heads.sites.record import CollabConfig
 
-# Wrappers that leave the parameters of the model inside as they are -> where it is.
+# Wrappers that do not change the parameters of the model inside -> the attribute that holds the model.
 _INSIDE = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
@@ -41,31 +41,31 @@ def swap_heads(
     pairs: Pairs,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Let pairs of heads change places, in place: rows of W_Q, W_K, W_V and their biases.
+    """Exchange pairs of heads in place: rows of W_Q, W_K, W_V and their biases.
 
-    The columns of W_O stay, else nothing would change; so do alphas, norms of queries and keys, and T5's position
-    bias, which belongs to the place of a head. Gates travel with their heads. So does what the optimizer keeps about
-    these rows (Adam's moments, SGD's momentum); counts of steps, and second moments that a group shares, stay.
+    The columns of W_O stay, else the outputs would not change. Alphas, norms of queries and keys, and T5's position
+    bias stay, too: they belong to the place of a head. Gates move with their heads, and so does the optimizer's state
+    for these rows (Adam's moments, SGD's momentum); counts of steps, and second moments that a group shares, stay.
     Parameters stay the same objects, with their dtype, device and `requires_grad`. The same pairs in reversed order
-    restore every bit. Swap between optimizer steps: gradients stay where they are. On an error everything is left as
-    it was.
+    restore every bit. Swap between optimizer steps: gradients do not move. On an error everything is left unchanged.
 
-    Heads that share a key head move together, with it and in their order: name one of them, for the others.
+    Heads that share a key head move together with it, in their order: name one head for the whole group.
 
     Args:
-        model: a supported transformers model, original, gated or alpha-mixed, whole or pruned; in training the one
-            inside the wrapper, on every rank alike.
+        model: a supported transformers model, original, gated or alpha-mixed, whole or pruned; in training the model
+            inside the wrapper, with the same pairs on every rank.
         pairs: pairs of places, swapped one after the other; a place is a `Slot` or (path, head). Where heads were
             removed, places keep the numbers that they had in the original model.
-        optimizer: the one that trains the model, or accelerate's around it; None leaves its state where it is.
+        optimizer: the optimizer that trains the model, or accelerate's wrapper around it; None leaves its state
+            unchanged.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
         ArgumentError: on a path or head that does not exist or was removed, a pair of one place, or of places of
             different roles or stacks; where heads share key heads, on a pair of one key head or of heads that are not
-            at the same place beside theirs, and on pairs that name the same key heads; on an optimizer that is sharded
-            or not this model's.
-        ShapeError: if the heads of a pair have different widths, or as many others do not share their key heads.
+            at the same place in their groups, and on pairs that name the same key heads; on an optimizer that is
+            sharded or not this model's.
+        ShapeError: if the heads of a pair have different widths, or different numbers of heads share their key heads.
         SwapError: if a site is collaborative, has gates and alphas, or projections that are sharded or not plain
             Linears; if only one place of a pair has gates, biases or moments, or theirs are of another kind.
 
@@ -86,7 +86,10 @@ def plan_exchanges(
     pairs: Pairs,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> list[tuple[HeadTensors, HeadTensors]]:
-    """Check everything, change nothing: for each pair, the tensors that change places, by name. See `swap_heads`."""
+    """Check all pairs and return, for each, the tensors to exchange, by name; nothing is changed.
+
+    The arguments and errors are those of `swap_heads`.
+    """
     adapter = unwrapped_adapter(model)
     optimizer = inner_optimizer(optimizer, model)
     sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
@@ -116,7 +119,11 @@ def plan_exchanges(
 
 
 def unwrapped_adapter(model: PreTrainedModel) -> AttentionAdapter:
-    """The adapter of a model; UnsupportedModelError if it is a wrapper: where one leaves the model whole, pass that."""
+    """Return the adapter of a model.
+
+    Raises:
+        UnsupportedModelError: if the model is a wrapper; the message says how to pass the model inside, where possible.
+    """
     for base in type(model).__mro__:
         if inside := _INSIDE.get(base.__name__):
             raise UnsupportedModelError(f"heads change places in the model inside a {base.__name__}: pass .{inside}")

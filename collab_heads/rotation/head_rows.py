@@ -1,4 +1,4 @@
-"""Places of heads, and pairs of them: what users and files name, read and looked up."""
+"""Places of heads, and pairs of them: read them, look them up, and collect the tensors that move with a head."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ Pairs = Iterable[tuple[Place, Place]]
 
 
 def slot_pairs(pairs: object) -> list[tuple[Slot, Slot]]:
-    """Pairs of slots from what a caller, or a JSON file, has.
+    """Read pairs of slots from arguments or JSON.
 
     Raises:
         ArgumentError: if something is not a pair, or an end is neither a `Slot` nor (path, head).
@@ -60,7 +60,11 @@ def slot_pairs(pairs: object) -> list[tuple[Slot, Slot]]:
 
 
 def find_site(sites: dict[str, OpenSite], slot: Slot) -> OpenSite:
-    """The site of a slot, or an ArgumentError that names a path that exists."""
+    """Return the site of a slot.
+
+    Raises:
+        ArgumentError: if there is none; the message names a path that exists.
+    """
     if not isinstance(slot.path, str) or slot.path not in sites:
         raise ArgumentError(
             f"{slot.path!r} is not the path of a site of this model{did_you_mean(slot.path, sites)}; paths are "
@@ -70,7 +74,11 @@ def find_site(sites: dict[str, OpenSite], slot: Slot) -> OpenSite:
 
 
 def index_of(record: CollabConfig, site: OpenSite, slot: Slot) -> int:
-    """The index of a slot among the heads that its site has now."""
+    """Return the index of a slot among the heads that its site has now.
+
+    Raises:
+        ArgumentError: if the head was removed or never existed.
+    """
     numbers = site.head_numbers
     if not numbers:
         raise ArgumentError(f"{slot}: all heads of the site were removed; name another site")
@@ -82,11 +90,11 @@ def index_of(record: CollabConfig, site: OpenSite, slot: Slot) -> int:
 
 
 def moving(site: AttentionSite, numbers: Sequence[int]) -> dict[Slot, list[int]]:
-    """What can change places of a site: a place -> the indices of the heads that move, itself among them.
+    """Return the heads of a site that can move: place -> the indices of the heads that move together.
 
     Args:
-        site: with or without heads that share key heads, which move together; the first of them names them.
-        numbers: those that its heads had before any was removed.
+        site: with or without heads that share key heads. Such heads move together, under the place of the first.
+        numbers: the original numbers of its heads.
     """
     groups = site.groups if site.groups is not None else range(len(numbers))
     members: dict[int, list[int]] = {}
@@ -99,16 +107,20 @@ HeadTensors = dict[str, Tensor]  # name -> the rows of one head
 
 
 def members_of(site: OpenSite, index: int) -> list[int]:
-    """The heads that move with a head: those that share its key head, itself among them, in order."""
+    """Return the heads that move with a head: those that share its key head, including itself, in order."""
     return [head for head, key in enumerate(site.groups) if key == site.groups[index]]
 
 
 def check_members(pair: tuple[Slot, Slot], ends: Sequence[tuple[list[int], int]]) -> None:
-    """Check that the groups of two heads can change places; an end is the members of a group, and the head named.
+    """Check that the groups of two heads can change places.
+
+    Args:
+        pair: the two places.
+        ends: for each, the heads of its group, and the head that is named.
 
     Raises:
-        ShapeError: if they have different numbers of heads.
-        ArgumentError: if the two heads are not at the same place of their groups.
+        ShapeError: if the groups have different numbers of heads.
+        ArgumentError: if the two heads are not at the same place in their groups.
     """
     counts = [len(members) for members, _ in ends]
     if counts[0] != counts[1]:
@@ -125,9 +137,12 @@ def check_members(pair: tuple[Slot, Slot], ends: Sequence[tuple[list[int], int]]
 
 
 def head_rows(site: OpenSite, index: int, optimizer: torch.optim.Optimizer | None) -> HeadTensors:
-    """What belongs to a head and travels with it: name -> its rows, views [d, ...] or [1].
+    """Return the tensors that belong to a head and move with it: name -> its rows, views [d, ...] or [1].
 
-    Where heads share its key head these are the rows of all of them, and of the key head.
+    Where heads share its key head, these are the rows of all of them, and of the key head.
+
+    Raises:
+        SwapError: if the site is collaborative, has gates and alphas, or its projections are sharded or not plain.
     """
     if site.is_swapped:
         raise SwapError(
@@ -165,7 +180,10 @@ def head_rows(site: OpenSite, index: int, optimizer: torch.optim.Optimizer | Non
 
 
 def rows_by_head(tensors: HeadTensors, count: int, chosen: Sequence[int]) -> HeadTensors:
-    """The rows of some of `count` heads, one view for each: "name" for a single one, else "name of head 0", ..."""
+    """Return the rows of some of `count` heads, one view for each.
+
+    The key is "name" for a single head, else "name of head 0", ...
+    """
     found = {}
     for name, tensor in tensors.items():
         by_head = tensor.detach().unflatten(0, (count, -1))
@@ -175,7 +193,7 @@ def rows_by_head(tensors: HeadTensors, count: int, chosen: Sequence[int]) -> Hea
 
 
 def check_whole(what: str, parameter: Tensor, projection: nn.Module) -> None:
-    """Raise SwapError if this process does not have a whole parameter of a projection: [out, in] or [out]."""
+    """Raise SwapError if this process does not hold a whole parameter of a projection: [out, in] or [out]."""
     sharded = is_dtensor(parameter) or hasattr(parameter, "ds_id")
     dim_in, dim_out = widths(projection)
     matrix = (dim_in, dim_out) if is_transposed(projection) else (dim_out, dim_in)
@@ -187,7 +205,7 @@ def check_whole(what: str, parameter: Tensor, projection: nn.Module) -> None:
 
 
 def check_gates(pair: tuple[Slot, Slot], gates: Sequence[HeadGates | None]) -> None:
-    """Raise SwapError if the heads of a pair have gates that work in different ways."""
+    """Raise SwapError if the heads of a pair have gates of different kinds."""
     first, second = gates
     if first is not None and second is not None and first.state != second.state:
         raise SwapError(
@@ -197,7 +215,7 @@ def check_gates(pair: tuple[Slot, Slot], gates: Sequence[HeadGates | None]) -> N
 
 
 def check_same_tensors(pair: tuple[Slot, Slot], first: HeadTensors, second: HeadTensors) -> None:
-    """Raise SwapError or ShapeError unless two heads consist of tensors of the same names, shapes and dtypes."""
+    """Raise SwapError or ShapeError unless two heads have tensors of the same names, shapes and dtypes."""
     for one, other, slot in ((first, second, pair[0]), (second, first, pair[1])):
         if lone := [name for name in one if name not in other]:
             raise SwapError(

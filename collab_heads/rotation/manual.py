@@ -1,4 +1,4 @@
-"""HeadRotation: heads change places before the epochs that a schedule names."""
+"""HeadRotation: exchange heads before the epochs that a schedule names."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ from collab_heads.rotation.schedule import (
 
 
 class HeadRotation:
-    """Heads change places as planned by hand: W_Q, W_K, W_V and their biases, and what the optimizer keeps of them.
+    """A rotation by a schedule: W_Q, W_K and W_V of heads change places, with their biases and optimizer state.
 
         rotation = HeadRotation.from_json("rotation.json")
         rotation.check(model, epochs=12)
@@ -32,17 +32,17 @@ class HeadRotation:
             rotation.apply(model, epoch=epoch, optimizer=optimizer)
             train(model, epoch)
 
-    Before epoch 3, head 0 of the decoder's cross-attention in layer 1 (counted from 0) and head 0 of layer 5:
+    To exchange head 0 of the decoder's cross-attention in layer 1 (counted from 0) with that in layer 5 before epoch 3:
 
         {"3": [{"role": "dec-enc", "layers": [1, 5], "heads": [0, 0]}]}
 
-    or, by paths relative to the base model, `{"paths": [..., ...], "heads": [0, 0]}`, or as the source writes it.
+    or, by paths relative to the base model, `{"paths": [..., ...], "heads": [0, 0]}`, or in the form of the source.
 
     Args:
         schedule: epoch, counted from 1 -> exchanges made before it starts, in order.
 
     Raises:
-        ArgumentError: on a schedule that makes no sense; epoch and exchange are named.
+        ArgumentError: on an invalid schedule; epoch and exchange are named.
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping", manual.
     """
@@ -53,7 +53,7 @@ class HeadRotation:
 
     @classmethod
     def from_json(cls, path: str | Path) -> "HeadRotation":
-        """Read the schedule from a JSON file: the source's, as it is, or one of ours.
+        """Read the schedule from a JSON file, in the source's form or in one of ours.
 
         Raises:
             DataError: if the file cannot be read or holds no schedule; the message names it.
@@ -71,7 +71,7 @@ class HeadRotation:
         return plain_json(self.record.entries)
 
     def check(self, model: PreTrainedModel, epochs: int | None = None) -> None:
-        """Check the whole schedule against a model, before training; nothing changes.
+        """Check the whole schedule against a model, before training; nothing is changed.
 
         Args:
             model: as `apply` will take it.
@@ -79,7 +79,7 @@ class HeadRotation:
 
         Raises:
             ArgumentError: on an epoch after the last, or a layer, head or path that does not exist.
-            CollabHeadsError: whatever else `swap_heads` would refuse. Both name the epoch.
+            CollabHeadsError: on any other exchange that `swap_heads` would refuse; the message names the epoch.
         """
         if epochs is not None:
             check_epoch("epochs", epochs)
@@ -92,25 +92,25 @@ class HeadRotation:
                 raise type(error)(f"epoch {epoch}: {error}") from error
 
     def pairs(self, model: PreTrainedModel, epoch: int) -> list[tuple[Slot, Slot]]:
-        """What the schedule has for an epoch, as places in a model."""
+        """Return the pairs of the schedule for an epoch, as places in a model."""
         sites = unwrapped_adapter(model).sites(model)
         return [(first.slot(sites), second.slot(sites)) for first, second in self.schedule.get(epoch, ())]
 
     def plan(
         self, model: PreTrainedModel, epoch: int, batches: Iterable[Mapping] | None = None
     ) -> list[tuple[Slot, Slot]]:
-        """What `apply` would exchange before an epoch; nothing changes.
+        """Return the exchanges that `apply` would make before an epoch; nothing is changed.
 
         Args:
             model: a supported transformers model.
             epoch: counted from 1.
-            batches: not needed; a `DynamicRotation` does.
+            batches: not used here, but by `DynamicRotation`.
 
         Returns:
-            Pairs of places, in order; none where nothing is due, or the epoch was done already.
+            Pairs of places, in order; empty if nothing is due, or the epoch was applied already.
 
         Raises:
-            ArgumentError: on an epoch before the last one done, or a layer that the model does not have.
+            ArgumentError: on an epoch before the last one applied, or a layer that the model does not have.
         """
         return self.pairs(model, epoch) if self.record.comes(epoch) else []
 
@@ -125,18 +125,18 @@ class HeadRotation:
     ) -> list[tuple[Slot, Slot]]:
         """Make the exchanges that are due before an epoch, in place; call it before every epoch.
 
-        Called again for the same epoch (a training resumed in its middle) it does nothing. On an error model,
-        optimizer and history are left as they were.
+        A second call for the same epoch (in a training that is resumed in its middle) does nothing. On an error model,
+        optimizer and history are left unchanged.
 
         Args:
             model: see `swap_heads`.
             epoch: the epoch that is about to start, counted from 1.
             optimizer: see `swap_heads`.
-            batches: not needed.
-            pairs: what to exchange instead of the plan, such as the plan of another rank.
+            batches: not used.
+            pairs: the pairs to exchange instead of the plan, such as the plan of another rank.
 
         Returns:
-            What was exchanged.
+            The pairs that were exchanged.
 
         Raises:
             CollabHeadsError: as `plan` and `swap_heads`.
@@ -149,18 +149,18 @@ class HeadRotation:
         return due
 
     def settings(self) -> dict[str, Any]:
-        """The schedule in a form for JSON."""
+        """Return the schedule in a form for JSON."""
         ends = {
             epoch: [list(map(dataclasses.asdict, pair)) for pair in pairs] for epoch, pairs in self.schedule.items()
         }
         return plain_json({"schedule": ends})
 
     def state_dict(self) -> dict[str, Any]:
-        """The schedule and the history, ready for JSON: save it beside the checkpoint of the model."""
+        """Return the schedule and the history, ready for JSON: save it beside the checkpoint of the model."""
         return self.settings() | self.record.state_dict()
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from there, with the model and the optimizer of the same checkpoint.
+        """Resume from a state, with the model and the optimizer of the same checkpoint.
 
         Raises:
             ArgumentError: if it is not a state of this schedule.

@@ -1,4 +1,4 @@
-"""What an optimizer keeps about a parameter and that has to follow its rows: Adam's moments, SGD's momentum."""
+"""Find the optimizer state that must move with the rows of a parameter: Adam's moments, SGD's momentum."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -27,7 +27,7 @@ _SHARDED = {
 
 
 def inner_optimizer(optimizer: Any, model: PreTrainedModel) -> torch.optim.Optimizer | None:
-    """The torch optimizer inside what the caller has (accelerate wraps it); None stays None.
+    """Return the torch optimizer inside a wrapper (accelerate has one); None stays None.
 
     Args:
         optimizer: a torch optimizer, or a wrapper with the attribute `optimizer`.
@@ -61,7 +61,7 @@ def inner_optimizer(optimizer: Any, model: PreTrainedModel) -> torch.optim.Optim
 
 
 def elementwise_state(optimizer: torch.optim.Optimizer | None, parameter: Tensor, what: str) -> dict[str, Tensor]:
-    """What an optimizer keeps about every element of a parameter, without copying: Adam's moments, SGD's momentum.
+    """Return an optimizer's state for every element of a parameter, without copying: Adam's moments, SGD's momentum.
 
     Single numbers, such as the count of steps or a second moment that a whole group shares, are left out.
 
@@ -98,5 +98,4 @@ def elementwise_state(optimizer: torch.optim.Optimizer | None, parameter: Tensor
 
 
 def values_of(container: list | tuple | dict) -> Iterable[object]:
-    """The values of a container."""
     return container.values() if isinstance(container, dict) else container

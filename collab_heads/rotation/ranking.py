@@ -1,4 +1,4 @@
-"""Scores by which heads are ranked; place -> score, higher is stronger."""
+"""Scores by which heads are ranked (place -> score, higher is stronger), and the exchanges that are due."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -23,7 +23,7 @@ def scores_for(
     adapter: AttentionAdapter,
     exclude: Iterable[int] | None,
 ) -> dict[str, dict[Slot, float]]:
-    """What heads are ranked by where these settings rank them: metric -> place -> score.
+    """Return the scores of heads for the settings that rank them: metric -> place -> score.
 
     Raises:
         ArgumentError: if heads must be ranked, and there are no batches.
@@ -45,15 +45,16 @@ def slot_scores(
     metrics: Iterable[Metric],
     exclude: Iterable[int] | None = None,
 ) -> dict[str, dict[Slot, float]]:
-    """Score all heads by some metrics; of those that share a key head, which move together, the first has their mean.
+    """Score all heads by some metrics.
 
-    The arguments are those of `head_scores`.
+    Heads that share a key head move together; the place of the first of them has their mean score. The arguments are
+    those of `head_scores`.
 
     Returns:
         metric -> place -> score; higher is stronger.
 
     Raises:
-        CollabHeadsError: whatever `head_scores` refuses, and scores that do not fit the heads or are not finite.
+        CollabHeadsError: as `head_scores`, and for scores that do not fit the heads or are not finite.
     """
     by_metric = head_scores(model, batches, metrics, exclude=exclude)
     record, sites = CollabConfig.on(model).sites, adapter.sites_with_heads(model)
@@ -73,13 +74,13 @@ SlotPairs = list[tuple[Slot, Slot]]
 
 
 class Due(NamedTuple):
-    """What is due for a role.
+    """The exchange that is due for a role.
 
     Attributes:
         direction: "swap" or "back".
         settings: of the role.
         stack: the places of its heads, layer by layer.
-        back: the pairs that change back, in order; none if heads are to leave their places.
+        back: the pairs that change back, in order; empty for the direction "swap".
     """
 
     direction: Direction
@@ -91,12 +92,12 @@ class Due(NamedTuple):
 def due_before(
     epoch: int, stacks: Mapping[str, tuple[RoleSettings, Stack]], exchanged: Mapping[str, Exchanged]
 ) -> dict[str, Due]:
-    """The roles for which something is due.
+    """Return the exchanges that are due before an epoch, by role.
 
     Args:
         epoch: counted from 1.
         stacks: role -> its settings, and the places of its heads.
-        exchanged: role -> its heads that are in other places now.
+        exchanged: role -> its heads that are exchanged now.
     """
     due = {}
     for role, (settings, stack) in stacks.items():
@@ -109,16 +110,16 @@ def due_before(
 def pairs_by_role(
     epoch: int, pairs: Iterable[tuple[Slot, Slot]], due: Mapping[str, Due], roles: Mapping[str, str]
 ) -> dict[str, SlotPairs]:
-    """Pairs by their role.
+    """Group pairs by their role.
 
     Args:
-        epoch: before which they are to be exchanged.
+        epoch: the epoch before which they are to be exchanged.
         pairs: of all roles.
-        due: what is due before it.
+        due: what is due before this epoch.
         roles: path of a site -> its role.
 
     Raises:
-        ArgumentError: unless the pairs are what is due.
+        ArgumentError: unless the pairs are those that are due.
     """
     by_role: dict[str, SlotPairs] = {role: [] for role in due}
     for first, second in pairs:

@@ -1,10 +1,10 @@
-"""Which heads change places: rules over the scores of the heads of a stack.
+"""Policies and settings of a rotation: rules that choose, by scores, the heads of a stack to exchange.
 
 A stack is all layers of one role, each a list of places; count is the number of pairs. Higher scores are stronger; of
 equal ones the earlier place is weaker.
 
 Source: Azov and Landau 2020 (MHR-NLP-Transformers), dynamic swapping; "soft" and "local" as described there, not as
-computed (its code takes the indices of the one layer for the other, and its "local" leaves the layer).
+computed (its code uses the indices of one layer for the other, and its "local" leaves the layer).
 """
 
 import random
@@ -27,18 +27,18 @@ Layer = TypeVar("Layer")
 
 
 def weakest_first(slots: Iterable[Slot], scores: Scores) -> list[Slot]:
-    """Places by ascending score."""
+    """Sort places by ascending score."""
     return sorted(slots, key=scores.__getitem__)
 
 
 def hard(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
-    """The strongest heads of the stack with its weakest."""
+    """Pair the strongest heads of the stack with its weakest."""
     ranked = weakest_first(chain(*stack), scores)
     return list(zip(ranked[::-1][:count], ranked[:count], strict=True))
 
 
 def soft(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
-    """The weakest heads of layer i with the weakest of layer L - 1 - i; a middle layer stays."""
+    """Pair the weakest heads of layer i with the weakest of layer L - 1 - i; a middle layer stays."""
     ranked = [weakest_first(layer, scores)[:count] for layer in stack]
     half = len(stack) // 2
     layers = zip(ranked[:half], ranked[::-1][:half], strict=True)
@@ -46,13 +46,13 @@ def soft(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
 
 
 def local(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
-    """In every layer its weakest heads with its strongest."""
+    """Pair, in every layer, its weakest heads with its strongest."""
     ranked = [weakest_first(layer, scores) for layer in stack]
     return [pair for layer in ranked for pair in zip(layer[:count], layer[::-1][:count], strict=True)]
 
 
 def at_random(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
-    """Pairs of the stack that share no head; scores do not matter."""
+    """Draw pairs of the stack that share no head; scores are not used."""
     drawn = random.Random(seed).sample(list(chain(*stack)), 2 * count)
     return list(zip(drawn[::2], drawn[1::2], strict=True))
 
@@ -67,12 +67,12 @@ UNRANKED = ("random",)  # policies that need no scores
 
 
 def outermost(layers: Sequence[Layer], pairs: int | None) -> Sequence[Layer]:
-    """So many first layers, and as many last ones: the first pairs of "soft"; None for all."""
+    """Return this many first layers, and as many last ones, which form the first pairs of "soft"; None for all."""
     return layers if pairs is None else [*layers[:pairs], *layers[-pairs:]]
 
 
 def check_pairs(policy: str, role: str, stack: Stack, count: int, layer_pairs: int | None = None) -> None:
-    """Raise ArgumentError if a policy would need more heads, or layers, than there are: each is in one pair at most."""
+    """Raise ArgumentError if a policy needs more heads or layers than there are: each can be in one pair only."""
     pools = {f"all {len(stack)} layers": sum(map(len, stack))}
     if policy == "local":
         pools = {f"layer {index}": len(layer) for index, layer in enumerate(stack)}
@@ -100,17 +100,17 @@ NUMBERS = ("count", "frequency", "rest", "start", "end", "layer_pairs")
 
 @dataclass(frozen=True)
 class RoleSettings:
-    """Pairs of heads are exchanged, train in their new places, are exchanged back, rest, and so on.
+    """The settings of one role: heads are exchanged, train in their new places, are exchanged back, rest, and so on.
 
     Attributes:
-        policy: which heads change places.
-        metric: what they are ranked by.
+        policy: the rule that chooses the heads.
+        metric: the score by which they are ranked.
         count: pairs of heads in an exchange.
         frequency: epochs from an exchange until the exchange back.
         rest: epochs from there until the next exchange.
-        start: epoch before which the first exchange is, from 1.
+        start: epoch before which the first exchange is made, from 1.
         end: the last epoch with exchanged heads; None for no end.
-        layer_pairs: of the policy "soft": so many pairs of layers, the outermost ones; None for all.
+        layer_pairs: of the policy "soft": the number of pairs of layers, the outermost ones; None for all.
 
     Raises:
         ArgumentError: on an unknown policy or metric, a number that is not a whole one from 1, a start after the end,
@@ -143,28 +143,28 @@ class RoleSettings:
 
     @property
     def numbers(self) -> dict[str, int | None]:
-        """What is set beside policy and metric, by name; pairs of layers only where they are limited."""
+        """The numeric settings by name; `layer_pairs` only where it is set."""
         return {name: each for name in NUMBERS if (each := getattr(self, name)) is not None or name != "layer_pairs"}
 
     @property
     def ranks(self) -> bool:
-        """Whether heads must be ranked."""
+        """True if heads must be ranked."""
         return self.policy not in UNRANKED
 
     def check_stack(self, role: str, stack: Stack) -> None:
-        """Raise ArgumentError if there are not enough heads, or layers, to choose so many from."""
+        """Raise ArgumentError if there are too few heads, or layers, for the number of pairs."""
         check_pairs(self.policy, role, stack, self.count, self.layer_pairs)
 
     def choose(self, stack: Stack, scores: Scores, seed: str) -> list[tuple[Slot, Slot]]:
-        """The pairs of an exchange, in order."""
+        """Return the pairs of an exchange, in order."""
         return POLICIES[self.policy](outermost(stack, self.layer_pairs), scores, self.count, seed)
 
     def due(self, epoch: int, since: int | None) -> Direction | None:
-        """What is due before an epoch.
+        """Return what is due before an epoch.
 
         Args:
             epoch: counted from 1.
-            since: the epoch before which heads were exchanged that are in other places now; None if none are.
+            since: the epoch before which the heads that are exchanged now were exchanged; None if none are.
 
         Returns:
             "swap", "back" or None.
@@ -184,18 +184,18 @@ class RoleSettings:
 
 
 def read_settings(roles: str | Iterable[str] | None, options: Mapping[str, Any]) -> dict[str | None, RoleSettings]:
-    """The settings of every role, from options that are one value for all roles, or role -> value.
+    """Read the settings of every role from options that are one value for all roles, or role -> value.
 
     Args:
-        roles: the roles that rotate; None for those that the options name or, where they name none, all.
+        roles: the roles that rotate; None for those that the options name or, if they name none, all.
         options: name of a field of `RoleSettings` -> value, or role -> value.
 
     Returns:
         role -> settings, in the usual order of roles; None -> settings where they are those of all roles.
 
     Raises:
-        ArgumentError: on unknown roles, options for other roles than those that rotate, and what `RoleSettings`
-            refuses.
+        ArgumentError: on unknown roles, options for other roles than those that rotate, and settings that
+            `RoleSettings` refuses.
     """
     if roles is not None:
         roles = [roles] if isinstance(roles, str) else list(roles) if isinstance(roles, Iterable) else [roles]
@@ -219,18 +219,18 @@ def read_settings(roles: str | Iterable[str] | None, options: Mapping[str, Any])
 
 
 def needs(name: str, policy: object) -> bool:
-    """Whether an option that is given per role must name a role with this policy."""
+    """Return True if an option that is given per role must name a role with this policy."""
     return name != "layer_pairs" and not (name == "metric" and policy in UNRANKED)
 
 
 def policy_of(role: str, options: Mapping[str, Any]) -> object:
-    """The policy of a role; None if it is not named."""
+    """Return the policy of a role; None if it has none."""
     policy = options["policy"]
     return policy.get(role) if isinstance(policy, Mapping) else policy
 
 
 def settings_of_role(role: str, options: Mapping[str, Any]) -> RoleSettings:
-    """The settings of one role; errors name it."""
+    """Return the settings of one role; errors name it."""
     given = {name: value for name, value in options.items() if not isinstance(value, Mapping) or role in value}
     values = {name: value[role] if isinstance(value, Mapping) else value for name, value in given.items()}
     try:
@@ -240,7 +240,7 @@ def settings_of_role(role: str, options: Mapping[str, Any]) -> RoleSettings:
 
 
 def settings_for(model_roles: Sequence[str], settings: Mapping[str | None, RoleSettings]) -> dict[str, RoleSettings]:
-    """The settings for a model with these roles.
+    """Return the settings for a model with these roles.
 
     Raises:
         ArgumentError: if a role that should rotate is not among them.

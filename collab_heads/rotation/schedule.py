@@ -1,4 +1,4 @@
-"""Which heads change places before which epoch: how users write it down, and what it means for a model."""
+"""Schedules of exchanges, epoch by epoch: their forms in files, their places in a model, and the history."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class End:
     layer: int | None = None
 
     def slot(self, sites: Sequence[AttentionSite]) -> Slot:
-        """The place in a model with these sites; an unknown path is left to the swap to refuse.
+        """Return the place in a model with these sites. A path is not checked here; the swap refuses an unknown one.
 
         Raises:
             ArgumentError: if the model has no such role or layer.
@@ -56,7 +56,11 @@ Schedule = dict[int, tuple[tuple[End, End], ...]]
 
 
 def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object; a key that comes twice is an error, not a silent loss."""
+    """Make a dict from the entries of a JSON object.
+
+    Raises:
+        ArgumentError: if a key occurs twice; JSON would drop the first one silently.
+    """
     unique = dict(pairs)
     if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
@@ -68,13 +72,13 @@ def read_schedule(schedule: object) -> Schedule:
     """Read a schedule: epoch -> exchanges.
 
     Args:
-        schedule: epoch, counted from 1 and possibly a string -> list of exchanges, each a dict of the `FORMS`.
+        schedule: epoch, counted from 1 and possibly a string -> list of exchanges, each a dict in one of the `FORMS`.
 
     Returns:
-        epoch -> pairs of ends, ascending.
+        epoch -> pairs of ends, by ascending epoch.
 
     Raises:
-        ArgumentError: on anything else; epoch and exchange are named.
+        ArgumentError: on any other input; epoch and exchange are named.
     """
     if not isinstance(schedule, Mapping) or not schedule:
         raise ArgumentError(f"a schedule must be a dict, epoch -> list of exchanges, not {schedule!r:.200}")
@@ -118,7 +122,7 @@ def read_exchange(exchange: Any) -> tuple[End, End]:
 
 
 def source_end(exchange: Mapping, side: str) -> End:
-    """One end in the source's form: "s" or "d"."""
+    """Read one end of an exchange in the source's form; the side is "s" or "d"."""
     stack, module = (exchange[f"{side}_{name}_module"] for name in ("transformer", "layer"))
     if not isinstance(stack, str) or not isinstance(module, str) or (stack, module) not in MODULES:
         known = ", ".join(f"{stack} {module}" for stack, module in MODULES)
@@ -128,14 +132,14 @@ def source_end(exchange: Mapping, side: str) -> End:
 
 
 def pair_of(value: object, what: str) -> Sequence[Any]:
-    """A list of two values."""
+    """Return a list of two values, or raise ArgumentError."""
     if not is_list(value) or len(value) != 2:
         raise ArgumentError(f"{what} must be a list of two, not {value!r:.200}")
     return value
 
 
 def whole_number(value: object, what: str) -> int:
-    """A whole number from 0, or a string of one."""
+    """Read a whole number from 0, or a string of one; raise ArgumentError for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -147,11 +151,11 @@ Direction = Literal["swap", "back"]  # to another place, and back from there
 
 
 class Exchanged(NamedTuple):
-    """Heads of a role that are not in their own places now.
+    """The heads of a role that are exchanged now.
 
     Attributes:
-        since: the epoch before which they left them.
-        pairs: the places that they changed.
+        since: the epoch before which they were exchanged.
+        pairs: the exchanged places.
     """
 
     since: int
@@ -162,7 +166,7 @@ class History:
     """The exchanges of a training.
 
     Attributes:
-        epoch: the last epoch before which exchanges were made, or found not to be due; 0 before the first.
+        epoch: the last epoch for which exchanges were made, or found not to be due; 0 before the first.
         entries: one dict per exchange: epoch, kind ("swap" or "back") and pairs, each [[path, head], [path, head]].
     """
 
@@ -171,7 +175,7 @@ class History:
         self.entries: list[dict] = []
 
     def comes(self, epoch: int) -> bool:
-        """Whether an epoch is still to come; the last one again is a training resumed in its middle.
+        """Return True if an epoch is new; the last one can come again when a training is resumed in its middle.
 
         Raises:
             ArgumentError: if it is no epoch, or an earlier one.
@@ -185,21 +189,21 @@ class History:
         return epoch > self.epoch
 
     def add(self, epoch: int, kind: Direction, pairs: Sequence[tuple[Slot, Slot]]) -> None:
-        """Note the exchange of some pairs; no pairs are no exchange."""
+        """Note the exchange of some pairs before an epoch; an empty list adds no entry."""
         self.epoch = epoch
         if pairs:
             self.entries.append({"epoch": epoch, "kind": kind, "pairs": pairs_to_json(pairs)})
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers, strings, lists and dicts."""
+        """Return the history: numbers, strings, lists and dicts, ready for JSON."""
         return plain_json({"epoch": self.epoch, "history": self.entries})
 
     @classmethod
     def of(cls, state: object) -> "History":
-        """Read what `state_dict` returned.
+        """Read the result of `state_dict`.
 
         Raises:
-            ArgumentError: if it is something else.
+            ArgumentError: on any other input.
         """
         if (
             not isinstance(state, Mapping)
@@ -224,10 +228,10 @@ def check_epoch(what: str, epoch: object) -> None:
 
 
 def read_exchanged(swapped: object) -> dict[str, Exchanged]:
-    """Read which heads are in other places now: role -> {"since": epoch, "pairs": ...}.
+    """Read which heads are exchanged now: role -> {"since": epoch, "pairs": ...}.
 
     Raises:
-        ArgumentError: if it is something else.
+        ArgumentError: on any other input.
     """
     if not isinstance(swapped, Mapping):
         raise ArgumentError(f"this is not the state of this rotation: swapped {swapped!r:.200}")
@@ -249,10 +253,10 @@ def check_settings(settings: Mapping, state: Mapping) -> None:
 
 
 def pairs_to_json(pairs: Sequence[tuple[Slot, Slot]]) -> list[list[list]]:
-    """[[path, head], [path, head]] for every pair: what `slot_pairs` reads."""
+    """Return [[path, head], [path, head]] for every pair, the form that `slot_pairs` reads."""
     return [[[slot.path, slot.head] for slot in pair] for pair in pairs]
 
 
 def plain_json(value: object) -> Any:
-    """A copy as JSON gives it back: lists for tuples, keys that are strings."""
+    """Return a copy as JSON gives it back: lists for tuples, keys that are strings."""
     return json.loads(json.dumps(value))

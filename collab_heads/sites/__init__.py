@@ -1,1 +1,1 @@
-"""A site of attention, its state, and the record of all states in a config."""
+"""Sites of attention, their states, and the record of all states in a config."""

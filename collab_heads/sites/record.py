@@ -1,6 +1,6 @@
-"""What is stored in `model.config.collab_heads`: the single source of truth for rebuilding a changed model.
+"""The record of a changed model in `model.config.collab_heads`, from which it is rebuilt.
 
-State, not history: a version and, per site path relative to the base model, what the site is now.
+It holds the state, not the history: a version and, per site path relative to the base model, the site's state.
 
     {"version": 1,
      "sites": {"encoder.layer.0.attention.self":
@@ -10,12 +10,12 @@ State, not history: a version and, per site path relative to the base model, wha
           "values": {"dim": 16, "dim_head": 32},
           "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}, "alphas": true}}}
 
-What a site does not have is left out. It is built in the order kept, query_key, values, gates, alphas, however it came
-about.
+Parts that a site does not have are left out. A site is built in the order kept, query_key, values, gates, alphas, no
+matter in which order it was changed.
 
-A model in use carries the truth in its modules: each changed attention module holds its own state. Configs are shared
-by models, and layers move between them; what a config says is what a model is built from, and it is brought in line
-with the modules when the model is changed, and when it is saved (`model/settling.py`).
+For a model in use, its modules are the truth: each changed attention module holds its own state. Models share configs,
+and layers move between models. A model is built from its config, and its config is brought in line with its modules
+when the model is changed and when it is saved (`model/settling.py`).
 """
 
 import copy
@@ -43,15 +43,15 @@ WRAPPERS = frozenset(
 
 @dataclass(frozen=True)
 class CollabConfig:
-    """The whole record of a model."""
+    """The record of a model: the state of each changed site, by path."""
 
     sites: Mapping[str, SiteState] = field(default_factory=dict)
 
     @classmethod
     def on(cls, model: PreTrainedModel) -> "CollabConfig":
-        """What the modules of a model are now; its config may say something else, as others may share it.
+        """Read the states of the modules of a model; its config, which others may share, may say something else.
 
-        Of a stack that the model does not have, such as the decoder of a `T5EncoderModel`, what its config records.
+        For a stack that the model does not have, such as the decoder of a `T5EncoderModel`, the config is read.
         """
         base = model.base_model
         modules = base.named_modules(remove_duplicate=False)  # a layer may stand in several places
@@ -62,10 +62,10 @@ class CollabConfig:
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> "CollabConfig":
-        """Read `config.collab_heads`, from which a model is built; empty if it records no change.
+        """Read the record in a config, from which a model is built; empty if it records no change.
 
         Raises:
-            ConfigError: if the record comes from a newer version or does not make sense; the site is named.
+            ConfigError: if the record comes from a newer version or is invalid; the site is named.
         """
         sites = cls.alone(config).sites
         for prefix, stack in stacks_of(config):
@@ -75,12 +75,16 @@ class CollabConfig:
 
     @classmethod
     def alone(cls, config: PretrainedConfig) -> "CollabConfig":
-        """Read a config without the configs in it."""
+        """Read the record of a config without the configs inside it."""
         return cls.read(getattr(config, FIELD, None))
 
     @classmethod
     def read(cls, record: object) -> "CollabConfig":
-        """Read the JSON form; None is that of a model without changed sites."""
+        """Read the JSON form; None stands for a model without changed sites.
+
+        Raises:
+            ConfigError: if the record comes from a newer version or is invalid; the site is named.
+        """
         if record is None:
             return cls()
         if not isinstance(record, Mapping) or not isinstance(record.get("sites"), Mapping):
@@ -98,7 +102,7 @@ class CollabConfig:
         return cls({path: parse_site(path, site) for path, site in record["sites"].items()})
 
     def site(self, site: AttentionSite) -> SiteState:
-        """The state of a site, that of a stock one if it was never changed."""
+        """Return the state of a site; a stock state if it was never changed."""
         return self.sites.get(site.path, SiteState(site.role, site.num_heads))
 
     def with_sites(self, sites: Mapping[str, SiteState]) -> "CollabConfig":
@@ -106,16 +110,16 @@ class CollabConfig:
         return CollabConfig({p: state for p, state in {**self.sites, **sites}.items() if not state.is_stock})
 
     def to_dict(self) -> dict:
-        """The JSON form."""
         sites = {path: site.to_dict() for path, site in self.sites.items()}
         return json.loads(json.dumps({"version": VERSION, "sites": sites}))  # lists for tuples, as a loaded one has
 
     def write(self, model: PreTrainedModel) -> None:
         """Store the record in the modules of a model, in its config and in those of its inner stacks.
 
-        A model without changed sites has no record. T5 gives each stack its own copy of the config; a stack with a
-        config of its own kind, such as CLIP's for texts, which loads alone from the files of the whole, has its part
-        there. A model whose config says something else than it is shares it with another one: it gets its own.
+        A model without changed sites has no record. T5 gives each stack its own copy of the config. A stack with a
+        config of its own kind, such as CLIP's for texts, which loads alone from the files of the whole, has its part in
+        that config. If the config of a model does not match its modules, another model shares the config: the model
+        gets its own copy.
         """
         if not CollabConfig.on(model).is_in(model):
             own_configs(model)
@@ -133,11 +137,11 @@ class CollabConfig:
                 delattr(config, FIELD)
 
     def is_in(self, model: PreTrainedModel) -> bool:
-        """Whether the configs of a model have this record."""
+        """Return True if the configs of a model have this record."""
         return all(CollabConfig.alone(config) == part for config, part in self.parts(model))
 
     def parts(self, model: PreTrainedModel) -> list[tuple[PretrainedConfig, "CollabConfig"]]:
-        """The configs of a model and of its stacks, and what each is to record; other models in it keep theirs."""
+        """Return the configs of a model and of its stacks with the record for each; other inner models are left out."""
         stacks = stacks_of(model.config)
         inside = [module.config for module in model.base_model.modules() if isinstance(module, PreTrainedModel)]
         configs = [model.config, *inside]
@@ -146,28 +150,28 @@ class CollabConfig:
         return [(each, wanted[each.model_type]) for each in distinct.values() if each.model_type in wanted]
 
     def part(self, prefix: str) -> "CollabConfig":
-        """The record of the sites whose paths begin so, by the rest of these."""
+        """Return the record of the sites whose paths begin with a prefix; the prefix is removed."""
         inside = {path: state for path, state in self.sites.items() if path.startswith(prefix)}
         return CollabConfig({path.removeprefix(prefix): state for path, state in inside.items()})
 
 
 def stacks_of(config: PretrainedConfig) -> list[tuple[str, PretrainedConfig]]:
-    """The stacks that have a config in this one: what their paths begin with, and the config.
+    """Return the stacks that have a config inside this one: the prefix of their paths, and the config.
 
-    By the convention of transformers: `config.text_config` is the config of `model.text_model`.
+    By the convention of transformers, `config.text_config` is the config of `model.text_model`.
     """
     stacks = {name: config for name, config in configs_in(config).items() if name.endswith(STACK)}
     return [(name.removesuffix(STACK) + "_model.", stack) for name, stack in stacks.items()]
 
 
 def configs_in(config: PretrainedConfig) -> dict[str, PretrainedConfig]:
-    """The configs in a config, of stacks and of whole models (those of an encoder-decoder that is made of two)."""
+    """Return the configs inside a config by name: those of stacks, and of the two models of an encoder-decoder."""
     inner = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
     return {name: each for name, each in inner.items() if isinstance(each, PretrainedConfig)}
 
 
 def own_configs(model: PreTrainedModel) -> None:
-    """Give a model and all in it copies of their configs, which then are no other model's; what was one stays one."""
+    """Give a model and its submodules copies of their configs; a config that several of them share stays shared."""
     copies: dict[int, Any] = {}  # by identity of what was copied; also of the configs in a config
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
@@ -178,12 +182,12 @@ def own_configs(model: PreTrainedModel) -> None:
 
 
 def plain_path(path: str) -> str:
-    """A path without the parts that wrappers of inner modules add to it."""
+    """Return a path without the parts that wrappers of inner modules add to it."""
     return ".".join(part for part in path.split(".") if part not in WRAPPERS)
 
 
-# The parts of a site, and what their records always held: a default here would be a guess. `mixing_init` matters for
-# new models only.
+# The parts of a site, and the entries that their records have in every version, so that none needs a default.
+# `mixing_init` matters for new models only.
 PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
     "query_key": (QueryKeyState, ("kind", "dim", "dim_head", "scale", "bias")),
     "values": (ValueState, ("dim", "dim_head")),
@@ -207,12 +211,16 @@ def parse_site(path: str, record: object) -> SiteState:
 
 
 def checked_entries(record: object, state: type, where: str, required: Sequence[str]) -> dict[str, Any]:
-    """The entries of a part of the record, each a field of a state class, with all that are required."""
+    """Return the entries of a part of the record; each must be a field of the state class."""
     return check_keys(record, {field.name for field in dataclasses.fields(state)}, where, required)
 
 
 def check_keys(record: object, known: set[str], where: str, required: Sequence[str] = ()) -> dict[str, Any]:
-    """The entries of a mapping; ConfigError if it is none, has entries that this version does not know, or too few."""
+    """Return the entries of a mapping.
+
+    Raises:
+        ConfigError: if it is no mapping, has entries that this version does not know, or lacks required ones.
+    """
     if not isinstance(record, Mapping):
         raise ConfigError(f"{where} must be a mapping, not {record!r:.200}")
     if unknown := set(record) - known:
@@ -223,6 +231,6 @@ def check_keys(record: object, known: set[str], where: str, required: Sequence[s
 
 
 def kept_heads(record: Mapping[str, SiteState], site: AttentionSite) -> Sequence[int]:
-    """The original numbers of the heads that a site has now."""
+    """Return the original numbers of the heads that a site has now."""
     state = record.get(site.path)
     return range(site.num_heads) if state is None else state.head_numbers

@@ -1,4 +1,4 @@
-"""What a site of attention is, and how users name sites."""
+"""Sites of attention, their weights, and how users name sites."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -14,9 +14,9 @@ from collab_heads.errors import ArgumentError, ShapeError
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """One attention module of a model.
+    """A site: one attention module of a model.
 
-    A module that serves several layers (ALBERT) is one site, with the index of the first layer it serves.
+    A module that serves several layers (ALBERT) is one site, with the index of the first layer that it serves.
 
     Attributes:
         path: dotted path of the module, relative to the base model (`model.base_model`).
@@ -24,7 +24,7 @@ class AttentionSite:
         layer: index of the layer within its stack.
         num_heads: number of heads that the module computes.
         groups: the key/value head of every head, where heads share them; None where each has its own.
-        stack: the name of what it reads, in models that read two things at once ("text", "vision"); else None.
+        stack: the stack that it belongs to, in models that read two kinds of input ("text", "vision"); else None.
     """
 
     path: str
@@ -44,25 +44,25 @@ class AttentionSite:
         return count_key_heads(self.num_heads, self.groups)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, without what is None."""
+        """Return the JSON form, without entries that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
     def shares_keys(self) -> bool:
-        """Whether several heads share a key/value head."""
+        """True if several heads share a key/value head."""
         return self.num_key_heads < self.num_heads
 
     @property
     def heads_in_words(self) -> str:
-        """The number of heads and, where they share keys, of those: "8 on 4"."""
+        """The number of heads and, where they share keys, of key heads: "8 on 4"."""
         return f"{self.num_heads} on {self.num_key_heads}" if self.shares_keys else str(self.num_heads)
 
     @classmethod
     def from_dict(cls, described: Mapping) -> "AttentionSite":
-        """What `dataclasses.asdict` made, after JSON or an older version: entries of others are passed over.
+        """Make a site from `to_dict` or `dataclasses.asdict`, also after JSON; entries of other versions are ignored.
 
         Raises:
-            TypeError: if an entry that every version writes is missing.
+            TypeError: if a required entry is missing.
         """
         known = {each.name: described[each.name] for each in fields(cls) if each.name in described}
         return cls(**known)
@@ -105,32 +105,32 @@ class AttentionWeights:
 
     @property
     def num_heads(self) -> int:
-        """H."""
+        """The number of heads, H."""
         return self.query.shape[0]
 
     @property
     def dim_head(self) -> int:
-        """d_k, the width of one query/key head."""
+        """The width of one query/key head, d_k."""
         return self.query.shape[1]
 
     @property
     def dim_query_key(self) -> int:
-        """H * d_k: a query/key projection of this width loses nothing."""
+        """The width of all query heads, H * d_k: a query/key projection of this width is exact."""
         return self.num_heads * self.dim_head
 
     @property
     def dim_value(self) -> int:
-        """H_k * d_v, the width of the values over all key/value heads."""
+        """The width of the values over all key/value heads, H_k * d_v."""
         return self.value.shape[0] * self.value.shape[1]
 
 
 def count_key_heads(num_heads: int, groups: Sequence[int] | None) -> int:
-    """The number of key/value heads: one more than the last that a head uses."""
+    """Return the number of key/value heads: one more than the highest index in `groups`."""
     return num_heads if groups is None else max(groups, default=-1) + 1
 
 
 def kept_groups(groups: Sequence[int], kept: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
-    """What becomes of key/value heads when some heads stay: those that one of them uses stay, and are numbered anew.
+    """Return the key/value heads that stay when some heads are kept: those that are still used, numbered anew.
 
     Args:
         groups: the key/value head of every head.
@@ -144,7 +144,7 @@ def kept_groups(groups: Sequence[int], kept: Sequence[int]) -> tuple[list[int], 
 
 
 def group_size(groups: Sequence[int]) -> int | None:
-    """How many heads share each key/value head, if that is one number and they follow one another; else None."""
+    """Return the number of heads per key/value head, if it is the same for all and they are consecutive; else None."""
     size = len(groups) // (max(groups) + 1) if groups else 1
     return size if all(key == head // size for head, key in enumerate(groups)) else None
 
@@ -154,7 +154,7 @@ def per_head(tensor: Tensor, heads: int) -> Tensor: ...
 @overload
 def per_head(tensor: None, heads: int) -> None: ...
 def per_head(tensor: Tensor | None, heads: int) -> Tensor | None:
-    """[H * d, ...] -> [H, d, ...], a view; None stays None."""
+    """Split rows into heads: [H * d, ...] -> [H, d, ...], a view; None stays None."""
     return None if tensor is None else tensor.unflatten(0, (heads, -1))
 
 

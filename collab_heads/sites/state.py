@@ -1,4 +1,4 @@
-"""What a site is now: the states of its parts, which the record of a model is made of (`record`)."""
+"""The state of a site and of its parts, of which the record of a model consists (`record`)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ GATE_KINDS: tuple[GateKind, ...] = get_args(GateKind)
 
 @dataclass(frozen=True)
 class QueryKeyState:
-    """The query/key projection of a site.
+    """The state of the query/key projection of a site.
 
     Attributes:
         kind: "shared" (full mixing), "per_head" (narrower ordinary heads) or "rotary" (ordinary heads with rotary
@@ -33,7 +33,8 @@ class QueryKeyState:
         dim_head: d_k, the width of a query/key head of the original module; at R = H * d_k the swap is exact.
         scale: factor of the dot product, that of the original module.
         bias: whether the original query had a bias.
-        mixing_init: how training from scratch starts: "concatenate" (0/1 blocks), "ones", "normal" or "xavier".
+        mixing_init: the initial mixing for training from scratch: "concatenate" (0/1 blocks), "ones", "normal" or
+            "xavier".
         groups: the key/value head of every head, where heads share them; None where each has its own.
     """
 
@@ -63,13 +64,15 @@ class QueryKeyState:
             object.__setattr__(self, "groups", tuple(self.groups))  # JSON has lists
 
     def holds(self, kind: QueryKeyKind, num_heads: int) -> bool:
-        """Whether it is of a kind that holds stock weights as they are, at full width."""
+        """Return True if the kind and the full width of the projection let it hold stock weights unchanged."""
         return self.kind == kind and self.dim == num_heads * self.dim_head
 
 
 @dataclass(frozen=True)
 class ValueState:
-    """The narrower values of a site; it has a query/key projection of ours, too: stock forwards know one width only.
+    """The state of the narrower values of a site.
+
+    Such a site also has one of our query/key projections, since stock forwards know only one width.
 
     Attributes:
         dim: width of a value head, the same for every head of the site.
@@ -87,10 +90,11 @@ class ValueState:
 
 @dataclass(frozen=True)
 class GateState:
-    """The gates on the heads of a site.
+    """The state of the gates on the heads of a site.
 
     Attributes:
-        kind: "learned" (Hard Concrete), "subset" (an exact number, open or closed in every step) or "fixed" (for good).
+        kind: "learned" (Hard Concrete), "subset" (learned, with an exact number of open heads in every step) or
+            "fixed".
         temperature: of the Hard Concrete samples.
         stretch: (gamma, zeta), the interval to which samples are stretched before they are clipped to [0, 1].
     """
@@ -101,7 +105,7 @@ class GateState:
 
     @property
     def is_learned(self) -> bool:
-        """Whether the gates have a parameter."""
+        """True if the gates have a parameter."""
         return self.kind != "fixed"
 
     def __post_init__(self):
@@ -118,7 +122,7 @@ class GateState:
 
 @dataclass(frozen=True)
 class SiteState:
-    """What one site is now.
+    """The state of a site.
 
     Attributes:
         role: "enc-self", "dec-self" or "dec-enc".
@@ -176,21 +180,21 @@ class SiteState:
 
     @property
     def heads(self) -> int:
-        """How many heads are left."""
+        """The number of heads that are left."""
         return len(self.head_numbers)
 
     @property
     def changes_output(self) -> bool:
-        """Whether the output projection is not the original one."""
+        """True if the output projection differs from the original one."""
         return any((self.kept is not None, self.values is not None, self.gates is not None, self.alphas))
 
     @property
     def is_stock(self) -> bool:
-        """Whether nothing about the site is changed."""
+        """True if nothing about the site is changed."""
         return self.query_key is None and not self.changes_output
 
     def to_dict(self) -> dict:
-        """The JSON form, without what the site does not have."""
+        """Return the JSON form, without parts that the site does not have."""
         entries = {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, False)}
         parts = {name: value for name, value in entries.items() if isinstance(value, dict)}
         return entries | {
@@ -199,6 +203,6 @@ class SiteState:
 
 
 def expect(condition: bool, name: str, value: object, wanted: str) -> None:
-    """Raise ConfigError, with the name, the value and what is wanted instead, unless the condition holds."""
+    """Raise ConfigError, with the name, the value and the expected form, unless the condition holds."""
     if not condition:
         raise ConfigError(f"{name} is {value!r:.1000}, expected {wanted}")

@@ -1,1 +1,1 @@
-"""What training adds for heads: the parts of `HeadPenalty`, one a file."""
+"""Terms that training adds to the loss for heads: the parts of `HeadPenalty`, each in one file."""

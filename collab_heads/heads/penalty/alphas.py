@@ -1,18 +1,18 @@
-"""What training adds for alphas: a late start, and growth of their nuclear norms.
+"""The terms that training adds for alphas: a delayed start, and growth of their nuclear norms.
 
 The growth loss is gamma * sum over sites of (||alpha_{t-1}||_* + radius - ||alpha_t||_*), where alpha_{t-1} are the
-parameters of the optimizer step before. It pushes a norm up while its growth in the last step is below the radius, and
-not at all from there on: the radius limits the rate of growth.
+parameters of the optimizer step before. It increases a norm while its growth in the last step is below the radius, and
+has no effect above: the radius limits the rate of growth.
 
-What gamma means depends on the loss that it stands beside. The source adds it to a loss that is summed over the target
-tokens of a batch, and divides the gradient of that sum by their number: beside the mean loss of this package its gamma
-is gamma / (target tokens of the optimizer step). `growth_beside="sum"` takes the source's number and divides it so.
-(There a step of several batches, from `--update-freq` or several GPUs, adds gamma once for each batch: multiply gamma
-by their number.)
+The meaning of gamma depends on the loss to which it is added. The source adds it to a loss that is summed over the
+target tokens of a batch, and divides the gradient of that sum by their number. Added to the mean loss of this package,
+its gamma is gamma / (target tokens of the optimizer step). `growth_beside="sum"` takes the source's number and divides
+it like this. (In the source, a step of several batches, from `--update-freq` or several GPUs, adds gamma once for each
+batch: multiply gamma by their number.)
 
-With weights per role, one that is given 0 never trains its alphas, as in the source, whose ratios also say what learns
-(there a role that is left out has 0, too). Roles that are left out here, and all where one number 0 is for all, train
-without a push.
+With weights per role, a role with weight 0 never trains its alphas, as in the source, whose ratios also say what is
+trained (there a role that is left out has 0, too). Roles that are left out here, and all roles if one number 0 is given
+for all, train without the growth loss.
 
 Source: Azov and Landau 2020 (MHR-NLP-Transformers), "growth loss".
 """
@@ -45,7 +45,7 @@ DEFAULT_RADIUS = 1e-4  # of nuclear norms, per optimizer step
 
 
 class AlphaPenalty(PenaltyPart):
-    """The part of a `HeadPenalty` that is about alphas; its arguments are described there.
+    """The part of a `HeadPenalty` for alphas; `HeadPenalty` describes its arguments.
 
     Attributes:
         weights: gamma of every site.
@@ -81,7 +81,12 @@ class AlphaPenalty(PenaltyPart):
     def from_options(
         cls, model: PreTrainedModel, adapter: AttentionAdapter, options: PenaltyOptions
     ) -> "AlphaPenalty | None":
-        """A model with alphas has the part, whatever the options are."""
+        """Make the part if the model has alphas, whatever the options are; else return None.
+
+        Raises:
+            SwapError: if growth is asked for and the model has no alphas.
+            ArgumentError: on options that have no meaning without growth or without alphas.
+        """
         mixed = mixed_sites(model, adapter)
         if options.growth is None:
             for name in ("growth_beside", "growth_radius"):
@@ -94,39 +99,38 @@ class AlphaPenalty(PenaltyPart):
         return cls(mixed, options)
 
     def parameters(self) -> list[nn.Parameter]:
-        """The alphas."""
         return [alphas.alpha for alphas in self.alphas]
 
     def group(self, rates: LearningRates) -> dict[str, Any]:
-        """The parameter group of the alphas: no weight decay, and a learning rate if they have one of their own."""
+        """Return the parameter group of the alphas: no weight decay, and their own learning rate if one is given."""
         group: dict[str, Any] = {"params": self.parameters(), "weight_decay": 0.0}
         return group if rates.alphas is None else group | {"lr": rates.alphas}
 
     @property
     def device(self) -> torch.device:
-        """Where the first alphas are."""
+        """The device of the first alphas."""
         return self.alphas[0].alpha.device
 
     @property
     def started(self) -> bool:
-        """Whether alphas are trained in this step."""
+        """True if alphas are trained in this step."""
         return self.done >= self.start
 
     def norms(self) -> Tensor:
-        """The nuclear norm of every alpha: [sites], in float32 at least, differentiable."""
+        """Return the nuclear norm of every alpha: [sites], at least in float32, differentiable."""
         with torch.autocast(self.device.type, enabled=False):
             matrices = [alpha.to(torch.promote_types(alpha.dtype, torch.float32)) for alpha in self.parameters()]
             return torch.stack([torch.linalg.svdvals(matrix).sum().to(self.device) for matrix in matrices])
 
     def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
-        """What to add to the mean loss: a scalar, with a gradient once there is a push.
+        """Return the term to add to the mean loss: a scalar, with a gradient once the growth loss applies.
 
         Args:
-            batch: it does not matter.
+            batch: not used.
             tokens: how many target tokens the mean loss of the optimizer step is over; needed beside a sum only.
 
         Raises:
-            ArgumentError: if it is needed and no whole number from 1.
+            ArgumentError: if `tokens` is needed and not a whole number from 1.
         """
         pushes, tokens_per_loss = any(self.weights), 1
         if self.beside == "sum" and pushes:
@@ -143,20 +147,19 @@ class AlphaPenalty(PenaltyPart):
         return (norms.new_tensor(self.weights) * missing_growth).sum() / tokens_per_loss
 
     def before_step(self) -> None:
-        """Take the gradients of the alphas that do not learn, or not yet: no optimizer then touches them."""
+        """Drop the gradients of alphas that are never trained, or not yet: no optimizer then changes them."""
         for alphas in self.never_trained if self.started else self.alphas:
             alphas.alpha.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Go on after an optimizer step."""
         self.done += 1
         if any(self.weights):
             self.norms_before, self.norms_now = self.norms_now, self.norms()
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """Mean nuclear norm, its mean growth in the last step where it is pushed, and the norm of every alpha."""
+        """Return the mean nuclear norm, its mean growth in the last step with a growth loss, and every norm."""
         norms = self.norms()
         means = {"alpha_nuclear_norm": float(norms.mean())}
         if any(self.weights):
@@ -165,7 +168,7 @@ class AlphaPenalty(PenaltyPart):
         return means | {f"alpha_nuclear_norm/{path}": norm for path, norm in by_site}
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings and progress: numbers, lists and dicts, ready for JSON."""
+        """Return settings and progress: numbers, lists and dicts, ready for JSON."""
         return {
             "growth": self.growth,
             "beside": self.beside,
@@ -179,7 +182,7 @@ class AlphaPenalty(PenaltyPart):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the alphas themselves are in the model."""
+        """Resume from a state; the alphas themselves are in the model."""
         state = {"beside": "mean", "frozen": []} | dict(state)  # the first states had neither
         check_state(state, self.state_dict(), {"done", "before"})
         if len(state["before"]) != len(self.alphas):

@@ -1,4 +1,4 @@
-"""A loss that keeps the heads of a layer apart: the mean cosine similarity of their outputs.
+"""A loss that makes the heads of a layer differ: the mean cosine similarity of their outputs.
 
 Source: Li, Tu, Yang, Lyu, Zhang 2018, arXiv:1810.10183, "disagreement on outputs".
 """
@@ -20,14 +20,15 @@ from collab_heads.sites.site import AttentionSite
 
 
 class Disagreement(PenaltyPart):
-    """The part of a `HeadPenalty` that is about the likeness of heads; its arguments are described there.
+    """The part of a `HeadPenalty` for the similarity of heads; `HeadPenalty` describes its arguments.
 
-    It listens to what the output projections receive: the heads before gates and alphas.
+    It records the inputs of the output projections: the heads before gates and alphas.
 
     Attributes:
         weight: of every role.
-        seen: every site and its heads [B, T, H, d_v], from the forward pass under way.
-        listening: False from the total to the next forward pass: checkpointing runs layers again in the backward pass.
+        seen: every site and its heads [B, T, H, d_v], from the current forward pass.
+        listening: False from the total to the next forward pass, because checkpointing runs layers again in the
+            backward pass.
     """
 
     name: ClassVar[str] = "disagreement"
@@ -44,43 +45,43 @@ class Disagreement(PenaltyPart):
     def from_options(
         cls, model: PreTrainedModel, adapter: AttentionAdapter, options: PenaltyOptions
     ) -> "Disagreement | None":
-        """Asked for by its weight."""
+        """Make the part if its weight is given, else return None."""
         return None if options.disagreement is None else cls(model, adapter, weight=options.disagreement)
 
     def attach(self) -> None:
-        """Listen to every forward pass of the model from now on."""
+        """Record every forward pass of the model from now on."""
         self.handles.append(self.model.register_forward_pre_hook(self.begin))
         for site, projection in self.projections:
             self.handles.append(projection.register_forward_pre_hook(partial(self.hear, site)))
 
     def begin(self, model: nn.Module, inputs: tuple) -> None:
-        """Forget the last forward pass: a new one begins."""
+        """Forget the last forward pass: a new one begins (a forward pre-hook)."""
         self.seen.clear()
         self.listening = True
 
     def end(self) -> None:
-        """Listen to nothing until the next forward pass."""
+        """Stop recording until the next forward pass."""
         self.seen.clear()
         self.listening = False
 
     def hear(self, site: AttentionSite, projection: nn.Module, inputs: tuple) -> None:
-        """Keep the heads of a site: [B, T, H, d_v]."""
+        """Keep the heads of a site: [B, T, H, d_v] (a forward pre-hook)."""
         if self.listening and torch.is_grad_enabled():
             self.seen.append((site, inputs[0].unflatten(-1, (site.num_heads, -1))))
 
     def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
-        """What to add to the mean loss of the batch that the model has just seen: a scalar with a gradient.
+        """Return the term to add to the mean loss of the batch of the last forward pass: a scalar with a gradient.
 
-        The mean over tokens and pairs of heads of their cosine, times the weight of the role, summed over layers. As
-        in the paper a head makes a pair with itself, too.
+        It is the mean cosine over tokens and pairs of heads, times the weight of the role, summed over layers. As in
+        the paper, a head also makes a pair with itself.
 
         Args:
-            batch: as the model was given it: padding then does not count.
-            tokens: it does not matter.
+            batch: as the model was given it: its padding is then left out.
+            tokens: not used.
 
         Raises:
-            ArgumentError: if no heads were seen that have a gradient: the model has not run with gradients, or nothing
-                below its heads is trained.
+            ArgumentError: if no heads with a gradient were seen: the model has not run with gradients, or nothing below
+                its heads is trained.
         """
         listens = torch.is_grad_enabled() and len(self.handles) > 1  # to more than where a forward pass begins
         if listens and not any(heads.requires_grad for _, heads in self.seen):
@@ -102,11 +103,10 @@ class Disagreement(PenaltyPart):
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights."""
         return {"weight": self.weight}
 
     def close(self) -> None:
-        """Stop listening."""
+        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
         self.end()
@@ -115,7 +115,7 @@ class Disagreement(PenaltyPart):
 def unit(outputs: Tensor) -> Tensor:
     """Scale vectors [..., d_v] to length 1.
 
-    Dropout makes vectors of zeros: they stay zero and have a small gradient, which that of `normalize` is not.
+    Dropout makes vectors of zeros: they stay zero and have a small gradient, unlike with `normalize`.
     """
     norms = outputs.norm(dim=-1, keepdim=True)
     return outputs / norms.masked_fill(norms == 0, 1.0)

@@ -1,7 +1,8 @@
-"""An exact number of heads: in every optimizer step a subset is drawn, and the number falls to the target.
+"""Train gates, with a penalty on open heads or to an exact number of heads.
 
-The subset holds the highest scores `log_alpha` plus Gumbel noise; gates are 0 or 1 in the forward pass and straight
-through in the backward pass. The noise falls with the number of heads, and is gone at the target.
+For an exact number, every optimizer step draws a subset of the heads, whose size falls to the target. The subset holds
+the heads with the highest scores, `log_alpha` plus Gumbel noise. Gates are 0 or 1 in the forward pass and
+straight-through in the backward pass. The noise falls with the number of heads, and is zero at the target.
 
 Source: differentiable subset selection, Li, Cotterell, Sachan 2021, arXiv:2108.04657, with the number annealed.
 """
@@ -30,14 +31,14 @@ from collab_heads.heads.selection import (
 )
 from collab_heads.layers.gates import Draw, HeadGates, threshold
 
-DECIDED = 10.0  # log_alpha of a head that is kept for good; minus that for one that is gone
-SPREAD = 3.0  # the first ranking has log_alpha from -SPREAD to SPREAD around its middle; Gumbel noise has deviation 1.3
-GAP = 1e-3  # least distance of log_alpha from the threshold, so that ties count
+DECIDED = 10.0  # log_alpha of a head that is finally kept; the negative for one that is finally closed
+SPREAD = 3.0  # log_alpha of the first ranking spans -SPREAD to SPREAD around its middle; Gumbel noise deviates by 1.3
+GAP = 1e-3  # least distance of log_alpha from the threshold, so that ties are decided
 
 
 @dataclass(frozen=True)
 class SubsetSelection:
-    """Draws subsets of heads whose size falls to a target. N heads in all.
+    """The selection of subsets of heads whose size falls to a target. N heads in all.
 
     Attributes:
         gates: of every site.
@@ -55,7 +56,7 @@ class SubsetSelection:
 
     @torch.no_grad()
     def rank(self, scores: Sequence[Tensor]) -> None:
-        """Spread the gates evenly in the order of some scores, [H] per site: their scale does not matter."""
+        """Spread the gates evenly in the order of some scores, [H] per site; only the order of scores matters."""
         ranks = torch.cat([score.float().cpu() for score in scores]).argsort().argsort()
         spread = SPREAD * (2 * ranks / max(1, len(ranks) - 1) - 1)
         # all heads are open at first; what counts is the order
@@ -77,7 +78,7 @@ class SubsetSelection:
 
     @torch.no_grad()
     def draw(self, done: int) -> None:
-        """Draw the subset of the next optimizer step: the seed and the step decide, so every process has the same."""
+        """Draw the subset of the next optimizer step from the seed and the step: every process draws the same."""
         scores, count = self.scores(), self.count(done + 1)
         noise = torch.zeros(len(scores))
         if done < self.steps:
@@ -92,34 +93,34 @@ class SubsetSelection:
             gates.draw = Draw(site_open, site_noise, site_border + threshold(gates.state))
 
     def count(self, step: int) -> Target:
-        """How many heads are kept in an optimizer step, counted from 1."""
+        """Return how many heads are kept in an optimizer step, counted from 1."""
         return on_the_way(self.target, self.roles, step / self.steps)
 
     def rivals(self, count: Target) -> list[Tensor]:
-        """The indices of heads that compete with each other: all heads, or those of each role."""
+        """Return the indices of heads that compete with each other: all heads, or those of each role."""
         device = self.gates[0].log_alpha.device
         if isinstance(count, int):
             return [torch.arange(len(self.roles), device=device)]
         return list(members_of(self.roles, device).values())
 
     def scores(self) -> Tensor:
-        """The distance of every log_alpha from the threshold of the rule: [N], float32."""
+        """Return the distance of every log_alpha from the threshold of the rule: [N], float32."""
         return torch.cat([gates.log_alpha.detach().float() - threshold(gates.state) for gates in self.gates])
 
     def write(self, scores: Tensor) -> None:
-        """Give the gates these scores: [N], distances from the threshold."""
+        """Set the gates to these scores: [N], distances from the threshold."""
         for gates, site_scores in zip(self.gates, self.split(scores), strict=True):
             gates.log_alpha.copy_(site_scores + threshold(gates.state))
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
-        """[N] -> one piece per site."""
+        """Split values into one piece per site: [N] -> [H] each."""
         return values.split([gates.num_heads for gates in self.gates])
 
 
 def border_scores(scores: Tensor, chosen: Tensor, groups: Sequence[Tensor]) -> Tensor:
-    """The score between the chosen heads and the others of their group: [N]; minus infinity where all are chosen.
+    """Return the score between the chosen heads and the others of their group: [N]; -inf where all are chosen.
 
-    Heads that are chosen for their role's sake, below others that are not, do not count.
+    Heads that are chosen only so that their role is not empty, below heads that are not chosen, are ignored.
     """
     border = torch.empty_like(scores)
     for indices in groups:
@@ -136,7 +137,7 @@ def border_scores(scores: Tensor, chosen: Tensor, groups: Sequence[Tensor]) -> T
 
 
 class GatePenalty(PenaltyPart):
-    """The part of a `HeadPenalty` that is about gates; its arguments are described there.
+    """The part of a `HeadPenalty` for gates; `HeadPenalty` describes its arguments.
 
     Attributes:
         gates: of every site with learned gates.
@@ -180,7 +181,7 @@ class GatePenalty(PenaltyPart):
     def from_options(
         cls, model: PreTrainedModel, adapter: AttentionAdapter, options: PenaltyOptions
     ) -> "GatePenalty | None":
-        """Asked for by a weight or a target."""
+        """Make the part if a weight or a target is given, else return None."""
         if options.target_heads is None:
             options.check_unused("steps", "without target_heads: they are how it is approached")
             options.check_unused("scores", "without target_heads: they rank the heads that it chooses from")
@@ -189,7 +190,7 @@ class GatePenalty(PenaltyPart):
         return cls(model, adapter, options)
 
     def attach(self) -> None:
-        """Let the gates be of the kind that is trained, rank them, and draw the first subset."""
+        """Set the kind of the gates, rank them, and draw the first subset."""
         learn_as(self.model, self.adapter, "learned" if self.subsets is None else "subset")
         if self.subsets is not None:
             if self.scores is not None:
@@ -197,33 +198,34 @@ class GatePenalty(PenaltyPart):
             self.subsets.draw(self.done)
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The gates' parameters."""
         return [gates.log_alpha for gates in self.gates]
 
     @property
     def finished(self) -> bool:
-        """Whether the target is reached and the heads are fixed: prune now, or train on."""
+        """True if the target is reached and the heads are fixed: prune now, or train on."""
         return self.subsets is None or self.done >= self.subsets.steps
 
     def group(self, rates: LearningRates) -> dict[str, Any]:
-        """The parameter group of the gates: no weight decay and, where heads compete, one second moment for all."""
+        """Return the parameter group of the gates, without weight decay.
+
+        Where heads compete, all of them have one second moment (`HeadAdamW`).
+        """
         shared = self.subsets is not None
         return {"params": self.parameters(), "lr": rates.gates, "weight_decay": 0.0, "shared": shared}
 
     def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
-        """What to add to the mean loss: a scalar with a gradient; batch and tokens do not matter."""
+        """Return the term to add to the mean loss: a scalar with a gradient; batch and tokens are not used."""
         probabilities = [gates.open_probability().sum() for gates in self.gates]
         return self.gate_weight * torch.stack(probabilities).sum()
 
     def step(self) -> None:
-        """Go on after an optimizer step."""
         self.done += 1
         if self.subsets is not None:
             self.subsets.step(self.done)
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """What to watch: open heads by the rule, expected open heads, decided gates, share of closed heads."""
+        """Return the open heads by the rule, expected open heads, decided gates and the share of closed heads."""
         num_open = sum(int(gates.is_open().sum()) for gates in self.gates)
         expected = sum(float(gates.open_probability().sum()) for gates in self.gates)
         return {
@@ -234,7 +236,7 @@ class GatePenalty(PenaltyPart):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings, progress and the gates: numbers, lists and dicts, ready for JSON."""
+        """Return settings, progress and the gates: numbers, lists and dicts, ready for JSON."""
         return {
             "target": self.target,
             "steps": self.steps,
@@ -246,7 +248,6 @@ class GatePenalty(PenaltyPart):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
         current = self.state_dict()
         check_state(state, current, {"done", "log_alpha"})
         stored_sizes, sizes = ([len(values) for values in each["log_alpha"]] for each in (state, current))

@@ -1,4 +1,4 @@
-"""What a part of a `HeadPenalty` is, and what the parts share: options, and checks of arguments and states.
+"""The interface of a part of a `HeadPenalty`, and shared options and checks of arguments and states.
 
 A new part is one class, listed in the table `PARTS` of `head_penalty`.
 """
@@ -22,7 +22,7 @@ RoleWeights = float | Mapping[str, float]
 
 @dataclass(frozen=True)
 class PenaltyOptions:
-    """What a `HeadPenalty` is asked for; its arguments are described there."""
+    """The options of a `HeadPenalty`, which describes them."""
 
     gate_weight: float | None = None
     target_heads: Target | None = None
@@ -36,24 +36,24 @@ class PenaltyOptions:
     disagreement: RoleWeights | None = None
 
     def check_unused(self, name: str, why: str) -> None:
-        """Raise ArgumentError if an option is given that nothing will use, and say why."""
+        """Raise ArgumentError, with the reason, if an option is given that nothing would use."""
         if (value := getattr(self, name)) is not None:
             raise ArgumentError(f"{name} {value!r:.80} has no meaning {why}")
 
 
 @dataclass(frozen=True)
 class LearningRates:
-    """The learning rates of gates and of alphas; None for the optimizer's."""
+    """The learning rates of gates and of alphas; None for that of the optimizer."""
 
     gates: float
     alphas: float | None
 
 
 class PenaltyPart(Protocol):
-    """One thing that a `HeadPenalty` adds to training; most methods do nothing unless a part says otherwise.
+    """One term that a `HeadPenalty` adds to training; most methods do nothing unless a part overrides them.
 
     Attributes:
-        name: under which its state is stored.
+        name: the name under which its state is stored.
         skips_with_optimizer: whether `step` is left out where the optimizer skipped its step.
     """
 
@@ -64,7 +64,7 @@ class PenaltyPart(Protocol):
     def from_options(
         cls, model: PreTrainedModel, adapter: AttentionAdapter, options: PenaltyOptions
     ) -> "PenaltyPart | None":
-        """Make the part, or None if neither the options nor the model ask for it; the model stays as it is.
+        """Make the part, or return None if neither the options nor the model ask for it; the model is not changed.
 
         Raises:
             CollabHeadsError: if options are wrong, or have no meaning for this model.
@@ -72,45 +72,49 @@ class PenaltyPart(Protocol):
         ...
 
     def attach(self) -> None:
-        """Make the model ready, once all parts are made: nothing can fail from here on."""
+        """Prepare the model, once all parts are made: nothing can fail from here on."""
 
     @property
     def finished(self) -> bool:
-        """Whether the part has reached what it aims at."""
+        """True if the part has reached its target."""
         return True
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters of the model that are there for this part only."""
+        """Return the parameters of the model that exist for this part only."""
         return []
 
     def group(self, rates: LearningRates) -> dict[str, Any] | None:
-        """The optimizer's parameter group for `parameters()`; None if there are none."""
+        """Return the optimizer's parameter group for `parameters()`; None if there are none."""
         return None
 
     def total(self, batch: Mapping | None = None, tokens: int | None = None) -> Tensor:
-        """What to add to the mean loss of a micro-batch: a scalar; see `HeadPenalty.total`."""
+        """Return the term to add to the mean loss of a micro-batch: a scalar; see `HeadPenalty.total`."""
         ...
 
     def before_step(self) -> None:
         """Act between the backward pass and the optimizer step."""
 
     def step(self) -> None:
-        """Go on after an optimizer step."""
+        """Advance the schedules after an optimizer step."""
 
     def metrics(self) -> dict[str, float]:
-        """What to watch in training."""
+        """Return numbers to log in training."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings and progress: numbers, lists and dicts, ready for JSON."""
+        """Return settings and progress: numbers, lists and dicts, ready for JSON."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; an ArgumentError if it has other settings."""
+        """Resume from a state.
+
+        Raises:
+            ArgumentError: if it has other settings.
+        """
         check_state(state, self.state_dict(), set())
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model, for example by removing hooks."""
 
 
 def check_trainable(what: str, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -122,10 +126,10 @@ def check_trainable(what: str, parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def role_weights(name: str, weights: RoleWeights | None, sites: Iterable[AttentionSite]) -> dict[str, float]:
-    """One weight per role of the sites, from one for all or role -> weight; 0 for roles that are not named.
+    """Return one weight per role of the sites, from one for all or role -> weight; 0 for roles that are not named.
 
     Raises:
-        ArgumentError: on a weight that is no number from 0, or a role that none of the sites has.
+        ArgumentError: on a weight that is not a number of 0 or more, or a role that none of the sites has.
     """
     available = {site.role for site in sites}
     roles = [role for role in ROLES if role in available]
