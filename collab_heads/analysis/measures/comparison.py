@@ -11,8 +11,8 @@ from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
 def evenness(values: Tensor | Sequence[float]) -> float:
     """Return one minus the Gini coefficient, corrected for the number of heads.
 
-    It is 1 if all heads have the same value and 0 if one head has everything. Two heads picked at random differ by 2 (1
-    - evenness) times the mean, on average. It does not depend on the unit of the values, and models with different
+    It is 1 if all heads have the same value and 0 if one head has everything. On average, two heads picked at random
+    differ by 2 (1 - evenness) times the mean. It does not depend on the unit of the values, and models with different
     numbers of heads can be compared. The normalised entropy measures the same, but stays near 1 for any model that is
     not degenerate (0.95 for 48 heads spread evenly between 0 and the largest, where this is 0.67).
 

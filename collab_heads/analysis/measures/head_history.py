@@ -98,7 +98,7 @@ class HeadHistory:
     def row(
         self, measure: str, path: str, given: Tensor | Sequence | None, heads: Mapping[str, Sequence[int]]
     ) -> Tensor:
-        """Return the numbers at the places of the first heads, [H] or [H, H], with NaN for removed heads."""
+        """Return the numbers at the places of the heads of the beginning, [H] or [H, H]; NaN for removed heads."""
         if path not in self.heads:
             raise ArgumentError(f"{measure} of {path!r}, which is none of the sites{did_you_mean(path, self.heads)}")
         numbers, dimensions = self.heads[path], 2 if measure == ALPHAS else 1
