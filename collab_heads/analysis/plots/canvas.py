@@ -191,7 +191,7 @@ def bare(axes: Axes) -> None:
 
 
 def png_bytes(figure: Figure, dpi: int = PNG_DPI) -> bytes:
-    """Return a figure as a PNG of 256 colours, a third of the size of all; equal figures give equal bytes."""
+    """Return a figure as a PNG of 256 colours, a third of the size of full colour; equal figures, equal bytes."""
     from PIL import Image  # matplotlib needs it, too
 
     with Image.open(io.BytesIO(file_bytes(figure, "png", dpi, {"Software": None}))) as whole:

@@ -56,7 +56,7 @@ LABELS = {
 }
 ENDS: dict[str, dict[str, float]] = {"gates": {"lowest": 0.0, "highest": 1.0}}
 FEW_STEPS = 20  # with fewer, each is marked
-MOST_LAYERS = 12  # at most, that a legend names
+MOST_LAYERS = 12  # that a legend names, at most
 
 
 @drawn

@@ -190,7 +190,7 @@ def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Modul
 def is_norm(path: str, module: nn.Module) -> bool:
     """Return True if a module is a norm by its name.
 
-    Norms of weights and batch norms are none, nor are stacks of layers named after a norm (wav2vec2).
+    Norms of weights and batch norms do not count, nor do stacks of layers that are named after a norm (wav2vec2).
     """
     if isinstance(module, nn.modules.batchnorm._BatchNorm) or ".parametrizations." in path:
         return False
@@ -243,7 +243,7 @@ def explain_batches(
 
 
 def run(model: PreTrainedModel, adapter: AttentionAdapter, inputs: Mapping, index: int) -> ModelOutput:
-    """Run a forward pass with a conservative graph; what the model raises becomes a CalibrationError."""
+    """Run a forward pass with a conservative graph; an error of the model becomes a CalibrationError."""
     with conservative(model):
         try:
             check_modalities(model, inputs)

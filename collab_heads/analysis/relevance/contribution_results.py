@@ -98,8 +98,8 @@ class TokenContributions:
         Args:
             measure: "source", "source_entropy" or "target_entropy", by the position of the generated token; or
                 "influence", by that of the source token.
-            parts: number of parts of a sentence, to compare sentences of all lengths; None uses positions. Only long
-                sentences have late positions: see `of_length`, and `parts`.
+            parts: number of parts of a sentence, to compare sentences of all lengths; None uses positions. Late
+                positions are those of long sentences only: see `of_length`.
 
         Raises:
             ArgumentError: on an unknown measure, or if `parts` is below 1.

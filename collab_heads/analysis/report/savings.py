@@ -19,7 +19,7 @@ COSTS = {
     "absolute_relevance": "absolute relevance",
 }
 CHEAPEST = 0.1  # share of the heads that is named
-MOST = 12  # of them, at most
+MOST = 12  # heads that are named, at most
 PAIRS = 5  # pairs of heads that are named
 ALIKE = 0.7  # the cosine of heads that put out nearly the same: the angle between them is below 45 degrees
 BUDGETS = (0.9, 0.75, 0.5, 0.33, 0.25, 0.1)
@@ -146,7 +146,7 @@ def cheap_html(report: HeadMeasurements) -> str:
 
 
 def alike_html(report: HeadMeasurements) -> str:
-    """Return HTML on the pairs of heads that put out nearly the same; empty if there are none."""
+    """Return HTML on the pairs of heads with the most similar outputs; empty if there are none."""
     pairs = most_alike(report)
     if not pairs:
         return ""
