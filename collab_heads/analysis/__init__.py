@@ -1,1 +1,1 @@
-"""What heads do: what they attend to, how sure they are, how alike."""
+"""Analyze heads: what they attend to, how confident they are, how similar they are."""

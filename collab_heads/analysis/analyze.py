@@ -1,4 +1,4 @@
-"""analyze_heads: everything that can be seen of the heads of a model, on one data set."""
+"""`analyze_heads`: all measures of a model's heads on one data set."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,44 +66,47 @@ def analyze_heads(
 ) -> HeadReport:
     """Measure what the heads of a model do, and how much they matter.
 
-    One pass without gradients for confidence, entropy, distance, similarity, positions, rare tokens and examples; one
-    with gradients for relevance and one for gradient importance; one over the treebank for dependencies; a backward
-    pass per position for contributions, on some sentences; an evaluation per head for the ablation. Memory does not
-    grow with the number of batches.
+    Confidence, entropy, distance, similarity, positions, rare tokens and examples share one pass without gradients.
+    Relevance and gradient importance take one pass with gradients each, dependencies one pass over the treebank.
+    Contributions take a backward pass per position, on some of the sentences; the ablation takes an evaluation per
+    head. Memory does not grow with the number of batches.
 
     Args:
         model: a supported transformers model, original or collaborative, gated, mixed, pruned; it is left as it was.
-        batches: input dicts as the model takes them, in a list or another object that can be read again. Labels are
-            needed for gradient importance and the loss, and encoder-decoders need them or decoder inputs throughout.
-        parts: some of "statistics", "roles", "relevance", "gradient", "contributions", "ablation"; None for all that
-            model and data allow, without the ablation, which takes an evaluation per head.
-        tokenizer: the model's; needed for a treebank, and for examples with tokens instead of ids.
+        batches: input dicts as the model takes them, in a list or another object that can be read again. Gradient
+            importance and the loss need labels; encoder-decoders need labels or decoder inputs in every batch.
+        parts: some of "statistics", "roles", "relevance", "gradient", "contributions", "ablation". None measures all
+            that model and data allow; the ablation, which takes an evaluation per head, only if `evaluate` is given.
+        tokenizer: the model's tokenizer; needed for a treebank, and for examples that show tokens instead of ids.
         treebank: a CoNLL-U file, its sentences, or a `Treebank`, for syntactic heads of encoders.
-        exclude: ids of tokens that do not count as queries; None for the ends of sentences.
-        token_counts: [V], how often every token is in your corpus, for rare tokens; None counts those of `batches`.
-        thresholds: how large shares must be for a head to have a role, and of how much; None for the paper's shares.
+        exclude: ids of tokens that do not count as queries; None excludes the tokens that end a sentence.
+        token_counts: [V], the number of times each token occurs in your corpus, for rare tokens; None counts the tokens
+            of `batches`.
+        thresholds: the shares, and the amount of data, that a head needs for a role; None for the defaults of
+            `RoleThresholds`.
         evaluate: model -> the task's metric, for the ablation; None for the mean loss on `batches`.
         metric: the name of what `evaluate` measures.
-        higher_is_better: whether a higher metric is a better one.
-        num_examples: sentences whose attention is kept, of typical lengths: the quartiles for three.
-        contribution_sentences: how many sentences contributions of source and target (or prompt and continuation, of a
-            decoder whose labels are -100 for the prompt) are measured on, the first ones.
-        prefixes: what the decoder has read when contributions are measured, one or several: "reference", as the batches
-            have it, "own", "random"; see `token_contributions`.
-        compare_with: other models, or checkpoints of a training in order, as `compare_contributions` takes them: their
-            contributions are measured on the same sentences, before this model's in the report.
-        gate_history: the gates during training, to be shown in the report, too.
-        data: what the batches are, for the report.
+        higher_is_better: whether a higher metric is better.
+        num_examples: number of sentences whose attention maps are kept; their lengths are typical: the quartiles for
+            three.
+        contribution_sentences: number of sentences, from the first on, for the contributions of source and target (or
+            of prompt and continuation, for a decoder whose labels are -100 for the prompt).
+        prefixes: what the decoder reads while contributions are measured, one kind or several: "reference" (as in the
+            batches), "own", "random"; see `token_contributions`.
+        compare_with: other models, or the checkpoints of a training in order, as `compare_contributions` takes them.
+            Their contributions are measured on the same sentences and stand before this model's in the report.
+        gate_history: the gates during training, to show in the report.
+        data: a description of the batches, for the report.
 
     Returns:
         The report; `print` it, or `.save_html("report.html")`.
 
     Raises:
         ArgumentError: on an unknown part, a count that is too small, batches that can be read only once, a treebank
-            without a tokenizer.
+            without a tokenizer, or contributions of a model or data without a source.
         CalibrationError: if there are no batches, the model cannot take one, or no token counted at a site.
         DataError: if the treebank is missing or broken.
-        NonFiniteError: if a number is NaN or inf; the site is named.
+        NonFiniteError: if a number is NaN or inf; the message names the site.
         SwapError: if the model has no heads left.
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it gives no attention weights.
     """
@@ -132,14 +135,14 @@ def analyze_heads(
 
 
 class Analysis:
-    """One analysis under way.
+    """One run of `analyze_heads`: its settings and the results so far.
 
     Attributes:
-        parts: what is measured.
+        parts: the parts to measure.
         excluded: ids of tokens that do not count as queries.
-        results: field of the report -> what was measured.
-        seconds: part -> how long it took.
-        notes: what a reader must know.
+        results: field of the report -> its value.
+        seconds: part -> seconds it took.
+        notes: notes for the reader of the report.
     """
 
     def __init__(self, model: PreTrainedModel, adapter: AttentionAdapter, batches: Sentences, options: AnalysisOptions):
@@ -156,7 +159,7 @@ class Analysis:
         self.seconds: dict[str, float] = {}
 
     def report(self) -> HeadReport:
-        """Measure every part, and report."""
+        """Measure every part and return the report."""
         syntax = None
         if "roles" in self.parts:  # a broken treebank shows before anything is measured
             options = self.options
@@ -175,18 +178,18 @@ class Analysis:
         return self.ablate(report) if "ablation" in self.parts else report
 
     def timed(self, part: str, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """Call a function, and note how long it takes."""
+        """Call a function and record the seconds it takes as those of the part."""
         begin = time.perf_counter()
         result = function(*args, **options)
         self.seconds[part] = time.perf_counter() - begin
         return result
 
     def measure(self, part: Part, function: Callable, batches: Iterable[Mapping], **options: Any) -> None:
-        """Measure a part that makes passes of its own."""
+        """Measure a part whose function makes its own passes."""
         self.results[part] = self.timed(part, function, self.model, batches, **options)
 
     def contribute(self) -> None:
-        """Contributions of the model, a sentence of middle length whole, and beside others where it is compared."""
+        """Measure contributions of this model and of those it is compared with; keep one whole sentence."""
         options = self.options
         sentences = list(self.batches.first(options.contribution_sentences))
         others = named_models(options.compare_with) if options.compare_with else {}
@@ -206,7 +209,7 @@ class Analysis:
             self.results["compared_contributions"] = whole.without_relevance()
 
     def observe(self, syntax: Syntax | None) -> None:
-        """One pass for all that needs no gradient, and one over the treebank."""
+        """Run one pass for all measures that need no gradient, and one over the treebank, if there is one."""
         model, options = self.model, self.options
         backends = {m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)}
         if other := ", ".join(sorted(backends - {"eager"})):
@@ -244,11 +247,11 @@ class Analysis:
             self.notes += self.results["roles"].warnings
 
     def pass_over(self, part: str, batches: Iterable[Mapping], observers: Sequence[Observer], what: str) -> None:
-        """One timed forward pass over some data."""
+        """Run the observers over the batches in one timed forward pass."""
         self.timed(part, observe, self.model, batches, observers, exclude=self.excluded, what=what)
 
     def measured(self) -> HeadReport:
-        """The report of what was measured so far."""
+        """Return the report of the results so far."""
         model, states = self.model, CollabConfig.on(self.model).sites
         statistics, contributions = self.results.get("statistics"), self.results.get("contributions")
         tokens = {} if statistics is None else {s.role: statistics.tokens[s.path] for s in self.sites}
@@ -279,7 +282,7 @@ class Analysis:
         )
 
     def ablate(self, report: HeadReport) -> HeadReport:
-        """Add the ablation, and a curve for every measure of importance."""
+        """Return the report with the ablation and a curve for every measure of importance."""
         options = self.options
         evaluate = options.evaluate or (lambda model: mean_loss(model, self.batches))
         ablation = self.timed(
@@ -294,7 +297,7 @@ class Analysis:
         return replace(report, curves=self.timed("curves", self.curves, report, evaluate))
 
     def curves(self, report: HeadReport, evaluate: Evaluate) -> dict[str, list[tuple[int, float]]]:
-        """Measure of importance -> quality against heads kept."""
+        """Return measure of importance -> (heads kept, metric)."""
         return {
             name: ablation_curve(self.model, evaluate, values, metric=self.options.metric)
             for name, values in report.scores().items()

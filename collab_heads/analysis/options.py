@@ -1,4 +1,4 @@
-"""What `analyze_heads` is asked for, as one value."""
+"""The options of `analyze_heads` as one value, and the choice of parts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ NO_SOURCE = (
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """The options of `analyze_heads`, which are described there.
+    """The options of `analyze_heads`, whose docstring describes them.
 
     Raises:
-        ArgumentError: on a number of sentences that is too small, unknown prefixes, or models of one name.
+        ArgumentError: on a number of sentences that is too small, unknown prefixes, or two models of the same name.
     """
 
     parts: tuple[Part, ...] | None = None
@@ -58,17 +58,17 @@ class AnalysisOptions:
             named_models(self.compare_with)
 
     def choose(self, has_labels: bool, has_source: bool) -> tuple[tuple[Part, ...], list[str]]:
-        """The parts to measure: those asked for, or all that model and data allow.
+        """Return the parts to measure: those requested, or all that model and data allow.
 
         Args:
             has_labels: whether the data have labels.
             has_source: whether model and data have a source and a target, or a prompt and its continuation.
 
         Returns:
-            The parts, and what a reader must know of parts that were left out.
+            The parts, and notes for the reader on parts that were left out.
 
         Raises:
-            ArgumentError: if contributions are asked for and there is no source.
+            ArgumentError: if contributions are requested and there is no source.
         """
         if self.parts is not None:
             if "contributions" in self.parts and not has_source:
@@ -86,7 +86,7 @@ class AnalysisOptions:
 
 
 def check_parts(parts: Part | Iterable[Part] | None) -> tuple[Part, ...] | None:
-    """The parts that are asked for, one or several, as a tuple; None stays None.
+    """Return the requested parts, one or several, as a tuple; None stays None.
 
     Raises:
         ArgumentError: on an unknown part, or if there are none.

@@ -1,1 +1,1 @@
-"""Numbers per head, from forward passes over data."""
+"""Measures per head, from forward passes over data."""

@@ -1,4 +1,4 @@
-"""What a model loses without some of its heads: each one alone, or many in the order of a measure."""
+"""Measure a model without some of its heads: each head alone, or many in the order of a measure."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,15 +29,15 @@ IGNORED = -100  # labels that do not count
 
 @dataclass(frozen=True, eq=False)
 class Ablation:
-    """What `leave_one_out` measured.
+    """The result of `leave_one_out`.
 
     Attributes:
         sites: the sites that were measured, in model order.
         heads: path -> the original numbers of their heads.
-        metric: what the numbers are.
+        metric: the name of the metric.
         original: the metric of the whole model.
         without: path -> [H], the metric without each head.
-        higher_is_better: of the metric; not of a loss.
+        higher_is_better: whether a higher metric is better; False for a loss.
     """
 
     sites: tuple[AttentionSite, ...]
@@ -48,12 +48,12 @@ class Ablation:
     higher_is_better: bool = False
 
     def harm(self) -> dict[str, Tensor]:
-        """Per path, [H]: how much worse the metric is without a head."""
+        """Return path -> [H], how much worse the metric is without each head."""
         sign = -1.0 if self.higher_is_better else 1.0
         return {path: sign * (values - self.original) for path, values in self.without.items()}
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         return {
             "metric": self.metric,
             "higher_is_better": self.higher_is_better,
@@ -76,7 +76,7 @@ class Ablation:
 @checking_arguments
 @contextmanager
 def without_heads(model: PreTrainedModel, heads: Mapping) -> Iterator[None]:
-    """The model computes as if `prune_heads` had removed some heads, while the context is open.
+    """Make the model compute as if `prune_heads` had removed some heads, while the context is open.
 
     Args:
         model: a supported transformers model, original or changed; its weights stay as they are.
@@ -103,7 +103,7 @@ def without_heads(model: PreTrainedModel, heads: Mapping) -> Iterator[None]:
 
 
 def silencer(alive: Tensor) -> Callable[[nn.Module, tuple], tuple]:
-    """A hook that sets the outputs of the heads that are not alive, [H] bool, to zero."""
+    """Return a hook that sets the outputs of the heads that are not alive ([H] bool) to zero."""
 
     def hook(module: nn.Module, inputs: tuple) -> tuple:
         heads = inputs[0].unflatten(-1, (len(alive), -1))
@@ -114,17 +114,17 @@ def silencer(alive: Tensor) -> Callable[[nn.Module, tuple], tuple]:
 
 @checking_arguments
 def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
-    """The mean loss over a data set, every label of a sequence (or every example) counted alike.
+    """Return the mean loss over a data set; every label of a sequence, or every example, counts the same.
 
     Args:
-        model: with a loss; it runs in evaluation mode without gradients.
+        model: a model with a loss; it runs in evaluation mode without gradients.
         batches: input dicts with labels.
 
     Raises:
-        CalibrationError: if there are no batches, or the model cannot take one or gives no loss for it (its index is
-            named).
-        NonFiniteError: if the loss of one is NaN or inf.
-        UnsupportedModelError: if it takes no such batches, but a model inside it does.
+        CalibrationError: if there are no batches, or the model cannot take a batch or gives no loss for it (the message
+            holds its index).
+        NonFiniteError: if the loss of a batch is NaN or inf.
+        UnsupportedModelError: if the model takes no such batches, but a model inside it does.
     """
     check_passed(model)
     model_inside(model)
@@ -152,18 +152,20 @@ def leave_one_out(
     metric: str = "loss",
     higher_is_better: bool = False,
 ) -> Ablation:
-    """Measure the model without each of its heads in turn: one evaluation per head, and one of the whole model.
+    """Measure the model without each of its heads in turn.
+
+    This takes one evaluation per head, and one of the whole model.
 
     Args:
         model: a supported transformers model, original or changed; it is left as it was.
-        evaluate: model -> the number to look at, such as `lambda model: mean_loss(model, batches)`, or an accuracy.
+        evaluate: model -> the metric, such as `lambda model: mean_loss(model, batches)`, or an accuracy.
         sites: roles or paths; None for all.
-        metric: what the number is called.
-        higher_is_better: of the number; not of a loss.
+        metric: the name of the metric.
+        higher_is_better: whether a higher metric is better; False for a loss.
 
     Raises:
-        ArgumentError: on a role or path that the model does not have.
-        NonFiniteError: if the number is NaN or inf; the head is named.
+        ArgumentError: on a role or path that the model does not have, or if `evaluate` returns no number.
+        NonFiniteError: if the metric is NaN or inf; the message names the head.
 
     Source: Michel, Levy, Neubig 2019, arXiv:1905.10650, section 3.2.
     """
@@ -190,21 +192,22 @@ def ablation_curve(
     counts: Sequence[int] | None = None,
     metric: str = "loss",
 ) -> list[tuple[int, float]]:
-    """Measure the model with its most important heads only: quality against heads kept.
+    """Measure the model with only its most important heads: quality against heads kept.
 
     Args:
         model: a supported transformers model, original or changed; it is left as it was.
-        evaluate: model -> the number to look at.
-        scores: path -> [H], for every site that has heads; those with the lowest go first. Every role keeps one head.
-        counts: how many heads to keep, for every point; None for all, seven eighths of them, and so on.
-        metric: what the number is called.
+        evaluate: model -> the metric.
+        scores: path -> [H], for every site that has heads; heads with the lowest scores are removed first. Every role
+            keeps at least one head.
+        counts: numbers of heads to keep, one per point; None for all heads, seven eighths of them, and so on.
+        metric: the name of the metric.
 
     Returns:
-        (heads kept, the number), fewest heads last.
+        (heads kept, metric), fewest heads last.
 
     Raises:
         ArgumentError: on an impossible number of heads, or scores of sites or heads that the model does not have.
-        NonFiniteError: if a score or the number is NaN or inf.
+        NonFiniteError: if a score or the metric is NaN or inf.
     """
     check_wrapper(model)
     adapter = get_adapter(model)
@@ -227,7 +230,7 @@ def ablation_curve(
 
 
 def checked(value: Any, metric: str, of: str) -> float:
-    """The value as a float; ArgumentError if it is none, NonFiniteError if it is NaN or inf."""
+    """Return the value as a float; raise ArgumentError if it is not a number, NonFiniteError if it is NaN or inf."""
     try:
         value = float(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Numbers that compare heads: how evenly importance is spread over them, how alike two measures rank them."""
+"""Compare heads: how evenly importance is spread over them, and how similarly two measures rank them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,18 +9,18 @@ from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
 
 
 def evenness(values: Tensor | Sequence[float]) -> float:
-    """One minus the Gini coefficient, corrected for the number of heads.
+    """Return one minus the Gini coefficient, corrected for the number of heads.
 
-    1 where all heads have the same value, 0 where one head has everything. Two heads picked at random differ by
-    2 (1 - evenness) times the mean, on average. It does not change with the unit of the values, and numbers of heads
-    may differ between the models compared. The normalised entropy says the same, but stays near 1 for any model that
-    is not degenerate (0.95 for 48 heads spread evenly between 0 and the largest, where this is 0.67).
+    It is 1 if all heads have the same value and 0 if one head has everything. On average, two heads picked at random
+    differ by 2 (1 - evenness) times the mean. It does not depend on the unit of the values, and models with different
+    numbers of heads can be compared. The normalised entropy measures the same, but stays near 1 for any model that is
+    not degenerate (0.95 for 48 heads spread evenly between 0 and the largest, where this is 0.67).
 
     Args:
         values: [n], importance of the heads; 0 or more, in any unit.
 
     Returns:
-        Between 0 and 1; 1 if all are equal, be they zeros or a single one.
+        A number between 0 and 1; 1 if all values are equal, all are zero, or there is only one.
 
     Raises:
         ArgumentError: if there are no values, or one is negative: shares of a total must have one sign.
@@ -44,16 +44,16 @@ def evenness(values: Tensor | Sequence[float]) -> float:
 
 
 def balance(layers: Iterable[Tensor | Sequence[float]]) -> float | None:
-    """How evenly importance is spread within a layer: the mean of `evenness` over the layers with several heads.
+    """Return how evenly importance is spread within a layer: the mean `evenness` of the layers with several heads.
 
-    Layers are never put together: relevance is a share of its layer, and a share of two heads is four times one of
-    eight. Where layers have lost heads, putting them together measures how many each has left.
+    Layers are not pooled: relevance is a share of its layer, so a share among two heads is four times as large as one
+    among eight. If layers have lost heads, a pooled number would measure how many heads each layer has left.
 
     Args:
-        layers: [H] of every layer, importance of its heads; 0 or more, in any unit.
+        layers: [H] per layer, the importance of its heads; 0 or more, in any unit.
 
     Returns:
-        Between 0 and 1; None if no layer has several heads.
+        A number between 0 and 1; None if no layer has several heads.
 
     Raises:
         ArgumentError, NonFiniteError: as `evenness`.
@@ -63,17 +63,17 @@ def balance(layers: Iterable[Tensor | Sequence[float]]) -> float | None:
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float:
-    """Spearman's rank correlation; equal values share the mean of their ranks.
+    """Return Spearman's rank correlation; equal values share the mean of their ranks.
 
     Args:
         one: [N].
         other: [N].
 
     Returns:
-        From -1 to 1; 0 where all values of one of them are equal.
+        A number from -1 to 1; 0 if all values of one tensor are equal.
 
     Raises:
-        ShapeError: if the two are not of one length.
+        ShapeError: if the two are not vectors of the same length.
     """
     if one.shape != other.shape or one.ndim != 1:
         raise ShapeError(f"ranks are compared head by head: {tuple(one.shape)} and {tuple(other.shape)} do not fit")
@@ -83,7 +83,7 @@ def rank_correlation(one: Tensor, other: Tensor) -> float:
 
 
 def ranks(values: Tensor) -> Tensor:
-    """The rank of every value from 0, ties at their mean rank: [N], float64."""
+    """Return the rank of every value from 0, with ties at their mean rank: [N], float64."""
     below = (values[None] < values[:, None]).sum(1)
     equal = (values[None] == values[:, None]).sum(1)
     return below.double() + (equal - 1).double() / 2

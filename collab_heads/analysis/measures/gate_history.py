@@ -1,4 +1,4 @@
-"""How open gates were during a training: plain numbers, kept beside the model."""
+"""The gates of a model over a training: plain numbers, kept beside the model."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class GateHistory:
-    """P(open) of every gate at the steps where it was recorded.
+    """The probability P(open) of every gate at the recorded steps.
 
     Attributes:
         sites: the sites that have gates, in model order.
-        heads: path -> the original numbers of its heads; a site that is not in it counts from 0.
+        heads: path -> the original numbers of its heads; sites that are not listed are numbered from 0.
         steps: optimizer steps, increasing.
         probabilities: path -> [steps, H], float64 on the CPU.
     """
@@ -48,14 +48,14 @@ class GateHistory:
             raise ArgumentError(f"the steps of a history must increase, not {', '.join(map(str, self.steps))}")
 
     def record(self, step: int, probabilities: Mapping[str, Tensor | Sequence[float]]) -> "GateHistory":
-        """The history with one more step; this one does not change.
+        """Return the history with one more step; this one does not change.
 
         Args:
-            step: later than all before.
+            step: later than all recorded steps.
             probabilities: path -> [H], P(open) of the gates of every site.
 
         Raises:
-            ArgumentError: if the step is not later than the last, a site is missing or unknown, or a number is no
+            ArgumentError: if the step is not later than the last, a site is missing or unknown, or a number is not a
                 probability.
             ShapeError: if there is not one number per head.
             NonFiniteError: if a number is NaN or infinite.
@@ -72,7 +72,7 @@ class GateHistory:
         return dataclasses.replace(self, steps=(*self.steps, int(step)), probabilities=longer)
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file; an old one is replaced when the new one is complete."""
+        """Write a JSON file; it replaces an existing one only when complete."""
         described = {
             "version": VERSION,
             "sites": [site.to_dict() for site in self.sites],
@@ -84,7 +84,7 @@ class GateHistory:
 
     @classmethod
     def load(cls, path: str | Path) -> "GateHistory":
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
             DataError: if the file is missing, damaged or of another version.
@@ -93,7 +93,6 @@ class GateHistory:
 
     @classmethod
     def _from_dict(cls, stored: Any) -> "GateHistory":
-        """What a file holds."""
         sites = tuple(AttentionSite.from_dict(site) for site in stored["sites"])
         heads = {path: tuple(numbers) for path, numbers in stored["heads"].items()}
         steps = tuple(int(step) for step in stored["steps"])
@@ -107,7 +106,7 @@ class GateHistory:
 
 
 def check_probabilities(site: AttentionSite, probabilities: Tensor | None, steps: int) -> None:
-    """Raise unless there is one probability per step and head."""
+    """Raise an error unless there is one probability per step and head."""
     if probabilities is None or tuple(probabilities.shape) != (steps, site.num_heads):
         shape = "no" if probabilities is None else tuple(probabilities.shape)
         raise ShapeError(f"{site.path}: {shape} probabilities for {steps} steps and {site.num_heads} heads")

@@ -1,6 +1,7 @@
-"""Numbers of heads over a training: how sure they are, how open their gates are, how they are mixed.
+"""Measures of heads over a training, such as confidence, open gates and alphas.
 
-H heads of a site when the history begins; a head that was removed since has no number (NaN, in JSON null).
+H is the number of heads of a site when the history begins. A head that has been removed since has no number: NaN, or
+null in JSON.
 """
 
 import dataclasses
@@ -26,12 +27,12 @@ ALPHAS = "alphas"  # the one measure that is a matrix per site
 
 
 class Moment(NamedTuple):
-    """When heads were looked at.
+    """A point of a run at which heads were measured.
 
     Attributes:
         step: optimizer steps of the run so far, over all its trainings.
-        epoch: of the training; 0 before the first step.
-        stage: of the run, such as "fine-tuned".
+        epoch: epoch of the training; 0 before the first step.
+        stage: stage of the run, such as "fine-tuned".
     """
 
     step: int
@@ -41,14 +42,14 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeadHistory:
-    """Numbers of heads at some moments of a run.
+    """Measures of heads at the recorded moments of a run.
 
     Attributes:
-        sites: those that had heads when the history began, in model order.
+        sites: the sites that had heads when the history began, in model order.
         heads: path -> the original numbers of those heads.
-        moments: when it was recorded, in order.
-        values: measure -> path -> [moments, H]; of "alphas" [moments, H, H]. NaN where a moment, or a head that is
-            gone, has none. float64 on the CPU.
+        moments: the recorded moments, in order.
+        values: measure -> path -> [moments, H], or [moments, H, H] for "alphas"; float64 on the CPU. NaN at moments
+            without a number, and for heads that have been removed.
 
     Raises:
         ArgumentError: if there are no sites.
@@ -69,16 +70,16 @@ class HeadHistory:
         values: Mapping[str, Mapping[str, Tensor | Sequence]],
         heads: Mapping[str, Sequence[int]] | None = None,
     ) -> "HeadHistory":
-        """The history with one more moment; this one does not change.
+        """Return the history with one more moment; this one does not change.
 
         Args:
-            moment: not before the last one.
-            values: measure -> path -> a number per head, [H'], or of "alphas" a row and a column per head, [H', H'].
-            heads: path -> the original numbers of the H' heads that are there now; None for those of the beginning.
+            moment: a moment that is not before the last one.
+            values: measure -> path -> [H'], one number per head, or [H', H'] for "alphas".
+            heads: path -> the original numbers of the H' present heads; None for those at the beginning.
 
         Raises:
-            ArgumentError: if the moment is before the last one, or a path or a head is none of the beginning's.
-            ShapeError: if there is not a number per head.
+            ArgumentError: if the moment is before the last one, or a path or a head was not there at the beginning.
+            ShapeError: if there is not one number per head.
             NonFiniteError: if one is NaN or infinite.
         """
         if self.moments and moment.step < self.moments[-1].step:
@@ -97,7 +98,7 @@ class HeadHistory:
     def row(
         self, measure: str, path: str, given: Tensor | Sequence | None, heads: Mapping[str, Sequence[int]]
     ) -> Tensor:
-        """Numbers of the heads of the beginning, [H] or [H, H], from those of the heads that are there now."""
+        """Return the numbers at the places of the heads of the beginning, [H] or [H, H]; NaN for removed heads."""
         if path not in self.heads:
             raise ArgumentError(f"{measure} of {path!r}, which is none of the sites{did_you_mean(path, self.heads)}")
         numbers, dimensions = self.heads[path], 2 if measure == ALPHAS else 1
@@ -116,12 +117,12 @@ class HeadHistory:
         return row
 
     def where(self, measure: str) -> list[int]:
-        """The indices of the moments at which something was recorded of a measure."""
+        """Return the indices of the moments at which a measure was recorded."""
         rows = self.values.get(measure, {}).values()
         return [i for i in range(len(self.moments)) if any(row[i].isfinite().any() for row in rows)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON: numbers of six digits, null where there is none."""
+        """Return the history ready for JSON; numbers have six digits, and null stands for none."""
         return {
             "version": VERSION,
             "sites": [site.to_dict() for site in self.sites],
@@ -135,16 +136,15 @@ class HeadHistory:
 
     @classmethod
     def from_dict(cls, stored: Any) -> "HeadHistory":
-        """Read what `to_dict` made.
+        """Return the history that `to_dict` described.
 
         Raises:
-            DataError: if it is something else, or of another version.
+            DataError: if the object is something else, or of another version.
         """
         return built(stored, VERSION, "this is no history of heads", cls._from_dict)
 
     @classmethod
     def _from_dict(cls, stored: Any) -> "HeadHistory":
-        """What `to_dict` made."""
         sites = tuple(AttentionSite.from_dict(site) for site in stored["sites"])
         heads = {path: tuple(map(int, numbers)) for path, numbers in stored["heads"].items()}
         moments = tuple(Moment(int(step), int(epoch), str(stage)) for step, epoch, stage in stored["moments"])
@@ -160,16 +160,16 @@ class HeadHistory:
         return cls(sites, heads, moments, values)
 
     def to_json(self) -> str:
-        """As one line of JSON."""
+        """Return the history as one line of JSON."""
         return json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":")) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file; an old one is replaced when the new one is complete."""
+        """Write a JSON file; it replaces an existing one only when complete."""
         write_file(path, self.to_json().encode())
 
     @classmethod
     def load(cls, path: str | Path) -> "HeadHistory":
-        """Read what `save`, or a run with `--analyze_every`, wrote.
+        """Read a file that `save`, or a run with `--analyze_every`, wrote.
 
         Raises:
             DataError: if the file is missing, damaged or of another version.
@@ -178,20 +178,20 @@ class HeadHistory:
 
 
 def rounded(values: Tensor) -> Tensor:
-    """To as many digits as JSON keeps, so that what was stored and read again is what it was."""
+    """Round to the digits that JSON keeps, so that a stored history is read back unchanged."""
     flat = [float(f"{value:.{DIGITS}g}") for value in values.flatten().tolist()]
     return torch.tensor(flat, dtype=torch.float64).reshape(values.shape)
 
 
 def without_nan(rows: Any) -> Any:
-    """Lists of numbers, None for NaN."""
+    """Replace NaN by None in nested lists of numbers."""
     if isinstance(rows, list):
         return [without_nan(each) for each in rows]
     return None if math.isnan(rows) else rows
 
 
 def with_nan(rows: Any) -> Any:
-    """Lists of numbers, NaN for None."""
+    """Replace None by NaN in nested lists of numbers."""
     if isinstance(rows, list):
         return [with_nan(each) for each in rows]
     return math.nan if rows is None else rows

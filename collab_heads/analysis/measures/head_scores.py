@@ -1,10 +1,10 @@
-"""Scores of heads from whole attention maps, one number per sentence, as the source of head rotation takes them.
+"""Scores of heads from whole attention maps, one number per sentence, as in the source of head rotation.
 
-A map is the T x S attention weights of a head on one sentence, without padding. Where the source leaves the ends of
-sentences out, it means the last query token and the last key token, whatever they are; so is it here.
+A map is the T x S attention weights of a head on one sentence, without padding. Where the source leaves out the ends of
+sentences, it means the last query token and the last key token, whatever they are; so does this module.
 
 Source: Azov and Landau 2020 (MHR-NLP-Transformers), `--head-confidence-method`. There padding counts, and "wasserstein"
-ends in an error, as nothing keeps what it computes: here is the mean that it is on the way to.
+    ends in an error because its result is never stored; this module returns the mean that it was about to compute.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,8 +30,8 @@ class Maps:
 
     Attributes:
         weights: [B, H, T, S]; 0 where a query or a key is padding.
-        queries: [B, T] bool, which are no padding.
-        keys: [B, S] bool, the same.
+        queries: [B, T] bool, True for queries that are not padding.
+        keys: [B, S] bool, True for keys that are not padding.
     """
 
     def __init__(self, weights: Tensor, queries: Tensor, keys: Tensor):
@@ -39,42 +39,49 @@ class Maps:
         self.queries, self.keys = queries, keys
 
     def cornerless(self) -> Tensor:
-        """The weights, 0 where the last query token looks at the last key token: [B, H, T, S]."""
+        """Return the weights with 0 where the last query token looks at the last key token: [B, H, T, S]."""
         corner = last(self.queries)[:, None, :, None] & last(self.keys)[:, None, None, :]
         return self.weights.masked_fill(corner, 0.0)
 
 
 def last(unpadded: Tensor) -> Tensor:
-    """The last token of every sentence, padding on either side: [B, T] bool -> [B, T] bool."""
+    """Mark the last token of every sentence, with padding on either side: [B, T] bool -> [B, T] bool."""
     return unpadded & (unpadded.cumsum(1) == unpadded.sum(1, keepdim=True))
 
 
 def base(maps: Maps) -> tuple[Tensor, Tensor]:
-    """Max over t, s of A[t, s], the largest weight of the map, without that corner: [B, H], from 0 to 1.
+    """Return the largest weight of every map, and which sentences count.
 
-    In causal attention it is 1 for every head: the first query sees a single key.
+    The weight is the maximum of A[t, s] over t and s, without the weight of the last query token on the last key token:
+    [B, H], from 0 to 1. In causal attention it is 1 for every head, because the first query sees a single key.
     """
     return maps.cornerless().amax((-2, -1)), maps.queries.any(1)
 
 
 def map_distance(maps: Maps) -> tuple[Tensor, Tensor]:
-    """√(Σ_ts (A_h[t, s] - A_j[t, s])²), the distance between the maps of two heads, without that corner: [B, H, H]."""
+    """Return the distance between the maps of any two heads, and which sentences count.
+
+    The distance is √(Σ_ts (A_h[t, s] - A_j[t, s])²), without the weight of the last query token on the last key token:
+    [B, H, H].
+    """
     flat = float64(maps.cornerless().flatten(2))
     return torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist"), maps.queries.any(1)
 
 
 def wasserstein(maps: Maps) -> tuple[Tensor, Tensor]:
-    """How far the weights are from equal ones, as two lists of numbers: [B, H], from 0 to 2 / S.
+    """Return how far the weights are from equal ones, as two lists of numbers, and which sentences count.
 
-    The mean over query tokens t, without the last, of the first Wasserstein distance between the *values* of the
-    weights and those of a query that looks at all S keys alike but not at the last, u: 1/S so many times, and a 0.
-    Between lists of one length it is (1/S) Σ_i |A[t]₍ᵢ₎ - u₍ᵢ₎|, both sorted; where keys are does not matter.
+    The number, [B, H] from 0 to 2 / S, is a mean over all query tokens t but the last. It averages the first
+    Wasserstein distance between the *values* of the weights and the values u of a query that looks at all S keys but
+    the last alike: 1 / S for each of them, and a 0. Between lists of the same length the distance is (1 / S) Σ_i
+    |A[t]₍ᵢ₎ - u₍ᵢ₎|, both sorted. The positions of the keys do not matter.
     """
     keys = maps.keys[:, None, None, :]
     count = maps.keys.sum(1)[:, None, None].to(maps.weights.dtype)  # (B, 1, 1)
     apart = (maps.weights - 1 / count[..., None]).abs().masked_fill(~keys, 0.0).sum(-1)  # (B, H, T)
     least = maps.weights.masked_fill(~keys, torch.inf).amin(-1)
-    # sorted, the least weight meets the 0; being a mean's least it was 1 / S - least from 1 / S, and is least from 0
+    # Sorted, the least weight is compared with the 0. As it is at most 1 / S, the mean, `apart` holds 1 / S - least for
+    # it, while its distance from the 0 is least.
     distances = (apart - 1 / count + 2 * least) / count
     rows = maps.queries & ~last(maps.queries)
     sums = distances.masked_fill(~rows[:, None], 0.0).sum(-1)
@@ -90,13 +97,13 @@ OF_MAPS: dict[str, Callable[[Maps], tuple[Tensor, Tensor]]] = {
 
 
 class MapScores(Observer):
-    """Means over sentences of a measure of maps.
+    """An observer that averages a measure of maps over sentences.
 
     Args:
-        measure: its name.
+        measure: the name of the measure.
 
     Raises:
-        ArgumentError: on an unknown one.
+        ArgumentError: on an unknown measure.
     """
 
     weights = True
@@ -106,20 +113,20 @@ class MapScores(Observer):
         self.measure = measure
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
-        """Begin at zero."""
         self.means = {site.path: RunningMean() for site in sites}
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
-        """Add a batch."""
         values, counted = OF_MAPS[self.measure](maps_of(site, attention.weights, batch))
         self.means[site.path].add(float64(values[counted]))
 
     def results(self) -> dict[str, Tensor]:
-        """Path -> [H], float64 on the CPU; of distances the mean over the other heads of the site, 0 for a lone one.
+        """Return path -> [H], float64 on the CPU.
+
+        For "map_distance" it is the mean over the other heads of the site, and 0 for a lone head.
 
         Raises:
             CalibrationError: if no sentence counted at a site.
-            NonFiniteError: if a score is NaN or inf; the first such site is named.
+            NonFiniteError: if a score is NaN or inf; the message names the first such site.
         """
         scores = {}
         for path, mean in self.means.items():
@@ -135,10 +142,10 @@ class MapScores(Observer):
 
 
 def maps_of(site: AttentionSite, weights: Tensor, batch: Batch) -> Maps:
-    """The maps of a batch.
+    """Return the maps of a batch.
 
     Raises:
-        CalibrationError: if a mask of the batch does not fit; both shapes are named.
+        CalibrationError: if a mask of the batch does not fit; the message holds both shapes.
     """
     queries = batch.every_query(site)  # a decoder is padded where there are no labels: its keys have no other mask
     keys = batch.keys(site) if site.role == "dec-enc" else queries
@@ -165,19 +172,19 @@ def map_scores(
     Args:
         model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
         batches: input dicts as the model takes them, read once.
-        measure: "map_distance": the mean Euclidean distance of the head's map to those of the other heads of its site
-            (there called "pairwise", and summed over heads). "base": the largest weight of the map (in causal
-            attention always 1: it ranks nothing there). "wasserstein": how far the values of its weights are from equal
-            ones. Of each, the mean over sentences.
+        measure: "map_distance": the mean Euclidean distance from the head's map to those of the other heads of its site
+            (called "pairwise" in the source, which sums over heads). "base": the largest weight of the map; in causal
+            attention it is always 1 and ranks nothing. "wasserstein": the distance of the values of its weights from
+            equal ones. Each is a mean over sentences.
 
     Returns:
         path -> [H], float64, of every site that has heads.
 
     Raises:
         ArgumentError: on an unknown measure.
-        CalibrationError: if there are no batches, the model cannot take one (its index is named), a mask does not fit,
-            or no sentence counted at a site.
-        NonFiniteError: if a score is NaN or inf; the first such site is named.
+        CalibrationError: if there are no batches, the model cannot take one (the message holds its index), a mask does
+            not fit, or no sentence counted at a site.
+        NonFiniteError: if a score is NaN or inf; the message names the first such site.
         UnsupportedModelError: if the model is wrapped, or gives no attention weights.
     """
     scores = MapScores(measure)
@@ -185,8 +192,9 @@ def map_scores(
     return scores.results()
 
 
-OF_TOKENS: dict[str, Measure] = {"confidence": "confidence", "output_distance": "l2"}  # -> of `head_statistics`
-SAME: dict[str, str] = {"l2": "output_distance", "pairwise": "map_distance"}  # its first name here; the source's
+# metric -> measure of `head_statistics`
+OF_TOKENS: dict[str, Measure] = {"confidence": "confidence", "output_distance": "l2"}
+SAME: dict[str, str] = {"l2": "output_distance", "pairwise": "map_distance"}  # other names of metrics
 
 
 def head_scores(
@@ -202,9 +210,10 @@ def head_scores(
         model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
         batches: input dicts as the model takes them, read once.
         metrics: "confidence": the mean over query tokens t of max_s A[t, s], the largest attention weight.
-            "output_distance" (or "l2"): the mean over query tokens, and the other heads of the site, of ‖z_h - z_j‖,
-            z the outputs. Means over sentences, see `map_scores`: "map_distance" (or "pairwise"), ‖A_h - A_j‖ of whole
-            attention maps; "base", max_ts A[t, s]; "wasserstein", of the weights of a query from equal ones.
+            "output_distance" (or "l2"): the mean of ‖z_h - z_j‖ over query tokens and the other heads of the site,
+            where z are the outputs. The others are means over sentences, see `map_scores`: "map_distance" (or
+            "pairwise"), ‖A_h - A_j‖ of whole attention maps; "base", max_ts A[t, s]; "wasserstein", the distance of a
+            query's weights from equal ones.
         exclude: ids of tokens that do not count, as `head_statistics` takes them; maps are measured whole.
 
     Returns:
@@ -212,7 +221,7 @@ def head_scores(
 
     Raises:
         ArgumentError: on an unknown metric.
-        CollabHeadsError: whatever `head_statistics` and `map_scores` refuse.
+        CollabHeadsError: all errors of `head_statistics` and `map_scores`.
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers); confidence: Voita et al. 2019, arXiv:1905.09418.
     """

@@ -1,4 +1,4 @@
-"""Which tokens count as queries: those that attend, padding and ends of sentences left out."""
+"""Forward passes over data that show attention to observers, and which query tokens count."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -19,7 +19,7 @@ LARGEST = 2**63 - 1  # that a tensor of ids holds
 
 
 def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
-    """The ids that end a sentence, as the config and the generation config name them; BERT's configs name none."""
+    """Return the ids that end a sentence, as the config and the generation config name them; BERT's name none."""
     ids: set[int] = set()
     for config in (model.config, model.config.get_text_config(), getattr(model, "generation_config", None)):
         for name in ("eos_token_id", "sep_token_id"):
@@ -29,7 +29,7 @@ def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def check_exclude(exclude: Iterable[int]) -> tuple[int, ...]:
-    """The token ids that do not count, ascending, or an ArgumentError if they are no ids."""
+    """Return the ids that do not count, ascending; raise ArgumentError if they are not token ids."""
     ids = list(exclude) if isinstance(exclude, Iterable) and not isinstance(exclude, str) else [exclude]
     if any(isinstance(each, bool) or not isinstance(each, int) or abs(each) > LARGEST for each in ids):
         raise ArgumentError(f"exclude={exclude!r:.200}: expected token ids, such as [tokenizer.sep_token_id]")
@@ -37,10 +37,10 @@ def check_exclude(exclude: Iterable[int]) -> tuple[int, ...]:
 
 
 def query_masks(model: PreTrainedModel, inputs: Mapping, exclude: tuple[int, ...]) -> dict[str, Tensor | None]:
-    """Which query tokens count, on the encoder side and on the decoder side.
+    """Return which query tokens count, on the encoder side and on the decoder side.
 
     The decoder's queries are the tokens that it reads: decoder_input_ids, or the labels shifted right. Its first token
-    counts whatever it is, and with labels a position counts where there is a label to predict: these are its steps.
+    counts whatever its id is. With labels, a position counts if there is a label to predict: these are its steps.
 
     Args:
         model: the model.
@@ -48,8 +48,8 @@ def query_masks(model: PreTrainedModel, inputs: Mapping, exclude: tuple[int, ...
         exclude: ids of tokens that do not count.
 
     Returns:
-        "encoder" and "decoder" -> [B, T] bool, or None where all count. A lone decoder has its own under "decoder",
-        stacks of a model with several under their names.
+        "encoder" and "decoder" -> [B, T] bool, or None if all count. The mask of a lone decoder is under "decoder"; a
+        model with several stacks has a mask for each, under its name.
     """
     config, masks = model.config, token_masks(model, inputs)
     source = inputs.get("input_ids")
@@ -72,7 +72,7 @@ def query_masks(model: PreTrainedModel, inputs: Mapping, exclude: tuple[int, ...
 def without(
     mask: Tensor | None, ids: Tensor | None, exclude: tuple[int, ...], *, starts: bool = False
 ) -> Tensor | None:
-    """Take tokens out of a mask [B, T]; `starts` leaves the first token of every row, which may lie after padding."""
+    """Remove excluded ids from a mask [B, T]; `starts` keeps the first token of every row, even after padding."""
     if ids is None:
         return mask
     if mask is None:
@@ -87,10 +87,10 @@ logger = logging.get_logger("transformers.collab_heads")
 
 
 class Attention:
-    """The attention of a site on the batch under way: all observers share what is computed from it.
+    """The attention of a site on the current batch; all observers share what is computed from it.
 
     Attributes:
-        weights: [B, H, T, S], of query tokens T to key tokens S; float32 where the model has half precision.
+        weights: [B, H, T, S], from query tokens T to key tokens S; float32 if the model has half precision.
     """
 
     def __init__(self, weights: Tensor):
@@ -98,15 +98,15 @@ class Attention:
 
     @cached_property
     def largest(self) -> tuple[Tensor, Tensor]:
-        """The largest weight of every query token, and the key position that it falls on: both [B, H, T]."""
+        """The largest weight of every query token, and the key position on which it falls: both [B, H, T]."""
         return self.weights.max(-1)
 
 
 class Batch:
-    """The batch under way: its tokens, and which of them count.
+    """The current batch: its tokens, and which of them count.
 
     Attributes:
-        inputs: what the model is called with, on its device.
+        inputs: the inputs of the model, on its device.
         index: the number of the batch, from 0.
     """
 
@@ -120,9 +120,9 @@ class Batch:
         return query_masks(self._model, self.inputs, ())
 
     def ids(self, side: str) -> Tensor | None:
-        """The tokens that the "encoder" or the "decoder" reads, [B, T], or None where the inputs hold embeddings.
+        """Return the tokens that the "encoder" or the "decoder" reads, [B, T], or None if the inputs hold embeddings.
 
-        What position 0 of the decoder of an encoder-decoder says does not matter: it is the start token.
+        Position 0 of the decoder of an encoder-decoder is the start token; the id there has no meaning.
         """
         if side == "decoder" and self._model.config.is_encoder_decoder:
             return decoder_ids(self._model, self.inputs)
@@ -130,26 +130,26 @@ class Batch:
         return None if ids is None else ids.flatten(0, -2)  # multiple-choice models: (B, choices, T)
 
     def queries(self, site: AttentionSite) -> Tensor | None:
-        """Which query tokens of a site count: neither padding nor excluded; [B, T] bool, or None where all do."""
+        """Return which query tokens of a site are neither padding nor excluded: [B, T] bool, or None if all count."""
         return self._queries[sides(site)[0]]
 
     def every_query(self, site: AttentionSite) -> Tensor | None:
-        """As `queries`, whatever ids are excluded."""
+        """Return the same as `queries`, but with no ids excluded."""
         return self._whole[sides(site)[0]]
 
     def keys(self, site: AttentionSite) -> Tensor | None:
-        """Which key tokens of a site are not padding: [B, S] bool; None if there is no padding."""
+        """Return which key tokens of a site are not padding: [B, S] bool; None if there is no padding."""
         return self._tokens[sides(site)[1]]
 
     def unpadded_queries(self, site: AttentionSite) -> Tensor | None:
-        """Which query tokens of a site are not padding: [B, T] bool; None if there is no padding."""
+        """Return which query tokens of a site are not padding: [B, T] bool; None if there is no padding."""
         return self._tokens[sides(site)[0]]
 
     def counted(self, site: AttentionSite, values: Tensor) -> Tensor:
-        """The values of the query tokens that count: [B, T, ...] -> [N, ...].
+        """Select the values of the query tokens that count: [B, T, ...] -> [N, ...].
 
         Raises:
-            CalibrationError: if the mask of the batch does not fit; both shapes are named.
+            CalibrationError: if the mask of the batch does not fit; the message holds both shapes.
         """
         mask = self.queries(site)
         if mask is None:
@@ -163,7 +163,9 @@ class Batch:
 
 
 class Observer:
-    """A measure that is taken during a pass. Override what it needs; it keeps sums, never batches.
+    """A measure that is taken during a pass.
+
+    Subclasses override the methods that they need. They keep sums, never batches.
 
     Attributes:
         weights: whether it needs attention weights, which only the eager backend gives.
@@ -174,13 +176,13 @@ class Observer:
     outputs = False
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
-        """Called once, with the sites that have heads, before the first batch."""
+        """Prepare for a pass; called once, with the sites that have heads, before the first batch."""
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
-        """Called at every site in every batch; a module that serves several layers (ALBERT) calls once per layer."""
+        """See a site's attention weights in every batch; a module with several layers (ALBERT) calls once per layer."""
 
     def see_outputs(self, site: AttentionSite, outputs: Tensor, batch: Batch) -> None:
-        """As `see_weights`, with the outputs of the heads, [B, T, H, d_v], before gates and alphas."""
+        """See the outputs of the heads, [B, T, H, d_v], before gates and alphas; called like `see_weights`."""
 
 
 def observe(
@@ -196,8 +198,8 @@ def observe(
     Args:
         model: a supported transformers model; it runs in evaluation mode and is left as it was.
         batches: input dicts as the model takes them; any iterable, read once, one batch held at a time.
-        observers: what is measured.
-        exclude: ids of tokens that do not count as queries; None for `excluded_tokens`.
+        observers: the measures to take.
+        exclude: ids of tokens that do not count as queries; None for the default of `excluded_tokens`.
         what: the label of the progress bar.
 
     Returns:
@@ -205,7 +207,7 @@ def observe(
 
     Raises:
         ArgumentError: if `exclude` holds anything but token ids.
-        CalibrationError: if there are no batches, or the model cannot take one (its index is named).
+        CalibrationError: if there are no batches, or the model cannot take one (the message holds its index).
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it gives no attention weights.
     """
     check_wrapper(model)
@@ -238,9 +240,9 @@ def observe(
 
 
 def excluded_tokens(model: PreTrainedModel, exclude: Iterable[int] | None) -> tuple[int, ...]:
-    """The ids that do not count as queries: those given, else the ends of sentences that the model's configs name.
+    """Return the ids that do not count as queries: the given ones, else those that end a sentence in the configs.
 
-    Where they name none (BERT), all tokens count, and that is said once.
+    If the configs name none (BERT), all tokens count, and a warning says so once.
 
     Raises:
         ArgumentError: if `exclude` holds anything but token ids.

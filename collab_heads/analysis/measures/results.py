@@ -1,4 +1,4 @@
-"""Head statistics on disk: one safetensors file and one JSON file, complete or not there."""
+"""Head statistics and their files: one safetensors file and one JSON file, complete or absent."""
 
 import json
 import os
@@ -26,9 +26,9 @@ def write_statistics(folder: Path, tensors: Mapping[str, Tensor], description: M
     """Write both files, each whole or not at all; the JSON file comes last and marks them complete.
 
     Args:
-        folder: made if it is not there; other files in it stay.
+        folder: created if it does not exist; other files in it stay.
         tensors: name -> tensor.
-        description: JSON.
+        description: JSON object to store.
     """
     content = save({name: each.contiguous() for name, each in tensors.items()})
     new = write_file(folder / f"{TENSORS}.new", content)  # what is most likely to fail comes before any change
@@ -44,7 +44,7 @@ def read_statistics(folder: Path) -> tuple[dict[str, Tensor], dict]:
         The tensors by name, and the description.
 
     Raises:
-        DataError: if one is missing, damaged or of another version; the file is named.
+        DataError: if a file is missing, damaged or of another version; the message names it.
     """
     description = read_document(folder / DESCRIPTION, VERSION, "description of head statistics", dict)
     path = folder / TENSORS
@@ -58,7 +58,7 @@ Measure = Literal["confidence", "entropy", "attention_distance", "first_token", 
 OF_HEADS: tuple[Measure, ...] = ("confidence", "entropy", "attention_distance", "first_token")  # a number per head
 OF_PAIRS: tuple[Measure, ...] = ("cosine", "l2")  # a number per pair of heads
 MEASURES = OF_HEADS + OF_PAIRS
-OF_SOME = ("first_token", "alphas")  # what not every site has
+OF_SOME = ("first_token", "alphas")  # measures that only some sites have
 # role -> stack and name of the attention, as Azov and Landau key their statistics
 PLACES = {
     "enc-self": ("encoder", "self_attn"),
@@ -69,21 +69,21 @@ PLACES = {
 
 @dataclass(frozen=True, eq=False)
 class HeadStatistics:
-    """What `head_statistics` measured. Tensors are float64 on the CPU.
+    """The result of `head_statistics`; tensors are float64 on the CPU.
 
     Attributes:
         sites: the sites that have heads, in model order.
-        measures: what was measured.
+        measures: the measures that were taken.
         excluded: ids of the tokens that did not count as queries.
-        tokens: path -> number of query tokens; of all its layers where a module serves several.
+        tokens: path -> number of query tokens, summed over the layers of a module that serves several.
         confidence: path -> [H], mean over query tokens of the head's largest attention weight.
         entropy: path -> [H], mean entropy of the head's attention weights, in nats.
-        attention_distance: path -> [H], mean distance in tokens from a query to what it attends to.
-        first_token: path -> [H], mean weight on the first token of the sequence, over the query tokens after it; of
+        attention_distance: path -> [H], mean distance in tokens from a query to the tokens that it attends to.
+        first_token: path -> [H], mean weight on the first token of the sequence, over the query tokens after it;
             self-attention only.
         cosine: path -> [H, H], mean over query tokens of the cosine between the outputs of two heads.
-        l2: path -> [H, H], the same of their Euclidean distance.
-        alphas: path -> [H, H], of the sites that have alphas.
+        l2: path -> [H, H], mean Euclidean distance, likewise.
+        alphas: path -> [H, H], for the sites that have alphas.
     """
 
     sites: tuple[AttentionSite, ...]
@@ -99,10 +99,10 @@ class HeadStatistics:
     alphas: Mapping[str, Tensor] = field(default_factory=dict)
 
     def distance(self, path: str) -> Tensor:
-        """[H]: the mean Euclidean distance of every head to the other heads of its site; 0 for a single head.
+        """Return [H], the mean Euclidean distance of every head to the other heads of its site; 0 for a single head.
 
         Raises:
-            ArgumentError: if "l2" was not measured, or the path is no site that has heads.
+            ArgumentError: if "l2" was not measured, or no site with heads has this path.
         """
         if "l2" not in self.measures:
             raise ArgumentError(f'distances need the measure "l2"; these are {", ".join(self.measures)}')
@@ -111,15 +111,15 @@ class HeadStatistics:
         return mean_distance(self.l2[path])
 
     def per_site(self, site: AttentionSite) -> dict[str, Tensor]:
-        """Measure (or "alphas") -> tensor, of one site."""
+        """Return measure (or "alphas") -> tensor for one site."""
         return {name: getattr(self, name)[site.path] for name in self.names() if site.path in getattr(self, name)}
 
     def names(self) -> tuple[str, ...]:
-        """The measures, and "alphas"."""
+        """Return the names of the measures, and "alphas"."""
         return (*self.measures, "alphas")
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         tensors = {name: {path: each.tolist() for path, each in getattr(self, name).items()} for name in self.names()}
         sites = [site.to_dict() for site in self.sites]
         described = {"measures": list(self.measures), "excluded": list(self.excluded), "sites": sites}
@@ -145,9 +145,9 @@ class HeadStatistics:
     def save(self, folder: str | Path) -> None:
         """Write `head_statistics.safetensors` and `head_statistics.json` into a folder, which may hold other files.
 
-        Tensors are named like `encoder.0.self_attn.confidence`. The JSON file describes them and has all numbers once
-        more, nested as `{"encoder": [{"self_attn": {...}}, ...], "decoder": [{"self_attn": {...}, "enc_attn": {...}},
-        ...]}` with an entry per layer, empty where nothing was measured. Complete files replace old ones.
+        Tensors are named like `encoder.0.self_attn.confidence`. The JSON file describes them and repeats all numbers,
+        nested as `{"encoder": [{"self_attn": {...}}, ...], "decoder": [{"self_attn": {...}, "enc_attn": {...}}, ...]}`,
+        with an entry per layer that is empty if nothing was measured. Complete files replace old ones.
 
         Source: the nesting: Azov and Landau 2020 (MHR-NLP-Transformers).
         """
@@ -160,7 +160,7 @@ class HeadStatistics:
         write_statistics(Path(folder), tensors, described | self.nested())
 
     def nested(self) -> dict[str, list[dict]]:
-        """Stack -> per layer: name of the attention -> measure -> numbers."""
+        """Return stack -> per layer: name of the attention -> measure -> numbers."""
         stacks: dict[str, list[dict]] = {"encoder": [], "decoder": []}
         for site in self.sites:
             stack, attention = PLACES[site.role]
@@ -171,7 +171,7 @@ class HeadStatistics:
 
     @classmethod
     def load(cls, folder: str | Path) -> "HeadStatistics":
-        """Read what `save` wrote.
+        """Read the files that `save` wrote.
 
         Raises:
             DataError: if a file is missing, damaged or of another version, or the two do not fit each other.
@@ -192,13 +192,13 @@ class HeadStatistics:
 
 
 def prefix(site: AttentionSite) -> str:
-    """Where a site is, such as "decoder.2.enc_attn"."""
+    """Return the place of a site, such as "decoder.2.enc_attn"."""
     stack, attention = PLACES[site.role]
     return f"{stack}.{site.layer}.{attention}"
 
 
 def pick(tensors: Mapping[str, Tensor], name: str, sites: Sequence[AttentionSite]) -> dict[str, Tensor]:
-    """The tensors of one measure, path -> tensor; ValueError if one has not one row per head."""
+    """Return path -> tensor for one measure; raise ValueError if a shape does not fit the number of heads."""
     of_measure = {site.path: tensors[f"{prefix(site)}.{name}"] for site in sites}
     for site in sites:
         if of_measure[site.path].shape != (site.num_heads,) * (1 if name in OF_HEADS else 2):
@@ -209,16 +209,16 @@ def pick(tensors: Mapping[str, Tensor], name: str, sites: Sequence[AttentionSite
 
 
 def spread(values: Tensor | None) -> str:
-    """The mean and the range over heads, for a table."""
+    """Format the mean and the range over heads for a table."""
     return "-" if values is None else f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
 
 
 def pair_mean(matrix: Tensor) -> str:
-    """The mean over pairs of different heads, for a table."""
+    """Format the mean over pairs of different heads for a table."""
     heads = len(matrix)
     return f"{float((matrix.sum() - matrix.trace()) / (heads * (heads - 1))):.3f}" if heads > 1 else "-"
 
 
 def mean_distance(distances: Tensor) -> Tensor:
-    """The mean over the other heads, [H, H] -> [H]; 0 for a head that is alone."""
+    """Return the mean over the other heads, [H, H] -> [H]; 0 for a lone head."""
     return (distances.sum(-1) - distances.diagonal()) / max(1, len(distances) - 1)

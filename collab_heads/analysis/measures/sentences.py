@@ -1,4 +1,4 @@
-"""Batches that several passes read."""
+"""Batches that several passes read, and the attention maps of typical sentences."""
 
 import math
 import operator
@@ -17,13 +17,13 @@ from collab_heads.sites.site import AttentionSite
 
 
 class Sentences:
-    """Batches that can be read again and again; the sentences of a whole reading are counted.
+    """Batches that can be read repeatedly, with a count of their sentences.
 
     Args:
-        batches: input dicts, in a list or anything else that starts anew when it is iterated over again.
+        batches: input dicts, in a list or another object that starts anew with each iteration.
 
     Attributes:
-        count: sentences of the last whole reading; 0 before.
+        count: number of sentences in the last complete reading; 0 before.
 
     Raises:
         ArgumentError: on an iterator, which can be read only once.
@@ -48,7 +48,7 @@ class Sentences:
         return operator.length_hint(self.batches)
 
     def first(self, number: int) -> Iterator[Mapping]:
-        """The first sentences only, in batches as they are, the last one cut; an ArgumentError below one."""
+        """Yield the batches of the first sentences, the last batch cut; raise ArgumentError if `number` is below 1."""
         check_count("the number of sentences", number, least=1)
         for batch in each_batch(self.batches):
             size = rows(batch)
@@ -60,12 +60,12 @@ class Sentences:
 
 
 def rows(batch: Mapping) -> int:
-    """How many sentences a batch holds."""
+    """Return the number of sentences in a batch."""
     return max((len(v) for v in batch.values() if isinstance(v, Tensor) and v.ndim), default=0)
 
 
 def is_per_row(value: object, size: int) -> bool:
-    """Whether a value of a batch has one entry per sentence."""
+    """Return True if a value of a batch has one entry per sentence."""
     return isinstance(value, Tensor) and value.ndim > 0 and len(value) == size
 
 
@@ -75,15 +75,15 @@ Place = tuple[int, int]  # number of a batch, row in it
 def typical_sentences(model: PreTrainedModel, batches: Iterable[Mapping], number: int) -> list[Place]:
     """Choose sentences of typical lengths: the median for one, the quartiles for three, and so on.
 
-    The model does not run. Of encoder-decoders, the lengths are those of the source.
+    The model does not run. For encoder-decoders, lengths are those of the source.
 
     Args:
-        model: whose inputs they are.
+        model: the model whose inputs they are.
         batches: input dicts as the model takes them, read once.
-        number: how many; all if there are no more.
+        number: number of sentences; all are chosen if there are no more.
 
     Returns:
-        Where the sentences are, the shortest first.
+        The places of the sentences, the shortest first.
     """
     places: list[tuple[int, Place]] = []
     for index, inputs in enumerate(batches) if number else ():
@@ -98,28 +98,28 @@ def typical_sentences(model: PreTrainedModel, batches: Iterable[Mapping], number
 
 @dataclass(eq=False)
 class AttentionExample:
-    """One sentence, or pair of sentences, without padding.
+    """The attention of one sentence, or pair of sentences, without padding.
 
     Attributes:
         tokens: "encoder", "decoder" -> the tokens that the stack reads, as text.
-        weights: path -> [H, T, S], float32 on the CPU; of the first layer that a module serves.
+        weights: path -> [H, T, S], float32 on the CPU; for the first layer if a module serves several.
     """
 
     tokens: dict[str, tuple[str, ...]] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def of(self, site: AttentionSite) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
-        """Weights [H, T, S] of a site, the tokens that attend (T) and those attended to (S)."""
+        """Return the weights [H, T, S] of a site, its query tokens (T) and its key tokens (S)."""
         queries, keys = sides(site)
         return self.weights[site.path], self.tokens[queries], self.tokens[keys]
 
 
 class AttentionExamples(Observer):
-    """The attention maps of some sentences of the data.
+    """An observer that keeps the attention maps of chosen sentences.
 
     Args:
-        chosen: where they are, see `typical_sentences`.
-        tokenizer: turns ids into text; None shows ids.
+        chosen: the places of the sentences, see `typical_sentences`.
+        tokenizer: turns ids into text; None keeps the ids.
         first_token: id of the token that a decoder reads first.
     """
 
@@ -136,15 +136,14 @@ class AttentionExamples(Observer):
 
     @property
     def kept(self) -> list[AttentionExample]:
-        """The sentences, in the order in which they were chosen."""
+        """The examples, in the order in which their sentences were chosen."""
         return [self.seen[place] for place in self.chosen if place in self.seen]
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
-        """Begin with none."""
         self.seen = {}
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
-        """Keep the weights of the sentences of the batch that were chosen."""
+        """Keep the weights of the chosen sentences of the batch."""
         weights = attention.weights
         masks = batch.unpadded_queries(site), batch.keys(site)
         for place in self.chosen:
@@ -161,7 +160,7 @@ class AttentionExamples(Observer):
                     example.tokens[side] = self.text(batch.ids(side), row, places, side == "decoder")
 
     def text(self, ids: Tensor | None, row: int, places: Tensor, decodes: bool) -> tuple[str, ...]:
-        """The tokens of a sentence as text; positions where there are no ids."""
+        """Return the tokens of a sentence as text, or their positions if there are no ids."""
         if ids is None:
             return tuple(map(str, range(len(places))))
         sentence = ids[row].to(places.device)[places].tolist()
@@ -171,5 +170,5 @@ class AttentionExamples(Observer):
 
 
 def where(mask: Tensor | None, row: int, length: int) -> Tensor:
-    """The positions of a row that are no padding."""
+    """Return the positions of a row that are not padding."""
     return torch.arange(length) if mask is None else mask[row].nonzero().flatten().cpu()

@@ -1,4 +1,4 @@
-"""The first token of a sequence, which heads look at that have nothing to look for: an attention sink."""
+"""Statistics of heads over a data set: confidence, entropy, distance, attention sinks and similarity."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,9 +21,11 @@ from collab_heads.sites.site import AttentionSite
 
 
 def first_token(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """How much the query tokens after the first look at it: [N, H].
+    """Return the weights of the later query tokens on the first token of the sequence: [N, H].
 
-    Source: Xiao, Tian, Chen, Han, Lewis 2023, arXiv:2309.17453, who named it.
+    Heads with nothing to look for attend to it: it is an attention sink.
+
+    Source: Xiao, Tian, Chen, Han, Lewis 2023, arXiv:2309.17453, who introduced the name.
     """
     first, later = first_and_later(site, attention, batch)
     index = first[:, None, None, None].expand(*attention.weights.shape[:3], 1)
@@ -32,15 +34,15 @@ def first_token(site: AttentionSite, attention: Attention, batch: Batch) -> Tens
 
 
 def first_and_later(site: AttentionSite, attention: Attention, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Where the sequences of a batch begin, and which of their tokens come later.
+    """Return where the sequences of a batch begin, and which of their tokens come later.
 
     Args:
-        site: of self-attention.
+        site: a site of self-attention.
         attention: its weights.
-        batch: the batch under way.
+        batch: the current batch.
 
     Returns:
-        The index of the first token that is no padding, [B], and whether a token comes after it, [B, T] bool.
+        The index of the first token that is not padding, [B], and whether a token comes after it, [B, T] bool.
     """
     weights = attention.weights
     size, _, length, _ = weights.shape
@@ -53,17 +55,17 @@ def first_and_later(site: AttentionSite, attention: Attention, batch: Batch) -> 
 
 
 def confidence(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """The largest weight of every query token: [N, H]."""
+    """Return the largest weight of every query token: [N, H]."""
     return batch.counted(site, attention.largest[0].mT)
 
 
 def entropy(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """The entropy of the weights of every query token, in nats: [N, H]."""
+    """Return the entropy of the weights of every query token, in nats: [N, H]."""
     return batch.counted(site, torch.special.entr(attention.weights).sum(-1).mT)
 
 
 def attention_distance(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """How many tokens away a query token looks, on average by its weights: [N, H]."""
+    """Return the distance in tokens from every query token to its keys, averaged by its weights: [N, H]."""
     weights = attention.weights
     queries, keys = (
         torch.arange(length, device=weights.device)[None] for length in weights.shape[-2:]
@@ -77,17 +79,17 @@ def attention_distance(site: AttentionSite, attention: Attention, batch: Batch) 
 
 
 def cosine(outputs: Tensor) -> Tensor:
-    """The cosine between the outputs of any two heads; 0 where one of them is zero: [N, H, d_v] -> [N, H, H]."""
+    """Return the cosine between the outputs of any two heads, 0 if one is zero: [N, H, d_v] -> [N, H, H]."""
     directions = F.normalize(outputs, dim=-1)
     return directions @ directions.mT
 
 
 def l2(outputs: Tensor) -> Tensor:
-    """The Euclidean distance between the outputs of any two heads: [N, H, d_v] -> [N, H, H]."""
+    """Return the Euclidean distance between the outputs of any two heads: [N, H, d_v] -> [N, H, H]."""
     return torch.cdist(outputs, outputs, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-# of the query tokens that count, for self-attention those after the first: [N, H]
+# numbers of the query tokens that count, [N, H]; of `first_token`, only of those after the first
 OF_WEIGHTS = {
     "confidence": confidence,
     "entropy": entropy,
@@ -98,34 +100,34 @@ OF_OUTPUTS = {"cosine": cosine, "l2": l2}
 
 
 class RunningMean:
-    """Of values per query token, in float64.
+    """A running mean of values, such as those of query tokens, in float64.
 
     Attributes:
-        count: tokens seen.
-        total: the sum of their values.
+        count: number of values.
+        total: the sum of the values.
     """
 
     def __init__(self):
         self.count, self.total = 0, torch.zeros((), dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
-        """Add the values of some tokens: [N, ...]."""
+        """Add values: [N, ...]."""
         self.count += len(values)
         self.total = self.total.to(values.device) + values.sum(0)
 
     def mean(self) -> Tensor:
-        """[...], on the CPU."""
+        """Return the mean: [...], on the CPU."""
         return (self.total / self.count).cpu()
 
 
 class Statistics(Observer):
-    """Means over query tokens of some measures.
+    """An observer that averages measures over query tokens.
 
     Args:
-        measures: their names.
+        measures: names of the measures.
 
     Raises:
-        ArgumentError: on an unknown measure, or none at all.
+        ArgumentError: on an unknown measure, or none.
     """
 
     def __init__(self, measures: Measure | Iterable[Measure] = MEASURES):
@@ -135,28 +137,25 @@ class Statistics(Observer):
         self.weights, self.outputs = bool(self.of_weights), bool(self.of_outputs)
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
-        """Begin at zero."""
         self.sites = tuple(sites)
         self.means = {(site.path, name): RunningMean() for site in sites for name in self.measures if has(site, name)}
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
-        """Add a batch."""
         for measure in self.of_weights:
             if (mean := self.means.get((site.path, measure))) is not None:
                 mean.add(float64(OF_WEIGHTS[measure](site, attention, batch)))
 
     def see_outputs(self, site: AttentionSite, outputs: Tensor, batch: Batch) -> None:
-        """Add a batch."""
         counted = float64(batch.counted(site, outputs))  # (N, H, d_v)
         for measure in self.of_outputs:
             self.means[site.path, measure].add(OF_OUTPUTS[measure](counted))
 
     def results(self, model: PreTrainedModel, adapter: AttentionAdapter, excluded: tuple[int, ...]) -> HeadStatistics:
-        """What was measured.
+        """Return the statistics.
 
         Raises:
             CalibrationError: if no token counted at a site.
-            NonFiniteError: if a statistic is NaN or inf; the first such site is named.
+            NonFiniteError: if a statistic is NaN or inf; the message names the first such site.
         """
         sites = self.sites
         tokens = {site.path: 0 for site in sites}
@@ -165,7 +164,7 @@ class Statistics(Observer):
         check_means(self.means, tokens, excluded)
         values: dict[str, dict[str, Tensor]] = {name: {} for name in self.measures}
         for (path, name), mean in self.means.items():
-            if mean.count:  # a lone token has none before it
+            if mean.count:  # `first_token` has none if every sequence is a single token
                 values[name][path] = mean.mean()
         alphas = {site.path: each.alpha.detach().to("cpu", torch.float64) for site, each in mixed_sites(model, adapter)}
         return HeadStatistics(sites, self.measures, excluded, tokens, alphas=alphas, **values)
@@ -181,22 +180,22 @@ def head_statistics(
 ) -> HeadStatistics:
     """Measure every head over a data set, in one pass; memory does not grow with the number of batches.
 
-    Every query token counts alike, in whatever batch it is, unless it is padding or ends a sentence. Decoders are
-    measured as they train: on their inputs or, shifted right, their labels. A module that serves several layers
-    (ALBERT) is measured over all of them together. Measures of attention weights need the eager attention backend, see
-    `recording`.
+    Every query token counts the same, in any batch, unless it is padding or ends a sentence. Decoders are measured as
+    in training: on their inputs or, shifted right, their labels. A module that serves several layers (ALBERT) is
+    measured over all of them together. Measures of attention weights need the eager attention backend, see `recording`.
 
     Args:
         model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
         batches: input dicts as the model takes them; any iterable, read once. Encoder-decoders need labels or decoder
             inputs.
-        measures: "confidence": the mean of the largest attention weight of a query token. "entropy": of its weights, in
-            nats. "attention_distance": how many tokens away it looks, positions in both sentences compared where they
-            are two. "first_token": how much it looks at the first token of the sequence, of the tokens after it, in
-            self-attention: a head with much of it is a sink, which looks nowhere. "cosine", "l2": the mean cosine and
-            Euclidean distance between the outputs of two heads of a site, before gates and alphas.
+        measures: "confidence": the mean of the largest attention weight of a query token. "entropy": the mean entropy
+            of its weights, in nats. "attention_distance": the mean distance in tokens to what it attends to; with two
+            sentences, their positions are compared. "first_token": the mean weight on the first token of the sequence,
+            over the tokens after it, in self-attention; a head with much of it is a sink, which looks nowhere.
+            "cosine", "l2": the mean cosine and Euclidean distance between the outputs of two heads of a site, before
+            gates and alphas.
         exclude: ids of tokens that do not count as queries, instead of `eos_token_id` and `sep_token_id` of the config
-            and the generation config. BERT's config names none: give `[tokenizer.sep_token_id]`. The first token of a
+            and the generation config. BERT's config names none: pass `[tokenizer.sep_token_id]`. The first token of a
             decoder always counts.
 
     Returns:
@@ -204,9 +203,9 @@ def head_statistics(
 
     Raises:
         ArgumentError: on an unknown measure, or if `exclude` holds anything but token ids.
-        CalibrationError: if there are no batches, the model cannot take one (its index is named), a mask does not fit,
-            or no token counted at a site.
-        NonFiniteError: if a statistic is NaN or inf; the first such site is named.
+        CalibrationError: if there are no batches, the model cannot take one (the message holds its index), a mask does
+            not fit, or no token counted at a site.
+        NonFiniteError: if a statistic is NaN or inf; the message names the first such site.
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it gives no attention weights.
 
     Source: confidence: Voita et al. 2019, arXiv:1905.09418, section 4; cosine and distance: Azov and Landau 2020
@@ -220,14 +219,14 @@ def head_statistics(
 
 
 def has(site: AttentionSite, measure: str) -> bool:
-    """Whether a measure says anything of a site."""
+    """Return True if a measure is defined for a site."""
     return measure != "first_token" or site.role != "dec-enc"
 
 
 def check_means(
     means: Mapping[tuple[str, str], RunningMean], tokens: Mapping[str, int], excluded: tuple[int, ...]
 ) -> None:
-    """Raise CalibrationError for a site that counted no token, NonFiniteError for one with NaN or inf."""
+    """Raise CalibrationError for a site without counted tokens, NonFiniteError for one with NaN or inf."""
     for (path, measure), mean in means.items():
         if not tokens[path]:
             raise CalibrationError(
@@ -239,7 +238,7 @@ def check_means(
 
 
 def check_measures(measures: str | Iterable[str]) -> tuple[str, ...]:
-    """The measures in the order of `MEASURES`; an ArgumentError if there are none or one is unknown."""
+    """Return the measures in the order of `MEASURES`; raise ArgumentError if there are none or one is unknown."""
     names = [measures] if isinstance(measures, str) else list(measures)
     for name in names:
         check_choice("measure", name, MEASURES)

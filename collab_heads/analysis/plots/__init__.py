@@ -1,6 +1,7 @@
 """Pictures of heads, from plain numbers; they need matplotlib, `pip install matplotlib`.
 
-Every function returns a matplotlib Figure, drawn without pyplot: nothing global changes, and no display is needed.
+Functions that draw return a matplotlib Figure, made without pyplot: nothing global changes, and no display is needed.
+Animations are written to a file.
 """
 
 from collab_heads.analysis.plots.attention_maps import attention_map

@@ -1,4 +1,4 @@
-"""What the heads of a site attend to in one sentence."""
+"""Attention maps of the heads of a site for one sentence."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def attention_map(
     title: str | None = None,
     longest: int = 40,
 ) -> Figure:
-    """The attention weights of all heads of a site for one sentence: a panel per head, tokens beside the cells.
+    """Draw the attention weights of all heads of a site for one sentence: a panel per head, tokens beside the cells.
 
     Rows are tokens that attend (queries), columns tokens attended to (keys). Longer sentences are cut after `longest`
-    tokens, which the title says; weights of the tokens cut are not shown, so rows may add up to less than 1.
+    tokens, which the title says. The weights of the cut tokens are not shown, so rows may sum to less than 1.
 
     Args:
         weights: [H, T, S].
         query_tokens: [T].
         key_tokens: [S].
         heads: [H], original numbers of the heads; from 0 if None.
-        site: for the title: role and layer.
-        title: above all, after role and layer.
-        longest: how many tokens are shown at most.
+        site: gives the title role and layer.
+        title: a title for the figure, after role and layer.
+        longest: the largest number of tokens to show.
 
     Raises:
-        ArgumentError: if a dimension is empty or `longest` is no count.
+        ArgumentError: if a dimension is empty or `longest` is below 1.
         ShapeError: if weights, tokens and heads do not fit each other.
         NonFiniteError: if a weight is NaN or infinite.
         MissingPackageError: if matplotlib is not installed.

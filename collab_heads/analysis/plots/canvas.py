@@ -1,4 +1,4 @@
-"""Colours that people with any kind of colour vision can tell apart."""
+"""Figures, their colours and their files; people with any kind of colour vision can tell the colours apart."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def colour_scale(
     highest: float | None = None,
     centre: float | None = None,
 ) -> tuple[Colormap, Normalize]:
-    """One scale for all arrays: sequential, or diverging about a centre.
+    """Return one scale for all arrays: sequential, or diverging about a centre.
 
     Args:
-        values: the arrays; NaN is not counted.
-        lowest: the end of the scale; the extreme of the values if None.
-        highest: the other end.
-        centre: the middle of a diverging scale; 0 if None and the scale has both signs.
+        values: the arrays; NaN is ignored.
+        lowest: the lower end of the scale; None for the smallest value.
+        highest: the upper end; None for the largest value.
+        centre: the middle of a diverging scale; None for 0 if the scale has both signs.
 
     Raises:
-        ArgumentError: if an end or the centre is not finite, or the ends do not have this order.
+        ArgumentError: if an end or the centre is not finite, or the ends are in the wrong order.
     """
     import matplotlib
     from matplotlib.colors import Normalize
@@ -73,14 +73,14 @@ def colour_scale(
 
 
 def beyond(values: Sequence[np.ndarray], norm: Normalize) -> str:
-    """Which ends of a colour bar need an arrow: "neither", "min", "max" or "both"."""
+    """Return which ends of a colour bar need an arrow: "neither", "min", "max" or "both"."""
     below = any(bool((each < norm.vmin).any()) for each in values)
     above = any(bool((each > norm.vmax).any()) for each in values)
     return {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[below, above]
 
 
 def ink(colour: tuple[float, float, float, float] | str) -> str:
-    """Black or white, whichever is easier to read on a colour."""
+    """Return black or white, whichever is easier to read on a colour."""
     from matplotlib.colors import to_rgb
 
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
@@ -88,7 +88,7 @@ def ink(colour: tuple[float, float, float, float] | str) -> str:
 
 
 def short_numbers(values: Sequence[np.ndarray]) -> str:
-    """A format that shows the differences between values in about four characters."""
+    """Return a format that shows the differences between values in about four characters."""
     largest = max((float(np.nanmax(np.abs(each))) for each in values if np.isfinite(each).any()), default=0.0)
     if largest == 0:
         return "{:.0f}"
@@ -125,7 +125,7 @@ def check_matplotlib() -> None:
 
 @contextmanager
 def our_style(more: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Draw in our style, and with more settings; the user's settings are back afterwards.
+    """Draw in our style, with more settings; the user's settings are restored afterwards.
 
     Raises:
         MissingPackageError: if matplotlib is not installed.
@@ -138,7 +138,7 @@ def our_style(more: Mapping[str, str] | None = None) -> Iterator[None]:
 
 
 def drawn(function: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Decorate a function that draws a figure: our style, and a figure that notebooks show without pyplot."""
+    """Decorate a function that draws a figure: use our style, and let notebooks show the figure without pyplot."""
 
     @functools.wraps(function)
     def draw(*args, **options) -> Figure:
@@ -152,7 +152,7 @@ def drawn(function: Callable[..., Figure]) -> Callable[..., Figure]:
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
-    """An empty figure of so many inches; a long title is wrapped."""
+    """Return an empty figure of a size in inches; a long title is wrapped."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -164,7 +164,7 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
 
 def panel_grid(figure: Figure, widths: Sequence[float], heights: Sequence[float], per_row: int) -> list[Axes]:
-    """Axes for panels of given sizes, left to right in rows; their sizes are proportions."""
+    """Return axes for panels, left to right in rows; widths and heights are proportions."""
     rows = [range(start, min(start + per_row, len(widths))) for start in range(0, len(widths), per_row)]
     across = [max(widths[i] for i in range(column, len(widths), per_row)) for column in range(len(rows[0]))]
     down = [max(heights[i] for i in row) for row in rows]
@@ -173,25 +173,25 @@ def panel_grid(figure: Figure, widths: Sequence[float], heights: Sequence[float]
 
 
 def in_rows(widths: Sequence[float], most: float = MAX_WIDTH) -> int:
-    """How many panels fit beside each other; at least one."""
+    """Return how many panels fit side by side, at least one; widths are in inches."""
     fitting = [n for n in range(1, len(widths) + 1) if sum(sorted(widths)[-n:]) <= most]
     per_row = max(fitting, default=1)
     return math.ceil(len(widths) / math.ceil(len(widths) / per_row))  # rows of about equal length
 
 
 def thinned(numbers: Sequence[int], most: int) -> list[int]:
-    """Every so many of the numbers, at most `most`: 0, 2, 4, ..."""
+    """Return every n-th of the numbers, at most `most` of them: 0, 2, 4, ..."""
     return list(numbers[:: max(1, math.ceil(len(numbers) / most))])
 
 
 def bare(axes: Axes) -> None:
-    """Take the frame and the marks of the ticks away; the labels stay."""
+    """Remove the frame and the tick marks; the labels stay."""
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", length=0)
 
 
 def png_bytes(figure: Figure, dpi: int = PNG_DPI) -> bytes:
-    """A figure as a PNG file of 256 colours, a third of one of all; the same figure gives the same bytes."""
+    """Return a figure as a PNG of 256 colours, a third of the size of full colour; equal figures, equal bytes."""
     from PIL import Image  # matplotlib needs it, too
 
     with Image.open(io.BytesIO(file_bytes(figure, "png", dpi, {"Software": None}))) as whole:
@@ -203,7 +203,7 @@ def png_bytes(figure: Figure, dpi: int = PNG_DPI) -> bytes:
 
 
 def svg_bytes(figure: Figure) -> bytes:
-    """A figure as an SVG file; the same figure gives the same bytes. Lengths are in points, to a hundredth."""
+    """Return a figure as an SVG, with lengths in hundredths of points; equal figures give equal bytes."""
     from matplotlib.text import Text
 
     words = sum(bool(text.get_text()) for text in figure.findobj(Text))
@@ -213,7 +213,10 @@ def svg_bytes(figure: Figure) -> bytes:
 
 
 def file_bytes(figure: Figure, kind: str, dpi: int, metadata: dict, style: Mapping[str, str] | None = None) -> bytes:
-    """A figure as a file. Its layout is kept for the next format, since making it takes longer than drawing."""
+    """Return a figure as a file.
+
+    Its layout is kept for the next format, since computing it takes longer than drawing.
+    """
     buffer = io.BytesIO()
     with our_style(style):
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
@@ -222,11 +225,11 @@ def file_bytes(figure: Figure, kind: str, dpi: int, metadata: dict, style: Mappi
 
 
 def save_figure(figure: Figure, path: str | Path) -> tuple[Path, Path]:
-    """Write a figure as PNG and as SVG; complete files replace old ones. The same figure gives the same bytes.
+    """Write a figure as PNG and as SVG; complete files replace old ones. Equal figures give equal bytes.
 
     Args:
         figure: any matplotlib figure.
-        path: without a suffix; folders are made.
+        path: the path without a suffix; folders are created.
 
     Returns:
         The paths of the PNG and of the SVG file.
@@ -239,7 +242,7 @@ def save_figure(figure: Figure, path: str | Path) -> tuple[Path, Path]:
 
 
 def check_path(path: str | Path) -> Path:
-    """The path, unless it has the suffix of a picture."""
+    """Return the path; raise ArgumentError if it has the suffix of a picture."""
     path = Path(path)
     if path.suffix.lower() in (".png", ".svg"):
         raise ArgumentError(f"a figure is saved as PNG and as SVG: give {str(path)!r} without {path.suffix!r}")
@@ -247,6 +250,6 @@ def check_path(path: str | Path) -> Path:
 
 
 def save_drawings(path: str | Path, png: bytes, svg: bytes) -> tuple[Path, Path]:
-    """As `save_figure`, of what was drawn already."""
+    """Write files that are drawn already, like `save_figure`."""
     path = check_path(path)
     return write_file(path.with_name(f"{path.name}.png"), png), write_file(path.with_name(f"{path.name}.svg"), svg)

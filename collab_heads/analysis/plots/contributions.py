@@ -1,4 +1,4 @@
-"""What a generated token comes from: curves over a sentence, over a training, and a map of one sentence."""
+"""Pictures of contributions: curves over a sentence, over a training, and a map of one sentence."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ def contribution_curves(
     parts: int | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Four panels over a sentence: share of the source, entropies of source and target, influence of source tokens.
+    """Draw contributions over a sentence in four panels.
 
-    Means over sentences, with their 95 % intervals as bands; a line per model or kind of prefixes.
+    The panels show the share of the source, the entropies of source and target, and the influence of source tokens.
+    Lines are means over sentences, one per model or kind of prefixes; bands are 95 % intervals.
 
     Args:
-        contributions: name -> what was measured, or of one model alone.
-        parts: compare sentences of all lengths by this many parts; None counts positions, which only long ones have.
-        title: above.
+        contributions: name -> contributions, or those of one model alone.
+        parts: number of parts of a sentence, to compare sentences of all lengths; None uses positions, of which only
+            long sentences have the late ones.
+        title: a title for the figure.
 
     Raises:
-        ArgumentError: if there is nothing to show, or no parts.
+        ArgumentError: if there is nothing to show, or `parts` is below 1.
         MissingPackageError: if matplotlib is not installed.
     """
     alone = isinstance(contributions, TokenContributions)
@@ -67,7 +69,7 @@ def contribution_curves(
 
 
 def draw_curve(axes: Axes, curve: Curve, index: int, name: str, relative: bool) -> None:
-    """A line with markers, and a band for its interval where that is known."""
+    """Draw a line with markers, and a band for its interval where that is known."""
     colour = OKABE_ITO[index % len(OKABE_ITO)]
     line = LINES[(index + index // len(OKABE_ITO)) % len(LINES)]
     at = curve.at.numpy() + (0 if relative else 1)
@@ -78,7 +80,7 @@ def draw_curve(axes: Axes, curve: Curve, index: int, name: str, relative: bool) 
 
 
 def panel_title(measure: Contribution, names: tuple[str, str]) -> str:
-    """What a panel shows, in the words of the model's sides."""
+    """Return the title of a panel, with the names of the model's sides."""
     source, target = names
     return {
         "source": f"share of the {source}",
@@ -89,24 +91,27 @@ def panel_title(measure: Contribution, names: tuple[str, str]) -> str:
 
 
 def place_label(what: str, names: tuple[str, str], parts: int | None) -> str:
-    """What the horizontal axis counts."""
+    """Return the label of the horizontal axis."""
     what = what.replace("source", names[0])
     return f"position of the {what}" + ("" if parts is None else ", from the first (0) to the last (1)")
 
 
 def finish(axes: Axes) -> None:
-    """The looks that all panels share."""
+    """Apply the looks that all panels share."""
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 @drawn
 def contribution_history(comparison: ContributionComparison, *, title: str | None = None) -> Figure:
-    """The same means over a training: a point per checkpoint, a line per kind of prefixes, and how far each still is.
+    """Draw the means of contributions over a training: a point per checkpoint, a line per kind of prefixes.
+
+    A last panel shows the divergence of every checkpoint from the last one.
 
     Args:
-        comparison: of checkpoints; the numbers in their names are the horizontal axis, or their order.
-        title: above.
+        comparison: a comparison of checkpoints; the horizontal axis shows the numbers in their names, or else their
+            order.
+        title: a title for the figure.
 
     Raises:
         ArgumentError: if there are fewer than two models.
@@ -153,18 +158,19 @@ def contribution_map(
     names: tuple[str, str] = ("source", "target prefix"),
     title: str | None = None,
 ) -> Figure:
-    """What every token of one sentence gives to every generated one: a row per generated token, which sums to one.
+    """Draw what every token of one sentence contributes to every generated token.
 
-    A long sentence is cut after 40 tokens a side, which the title says.
+    Every generated token has a row, which sums to one. A long sentence is cut after 40 tokens a side, which the title
+    says.
 
     Args:
         source: [P, S], contributions of the source tokens, see `TokenRelevance.contributions`.
         target: [P, T], those of the target prefix.
         source_tokens: [S].
         target_tokens: [T].
-        said: [P], the tokens that are explained.
-        names: what the two sides are called.
-        title: above.
+        said: [P], the explained tokens.
+        names: the names of the two sides.
+        title: a title for the figure.
 
     Raises:
         ArgumentError: if there is nothing to show.

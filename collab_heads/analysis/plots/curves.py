@@ -1,4 +1,4 @@
-"""Quality against heads kept, and how much of a translation comes from the source."""
+"""Curves: quality against heads kept, the share of the source in a translation, error against budget."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def quality_curves(
     total: int,
     title: str | None = None,
 ) -> Figure:
-    """Quality against heads kept: a line per way to choose them, told apart by marker and line style too.
+    """Draw quality against heads kept: a line per way to choose them, with its own marker and line style.
 
     Args:
-        curves: name, such as of a measure of importance -> (heads kept, quality) in any order.
-        original: quality of the model with all heads, a horizontal line.
-        metric: what quality is, such as "BLEU".
+        curves: name, such as that of a measure of importance -> (heads kept, quality) in any order.
+        original: quality of the model with all heads, drawn as a horizontal line.
+        metric: the name of the quality, such as "BLEU".
         total: number of heads before any was removed.
-        title: above.
+        title: a title for the figure.
 
     Raises:
         ArgumentError: if there is no curve, a curve is empty, or a number of heads is not between 0 and `total`.
@@ -55,7 +55,7 @@ def quality_curves(
     for i, (name, points) in enumerate(curves.items()):
         kept, quality = zip(*sorted(points), strict=True)
         colour, marker = OKABE_ITO[i % len(OKABE_ITO)], MARKERS[i % len(MARKERS)]
-        # lines are the second wheel: they differ between two curves of the same colour and marker
+        # line styles differ between two curves of the same colour and marker
         line = LINES[(i + i // len(OKABE_ITO)) % len(LINES)]
         axes.plot(kept, quality, linestyle=line, color=colour, marker=marker, markersize=5, linewidth=1.4, label=name)
     axes.set(xlabel=f"heads kept of {total}", ylabel=metric)
@@ -70,7 +70,7 @@ def quality_curves(
 
 
 def check_points(curves: Mapping[str, Sequence[tuple[int, float]]], original: float | None, total: int) -> None:
-    """Raise unless every point is a number of heads and a finite quality."""
+    """Raise an error unless every point is a number of heads and a finite quality."""
     if original is not None and not math.isfinite(original):
         raise NonFiniteError(f"the quality of all heads is {original}: pass None if it is not known")
     for name, points in curves.items():
@@ -92,14 +92,16 @@ def source_share(
     title: str | None = None,
     label: str = "share of the source",
 ) -> Figure:
-    """How much of every generated token comes from the source, or the prompt; the rest comes from what was said.
+    """Draw how much of every generated token comes from the source, or the prompt.
+
+    The rest comes from the target prefix, or the continuation so far.
 
     Args:
-        shares: [T], between 0 and 1, by position of the generated token; a mean where there are several sentences.
-        counts: [T], how many sentences have a token at the position, drawn below; None for one sentence.
+        shares: [T], between 0 and 1, by position of the generated token; means for several sentences.
+        counts: [T], the number of sentences that have the position, drawn below; None for one sentence.
         tokens: [T], the generated tokens, for one sentence.
-        title: above.
-        label: of the axis.
+        title: a title for the figure.
+        label: the label of the axis.
 
     Raises:
         ArgumentError: if there are no positions, more than 60 tokens, or a share is not between 0 and 1.
@@ -149,13 +151,13 @@ def budget_curve(
     of: str,
     title: str | None = None,
 ) -> Figure:
-    """The error of a model's output against the share of its attention that is left.
+    """Draw the error of a model's output against the share of its attention that is kept.
 
     Args:
         predicted: (budget, error), a line.
         measured: (budget, error), points.
         of: what the budget is of.
-        title: above.
+        title: a title for the figure.
 
     Raises:
         ArgumentError: if the line has no points.

@@ -1,4 +1,4 @@
-"""Whether importance is more balanced in one model than in another."""
+"""Distributions of importance over heads, to compare how balanced models are."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def importance_distributions(
     *,
     title: str | None = None,
 ) -> Figure:
-    """The importance of heads, sorted: a column per model, a row per role.
+    """Draw the importance of heads, sorted: a column per model, a row per role.
 
-    Every bar is a head, coloured by its layer, in units of the mean of its layer: a model whose heads are equally
-    important within each layer fills the height of the dashed line, and steep bars are an unbalanced model, whatever
-    the unit of importance and however many heads its layers have left. The number above is `balance`. The black steps
-    in the other columns repeat the first model, its ranks stretched to the number of heads of the other where they
-    differ.
+    Every bar is a head, coloured by its layer, in units of the mean of its layer. If the heads of each layer are
+    equally important, all bars reach the dashed line; steep bars mean an unbalanced model. This depends neither on the
+    unit of importance nor on how many heads the layers have left. The number above is `balance`. The black steps in the
+    other columns repeat the first model, stretched to the other's number of heads.
 
-    Where a value is negative, no mean can be the unit and no balance can be given: then bars are values as they are.
+    If a value is negative, no mean can be the unit and no balance can be given: the bars are then the values
+    themselves.
 
     Args:
         models: name of the model -> path -> [H].
-        sites: sites of the models; name of the model -> sites if they differ.
-        label: what importance is.
-        title: above all.
+        sites: the sites of the models; name of the model -> sites if they differ.
+        label: the name of the importance.
+        title: a title for the figure.
 
     Raises:
         ArgumentError: if there is no model, a path is unknown, or no site is left.
@@ -97,13 +97,13 @@ def importance_distributions(
 
 
 def balance_text(layers: Sequence[Tensor]) -> str:
-    """The balance within layers, for a title."""
+    """Return the balance within layers, for a title."""
     number = balance(layers)
     return "one head a layer" if number is None else f"balance {number:.2f}"
 
 
 def legend_of(names: Sequence[str], relative: bool) -> list:
-    """What the lines are."""
+    """Return legend entries that explain the lines."""
     from matplotlib.lines import Line2D
 
     text = "all heads alike" if relative else "mean"
@@ -116,13 +116,13 @@ def legend_of(names: Sequence[str], relative: bool) -> list:
 def ranking(
     sites: Sequence[AttentionSite], values: Mapping[str, Tensor], role: str, relative: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Importance of the heads of a role, most important first, and their layers; [n] each.
+    """Return the importance of the heads of a role, most important first, and their layers; [n] each.
 
     Args:
-        sites: of the model.
+        sites: the sites of the model.
         values: path -> [H].
-        role: whose heads.
-        relative: whether in units of the mean of the layer.
+        role: the role of the heads.
+        relative: whether to use units of the mean of the layer.
     """
     shown = [site for site in sites if site.role == role and site.path in values]
     if not shown:

@@ -1,4 +1,4 @@
-"""Heads over a training: curves, strips and animations of what a `HeadHistory` holds."""
+"""Heads over a training: curves, strips and animations of a `HeadHistory`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-# measure -> what the numbers are, and the ends of the scale where they are known
+# measure -> the name of the numbers, and the ends of the scale if they are known
 LABELS = {
     "confidence": "confidence",
     "output_distance": "distance between outputs",
@@ -56,7 +56,7 @@ LABELS = {
 }
 ENDS: dict[str, dict[str, float]] = {"gates": {"lowest": 0.0, "highest": 1.0}}
 FEW_STEPS = 20  # with fewer, each is marked
-MOST_LAYERS = 12  # that a legend names; of more, every so many
+MOST_LAYERS = 12  # that a legend names, at most
 
 
 @drawn
@@ -67,19 +67,20 @@ def history_curves(
     exchanges: Mapping[str, Sequence[int]] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """A measure over the optimizer steps: a thin line per head, a thick one for the mean of a layer, a panel per role.
+    """Draw a measure over the optimizer steps: a thin line per head, a thick one per layer's mean, a panel per role.
 
-    Of "alphas" a line per layer: the nuclear norm over the number of heads, which is 1 for the identity, and is what
-    the growth loss makes grow. Upright lines: dashed where another training begins, dotted where heads changed places.
+    For "alphas" there is a line per layer: the nuclear norm divided by the number of heads. It is 1 for the identity,
+    and the growth loss increases it. Vertical lines are dashed where another training begins, and dotted where heads
+    were exchanged.
 
     Args:
-        history: what was recorded.
-        measure: one that it has.
-        exchanges: role -> the optimizer steps after which its heads changed places.
-        title: above all.
+        history: the recorded history.
+        measure: a measure that was recorded.
+        exchanges: role -> the optimizer steps after which its heads were exchanged.
+        title: a title for the figure.
 
     Raises:
-        ArgumentError: if nothing was recorded of the measure.
+        ArgumentError: if the measure was not recorded.
         MissingPackageError: if matplotlib is not installed.
     """
     from matplotlib.ticker import MaxNLocator
@@ -113,7 +114,7 @@ def history_curves(
 
 
 def draw_site(axes: Axes, steps: Sequence[int], values: Tensor, measure: str, layer: int, last: int) -> Line2D:
-    """The lines of a site: of its heads, and of their mean, which is returned; or, of alphas, of their norm."""
+    """Draw the lines of a site's heads and of their mean, or of the norm of its alphas; return the last one."""
     import matplotlib
 
     colour = matplotlib.colormaps[SEQUENTIAL](0.9 * layer / max(1, last))  # the end is too pale for a line
@@ -125,7 +126,7 @@ def draw_site(axes: Axes, steps: Sequence[int], values: Tensor, measure: str, la
 
 
 def norms(alphas: Tensor) -> np.ndarray:
-    """Nuclear norms over the number of heads that are there: [moments, H, H] -> [moments]; NaN where there is none."""
+    """Return nuclear norms over the number of present heads: [moments, H, H] -> [moments]; NaN without heads."""
     found = []
     for alpha in alphas:
         there = alpha.diagonal().isfinite()
@@ -136,17 +137,17 @@ def norms(alphas: Tensor) -> np.ndarray:
 
 @drawn
 def history_strip(history: HeadHistory, measure: str, *, title: str | None = None) -> Figure:
-    """A measure of every head at every recorded step: a row per head, grouped by layer, a panel per role.
+    """Draw a measure of every head at every recorded step: a row per head, grouped by layer, a panel per role.
 
-    Grey where a head was removed, or there was nothing to measure yet.
+    Cells are grey where a head was removed, or there was nothing to measure yet.
 
     Args:
-        history: what was recorded.
-        measure: one that it has, other than "alphas".
-        title: above all.
+        history: the recorded history.
+        measure: a measure that was recorded, other than "alphas".
+        title: a title for the figure.
 
     Raises:
-        ArgumentError: if nothing was recorded of the measure, or it is no number per head.
+        ArgumentError: if the measure was not recorded, or is not a number per head.
         MissingPackageError: if matplotlib is not installed.
     """
     where = of_heads(history, measure)
@@ -157,13 +158,13 @@ def history_strip(history: HeadHistory, measure: str, *, title: str | None = Non
 
 
 def beginnings(history: HeadHistory) -> list[int]:
-    """The steps at which another training of the run began."""
+    """Return the steps at which another training of the run began."""
     pairs = zip(history.moments, history.moments[1:], strict=False)
     return [later.step for earlier, later in pairs if later.stage != earlier.stage]
 
 
 def recorded(history: HeadHistory, measure: str) -> list[int]:
-    """The moments that have a measure.
+    """Return the indices of the moments that have a measure.
 
     Raises:
         ArgumentError: if there are none.
@@ -175,14 +176,14 @@ def recorded(history: HeadHistory, measure: str) -> list[int]:
 
 
 def of_heads(history: HeadHistory, measure: str) -> list[int]:
-    """The moments that have a measure which is a number per head; an ArgumentError if it is a matrix."""
+    """Return the indices of the moments that have a measure; raise ArgumentError if it is a matrix."""
     if measure == ALPHAS:
         raise ArgumentError("alphas are a matrix per site: draw history_curves or history_animation of them")
     return recorded(history, measure)
 
 
 def panels_with(history: HeadHistory, measure: str) -> list[Panel]:
-    """The panels of the sites that have a measure, with the heads of the beginning."""
+    """Return the panels of the sites that have a measure, with the heads of the beginning."""
     paths = [path for path in history.heads if path in history.values[measure]]
     return panels_of(history.sites, paths, {path: history.heads[path] for path in paths})
 
@@ -197,25 +198,25 @@ def history_animation(
     frames: int = 40,
     dpi: int = 80,
 ) -> Path:
-    """Write an animated GIF: a map layer x head per step, or of "alphas" their difference from the identity.
+    """Write an animated GIF: a map layer x head per step, or for "alphas" their difference from the identity.
 
-    It is repeated for ever; the last step stays for two seconds more.
+    It repeats forever; the last step stays two seconds longer.
 
     Args:
-        history: what was recorded.
-        measure: one that it has.
-        path: of the file, ".gif"; it is replaced when the new one is complete.
-        title: above all.
-        seconds: how long it takes.
-        frames: at most so many steps are shown, the first and the last among them.
+        history: the recorded history.
+        measure: a measure that was recorded.
+        path: the path of the file, ".gif"; it replaces an existing one only when complete.
+        title: a title for the pictures.
+        seconds: the length of the animation, in seconds.
+        frames: the largest number of steps to show, the first and the last among them.
         dpi: pixels per inch.
 
     Returns:
         The path.
 
     Raises:
-        ArgumentError: if nothing was recorded of the measure, `seconds` is not positive, there are fewer than two
-            frames, or the path does not end in ".gif".
+        ArgumentError: if the measure was not recorded, `seconds` is not positive, there are fewer than two frames, or
+            the path does not end in ".gif".
         MissingPackageError: if matplotlib or Pillow is not installed.
     """
     check_path(path)
@@ -225,7 +226,7 @@ def history_animation(
 def history_gif(
     history: HeadHistory, measure: str, title: str | None = None, seconds: float = 8.0, frames: int = 40, dpi: int = 80
 ) -> bytes:
-    """What `history_animation` writes."""
+    """Return the GIF that `history_animation` writes."""
     check_animation(seconds, frames)
     where = recorded(history, measure)
     where = [where[i] for i in shown_of(len(where), frames)]
@@ -240,7 +241,7 @@ def history_gif(
 def head_pictures(
     history: HeadHistory, measure: str, where: Sequence[int], clocks: Sequence[str], title: str | None, dpi: int
 ) -> list[Image]:
-    """Maps layer x head, one per moment."""
+    """Draw maps layer x head, one picture per moment."""
     values = [{path: rows[i] for path, rows in history.values[measure].items()} for i in where]
     arrays = [rows.numpy() for rows in history.values[measure].values()]
     scale = colour_scale(arrays, **ENDS.get(measure, {}))
@@ -250,7 +251,7 @@ def head_pictures(
 def alpha_pictures(
     history: HeadHistory, measure: str, where: Sequence[int], clocks: Sequence[str], title: str | None, dpi: int
 ) -> list[Image]:
-    """Alpha matrices as their difference from the identity, one picture per moment."""
+    """Draw alphas as their difference from the identity, one picture per moment."""
     sites, heads, changes = [], {}, {}
     for site in sites_with(history, measure):
         rows = history.values[measure][site.path][list(where)]
@@ -270,7 +271,7 @@ def alpha_pictures(
 
 
 def sites_with(history: HeadHistory, measure: str) -> list[AttentionSite]:
-    """The sites that have a measure at the last of its moments."""
+    """Return the sites that have a measure at the last of its moments."""
     last = history.where(measure)[-1]
     rows = history.values[measure]
     return [site for site in history.sites if site.path in rows and rows[site.path][last].isfinite().any()]

@@ -1,4 +1,4 @@
-"""Heat maps layer x head: a number per head, or what a head does."""
+"""Heat maps layer x head: a number per head, or its roles."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-FEW_CELLS = 600  # of a figure: with more, a cell is a point of a picture in SVG, and not a path of 200 bytes
+FEW_CELLS = 600  # of a figure; with more, cells in SVG are pixels of an image, not paths of 200 bytes each
 FEW = 12  # columns: with more, cells are too small for text
 NONE = "none"
 FRAME: dict[str, Any] = {"fill": False, "edgecolor": "#303030", "linewidth": 1.2}  # of heads that share a key head
-# What analysis/roles.py calls heads: (colour, letter). A head without a role is as pale as the page.
+# kind of role, see roles/labelling.py -> (colour, letter); a head without a role is as pale as the page
 KINDS = {
     "positional": (OKABE_ITO[0], "P"),
     "rare tokens": (OKABE_ITO[1], "R"),
@@ -58,21 +58,21 @@ def head_map(
     highest: float | None = None,
     marks: Mapping[str, Sequence[str]] | None = None,
 ) -> Figure:
-    """A number per head as colours: one panel per role, a row per layer, a column per head, one scale for all.
+    """Draw a number per head as colours: a panel per role, a row per layer, a column per head, one scale for all.
 
-    Heads keep their original numbers; those that were removed are hatched, those that share a key head are framed. The
-    scale diverges about zero if the values have both signs. Numbers are written where no panel has more than 12
-    columns.
+    Heads keep their original numbers. Removed heads are hatched, and heads that share a key head are framed. The scale
+    diverges about zero if the values have both signs. Numbers are written if no panel has more than 12 columns.
 
     Args:
         sites: sites of the model; those without values are left out.
-        values: path -> [H], one number per head that the site has now.
+        values: path -> [H], one number per present head of the site.
         heads: path -> original numbers of these heads; None if none was removed.
-        totals: how many heads the sites had, in all or per path; only needed where no site of a role has its last head.
-        label: what the numbers are, for the colour bar.
-        title: above all.
-        lowest: the end of the scale, to compare figures.
-        highest: the other end.
+        totals: number of heads that the sites had, one for all or per path; only needed if no site of a role has its
+            last head.
+        label: the name of the numbers, for the colour bar.
+        title: a title for the figure.
+        lowest: the lower end of the scale, to compare figures.
+        highest: the upper end.
         marks: path -> [H] short texts to write in place of the numbers.
 
     Raises:
@@ -108,17 +108,17 @@ def role_map(
     totals: Totals | None = None,
     title: str | None = None,
 ) -> Figure:
-    """What every head does, as colours and letters: positional, first token, rare tokens, syntactic, none, removed.
+    """Draw the roles of every head as colours and letters: positional, first token, rare tokens, syntactic, none.
 
-    A head that does several things has a stripe of each.
+    A head with several roles has a stripe for each; removed heads are hatched.
 
     Args:
         sites: sites of the model; those without kinds are left out.
-        kinds: path -> [H], the name of what a head does, several names, or "none" (or no name). Names that are not
-            among those above get colours of their own.
+        kinds: path -> [H], the role of each head, several roles, or "none" (or an empty name). Names that are not among
+            those above get colours of their own.
         heads: as in `head_map`.
         totals: as in `head_map`.
-        title: above all.
+        title: a title for the figure.
 
     Raises:
         ArgumentError, ShapeError, MissingPackageError: as in `head_map`.
@@ -149,7 +149,7 @@ def role_map(
 
 
 def head_panels(panels: Sequence[Panel], title: str | None, texts: Sequence[str] = ()) -> tuple[Figure, list[Axes]]:
-    """A figure with an empty panel per role: labelled axes, hatched removed heads, frames of heads that share keys."""
+    """Return a figure with an empty panel per role: labelled, removed heads hatched, shared key heads framed."""
     from matplotlib.patches import Rectangle
 
     most = max(panel.columns for panel in panels)
@@ -182,7 +182,7 @@ def head_panels(panels: Sequence[Panel], title: str | None, texts: Sequence[str]
 
 
 def draw_cells(axes: Axes, grid: np.ndarray, cmap, norm, maps: int):
-    """Colour the cells of one of some maps, the first row on top; cells without a value stay empty."""
+    """Draw the cells of one of several maps, the first row on top; cells without a value stay empty."""
     values = np.ma.masked_invalid(grid)
     if maps * grid.size > FEW_CELLS:
         return axes.imshow(values, cmap=cmap, norm=norm, interpolation="none", aspect="auto")
@@ -193,7 +193,7 @@ def draw_cells(axes: Axes, grid: np.ndarray, cmap, norm, maps: int):
 
 
 def legend(figure: Figure, panels: Sequence[Panel], handles: Sequence[Patch] = ()) -> None:
-    """A legend below the panels, with entries for removed heads and for heads that share keys, if there are any."""
+    """Add a legend below the panels, with entries for removed heads and for heads that share keys, if there are any."""
     from matplotlib.patches import Patch
 
     handles = list(handles)
@@ -209,13 +209,13 @@ def legend(figure: Figure, panels: Sequence[Panel], handles: Sequence[Patch] = (
 
 
 def names_of(kind: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of what a head does; `NONE` where it has none."""
+    """Return the roles of a head; `NONE` if it has none."""
     names = (kind,) if isinstance(kind, str) else tuple(kind)
     return tuple(name for name in names if name) or (NONE,)
 
 
 def kind_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Name -> colour and letter, of the known names and of others in the order in which they come."""
+    """Return name -> (colour, letter), for the known roles and for the other names, in their order."""
     styles = dict(KINDS)
     for name in dict.fromkeys(names):
         if name not in styles:

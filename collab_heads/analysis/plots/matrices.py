@@ -1,4 +1,4 @@
-"""Matrices head x head, a panel per site: how alike heads are, and how alphas mix them."""
+"""Matrices head x head, a panel per site: how similar heads are, and how alphas mix them."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def matrix_maps(
     diagonal: bool = True,
     axes_labels: tuple[str, str] = ("head", "head"),
 ) -> Figure:
-    """Matrices of sites as small panels with one colour scale: "enc-self, layer 0", and so on by role and layer.
+    """Draw the matrices of sites as small panels with one colour scale, by role and layer.
 
     Args:
         sites: sites of the model; those without a matrix are left out.
-        matrices: path -> [H, H], a row and a column per head that the site has now.
+        matrices: path -> [H, H], a row and a column per present head of the site.
         heads: path -> original numbers of these heads; None if none was removed.
-        label: what the numbers are, for the colour bar.
-        title: above all.
-        centre: the middle of a diverging scale; 0 if None and the values have both signs.
-        lowest: the end of the scale, to compare figures.
-        highest: the other end.
-        diagonal: whether the diagonal is shown; similarities of heads with themselves (1, or distance 0) would only
-            stretch the scale. Left out, it is grey.
+        label: the name of the numbers, for the colour bar.
+        title: a title for the figure.
+        centre: the middle of a diverging scale; None for 0 if the values have both signs.
+        lowest: the lower end of the scale, to compare figures.
+        highest: the upper end.
+        diagonal: whether to show the diagonal; similarities of heads with themselves (1, or distance 0) only stretch
+            the scale. A hidden diagonal is grey.
         axes_labels: names of the rows and of the columns.
 
     Raises:
@@ -71,7 +71,7 @@ def draw_matrices(
     diagonal: bool,
     axes_labels: tuple[str, str],
 ) -> tuple[Figure, dict[str, Any]]:
-    """What `matrix_maps` draws, and path -> the cells of the matrix, for those who move them."""
+    """Draw the figure of `matrix_maps`; return it and path -> the cells of the matrix, to animate them."""
     checked = checked_values(sites, matrices, label, dimensions=2)
     by_role = [site for role in ROLES for site in sorted(sites, key=lambda s: s.layer) if site.role == role]
     shown = [site for site in by_role if site.path in checked and site.num_heads]
@@ -116,13 +116,13 @@ def alpha_maps(
     heads: Heads | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Alpha matrices as their difference from the identity, which mixes nothing; white is no difference.
+    """Draw alpha matrices as their difference from the identity, which mixes nothing; white is no difference.
 
     Args:
-        sites: sites of the model.
+        sites: sites of the model; those without alphas are left out.
         alphas: path -> [H, H]; row i makes the new head i.
         heads: as in `matrix_maps`.
-        title: above all.
+        title: a title for the figure.
 
     Raises:
         ArgumentError, ShapeError, NonFiniteError, MissingPackageError: as `matrix_maps`.
@@ -140,5 +140,5 @@ def alpha_maps(
 
 
 def filled(sites: Sequence[AttentionSite], per_row: int) -> list[AttentionSite | None]:
-    """The sites, and None for the places that are left in the last row."""
+    """Return the sites, and None for the empty places of the last row."""
     return [*sites, *[None] * (-len(sites) % per_row)]

@@ -1,4 +1,4 @@
-"""Numbers of heads over training: a strip of all steps, and pictures that move."""
+"""Numbers of heads over a training: a strip of all steps, and animations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def draw_strip(
     label: str,
     title: str | None,
 ) -> Figure:
-    """A row per head, grouped by layer, a column per step, a panel per role; `values` is path -> [steps, H]."""
+    """Draw a row per head, grouped by layer, a column per step, a panel per role; `values` is path -> [steps, H]."""
     cmap, norm = scale
     most = max(sum(len(row.numbers) for row in panel.rows) for panel in panels)
     cells = len(steps) * sum(len(row.numbers) for panel in panels for row in panel.rows)
@@ -62,7 +62,7 @@ def draw_strip(
 
 
 def label_rows(axes: Axes, panel: Panel, numbered: bool) -> None:
-    """Name the layers, and the heads where rows are high enough; a white line between layers."""
+    """Name the layers, and the heads if rows are high enough; draw a white line between layers."""
     starts = np.cumsum([0, *(len(row.numbers) for row in panel.rows)])
     middles = (starts[:-1] + starts[1:] - 1) / 2
     bare(axes)
@@ -78,7 +78,7 @@ def label_rows(axes: Axes, panel: Panel, numbered: bool) -> None:
 
 
 def step_edges(steps: Sequence[int]) -> np.ndarray:
-    """Where the columns of steps begin and end: halfway to their neighbours, [n + 1]."""
+    """Return the edges of the columns of steps, halfway to their neighbours: [n + 1]."""
     if len(steps) == 1:
         return np.array([steps[0] - 0.5, steps[0] + 0.5])
     halfway = (np.array(steps[:-1]) + np.array(steps[1:])) / 2
@@ -95,16 +95,16 @@ def check_pillow() -> None:
 
 
 def check_path(path: str | Path) -> None:
-    """Raise ArgumentError unless a path is one of a GIF."""
+    """Raise ArgumentError unless the path ends in ".gif"."""
     if not str(path).lower().endswith(".gif"):
         raise ArgumentError(f'an animation is a GIF: give it a path that ends in ".gif", not {str(path)!r}')
 
 
 def check_animation(seconds: float, frames: int) -> None:
-    """Check, before anything is drawn, that an animation can be.
+    """Check, before anything is drawn, that an animation is possible.
 
     Raises:
-        ArgumentError: if seconds or frames are too few.
+        ArgumentError: if there are too few seconds or frames.
         MissingPackageError: if Pillow, which writes GIFs, is not installed.
     """
     if frames < 2 or not seconds > 0:
@@ -113,7 +113,7 @@ def check_animation(seconds: float, frames: int) -> None:
 
 
 def shown_of(count: int, frames: int) -> list[int]:
-    """Which of `count` steps become frames, at most so many; the first and the last among them."""
+    """Return which of `count` steps become frames, at most `frames`, the first and the last among them."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(frames, count))})
 
 
@@ -126,7 +126,7 @@ def head_frames(
     title: str | None,
     dpi: int,
 ) -> list[Image]:
-    """Maps layer x head: a picture per moment, from its path -> [H] and what its clock says."""
+    """Draw maps layer x head: a picture per moment, from its path -> [H] and the text of its clock."""
     figure, every = head_panels(panels, title)
     meshes = [
         draw_cells(axes, panel.grid(values[-1]), *scale, len(panels)) for axes, panel in zip(every, panels, strict=True)
@@ -147,7 +147,7 @@ def frames_of(
     cmap: Callable[[float], Sequence[float]],
     dpi: int,
 ) -> list[Image]:
-    """One picture per moment, all with the same colours: nothing but cells and the clock moves."""
+    """Draw one picture per moment, all with the same colours: only the cells and the clock change."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
@@ -171,7 +171,7 @@ def frames_of(
 
 
 def gif_bytes(pictures: Sequence[Image], seconds: float) -> bytes:
-    """A GIF of pictures that follow each other, again and again; the last one stays for two seconds more."""
+    """Return a GIF of the pictures that repeats forever; the last one stays two seconds longer."""
     each = max(20, round(1000 * seconds / len(pictures) / 10) * 10)  # GIF counts hundredths; players slow 10 ms down
     durations = [each] * (len(pictures) - 1) + [each + 2000]
     buffer = io.BytesIO()
@@ -185,12 +185,12 @@ LABEL = "P(gate is open)"
 
 @drawn
 def gate_strip(history: GateHistory, *, title: str | None = None, label: str = LABEL) -> Figure:
-    """How open every gate was: a row per head, grouped by layer, a column per recorded step, a panel per role.
+    """Draw how open every gate was: a row per head, grouped by layer, a column per recorded step, a panel per role.
 
     Args:
-        history: at least one step.
-        title: above all.
-        label: of the colour bar.
+        history: a history with at least one step.
+        title: a title for the figure.
+        label: the label of the colour bar.
 
     Raises:
         ArgumentError: if nothing was recorded.
@@ -211,16 +211,18 @@ def gate_animation(
     frames: int = 80,
     dpi: int = 80,
 ) -> Path:
-    """Write an animated GIF: a map layer x head per step, repeated for ever; the last step stays for two seconds more.
+    """Write an animated GIF of gates: a map layer x head per step.
+
+    It repeats forever; the last step stays two seconds longer.
 
     Args:
-        history: at least one step.
-        path: of the file, ".gif"; it is replaced when the new one is complete.
-        totals: how many heads the sites had before any was removed, as in `head_map`.
-        title: above all.
-        label: of the colour bar.
-        seconds: how long it takes.
-        frames: at most so many steps are shown, the first and the last among them.
+        history: a history with at least one step.
+        path: the path of the file, ".gif"; it replaces an existing one only when complete.
+        totals: number of heads that the sites had before any was removed, as in `head_map`.
+        title: a title for the pictures.
+        label: the label of the colour bar.
+        seconds: the length of the animation, in seconds.
+        frames: the largest number of steps to show, the first and the last among them.
         dpi: pixels per inch.
 
     Returns:
@@ -245,7 +247,7 @@ def gate_animation(
 
 
 def recorded_panels(history: GateHistory, totals: Totals | None) -> list[Panel]:
-    """The panels of a history; ArgumentError if it is empty."""
+    """Return the panels of a history; raise ArgumentError if it is empty."""
     if not history.steps:
         raise ArgumentError("this history of gates is empty: record() at least one step")
     heads = {site.path: history.heads.get(site.path, range(site.num_heads)) for site in history.sites}

@@ -19,12 +19,12 @@ Totals = Mapping[str, int] | int
 
 @dataclass(frozen=True)
 class Row:
-    """The heads of a site.
+    """The heads of a site, as a row of a panel.
 
     Attributes:
         site: the site.
-        numbers: original numbers of the heads that it has, increasing.
-        total: how many it had before any was removed.
+        numbers: original numbers of the present heads, increasing.
+        total: number of heads before any was removed.
     """
 
     site: AttentionSite
@@ -33,7 +33,7 @@ class Row:
 
     @property
     def removed(self) -> list[int]:
-        """Original numbers of the heads that it has no more."""
+        """Original numbers of the removed heads."""
         return [number for number in range(self.total) if number not in self.numbers]
 
 
@@ -50,16 +50,16 @@ class Panel:
         return max(row.total for row in self.rows)
 
     def cells(self) -> list[tuple[int, int, str, int]]:
-        """(row, column, path, index among the heads that the site has now) of every head."""
+        """Return (row, column, path, index among the present heads of the site) of every head."""
         numbered = enumerate(self.rows)
         return [(i, number, row.site.path, k) for i, row in numbered for k, number in enumerate(row.numbers)]
 
     def removed(self) -> list[tuple[int, int]]:
-        """(row, column) of every removed head."""
+        """Return (row, column) of every removed head."""
         return [(i, number) for i, row in enumerate(self.rows) for number in row.removed]
 
     def groups(self) -> list[tuple[int, int, int]]:
-        """(row, first column, last column) of the heads of every key head, in rows where heads share them."""
+        """Return (row, first column, last column) of the heads of every key head, in rows whose heads share them."""
         found = []
         for i, row in enumerate(self.rows):
             if row.site.groups is not None and row.site.shares_keys and row.numbers:
@@ -70,7 +70,7 @@ class Panel:
         return found
 
     def grid(self, values: Mapping[str, Tensor]) -> np.ndarray:
-        """[rows, columns], NaN where there is no head."""
+        """Return the values as [rows, columns], NaN where there is no head."""
         grid = np.full((len(self.rows), self.columns), np.nan)
         for i, column, path, k in self.cells():
             grid[i, column] = float(values[path][k])
@@ -80,14 +80,14 @@ class Panel:
 def panels_of(
     sites: Sequence[AttentionSite], paths: Sequence[str], heads: Heads | None = None, totals: Totals | None = None
 ) -> list[Panel]:
-    """Arrange the sites of some paths.
+    """Arrange the sites of some paths in panels.
 
     Args:
         sites: sites of the model.
-        paths: those to show; a site that has lost all its heads (`heads[path] == ()`) is shown as well.
-        heads: path -> original numbers of the heads that it has now; None if no head was removed.
-        totals: number of heads before any was removed, of each path or of all. By default the largest number of the
-            role's heads tells, where `heads` are given.
+        paths: the paths to show; a site that has lost all its heads (`heads[path] == ()`) is shown as well.
+        heads: path -> original numbers of its present heads; None if no head was removed.
+        totals: number of heads before any was removed, per path or for all. By default the highest number of the role's
+            heads tells, if `heads` are given.
 
     Raises:
         ArgumentError: if a path is unknown, no path is left, or numbers are not increasing or exceed the total.
@@ -126,7 +126,7 @@ def panels_of(
 
 
 def numbers_of(site: AttentionSite, heads: Heads | None) -> tuple[int, ...]:
-    """The original numbers of the heads of a site, checked."""
+    """Return the original numbers of the heads of a site, checked."""
     if heads is None or site.path not in heads:
         return tuple(range(site.num_heads))
     numbers = tuple(int(number) for number in heads[site.path])
@@ -140,12 +140,12 @@ def numbers_of(site: AttentionSite, heads: Heads | None) -> tuple[int, ...]:
 def checked_values(
     sites: Sequence[AttentionSite], values: Mapping[str, Tensor | Sequence[float]], what: str, *, dimensions: int = 1
 ) -> dict[str, Tensor]:
-    """Values of sites as float64 on the CPU: [H] or [H, H].
+    """Return the values of sites as float64 on the CPU: [H] or [H, H].
 
     Raises:
         ArgumentError: if a path is unknown.
-        ShapeError: if a tensor has not one number per head, or pair of heads.
-        NonFiniteError: if one is NaN or infinite; the message names the site and the head.
+        ShapeError: if there is not one number per head, or pair of heads.
+        NonFiniteError: if a number is NaN or infinite; the message names the site and the head.
     """
     known = {site.path: site for site in sites}
     checked = {}

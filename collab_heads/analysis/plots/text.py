@@ -16,7 +16,7 @@ LONGEST = 18
 
 
 def token_text(token: str) -> str:
-    """A token as people can see it: spaces as open boxes, what cannot be seen as an escape, cut where very long."""
+    """Return a readable token: spaces as open boxes, invisible characters as escapes, cut if it is very long."""
     seen = "".join(SPACE if c == " " else c if c.isprintable() else ascii(c)[1:-1] for c in token)
     return seen if len(seen) <= LONGEST else seen[: LONGEST - 1] + "\u2026"
 
@@ -24,8 +24,7 @@ def token_text(token: str) -> str:
 def label_tokens(axes: Axes, which: str, tokens: Sequence[str], size: float) -> None:
     """Write tokens beside the cells of an axis ("x" or "y"), each at its index.
 
-    Fonts that have the characters are looked for among those installed; a character that none of them has is drawn as
-    a hollow box.
+    The installed fonts are searched for the characters; a character that none of them has is drawn as a hollow box.
     """
     texts = [token_text(token) for token in tokens]
     families, unknown = fonts_for("".join(sorted(set("".join(texts)))))
@@ -40,7 +39,7 @@ def label_tokens(axes: Axes, which: str, tokens: Sequence[str], size: float) -> 
 
 @functools.cache
 def fonts_for(characters: str) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Families of installed fonts that have the characters between them, and the characters that none has."""
+    """Return installed font families that together have the characters, and the characters that none has."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager
 
     families, missing = [], {ord(c) for c in characters}
@@ -57,7 +56,7 @@ def fonts_for(characters: str) -> tuple[tuple[str, ...], frozenset[str]]:
 
 @functools.cache
 def covered(file: str) -> frozenset[int]:
-    """The characters of a font; none if matplotlib cannot draw it."""
+    """Return the code points of a font's characters; none if matplotlib cannot draw it."""
     from matplotlib.ft2font import FT2Font
 
     try:

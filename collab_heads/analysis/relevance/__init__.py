@@ -1,1 +1,1 @@
-"""What heads, source tokens and target tokens contribute to an output."""
+"""Contributions of heads, source tokens and target tokens to an output."""

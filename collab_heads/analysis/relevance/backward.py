@@ -1,15 +1,15 @@
 """Make a model's forward pass conservative, so that input times gradient is layer-wise relevance propagation.
 
-What a model computes stays bit for bit the same; its graph becomes that of a function that is linear in what flows
-through it. At any cut through the model, input times gradient then adds up to the output that is explained, less what
-the biases give. The rules:
+The model's outputs stay the same, bit for bit; its graph becomes that of a function that is linear in what flows
+through it. At any cut through the model, input times gradient then sums to the explained output, less the contribution
+of the biases. The rules:
 
 - Attention weights are constants: relevance flows through values only, never through queries and keys.
 - Norms: the scale is a constant. A LayerNorm is linear then, its mean included; its bias absorbs relevance, as every
   other bias does. An RMS norm has neither.
 - Activations with f(0) = 0 (GELU in all its forms, SiLU, tanh, Mish, ...): y = x * (f(x) / x), the factor a constant;
   where x = 0 nothing passes. For ReLU and other piecewise linear ones that is the ordinary gradient, which they keep.
-  So do those with f(0) != 0 (sigmoid), which do not conserve.
+  Activations with f(0) != 0 (sigmoid) keep it, too, and do not conserve.
 - Gated feed-forward layers (T5 1.1: act(W_0 x) * W_1 x): the activated branch only weighs, as attention does, so it is
   a constant, and relevance flows through the other one.
 
@@ -52,33 +52,33 @@ _NAMED: list[Any] = [
 ACTIVATIONS: tuple[type[nn.Module], ...] = tuple({*_NAMED, nn.GELU, nn.SiLU, nn.Tanh, nn.Mish})
 # The same where a model calls a function: classification heads of RoBERTa, BART and T5, RoBERTa's language models.
 FUNCTIONS = frozenset({torch.tanh, Tensor.tanh, F.gelu, F.silu, F.mish, F.hardswish})
-# What only weighs its own argument: ESM writes its GELU out, x * (1 + erf(x / sqrt(2))) / 2.
+# Functions that only weigh their own argument: ESM writes its GELU out, x * (1 + erf(x / sqrt(2))) / 2.
 WEIGHTS = frozenset({torch.erf, Tensor.erf})
 
 
 class Gate(torch.autograd.Function):
-    """An elementwise y = f(x), seen as x * (y / x) with a constant factor."""
+    """An elementwise y = f(x) with the gradient of x * (y / x), where y / x is a constant factor."""
 
     @staticmethod
     def forward(ctx, x: Tensor, y: Tensor) -> Tensor:
-        """`y`, of the shape of `x`."""
+        """Return `y`, of the shape of `x`."""
         ctx.save_for_backward(x, y)
         return y.view_as(y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        """Where x = 0 there is no relevance to pass on."""
+        """Return the gradient times y / x, and 0 where x = 0: there is no relevance to pass on."""
         x, y = ctx.saved_tensors
         return (gradient * (y / x).masked_fill_(x == 0, 0.0)).to(x.dtype), None
 
 
 class Standardise(torch.autograd.Function):
-    """y = (x - mean(x)) * weight * scale + bias over the last dimensions, seen with a constant scale."""
+    """y = (x - mean(x)) * weight * scale + bias over the last dimensions, with a constant scale in its gradient."""
 
     @staticmethod
     def forward(ctx, x: Tensor, y: Tensor, factor: Tensor, dims: int) -> Tensor:
-        """`y`, of the shape of `x`; factor is weight * scale, dims the number of normalised dimensions."""
+        """Return `y`; factor is weight * scale, dims the number of normalised dimensions."""
         ctx.save_for_backward(factor)
         ctx.dims, ctx.dtype = tuple(range(-dims, 0)), x.dtype
         return y.view_as(y)
@@ -86,25 +86,24 @@ class Standardise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        """The mean is a projection: its transpose is itself."""
+        """Return the gradient of x: the mean is a projection, its transpose is itself."""
         gradient = gradient * ctx.saved_tensors[0]
         return (gradient - gradient.mean(ctx.dims, keepdim=True)).to(ctx.dtype), None, None, None
 
 
 def by_ratio(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The rule of activations, and of RMS norms: their y / x is weight * scale."""
+    """Apply the rule of activations, and of RMS norms: their y / x is weight * scale."""
     return Gate.apply(x, y.detach())
 
 
 def below_all_sites(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """No rule: such norms stand among the first convolutions of audio models, which relevance does not reach."""
+    """Apply no rule: such norms are among the first convolutions of audio models, which relevance does not reach."""
     if x.requires_grad:
         raise UnsupportedModelError(f"{type(module).__name__}: a norm that relevance propagation has no rule for")
     return y
 
 
 def layer_norm(module: nn.LayerNorm, x: Tensor, y: Tensor) -> Tensor:
-    """The rule of nn.LayerNorm."""
     dims = tuple(range(-len(module.normalized_shape), 0))
     values = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     factor = torch.rsqrt(values.var(dims, correction=0, keepdim=True) + module.eps)
@@ -114,15 +113,14 @@ def layer_norm(module: nn.LayerNorm, x: Tensor, y: Tensor) -> Tensor:
 
 
 def constant(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The rule of what only weighs something else."""
+    """Apply the rule of modules that only weigh something else."""
     return y.detach()
 
 
 class GatedFunctions(TorchFunctionMode):
-    """Activations that are called as functions follow the rule of activations."""
+    """A mode in which activations that are called as functions follow the rule of activations."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        """Called instead of every torch function."""
         output = function(*args, **(kwargs or {}))
         if function in WEIGHTS:
             return output.detach()
@@ -136,17 +134,17 @@ class GatedFunctions(TorchFunctionMode):
 def conservative(model: PreTrainedModel) -> Iterator[None]:
     """Let the model's forward passes build conservative graphs while the context is open; see the module for the rules.
 
-    Works with every attention backend, for changed models (collaborative, gated, mixed, pruned) as for stock ones.
-    Outputs are bit-equal to those outside. The model should be in evaluation mode: dropout would be part of what is
-    explained. Gradients of half-precision models have their precision; `model.float()` makes them exact.
+    This works with every attention backend, and for changed models (collaborative, gated, mixed, pruned) as for stock
+    ones. Outputs are the same, bit for bit. The model should be in evaluation mode: otherwise dropout is part of what
+    is explained. Gradients of half-precision models have that precision; `model.float()` makes them exact.
 
-    The rules hold for forward passes only: compute what is to be explained, and gradients, after closing the context.
+    The rules hold for forward passes only: compute the value to explain, and gradients, after closing the context.
 
     Args:
-        model: a supported transformers model; all hooks are gone afterwards, also on an error.
+        model: a supported transformers model; all hooks are removed afterwards, also on an error.
 
     Raises:
-        UnsupportedModelError: if there is no adapter for the model, it is wrapped, or has a norm without a rule.
+        UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it has a norm without a rule.
 
     Source: Ali et al. 2022, arXiv:2202.07304.
     """
@@ -164,7 +162,7 @@ def conservative(model: PreTrainedModel) -> Iterator[None]:
 
 
 def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Module | FusedPart, Rule]:
-    """Every module whose graph changes, and how."""
+    """Return the rule of every module whose graph changes; raise UnsupportedModelError for a norm without one."""
     rules: dict[nn.Module | FusedPart, Rule] = {}
     scaling: tuple[type[nn.Module], ...] = ACTIVATIONS + adapter.rms_norms
     for path, module in model.named_modules():
@@ -190,21 +188,24 @@ def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Modul
 
 
 def is_norm(path: str, module: nn.Module) -> bool:
-    """Whether a module is a norm by its name: not of weights, and no stack of layers named after one (wav2vec2)."""
+    """Return True if a module is a norm by its name.
+
+    Norms of weights and batch norms do not count, nor do stacks of layers that are named after a norm (wav2vec2).
+    """
     if isinstance(module, nn.modules.batchnorm._BatchNorm) or ".parametrizations." in path:
         return False
     return type(module).__name__.endswith("Norm") and not list(module.children())
 
 
 def score_projections(site: OpenSite) -> Sequence[nn.Module | FusedPart]:
-    """All projections through which the attention weights of a site depend on its inputs."""
+    """Return all projections through which the attention weights of a site depend on its inputs."""
     if site.is_swapped:
         return [each for each in cast(QueryKey, site.module.query_key).modules() if isinstance(each, nn.Linear)]
     return list(site.projections)
 
 
 def hook_of(rule: Rule):
-    """A forward hook that gives the module's output another graph."""
+    """Return a forward hook that gives the module's output another graph."""
 
     def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
         return rule(module, inputs[0], output)
@@ -220,18 +221,18 @@ def explain_batches(
     what: str = "propagating relevance",
     cut: Callable[[Mapping], Iterable[Mapping]] = lambda batch: (batch,),
 ) -> None:
-    """Run the model on every batch with a conservative graph; one batch, and its graph, is held at a time.
+    """Run the model on every batch with a conservative graph; only one batch and its graph is held at a time.
 
     Args:
-        model: the model; it runs as in `explaining`, so hooks must say by `leaf` where graphs begin.
+        model: the model; it runs as in `explaining`, so hooks must mark by `leaf` where graphs begin.
         adapter: its adapter.
         batches: input dicts as the model takes them; any iterable, read once.
-        see: called with the inputs, on the model's device, and with what the model returned; it takes the gradients.
+        see: called with the inputs, on the model's device, and the model's outputs; it takes the gradients.
         what: the label of the progress bar.
-        cut: batch -> the portions of it that are run one after the other.
+        cut: batch -> the portions of it to run one after the other.
 
     Raises:
-        CalibrationError: if there are no batches, or the model cannot take one (its index is named).
+        CalibrationError: if there are no batches, or the model cannot take one (the message holds its index).
     """
     total = operator.length_hint(batches) or None
     with explaining(model):
@@ -242,7 +243,7 @@ def explain_batches(
 
 
 def run(model: PreTrainedModel, adapter: AttentionAdapter, inputs: Mapping, index: int) -> ModelOutput:
-    """A forward pass with a conservative graph."""
+    """Run a forward pass with a conservative graph; an error of the model becomes a CalibrationError."""
     with conservative(model):
         try:
             check_modalities(model, inputs)
@@ -257,10 +258,10 @@ def run(model: PreTrainedModel, adapter: AttentionAdapter, inputs: Mapping, inde
 
 @contextmanager
 def explaining(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode with gradients, but none of parameters: only what a hook makes a leaf has one.
+    """Run the model in evaluation mode with gradients, but not of its parameters.
 
-    Modes, and which parameters are trained, are restored; nothing accumulates in them. Checkpointing has no effect: it
-    is for training mode.
+    Only tensors that a hook makes a leaf have a gradient. Training modes and `requires_grad` of the parameters are
+    restored, and nothing accumulates in them. Gradient checkpointing has no effect: it needs training mode.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
@@ -274,5 +275,5 @@ def explaining(model: PreTrainedModel) -> Iterator[None]:
 
 
 def leaf(tensor: Tensor) -> Tensor:
-    """The tensor itself if it is part of a graph, else the same values as the start of one."""
+    """Return the tensor itself if it is part of a graph, else the same values as the start of one."""
     return tensor if tensor.requires_grad else tensor.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Contributions of several models, of one model over its training, or after several kinds of prefixes, side by side."""
+"""Compare contributions: of several models, of one model over its training, or after several kinds of prefixes."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,25 +31,25 @@ from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.loading import load_or_explain
 
 Model = PreTrainedModel | str | Path
-SMALLEST = 1e-9  # share of a token, for divergence: what has none would make it infinite
+SMALLEST = 1e-9  # smallest share of a token in a divergence, which a share of 0 would make infinite
 
 
 @dataclass(frozen=True, eq=False)
 class ContributionComparison:
-    """What `compare_contributions` measured.
+    """The result of `compare_contributions`.
 
     Attributes:
-        runs: name of the model, and what was measured of it, in the order in which models and prefixes were given.
-        divergence: name of the model -> how far its contributions are from those of the last model: the mean over
-            tokens, after reference prefixes, of the Kullback-Leibler divergence from the last one's to its own, in
-            nats. Empty for one model, and without reference prefixes.
+        runs: name of the model and its contributions, in the order in which models and prefixes were given.
+        divergence: name of the model -> how far its contributions are from those of the last model, in nats: the
+            Kullback-Leibler divergence from the last model's to its own after reference prefixes, averaged over tokens.
+            Empty for one model, and without reference prefixes.
     """
 
     runs: tuple[tuple[str, TokenContributions], ...]
     divergence: Mapping[str, float] = field(default_factory=dict)
 
     def labels(self) -> list[str]:
-        """What tells the runs apart: models, prefixes, or both."""
+        """Return a label per run that tells the runs apart: model, prefixes, or both."""
         models = len({name for name, _ in self.runs})
         kinds = len({run.prefixes for _, run in self.runs})
         return [
@@ -58,22 +58,27 @@ class ContributionComparison:
         ]
 
     def models(self) -> list[str]:
-        """The names of the models, in their order."""
+        """Return the names of the models, in their order."""
         return list(dict.fromkeys(name for name, _ in self.runs))
 
     def steps(self) -> list[int] | None:
-        """The numbers in which the names of the models end, such as those of checkpoints, if they increase; or None."""
+        """Return the last number in the name of each model, such as the step of a checkpoint.
+
+        None unless every name has one and they increase.
+        """
         found = [re.search(r"(\d+)\D*$", name) for name in self.models()]
         steps = [int(each[1]) for each in found if each]
         increase = all(earlier < later for earlier, later in pairwise(steps))
         return steps if len(steps) == len(found) and increase else None
 
     def over_models(self, measure: Contribution, prefixes: PrefixKind | None = None) -> list[tuple[float, float]]:
-        """The mean of a measure, and its standard error, of every model: over a training, if these are checkpoints.
+        """Return the mean of a measure and its standard error, for every model.
+
+        If the models are checkpoints, this is the measure over the training.
 
         Args:
             measure: "source", "source_entropy" or "target_entropy".
-            prefixes: after which; None for the first kind that was measured.
+            prefixes: the kind of prefixes; None for the first kind that was measured.
 
         Raises:
             ArgumentError: on another measure, or prefixes that were not measured.
@@ -84,20 +89,22 @@ class ContributionComparison:
         return [run.average(measure) for _, run in self.runs if run.prefixes == prefixes]
 
     def difference(self, index: int, measure: Contribution = "source") -> tuple[float, float]:
-        """The mean of a run less that of the first, and its standard error: the sentences are the same.
+        """Return the mean of a run less that of the first run, and the standard error of the difference.
+
+        The sentences of both are the same, so the error is that of paired differences.
 
         Raises:
-            ArgumentError: on a measure that is not one of generated tokens.
+            ArgumentError: on a measure that is not per generated token.
         """
         check_choice("measure", measure, PER_TOKEN)
         return difference_and_error(self.runs[index][1].rows(measure), self.runs[0][1].rows(measure))
 
     def without_relevance(self) -> "ContributionComparison":
-        """The same without the relevance of every token to every token."""
+        """Return the same without the relevance of every token to every token."""
         return replace(self, runs=tuple((name, run.without_relevance()) for name, run in self.runs))
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """A row per run: its header, and the rows."""
+        """Return the header and the rows of a table with a row per run."""
         names = self.runs[0][1].names
         more = ["divergence"] * bool(self.divergence)
         header = ["model", "prefixes", "tokens", f"share of the {names[0]}", "less the first"]
@@ -115,7 +122,7 @@ class ContributionComparison:
         return text_table(*self.table(), "means over generated tokens, \u00b1 the standard error over sentences")
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         differences = [
             {measure: [none_for_nan(each) for each in self.difference(index, measure)] for measure in PER_TOKEN}
             for index in range(len(self.runs))
@@ -127,12 +134,12 @@ class ContributionComparison:
         return {"version": VERSION, "divergence": dict(self.divergence), "runs": runs}
 
     def save(self, path: str | Path) -> Path:
-        """Write a JSON file; an old one is replaced when the new one is complete."""
+        """Write a JSON file; it replaces an existing one only when complete."""
         return write_document(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "ContributionComparison":
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
             DataError: if the file is missing, damaged or of another version.
@@ -141,7 +148,6 @@ class ContributionComparison:
 
     @classmethod
     def _from_dict(cls, stored: Any) -> "ContributionComparison":
-        """What a file holds."""
         runs = tuple((each["name"], TokenContributions.from_dict(each["contributions"])) for each in stored["runs"])
         return cls(runs, stored["divergence"])
 
@@ -159,29 +165,29 @@ def compare_contributions(
 ) -> ContributionComparison:
     """Measure `token_contributions` of several models, or of the checkpoints of a training, on the same sentences.
 
-    A model that suffers from exposure bias goes on with whatever was said: compare the share of the source after
-    random prefixes, and after prefixes of its own, of models that were trained with and without minimum risk or word
-    dropout. Over a training, the divergence says when the contributions have become what they are in the end:
+    A model with exposure bias continues its prefix whatever the source is. To see this, compare the share of the source
+    after random prefixes, and after the model's own, between models that were trained with and without minimum risk or
+    word dropout. Over a training, the divergence shows when the contributions reach their final values:
 
         compare_contributions(sorted(Path("out").glob("step_*"), key=...), batches)
 
     Args:
-        models: name -> a model or a folder; or folders alone, such as checkpoints, in order, which are named after
-            themselves. One that is a folder is loaded when its turn comes, and only then held.
-        batches: as `token_contributions` takes them, in a list or anything else that can be read again.
-        prefixes: one kind or several: "reference", "own" (each model's), "random".
-        exclude: as in `token_contributions`; as are `num_beams`, `seed` and `keep_relevance`.
-        num_beams: with which models find their own prefixes.
-        seed: of the drawing of random prefixes, which are the same for all models.
+        models: name -> a model or a folder; or folders alone, such as checkpoints in order, which are named after
+            themselves. A folder is loaded when its turn comes, and held only then.
+        batches: as `token_contributions` takes them, in a list or another object that can be read again.
+        prefixes: one kind or several: "reference", "own" (those of each model), "random".
+        exclude: as in `token_contributions`; so are `num_beams`, `seed` and `keep_relevance`.
+        num_beams: number of beams with which models generate their own prefixes.
+        seed: seed of the random prefixes, which are the same for all models.
         keep_relevance: also keep the relevance of every token to every generated token.
 
     Returns:
         The comparison; `print` it.
 
     Raises:
-        ArgumentError: if there are no models, a folder holds none, two have a name, prefixes are unknown, or the
-            batches can be read once.
-        CollabHeadsError: what `token_contributions` raises.
+        ArgumentError: if there are no models, a folder holds none, two have the same name, prefixes are unknown, or the
+            batches can be read only once.
+        CollabHeadsError: all errors of `token_contributions`.
 
     Source: Voita, Sennrich, Titov 2021, arXiv:2010.10907, sections 5 and 7.
     """
@@ -211,7 +217,7 @@ def compare_contributions(
 
 
 def named_models(models: Mapping[str, Model] | Sequence[str | Path]) -> dict[str, Model]:
-    """The models by name."""
+    """Return name -> model; raise ArgumentError if there are none, or two have the same name."""
     pairs = list(models.items()) if isinstance(models, Mapping) else [(Path(each).name, each) for each in models]
     if not pairs:
         raise ArgumentError("there are no models to compare")
@@ -224,14 +230,14 @@ def named_models(models: Mapping[str, Model] | Sequence[str | Path]) -> dict[str
 
 
 def load(folder: str | Path) -> PreTrainedModel:
-    """A model that translates or goes on, of a folder or a name on the Hub."""
+    """Load a translation or language model in float32, from a folder or a name on the Hub."""
     config = load_or_explain(AutoConfig, folder)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     return load_or_explain(auto, folder, dtype=torch.float32).eval()
 
 
 def divergence(last: TokenContributions, other: TokenContributions) -> float:
-    """The mean over tokens of the Kullback-Leibler divergence of contributions, from one model's to another's."""
+    """Return the Kullback-Leibler divergence from one model's contributions to another's, averaged over tokens."""
     total = 0.0
     for one, two in zip(last.sentences, other.sentences, strict=True):
         if one.relevance is None or two.relevance is None:
@@ -242,5 +248,5 @@ def divergence(last: TokenContributions, other: TokenContributions) -> float:
 
 
 def with_error(mean: float, error: float, sign: bool = False) -> str:
-    """A mean and its standard error, for a table."""
+    """Format a mean and its standard error for a table."""
     return f"{mean:{'+' if sign else ''}.3f}" + ("" if none_for_nan(error) is None else f" \u00b1 {error:.3f}")

@@ -1,4 +1,4 @@
-"""Means over sentences of unequal length, and how sure they are."""
+"""Means over sentences of unequal length, and their standard errors."""
 
 import math
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ class Curve:
     """A measure by position, for N positions or parts of a sentence.
 
     Attributes:
-        at: [N], positions from 0; of parts, their middles between 0 and 1.
+        at: [N], positions from 0; for parts, their middles between 0 and 1.
         mean: [N], over the sentences that have such a position.
-        error: [N], the standard error of the mean; NaN where a single sentence tells nothing of it.
-        counts: [N], how many sentences these are.
+        error: [N], the standard error of the mean; NaN for a single sentence.
+        counts: [N], the number of these sentences.
     """
 
     at: Tensor
@@ -29,27 +29,28 @@ class Curve:
     counts: Tensor
 
     def interval(self) -> tuple[Tensor, Tensor]:
-        """Lower and upper end of the 95 % interval of the mean, [N] each, by the normal distribution.
+        """Return the lower and the upper end of the 95 % interval of the mean, [N] each, by the normal distribution.
 
-        It is too narrow for fewer than some ten sentences, and NaN for one.
+        It is too narrow for fewer than about ten sentences, and NaN for one.
         """
         return self.mean - NORMAL_95 * self.error, self.mean + NORMAL_95 * self.error
 
     def to_dict(self) -> dict[str, list]:
-        """All numbers, ready for JSON; an error that is not known is None."""
+        """Return all numbers, ready for JSON; an unknown error is None."""
         numbers = {name: getattr(self, name).tolist() for name in ("at", "mean", "counts")}
         return numbers | {"error": [None if math.isnan(each) else each for each in self.error.tolist()]}
 
 
 def mean_curve(rows: Sequence[Tensor], parts: int | None = None) -> Curve:
-    """The mean over rows of unequal length [p], position by position or by parts of a row.
+    """Average rows of unequal length [p], position by position or by parts of a row.
 
     Args:
-        rows: numbers of every sentence.
-        parts: the number of parts; a row that is shorter has no number in some of them.
+        rows: the numbers of every sentence.
+        parts: number of parts of a row; None averages by position. A row with fewer numbers has none in some of the
+            parts.
 
     Raises:
-        ArgumentError: if there are no parts.
+        ArgumentError: if `parts` is below 1.
     """
     if parts is not None:
         check_count("parts", parts, least=1)
@@ -71,32 +72,35 @@ def mean_curve(rows: Sequence[Tensor], parts: int | None = None) -> Curve:
 
 
 def by_part(row: Tensor, parts: int) -> Tensor:
-    """The mean of a row [p] in each of its parts, NaN where a part has no position: [parts]."""
+    """Return the mean of a row [p] in each of its parts, NaN for a part without a position: [parts]."""
     places = ((torch.arange(len(row)) + 0.5) / max(len(row), 1) * parts).long()
     sums = torch.zeros(parts, dtype=torch.float64).index_add(0, places, row)
     return sums / torch.bincount(places, minlength=parts)
 
 
 def mean_and_error(rows: Sequence[Tensor]) -> tuple[float, float]:
-    """The mean of all numbers, and its standard error, of rows [p] that were drawn at random, numbers in them not."""
+    """Return the mean of all numbers in rows [p], and its standard error.
+
+    The rows are random draws; the numbers within a row are not.
+    """
     numbers = torch.cat([*rows, torch.zeros(0, dtype=torch.float64)])
     return float(numbers.mean()), spread(deviations(rows))
 
 
 def difference_and_error(rows: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[float, float]:
-    """The same of the difference of two means, of the same sentences in the same order."""
+    """Return the same for the difference of two means over the same sentences in the same order."""
     means = [float(torch.cat([*each]).mean()) for each in (rows, others)]
     return means[0] - means[1], spread(deviations(rows) - deviations(others))
 
 
 def deviations(rows: Sequence[Tensor]) -> Tensor:
-    """How far each row moves the mean of all numbers: [n], summing to 0."""
+    """Return how far each row moves the mean of all numbers: [n], summing to 0."""
     sums = torch.stack([row.sum() for row in rows])
     sizes = torch.tensor([len(row) for row in rows], dtype=torch.float64)
     return (sums - sums.sum() / sizes.sum() * sizes) / sizes.sum()
 
 
 def spread(moves: Tensor) -> float:
-    """The standard error of a mean that rows move by so much; NaN for a single row."""
+    """Return the standard error of a mean, from how far each row moves it; NaN for a single row."""
     count = len(moves)
     return math.sqrt(float(moves.square().sum()) * count / (count - 1)) if count > 1 else math.nan

@@ -1,4 +1,4 @@
-"""What `token_contributions` measured: for people (`str`), for machines (`to_dict`), as curves, as a file."""
+"""The result of `token_contributions`: for people (`str`), for machines (`to_dict`), as curves, as a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,15 +28,15 @@ PER_TOKEN: tuple[Contribution, ...] = CONTRIBUTIONS[:3]  # a number per generate
 
 @dataclass(frozen=True, eq=False)
 class ContributionExample:
-    """One sentence with its tokens.
+    """The contributions of one sentence, with its tokens.
 
     Attributes:
         source: [P, S], contributions of the source tokens to the generated ones.
         target: [P, T], those of the target prefix.
-        source_tokens: [S], as text; as are the others.
+        source_tokens: [S], as text, like the other tokens.
         target_tokens: [T].
-        said: [P].
-        names: what the two sides are called.
+        said: [P], the generated tokens.
+        names: the names of the two sides.
     """
 
     source: Tensor
@@ -49,13 +49,13 @@ class ContributionExample:
 
 @dataclass(frozen=True, eq=False)
 class TokenContributions:
-    """What `token_contributions` measured.
+    """The result of `token_contributions`.
 
     Attributes:
-        sentences: what the tokens of each sentence contribute, in the order of the batches.
+        sentences: the contributions of the tokens of each sentence, in the order of the batches.
         excluded: ids of the tokens that did not count as positions.
-        names: what shares are of, and the rest: "source" and "target prefix", or "prompt" and "continuation".
-        prefixes: what the decoder had read: "reference", "own" or "random".
+        names: the names of the two sides: "source" and "target prefix", or "prompt" and "continuation".
+        prefixes: what the decoder read: "reference", "own" or "random".
     """
 
     sentences: tuple[SentenceContributions, ...]
@@ -65,61 +65,61 @@ class TokenContributions:
 
     @property
     def source(self) -> Tensor:
-        """[P], the mean share of the source at every position; the rest is the target prefix."""
+        """The mean share of the source at every position, [P]; the rest is the share of the target prefix."""
         return self.curve("source").mean
 
     @property
     def counts(self) -> Tensor:
-        """[P], how many sentences have such a position."""
+        """The number of sentences that have the position, [P]."""
         return self.curve("source").counts
 
     @property
     def mean(self) -> float:
-        """The share of the source, of all generated tokens."""
+        """The mean share of the source over all generated tokens."""
         return self.average("source")[0]
 
     @property
     def tokens(self) -> int:
-        """How many generated tokens were explained."""
+        """The number of generated tokens that were explained."""
         return sum(len(sentence.source) for sentence in self.sentences)
 
     def average(self, measure: Contribution) -> tuple[float, float]:
-        """The mean over all generated tokens, and its standard error over sentences (NaN for a single sentence).
+        """Return the mean over all generated tokens and its standard error over sentences (NaN for one sentence).
 
         Raises:
-            ArgumentError: on a measure that is not one of generated tokens.
+            ArgumentError: on a measure that is not per generated token.
         """
         check_choice("measure", measure, PER_TOKEN)
         return mean_and_error(self.rows(measure))
 
     def curve(self, measure: Contribution = "source", parts: int | None = None) -> Curve:
-        """A measure by position: a mean over sentences, each of which counts alike, with its standard error.
+        """Return a measure by position: the mean over sentences, which count alike, with its standard error.
 
         Args:
             measure: "source", "source_entropy" or "target_entropy", by the position of the generated token; or
                 "influence", by that of the source token.
-            parts: compare sentences of all lengths by this many parts of a sentence; None counts positions. A mean at
-                late positions is one of long sentences only: see `of_length`, and `parts`.
+            parts: number of parts of a sentence, to compare sentences of all lengths; None uses positions. Late
+                positions are those of long sentences only: see `of_length`.
 
         Raises:
-            ArgumentError: on an unknown measure, or no parts.
+            ArgumentError: on an unknown measure, or if `parts` is below 1.
         """
         check_choice("measure", measure, CONTRIBUTIONS)
         return mean_curve(self.rows(measure), parts)
 
     def rows(self, measure: Contribution) -> list[Tensor]:
-        """The numbers of every sentence."""
+        """Return the numbers of every sentence."""
         return [getattr(sentence, measure) for sentence in self.sentences]
 
     def of_length(self, tokens: int, source: int | None = None) -> "TokenContributions":
-        """Only the sentences of one length, as the paper compares them.
+        """Keep only the sentences of one length, as the paper compares them.
 
         Args:
-            tokens: generated tokens.
-            source: source tokens; None for any number.
+            tokens: number of generated tokens.
+            source: number of source tokens; None for any number.
 
         Raises:
-            ArgumentError: if there is none.
+            ArgumentError: if there is no such sentence.
         """
         kept = [
             sentence
@@ -135,7 +135,7 @@ class TokenContributions:
         return replace(self, sentences=tuple(kept))
 
     def typical(self, tokenizer: PreTrainedTokenizerBase | None = None) -> ContributionExample | None:
-        """The sentence of middle length whose relevance was kept, to look at; None if there is none.
+        """Return the sentence of median length whose relevance was kept, to look at; None if there is none.
 
         Args:
             tokenizer: turns ids into text; None shows ids.
@@ -147,11 +147,11 @@ class TokenContributions:
         return ContributionExample(*middle.contributions(), *middle.words(tokenizer), self.names)
 
     def without_relevance(self) -> "TokenContributions":
-        """The same without the relevance of every token to every token, which is most of what a file holds."""
+        """Return the same without the relevance of every token to every token, which is most of a file."""
         return replace(self, sentences=tuple(replace(sentence, relevance=None) for sentence in self.sentences))
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         averages = {measure: list(self.average(measure)) for measure in PER_TOKEN}
         return {
             "version": VERSION,
@@ -169,18 +169,18 @@ class TokenContributions:
 
     @classmethod
     def from_dict(cls, stored: dict) -> "TokenContributions":
-        """What `to_dict` gave."""
+        """Return the contributions that `to_dict` described."""
         sentences = tuple(SentenceContributions.from_dict(each) for each in stored["sentences"])
         names = cast(tuple[str, str], tuple(stored["names"]))
         return cls(sentences, tuple(stored["excluded"]), names, stored["prefixes"])
 
     def save(self, path: str | Path) -> Path:
-        """Write a JSON file; an old one is replaced when the new one is complete."""
+        """Write a JSON file; it replaces an existing one only when complete."""
         return write_document(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "TokenContributions":
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
             DataError: if the file is missing, damaged or of another version.
@@ -191,7 +191,7 @@ class TokenContributions:
         return self.to_dict() == other.to_dict() if isinstance(other, TokenContributions) else NotImplemented
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """A row per position: its header, and the rows."""
+        """Return the header and the rows of a table with a row per position."""
         curves = [self.curve(measure) for measure in PER_TOKEN]
         header = ["position", "sentences", *self.names, *(f"entropy of the {name}" for name in self.names)]
         rows = []
@@ -205,7 +205,7 @@ class TokenContributions:
         return text_table(*self.table(), self.summary())
 
     def summary(self) -> str:
-        """What was found, in a sentence."""
+        """Return the result in one sentence."""
         (share, _), (source, _), (target, _) = map(self.average, PER_TOKEN)
         said = f"the {self.names[0]} gives {share:.3f} of all {self.tokens} tokens"
         entropies = f"entropy {source:.2f} nats over its tokens, {target:.2f} over those of the {self.names[1]}"
@@ -213,5 +213,5 @@ class TokenContributions:
 
 
 def none_for_nan(number: float) -> float | None:
-    """JSON has no NaN."""
+    """Return None for NaN, which JSON does not have, else the number."""
     return None if torch.tensor(number).isnan() else number

@@ -1,4 +1,4 @@
-"""The contributions of all tokens of a portion of a batch, sentence by sentence, without padding."""
+"""`token_contributions`: how much each token that a model reads contributes to each token that it generates."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,15 +33,15 @@ from collab_heads.model.refusals import check_wrapper
 
 @dataclass(frozen=True)
 class Portion:
-    """What a model was given, and what it made of it.
+    """A portion of a batch, with what the model computed from it.
 
     Attributes:
         model: the model.
-        sides: what its output is made of.
+        sides: the two sides of its output.
         inputs: the portion of a batch.
         outputs: what the model returned.
-        states: name of a stack -> what enters it, [B, S, D].
-        last: what enters the language modelling head, [B, T, D], if that is known.
+        states: name of a stack -> its input, [B, S, D].
+        last: the input of the language modelling head, [B, T, D], if known.
     """
 
     model: PreTrainedModel
@@ -52,7 +52,7 @@ class Portion:
     last: Tensor | None
 
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the tokens of all stacks: which are of the first side, which are no padding, their ids or -1: [B, C]."""
+        """Return which tokens of all stacks are of the first side, which are not padding, and ids or -1: [B, C]."""
         first, used, ids = [], [], []
         masks, texts = self.sides.tokens(self.model, self.inputs), self.sides.ids(self.model, self.inputs)
         for name, is_first in self.sides.first_side(self.inputs).items():
@@ -66,10 +66,10 @@ class Portion:
 
 
 def sentences_of(portion: Portion, exclude: tuple[int, ...], keep_relevance: bool) -> list[SentenceContributions]:
-    """What the tokens of every sentence contribute, in the order of the rows.
+    """Return the contributions of the tokens of every sentence, in the order of the rows.
 
     Raises:
-        NonFiniteError: if a share is NaN or inf.
+        NonFiniteError: if a share is NaN or inf, or all relevances of a generated token are 0.
     """
     values, counted = portion.sides.explained(portion.model, portion.outputs, portion.inputs, exclude)
     counted = counted.cpu()
@@ -103,17 +103,17 @@ def sentences_of(portion: Portion, exclude: tuple[int, ...], keep_relevance: boo
 
 
 def first_choices(outputs: ModelOutput) -> Tensor | None:
-    """The ids of the largest logits, [B, T]; None for a model without."""
+    """Return the ids of the largest logits, [B, T]; None for a model without logits."""
     logits = getattr(outputs, "logits", None)
     return None if logits is None or logits.ndim != 3 else logits.argmax(-1).cpu()
 
 
 def known_ids(ids: Tensor) -> tuple[int, ...]:
-    """Ids of tokens; empty where there are none."""
+    """Return the ids of tokens as a tuple, which is empty if one of them is unknown."""
     return tuple(ids.tolist()) if len(ids) and bool((ids >= 0).all()) else ()
 
 
-ROW = "row of the batch"  # beside the inputs, while a batch is cut into portions
+ROW = "row of the batch"  # key of the row numbers, beside the inputs while a batch is cut into portions
 
 
 @checking_arguments
@@ -128,45 +128,46 @@ def token_contributions(
     seed: int = 0,
     keep_relevance: bool = False,
 ) -> TokenContributions:
-    """Measure how much of each generated token comes from the source, or the prompt, and how much from what was said.
+    """Measure how much of each generated token comes from the source or prompt, and how much from the target prefix.
 
-    The top-1 logit at a position is explained by conservative relevance propagation to what enters the first layers:
+    The top-1 logit at a position is explained by conservative relevance propagation to the inputs of the first layers,
     token and position embeddings. A token's contribution is its |relevance|, divided by that of all source tokens and
-    the target tokens up to this position, the start token included; that of the source is the sum over its tokens. A
-    backward pass per position: give some hundred sentences. Four numbers a token are kept of each.
+    the target tokens up to this position, the start token included. The contribution of the source is the sum over its
+    tokens. This takes a backward pass per position: a few hundred sentences will do. Three numbers per generated token
+    and one per source token are kept.
 
-    The target prefix is that of the labels or decoder inputs, `prefixes="reference"`. With "own" it is the model's own
-    translation, as when it is used; with "random" that of another sentence, which has nothing to do with the source: a
-    model that then turns from the source is prone to go on with whatever was said (exposure bias).
+    With `prefixes="reference"` the target prefix is that of the labels or decoder inputs. With "own" it is the model's
+    own translation, as in use. With "random" it is that of another sentence, which is unrelated to the source: a model
+    that then turns away from the source tends to continue any prefix (exposure bias).
 
-    A decoder alone has a prompt and its continuation instead. They are told apart by the labels: the tokens of the
-    continuation, -100 where the prompt is, and padding; a text of several turns may alternate. The first token of a
-    continuation has nothing but the prompt, a share of 1. Prefixes of its own are its continuations of the prompts, up
-    to the first label, of the length of the given ones at most.
+    A decoder alone has a prompt and its continuation instead. The labels tell them apart: the tokens of the
+    continuation, and -100 for the prompt and for padding; a text of several turns may alternate. The first token of a
+    continuation comes from the prompt alone, with a share of 1. The model's own prefixes are its continuations of the
+    prompts (the tokens before the first label), at most as long as the given ones.
 
     Args:
         model: a supported encoder-decoder, or a decoder without cross-attention; it runs in evaluation mode and is left
             as it was.
         batches: input dicts as the model takes them, with labels or decoder inputs; any iterable, read once.
-        prefixes: what the decoder has read: "reference", "own" or "random". For "own" of an encoder-decoder, batches
-            need no labels; for "random" they must hold two sentences or more.
+        prefixes: what the decoder reads: "reference", "own" or "random". With "own", batches for an encoder-decoder
+            need no labels. With "random", the first batch must hold two sentences or more.
         exclude: ids of decoder inputs after which no token is predicted, instead of `eos_token_id` and `sep_token_id`
-            of the config and the generation config. For a decoder alone the labels say it all.
-        num_beams: with which a model finds its own prefixes.
-        seed: of the drawing of random prefixes.
+            of the config and the generation config. For a decoder alone only the labels count.
+        num_beams: number of beams with which a model generates its own prefixes.
+        seed: seed of the random prefixes.
         keep_relevance: also keep the relevance of every token to every generated token, of every sentence.
 
     Returns:
-        Shares, entropies and influence, as means by position, counted from 0, the first generated token, and of every
-        sentence; `print` them.
+        Shares, entropies and influence of every sentence, and their means by position, counted from 0 for the first
+        generated token; `print` them.
 
     Raises:
-        ArgumentError: if an argument is none of those that it can be, or for a model without logits or last hidden
+        ArgumentError: if an argument has an impossible value, or the model returns neither logits nor last hidden
             states.
-        CalibrationError: if there are no batches, the model cannot take one (its index is named), a mask does not fit,
-            no position counted, a stack was not run, or labels of a decoder alone do not mark its prompt.
+        CalibrationError: if there are no batches, the model cannot take one (the message holds its index), a mask does
+            not fit, no position counted, a stack was not run, or the labels of a decoder alone do not mark its prompt.
         NonFiniteError: if a share is NaN or inf.
-        UnsupportedModelError: if there is no adapter for the model, it is wrapped, or generates nothing.
+        UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it generates nothing.
 
     Source: Voita, Sennrich, Titov 2021, arXiv:2010.10907, which propagates positive contributions only (the alpha-beta
         rule); here the rules are the conservative ones, of either sign, and absolute values are compared.
@@ -183,8 +184,8 @@ def token_contributions(
     chosen = with_prefixes(model, sides, batches, prefixes, num_beams=num_beams, seed=seed)
     found: dict[tuple[int, int], SentenceContributions] = {}  # batch, row -> what was found
     order = RowOrder(model.config.is_encoder_decoder)
-    states: dict[str, Tensor] = {}  # of the portion under way: what enters each stack
-    last: list[Tensor] = []  # and what enters the language modelling head
+    states: dict[str, Tensor] = {}  # of the current portion: the input of each stack
+    last: list[Tensor] = []  # and the input of the language modelling head
 
     def see(inputs: Mapping, outputs: ModelOutput) -> None:
         if missing := next((name for name in sides.roles if name not in states), None):
@@ -210,10 +211,10 @@ def token_contributions(
 
 
 class RowOrder:
-    """Cuts batches into portions of like length, without padding, and remembers which sentences they hold.
+    """The order of sentences while batches are cut into portions of similar length, without padding.
 
     Args:
-        is_encoder_decoder: whether labels are what a decoder reads.
+        is_encoder_decoder: whether the decoder reads the labels.
     """
 
     def __init__(self, is_encoder_decoder: bool):
@@ -221,7 +222,7 @@ class RowOrder:
         self.batch, self.rows = -1, None
 
     def cut(self, batch: Mapping) -> Iterator[Mapping]:
-        """The portions of a batch; a batch of anything but tensors with a row per sentence stays whole."""
+        """Yield the portions of a batch; one that holds anything but tensors with a row per sentence stays whole."""
         self.batch += 1
         count = num_rows(batch)
         numbered = batch if count is None else {**batch, ROW: torch.arange(count)}
@@ -231,14 +232,14 @@ class RowOrder:
             yield {name: value for name, value in portion.items() if name != ROW}
 
     def places(self, count: int) -> list[tuple[int, int]]:
-        """Batch and row of every sentence of the portion under way."""
+        """Return batch and row of every sentence of the current portion."""
         return [(self.batch, row) for row in (range(count) if self.rows is None else self.rows)]
 
 
 def listen(
     model: PreTrainedModel, adapter: AttentionAdapter, sides: Sides, states: dict[str, Tensor], last: list[Tensor]
 ) -> list:
-    """Hooks that begin graphs at the first layers, and note what enters the language modelling head; see `see`."""
+    """Register hooks that begin graphs at the first layers and record the input of the language modelling head."""
 
     def begin(name: str):
         def hook(layer, inputs, named):
@@ -259,7 +260,7 @@ def listen(
 
 
 def first_layer(model: PreTrainedModel, adapter: AttentionAdapter, role: str) -> nn.Module:
-    """The first layer of the stack whose self-attention has a role."""
+    """Return the first layer of the stack whose self-attention has a role."""
     first = min((site for site in adapter.sites(model) if site.role == role), key=lambda site: site.layer)
     match = re.match(r".*?\.\d+(?=\.)", first.path)  # up to the number of the layer
     if match is None:

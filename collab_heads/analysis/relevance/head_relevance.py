@@ -1,4 +1,4 @@
-"""How much every head contributes to what a model says: layer-wise relevance propagation to the outputs of heads."""
+"""The contribution of every head to a model's output: layer-wise relevance propagation to the outputs of heads."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,16 +27,17 @@ RelevanceTarget = Callable[[ModelOutput, Mapping], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class HeadRelevance:
-    """What `head_relevance` measured. Tensors are float64 on the CPU.
+    """The result of `head_relevance`; tensors are float64 on the CPU.
 
     Attributes:
         sites: the sites that have heads, in model order.
-        relevance: path -> [H], the share of each head in the relevance of its layer: at least 0, with the sum 1.
-        signed: path -> [H], the mean over sentences of the relevance itself, in units of the target; of all its layers
-            where a module serves several. A head with a negative one speaks against what the model says.
-        explained: the mean over sentences of the target: of what the model says, summed over its positions.
+        relevance: path -> [H], the share of each head in the relevance of its layer, 0 or more. The sum is 1, or less
+            if all heads of the layer have relevance 0 in some sentences.
+        signed: path -> [H], the mean relevance itself over sentences, and over the layers of a module that serves
+            several, in units of the target. A head with a negative one speaks against the model's output.
+        explained: the mean over sentences of the target, summed over its positions.
         sentences: number of sentences.
-        positions: number of positions that were explained, of all sentences.
+        positions: number of explained positions, of all sentences.
         excluded: ids of the tokens that did not count as positions.
     """
 
@@ -49,7 +50,7 @@ class HeadRelevance:
     excluded: tuple[int, ...]
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         tensors = {name: {k: v.tolist() for k, v in getattr(self, name).items()} for name in ("relevance", "signed")}
         described = {name: getattr(self, name) for name in ("explained", "sentences", "positions")}
         sites = [site.to_dict() for site in self.sites]
@@ -82,8 +83,8 @@ class RunningRelevance:
     """Sums over sentences of the relevance of a site's heads, in float64 on the CPU.
 
     Attributes:
-        count: sentences seen, of every layer that the module serves.
-        shares: [H], sum of the normalised ones.
+        count: number of sentences seen, in every layer that the module serves.
+        shares: [H], sum of the normalised relevances.
         signed: [H], sum of the relevances themselves.
     """
 
@@ -94,7 +95,7 @@ class RunningRelevance:
     def add(self, relevance: Tensor) -> None:
         """Add the sentences of a batch: [B, H]."""
         sizes = relevance.abs()
-        whole = sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)  # 0: no say, so no shares
+        whole = sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)  # all are 0: no shares
         self.count += len(relevance)
         self.shares = self.shares + (sizes / whole).sum(0)
         self.signed = self.signed + relevance.sum(0)
@@ -111,33 +112,35 @@ def head_relevance(
 ) -> HeadRelevance:
     """Measure how much every head contributes to the top-1 logits, by conservative relevance propagation.
 
-    One forward and one backward pass per batch, with the model's own attention backend; memory does not grow with the
-    number of batches. The relevance of a head in a sentence is its output (as it enters the output projection, before
-    gates and alphas) times the gradient, summed over tokens and neurons, with the graph of `conservative`. In every
-    layer heads, residual stream and biases together give what is explained. Per sentence, absolute values are divided
-    by their sum over the heads of the layer; sentences count alike.
+    This takes one forward and one backward pass per batch, with the model's own attention backend; memory does not grow
+    with the number of batches. The relevance of a head in a sentence is its output (as it enters the output projection,
+    before gates and alphas) times the gradient, summed over tokens and neurons, with the graph of `conservative`. In
+    every layer, heads, residual stream and biases together sum to what is explained. Per sentence, absolute values are
+    divided by their sum over the heads of the layer; all sentences count the same.
 
-    Where a sentence has several positions (translation), their logits are explained as a sum: the graph is linear, so
-    relevances of positions add up. Voita et al. normalise at every position instead, at a backward pass each.
+    If a sentence has several positions (translation), the sum of their logits is explained: the graph is linear, so the
+    relevances of positions add up. Voita et al. normalise at every position instead, which takes a backward pass each.
 
     Args:
         model: a supported transformers model, original or collaborative, gated, mixed, pruned; it runs in evaluation
-            mode and is left as it was. Half precision makes the gradients as coarse: `model.float()` is exact.
+            mode and is left as it was. In half precision the gradients are coarse, too; `model.float()` makes them
+            exact.
         batches: input dicts as the model takes them; any iterable, read once. Encoder-decoders need labels or decoder
-            inputs: of a reference, or of their own translation, `model.generate(...)[:, :-1]`.
-        exclude: ids of tokens that are no positions to explain, instead of `eos_token_id` and `sep_token_id` of the
+            inputs: of a reference, or of the model's own translation, `model.generate(...)[:, :-1]`.
+        exclude: ids of tokens that are not positions to explain, instead of `eos_token_id` and `sep_token_id` of the
             config and the generation config; for models that predict something at every token.
-        target: what to explain instead of `top_logits`: called with the outputs and the inputs of a batch, gives one
-            number per sentence [B] or per position [B, P] that depends on the outputs.
+        target: what to explain instead of `top_logits`: a function of the outputs and the inputs of a batch that
+            returns one number per sentence [B] or per position [B, P], which depends on the outputs.
 
     Returns:
         The relevance of every site that has heads; `print` it.
 
     Raises:
-        ArgumentError: if `exclude` holds anything but token ids, the target has another shape, or outputs need one.
-        CalibrationError: if there are no batches, the model cannot take one (its index is named), a mask does not fit,
-            no position counted, or a site was not reached.
-        NonFiniteError: if a relevance is NaN or inf; the site whose weights are to blame is named.
+        ArgumentError: if `exclude` holds anything but token ids, the target has another shape, or the outputs need a
+            target.
+        CalibrationError: if there are no batches, the model cannot take one (the message holds its index), a mask does
+            not fit, no position counted, or a site was not reached.
+        NonFiniteError: if a relevance is NaN or inf; the message names the site whose weights are to blame.
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or a norm has no rule.
 
     Source: Ali et al. 2022, arXiv:2202.07304; of heads: Voita et al. 2019, arXiv:1905.09418, section 4.
@@ -211,21 +214,22 @@ def check_sums(
 def propagate(
     values: Tensor, concatenated_heads: Iterable[tuple[AttentionSite, Tensor]]
 ) -> list[tuple[AttentionSite, Tensor]]:
-    """One backward pass.
+    """Run one backward pass and return the relevance of heads.
 
     Args:
-        values: [B, P], what is explained.
-        concatenated_heads: sites and their concatenated heads [N, T, H * d_v], where N is B, or B times the choices.
+        values: [B, P], the values to explain.
+        concatenated_heads: sites and their concatenated heads [N, T, H * d_v], where N is B, or B times the number of
+            choices.
 
     Returns:
-        The sites, in the same order, and the relevance of their heads per sentence: [B, H], float64 on the CPU.
+        The sites, in the same order, with the relevance of their heads per sentence: [B, H], float64 on the CPU.
     """
     states = [concatenated for _, concatenated in concatenated_heads]
     if not states:
         return []
     if not values.requires_grad:
         raise ArgumentError("what is to be explained does not depend on the output of any head")
-    # not all of it need look at every layer
+    # the values need not depend on every layer
     gradients = torch.autograd.grad(values.sum(), states, allow_unused=True, materialize_grads=True)
     by_site = []
     for (site, state), gradient in zip(concatenated_heads, gradients, strict=True):

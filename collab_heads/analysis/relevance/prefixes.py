@@ -1,4 +1,4 @@
-"""What a decoder has read when it says a token: the reference, what the model itself says, or something unrelated."""
+"""The prefixes that a decoder reads: the reference, the model's own text, or that of another sentence."""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,21 +30,21 @@ def with_prefixes(
     num_beams: int = 1,
     seed: int = 0,
 ) -> Iterable[Mapping]:
-    """Batches whose decoder reads prefixes of a kind; one batch is held at a time.
+    """Return batches whose decoder reads prefixes of a kind; one batch is held at a time.
 
     Args:
-        model: generates its own prefixes, in evaluation mode and without sampling.
-        sides: those of the model.
-        batches: as `token_contributions` takes them; for "own" of an encoder-decoder the source alone will do.
-        kind: "reference": as they are. "own": what the model makes of the source, or of the prompt. "random": those of
-            another sentence of the batch, each sentence's once; a batch of one takes one from the batch before it.
-        num_beams: for "own".
-        seed: for "random".
+        model: the model; it generates its own prefixes in evaluation mode, without sampling.
+        sides: the sides of the model.
+        batches: as `token_contributions` takes them; for "own" of an encoder-decoder the source alone is enough.
+        kind: "reference": unchanged. "own": what the model generates from the source or the prompt. "random": those of
+            another sentence of the batch, each used once; a batch of one takes one from the batch before it.
+        num_beams: number of beams for "own".
+        seed: seed for "random".
 
     Raises:
-        ArgumentError: on another kind, no beams, no seed, or a single sentence for "random".
-        CalibrationError: if the model cannot generate from a batch; it is numbered.
-        UnsupportedModelError: if a model that does not generate is asked for its own prefixes.
+        ArgumentError: on an unknown kind, fewer than one beam, an invalid seed, or a single sentence for "random".
+        CalibrationError: if the model cannot generate from a batch; the message holds its index.
+        UnsupportedModelError: if a model that does not generate is to read its own prefixes.
     """
     check_choice("prefixes", kind, PREFIX_KINDS)
     check_count("num_beams", num_beams, least=1)
@@ -60,7 +60,7 @@ def with_prefixes(
 
 
 def check_prefixes(prefixes: PrefixKind | Sequence[PrefixKind]) -> tuple[PrefixKind, ...]:
-    """The kinds of prefixes that are asked for, one or several, each once.
+    """Return the requested kinds of prefixes, one or several, each once.
 
     Raises:
         ArgumentError: on an unknown kind, or if there are none.
@@ -74,10 +74,10 @@ def check_prefixes(prefixes: PrefixKind | Sequence[PrefixKind]) -> tuple[PrefixK
 
 
 class Changed:
-    """Batches, each changed when it is asked for; what goes wrong is told with its number.
+    """Batches that are changed when they are read; an error while doing so names the batch's index.
 
     Args:
-        model: that takes them.
+        model: the model that takes them.
         batches: any iterable.
         change: batch -> the changed one.
     """
@@ -103,7 +103,7 @@ class Changed:
 
 
 def own_of(model: PreTrainedModel, num_beams: int, alone: bool) -> Change:
-    """Batches with what the model makes of them."""
+    """Return a change that gives batches the prefixes that the model generates."""
 
     def own(batch: Mapping) -> Mapping:
         with evaluating(model):
@@ -116,11 +116,11 @@ def own_of(model: PreTrainedModel, num_beams: int, alone: bool) -> Change:
 
 
 class RandomPrefixes:
-    """Gives every sentence the target of another one, or every prompt the continuation of another one.
+    """A change that gives every sentence the target of another one, or every prompt another continuation.
 
     Args:
-        seed: of the drawing.
-        alone: whether a decoder alone reads both.
+        seed: seed of the random order.
+        alone: whether a decoder alone reads both sides.
     """
 
     def __init__(self, seed: int, alone: bool):
@@ -128,7 +128,7 @@ class RandomPrefixes:
         self.before: Mapping | None = None
 
     def __call__(self, batch: Mapping) -> Mapping:
-        """A batch with the targets in another order, in which none keeps its own."""
+        """Return a batch with the targets in another order, in which none keeps its own."""
         count = num_rows(batch)
         if count is None:
             raise ArgumentError("random prefixes need batches of tensors with a row per sentence")
@@ -136,7 +136,7 @@ class RandomPrefixes:
             raise ArgumentError("random prefixes are those of other sentences: give batches of two or more")
         cycle = torch.randperm(count, generator=self.generator)
         others = torch.empty_like(cycle)
-        others[cycle] = cycle.roll(1)  # a single round through all
+        others[cycle] = cycle.roll(1)  # a single cycle through all rows
         lender, self.before = (batch, batch) if count > 1 or self.before is None else (self.before, batch)
         if self.alone:
             prompts, lent = texts_of(batch), texts_of(lender)
@@ -146,7 +146,7 @@ class RandomPrefixes:
 
 
 def texts_of(batch: Mapping) -> list[Text]:
-    """Prompts, up to the first label, and their continuations, up to the last; padding is left out."""
+    """Return prompts (up to the first label) and continuations (up to the last), without padding."""
     texts = []
     if batch.get("labels") is None:
         raise CalibrationError(f"a decoder needs labels that say where a prompt ends: {IGNORED} for its tokens")
@@ -163,7 +163,7 @@ def texts_of(batch: Mapping) -> list[Text]:
 
 
 def batch_of(texts: list[Text]) -> dict[str, Tensor]:
-    """Prompts with continuations, as a decoder reads them, padded on the right."""
+    """Return prompts with continuations, as a decoder reads them, padded on the right."""
     length = max(len(prompt) + len(more) for prompt, more in texts)
     rows: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
     for prompt, more in texts:
@@ -175,7 +175,7 @@ def batch_of(texts: list[Text]) -> dict[str, Tensor]:
 
 
 def continued(model: PreTrainedModel, batch: Mapping, num_beams: int) -> dict[str, Tensor]:
-    """What the model makes of every prompt, of the length of the given continuation at most; up to its end token."""
+    """Return every prompt with what the model generates, at most as long as the given continuation."""
     texts = []
     generate = cast(Any, model).generate  # a mixin, to type checkers
     for prompt, more in texts_of(batch):

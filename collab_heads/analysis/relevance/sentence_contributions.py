@@ -1,4 +1,4 @@
-"""The relevance of every token that a model reads to every token that it generates, and what can be said of it."""
+"""The relevance of every token that a model reads to every token that it generates, and measures of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from transformers import PreTrainedTokenizerBase
 def relevance_of_tokens(
     values: Tensor, positions: Sequence[int], states: Sequence[Tensor], last: Tensor | None = None
 ) -> Tensor:
-    """Input times gradient, summed over the width of the states: one backward pass per position.
+    """Return input times gradient, summed over the width of the states, with one backward pass per position.
 
     Args:
-        values: [B, T], what is explained; sentences and positions do not mix after `last`.
-        positions: those that are to be explained.
-        states: what enters each stack, [B, S, D].
-        last: [B, T, D], what enters the language modelling head, if that is known. The gradient goes through the
-            vocabulary only once then, not for every position.
+        values: [B, T], the values to explain; sentences and positions do not mix after `last`.
+        positions: the positions to explain.
+        states: the input of each stack, [B, S, D].
+        last: [B, T, D], the input of the language modelling head, if known. The gradient then passes through the
+            vocabulary only once, not for every position.
 
     Returns:
         [B, P, C], signed, float64 on the CPU: a column per token of the stacks, one stack after the other.
@@ -38,7 +38,7 @@ def relevance_of_tokens(
 
 
 def starts(values: Tensor, last: Tensor | None) -> Callable[[int], tuple[Tensor, Tensor | None]]:
-    """Position -> where its backward pass begins, and with which gradient."""
+    """Return position -> the tensor at which its backward pass begins, and with which gradient."""
     if last is None or last.shape[:2] != values.shape or not last.requires_grad:
         return lambda position: (values[:, position].sum(), None)
     state = last
@@ -53,9 +53,9 @@ def starts(values: Tensor, last: Tensor | None) -> Callable[[int], tuple[Tensor,
 
 
 def shares(relevance: Tensor, tokens: Tensor) -> Tensor:
-    """Absolute relevance as shares that sum to one over some tokens: [..., C] and [C] or [..., C] bool; 0 elsewhere.
+    """Return absolute relevance as shares that sum to one over some tokens, and are 0 elsewhere.
 
-    Where all relevance is 0 there are no shares: 0.
+    Relevance is [..., C], tokens is [C] or [..., C] bool. If all relevance is 0, the shares are 0.
     """
     sizes = relevance.abs() * tokens
     whole = sizes.sum(-1, keepdim=True)
@@ -63,7 +63,7 @@ def shares(relevance: Tensor, tokens: Tensor) -> Tensor:
 
 
 def entropy(distribution: Tensor) -> Tensor:
-    """The entropy of shares over the last dimension, in nats; of nothing, 0."""
+    """Return the entropy of shares over the last dimension, in nats; 0 if all are 0."""
     return torch.special.entr(distribution).sum(-1)
 
 
@@ -72,14 +72,16 @@ NUMBERS = ("source", "source_entropy", "target_entropy", "influence")
 
 @dataclass(frozen=True, eq=False)
 class TokenRelevance:
-    """The relevance of every token of a sentence to every token that was generated, for P, S source and T others.
+    """The relevance of every token of a sentence to every generated token.
+
+    There are P generated tokens, S of the source and T of the target.
 
     Attributes:
-        source: [P, S], signed, in units of the logit that is explained.
-        target: [P, T], the same of the target prefix (of a continuation, for a decoder alone); 0 for what comes later.
-        source_ids: [S], which tokens these are; empty where the source is no text.
-        target_ids: [T], the same.
-        said: [P], the tokens that are explained: the model's first choices; empty for a model without logits.
+        source: [P, S], signed, in units of the explained logit.
+        target: [P, T], the same for the target prefix (the continuation, for a decoder alone); 0 for later tokens.
+        source_ids: [S], the ids of the source tokens; empty if the source is not text.
+        target_ids: [T], the same for the target.
+        said: [P], the explained tokens, which are the model's first choices; empty for a model without logits.
     """
 
     source: Tensor
@@ -89,7 +91,7 @@ class TokenRelevance:
     said: tuple[int, ...] = ()
 
     def contributions(self) -> tuple[Tensor, Tensor]:
-        """[P, S] and [P, T]: absolute relevance, as shares of all; a row of both sums to one."""
+        """Return [P, S] and [P, T]: absolute relevance as shares; a row of both sums to one."""
         both = torch.cat([self.source, self.target], dim=1)
         split = [self.source.shape[1], self.target.shape[1]]
         source, target = shares(both, torch.ones_like(both, dtype=torch.bool)).split(split, dim=1)
@@ -98,7 +100,10 @@ class TokenRelevance:
     def words(
         self, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Source, target and what was said as text: [S], [T], [P]; as ids without a tokenizer, else as numbers."""
+        """Return source, target and generated tokens as text: [S], [T], [P].
+
+        Without a tokenizer the texts are ids, and without ids they are positions.
+        """
         sizes = (self.source.shape[1], self.target.shape[1], len(self.source))
         source, target, said = (
             as_text(ids, size, tokenizer)
@@ -107,13 +112,13 @@ class TokenRelevance:
         return source, target, said
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         ids = {name: list(getattr(self, name)) for name in ("source_ids", "target_ids", "said")}
         return {"source": self.source.tolist(), "target": self.target.tolist()} | ids
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "TokenRelevance":
-        """What `to_dict` gave."""
+        """Return the relevance that `to_dict` described."""
         source, target = (as_matrix(stored[name]) for name in ("source", "target"))
         ids = (tuple(map(int, stored[name])) for name in ("source_ids", "target_ids", "said"))
         return cls(source, target, *ids)
@@ -121,16 +126,16 @@ class TokenRelevance:
 
 @dataclass(frozen=True, eq=False)
 class SentenceContributions:
-    """One sentence, of P generated tokens and S source tokens; float64 on the CPU.
+    """The contributions of one sentence, with P generated tokens and S source tokens; float64 on the CPU.
 
     Attributes:
-        source: [P], the share of the source; the rest is the target prefix.
-        source_entropy: [P], how widely the source's share is spread over its tokens, in nats: 0 where it comes from a
+        source: [P], the share of the source; the rest is that of the target prefix.
+        source_entropy: [P], how widely the source's share is spread over its tokens, in nats; 0 if it comes from a
             single token, or there is none.
-        target_entropy: [P], the same of the target prefix.
-        influence: [S], how much each source token gives to the whole output, in units of what the mean source token
-            gives: contributions as shares of the source's, averaged over the generated tokens, times S.
-        relevance: of every token to every token, if it was kept.
+        target_entropy: [P], the same for the target prefix.
+        influence: [S], how much each source token contributes to the whole output, where 1 is the mean source token:
+            contributions as shares of the source's, averaged over the generated tokens, times S.
+        relevance: the relevance of every token to every token, if it was kept.
     """
 
     source: Tensor
@@ -140,23 +145,23 @@ class SentenceContributions:
     relevance: TokenRelevance | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         kept = {} if self.relevance is None else {"relevance": self.relevance.to_dict()}
         return {name: getattr(self, name).tolist() for name in NUMBERS} | kept
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "SentenceContributions":
-        """What `to_dict` gave."""
+        """Return the contributions that `to_dict` described."""
         relevance = TokenRelevance.from_dict(stored["relevance"]) if "relevance" in stored else None
         return cls(**{name: as_tensor(stored[name]) for name in NUMBERS}, relevance=relevance)
 
 
 def of_sentence(relevance: Tensor, is_source: Tensor) -> SentenceContributions:
-    """What one sentence's tokens contribute.
+    """Return the contributions of the tokens of one sentence.
 
     Args:
-        relevance: [P, C], signed, of its tokens to what was generated.
-        is_source: [C] bool; the others are the target's.
+        relevance: [P, C], signed, of its tokens to the generated ones.
+        is_source: [C] bool; the others are tokens of the target.
     """
     everything = shares(relevance, torch.ones_like(is_source))
     of_source, of_target = shares(relevance, is_source), shares(relevance, ~is_source)
@@ -171,17 +176,17 @@ def of_sentence(relevance: Tensor, is_source: Tensor) -> SentenceContributions:
 
 
 def as_text(ids: tuple[int, ...], size: int, tokenizer: PreTrainedTokenizerBase | None) -> tuple[str, ...]:
-    """Tokens as text; ids without a tokenizer, and places where there are no ids."""
+    """Return tokens as text: ids without a tokenizer, positions without ids."""
     if not ids:
         return tuple(map(str, range(size)))
     return tuple(map(str, ids if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))))
 
 
 def as_tensor(values: Sequence) -> Tensor:
-    """Numbers of JSON as they were."""
+    """Return numbers read from JSON as float64."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def as_matrix(rows: Sequence[Sequence[float]]) -> Tensor:
-    """The same of rows, also of none."""
+    """Return rows of numbers read from JSON as a float64 matrix; no rows give [0, 0]."""
     return as_tensor(rows).reshape(len(rows), len(rows[0]) if rows else 0)

@@ -1,4 +1,4 @@
-"""What of a model's output is explained: its top-1 logits."""
+"""The two sides of what a model generates, and the top-1 logits that are explained."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,29 +18,29 @@ from collab_heads.model.batches import decoder_ids, token_masks
 def top_logits(
     model: PreTrainedModel, outputs: ModelOutput, inputs: Mapping, exclude: tuple[int, ...], side: str
 ) -> tuple[Tensor, Tensor]:
-    """The largest logit at every position that a model predicts something at.
+    """Return the largest logit at every position at which a model predicts something.
 
-    - Language models, translation models, taggers, logits [B, T, C]: one at every token that counts, padding and
-      excluded tokens left out; for decoders as `query_masks` says, on their inputs or, shifted right, their labels.
-    - Classifiers, [B, C]: one. So for a regression, where C = 1.
+    - Language models, translation models, taggers, logits [B, T, C]: one at every token that counts, without padding
+      and excluded tokens; for decoders as in `query_masks`, on their inputs or, shifted right, their labels.
+    - Classifiers, [B, C]: one. The same holds for a regression, where C = 1.
     - Question answering: one each for the start and the end.
-    - Models without logits: the squared length of the mean of the last hidden states of the tokens that count, one of
-      the two factors a constant: what makes a sentence's embedding what it is.
-    - CLIP and its like: the same of the embedding of the text and of that of the image, before they are normed.
+    - Models without logits: the squared length of the mean last hidden state of the tokens that count, with one of the
+      two factors constant. This explains a sentence embedding.
+    - CLIP and similar models: the same for the embeddings of the text and of the image, before they are normalised.
 
     Args:
         model: the model.
-        outputs: what it returned.
+        outputs: the outputs of the model.
         inputs: the batch that it was given.
         exclude: ids of tokens that do not count.
-        side: whose tokens the positions are: "encoder" or "decoder".
+        side: the side whose tokens the positions are: "encoder" or "decoder".
 
     Returns:
-        Values [B, P], for P positions, and which of them count: [B, P] bool.
+        Values [B, P] for P positions, and which of them count: [B, P] bool.
 
     Raises:
-        ArgumentError: if the model returned nothing of this kind.
-        CalibrationError: if a mask does not fit the positions; both shapes are named.
+        ArgumentError: if the outputs are of none of these kinds.
+        CalibrationError: if a mask does not fit the positions; the message holds both shapes.
     """
     if (logits := getattr(outputs, "logits", None)) is not None:
         values = logits.max(-1).values
@@ -66,14 +66,14 @@ def top_logits(
 
 
 def embeddings_before_norms(outputs: ModelOutput) -> list[Tensor]:
-    """The embeddings [B, D] of texts and of as many images; empty for other models."""
+    """Return the embeddings [B, D] of texts and of as many images; empty for other models."""
     stacks = [outputs.get(name) for name in ("text_model_output", "vision_model_output")]
     pooled = [stack.pooler_output for stack in stacks if stack is not None]
     return pooled if len({len(each) for each in pooled}) == 1 else []
 
 
 def counted(model: PreTrainedModel, values: Tensor, inputs: Mapping, exclude: tuple[int, ...], side: str) -> Tensor:
-    """Which positions of values [B, T] count: [B, T] bool."""
+    """Return which positions of values [B, T] count: [B, T] bool."""
     mask = query_masks(model, inputs, exclude)[side]
     if mask is None:
         return torch.ones_like(values, dtype=torch.bool)
@@ -86,10 +86,10 @@ def counted(model: PreTrainedModel, values: Tensor, inputs: Mapping, exclude: tu
 
 
 def checked_target_values(values: object, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """What a user's `target` gave, [B] or [B, P], as `top_logits` returns it.
+    """Return the values of a user's `target`, [B] or [B, P], in the form of `top_logits`.
 
     Raises:
-        ArgumentError: if it is something else, or does not depend on the model.
+        ArgumentError: if they are something else, or do not depend on the model.
     """
     if not isinstance(values, Tensor) or values.ndim not in (1, 2) or not values.requires_grad:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -101,86 +101,86 @@ def checked_target_values(values: object, model: PreTrainedModel) -> tuple[Tenso
     return values, torch.ones_like(values, dtype=torch.bool)
 
 
-IGNORED = -100  # the label of a token that is none to predict, in every loss of transformers
+IGNORED = -100  # the label of tokens that are not predicted, in every loss of transformers
 
 
 class Sides(ABC):
-    """The two things that what a model generates is made of.
+    """The two sides from which generated tokens come, such as source and target prefix.
 
     Attributes:
-        names: of the two, for tables.
-        roles: name of a stack -> the self-attention that it begins with.
+        names: the names of the two sides, for tables.
+        roles: name of a stack -> the role of the self-attention in its first layer.
     """
 
     names: ClassVar[tuple[str, str]]
     roles: ClassVar[Mapping[str, str]]
 
     def in_batch(self, inputs: Mapping) -> bool:
-        """Whether a batch has both sides."""
+        """Return True if a batch has both sides."""
         return True
 
     def explained(
         self, model: PreTrainedModel, outputs: ModelOutput, inputs: Mapping, exclude: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
-        """What is explained at every position, and which positions count: both [B, T]."""
+        """Return the values to explain at every position, and which positions count: both [B, T]."""
         return top_logits(model, outputs, inputs, exclude, "decoder")
 
     @abstractmethod
     def tokens(self, model: PreTrainedModel, inputs: Mapping) -> Mapping[str, Tensor | None]:
-        """Name of a stack -> which of the tokens that enter it are no padding: [B, T] bool, or None where all are."""
+        """Return stack -> which of the tokens that enter it are not padding: [B, T] bool, or None without padding."""
 
     @abstractmethod
     def ids(self, model: PreTrainedModel, inputs: Mapping) -> Mapping[str, Tensor | None]:
-        """Name of a stack -> the ids of the tokens that enter it: [B, T], or None where they are no text."""
+        """Return stack -> the ids of the tokens that enter it: [B, T], or None if they are not text."""
 
     @abstractmethod
     def first_side(self, inputs: Mapping) -> Mapping[str, Tensor]:
-        """Name of a stack -> which of the tokens that enter it are of the first side: [B, T] bool, or one for all."""
+        """Return stack -> which of the tokens that enter it are of the first side: [B, T] bool, or one for all."""
 
 
 class SourceAndTarget(Sides):
-    """Of an encoder-decoder."""
+    """The source and the target prefix of an encoder-decoder."""
 
     names = ("source", "target prefix")
     roles: ClassVar[Mapping[str, str]] = {"source": "enc-self", "target": "dec-self"}
 
     def tokens(self, model, inputs):
-        """Of encoder and decoder."""
         masks = token_masks(model, inputs)
         return {"source": masks["encoder"], "target": masks["decoder"]}
 
     def ids(self, model, inputs):
-        """Of encoder and decoder; its first token is known where labels are shifted."""
+        """Return the ids of encoder and decoder, with the start token in place if labels are shifted."""
         target, start = decoder_ids(model, inputs), getattr(model.config, "decoder_start_token_id", None)
         if target is not None and inputs.get("decoder_input_ids") is None and start is not None:
             target = torch.cat([torch.full_like(target[:, :1], start), target[:, 1:]], dim=1)
         return {"source": inputs.get("input_ids"), "target": target}
 
     def first_side(self, inputs):
-        """All that enters the encoder."""
         return {"source": torch.tensor(True), "target": torch.tensor(False)}
 
 
 class PromptAndContinuation(Sides):
-    """Of a decoder alone: labels are the continuation, and -100 elsewhere."""
+    """The prompt and the continuation of a decoder alone: labels are the continuation, and -100 elsewhere."""
 
     names = ("prompt", "continuation")
     roles: ClassVar[Mapping[str, str]] = {"text": "dec-self"}
 
     def in_batch(self, inputs):
-        """Whether labels leave a prompt out."""
+        """Return True if the labels leave out a prompt."""
         labels = inputs.get("labels")
         if labels is None or labels.ndim != 2:
             return False
         return bool(self.has_prompt(inputs, labels).any() and (labels != IGNORED).any())
 
     def has_prompt(self, inputs: Mapping, labels: Tensor) -> Tensor:
-        """Which sentences have a prompt: [B] bool."""
+        """Return which sentences have a prompt: [B] bool."""
         prompt, mask = labels == IGNORED, inputs.get("attention_mask")
         return (prompt if mask is None else prompt & mask.bool()).any(1)
 
     def explained(self, model, outputs, inputs, exclude):
-        """A token predicts the next one, if that has a label, whatever is excluded elsewhere.
+        """Return the top logits and which of them count: those of tokens whose next token has a label.
+
+        Excluded ids have no effect here.
 
         Raises:
             CalibrationError: if there are no labels, they do not fit, or a sentence has no prompt.
@@ -204,20 +204,21 @@ class PromptAndContinuation(Sides):
         return values, counted
 
     def tokens(self, model, inputs):
-        """Of the one stack."""
         return {"text": token_masks(model, inputs)["decoder"]}
 
     def ids(self, model, inputs):
-        """Of the one stack."""
         return {"text": inputs.get("input_ids")}
 
     def first_side(self, inputs):
-        """What has no label; later tokens reach no earlier position, nor does padding."""
+        """Mark the tokens without a label.
+
+        Padding, and tokens after the explained position, are among them but have no relevance for it.
+        """
         return {"text": inputs["labels"] == IGNORED}
 
 
 def sides_of(model: PreTrainedModel, adapter: AttentionAdapter) -> Sides | None:
-    """The sides that a model has; None for encoders, and for decoders that look at what another model has read."""
+    """Return the sides of a model; None for encoders, and for decoders that read the output of another model."""
     roles = {site.role for site in adapter.sites(model)}
     if model.config.is_encoder_decoder:
         return SourceAndTarget() if {"enc-self", "dec-self"} <= roles else None

@@ -1,4 +1,4 @@
-"""A whole report as one page."""
+"""`HeadReport`: what an analysis measured, as text, pictures and one page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,12 +27,12 @@ WITHOUT_PICTURES = "Pictures of some measures are missing: they need matplotlib 
 
 
 def full_page(report: HeadMeasurements, drawn: Mapping[str, bytes], plan: Plan | None = None) -> str:
-    """The report as one HTML page.
+    """Return the report as one HTML page.
 
     Args:
-        report: what was measured.
-        drawn: PNG files by name, see `pictures_in`; those that are not there are left out, and the page says so.
-        plan: what budgets would cost, if that is known.
+        report: the measurements.
+        drawn: PNG files by name, see `pictures_in`; missing ones are left out, and the page says so.
+        plan: the predicted price of budgets, if known.
     """
     figures: dict[str, list[Drawing]] = {}
     pictures = pictures_in(report)
@@ -58,7 +58,7 @@ def full_page(report: HeadMeasurements, drawn: Mapping[str, bytes], plan: Plan |
 
 
 def summary(report: HeadMeasurements) -> Table:
-    """A row per role: heads, and the mean of every measure."""
+    """Return a table with a row per role: layers, heads, and the mean of every measure."""
     scores, rows = report.scores(), []
     for group in dict.fromkeys(map(group_name, report.sites)):
         sites = [site for site in report.sites if group_name(site) == group]
@@ -68,12 +68,12 @@ def summary(report: HeadMeasurements) -> Table:
 
 
 def mean_of(values: Sequence[Tensor]) -> str:
-    """The mean over the heads of some sites, for a table; empty where there are none."""
+    """Format the mean over the heads of some sites for a table; empty without values."""
     return f"{float(torch.cat([*values]).double().mean()):.3f}" if values else ""
 
 
 def side_tables(report: HeadMeasurements) -> dict[str, Table]:
-    """Tables beside pictures: rank correlations, baselines of dependencies, contributions."""
+    """Return section -> the table beside its pictures: dependencies, contributions, rank correlations."""
     tables = {}
     if report.roles is not None and report.roles.baselines:
         best = []
@@ -98,33 +98,39 @@ def side_tables(report: HeadMeasurements) -> dict[str, Table]:
 
 
 class HeadReport(HeadMeasurements):
-    """What `analyze_heads` measured, see `HeadMeasurements`, and how it is shown."""
+    """The result of `analyze_heads`: the measurements, see `HeadMeasurements`, and ways to show them."""
 
     def plot(self) -> "dict[str, Figure]":
-        """Every picture, by name; needs matplotlib (`pip install matplotlib`)."""
+        """Draw every picture and return them by name; needs matplotlib (`pip install matplotlib`)."""
         pictures = pictures_of(self)
         return {each.name: each.draw() for each in progress_bar(pictures, desc="drawing", leave=False)}
 
     def to_html(self, plan: Plan | None = None) -> str:
-        """One page to explore, with all it needs: maps, tables, sentences, legends.
+        """Return one self-contained page to explore: maps, tables, sentences, legends.
 
-        Curves and distributions are pictures, which need matplotlib; without it they are left out, and it says so.
+        Curves and distributions are pictures, which need matplotlib; without it they are left out, and the page says
+        so.
 
         Args:
-            plan: what `collab_heads.compression.plan` returned for the model, to show what budgets cost; or None.
+            plan: the plan that `collab_heads.compression.plan` returned for the model, to show what budgets cost; or
+                None.
         """
         pictures = [] if missing("plots") else pictures_in(self)
         return full_page(self, {each.name: png_bytes(each.draw()) for each in pictures}, plan)
 
     def save_html(self, path: str | Path, plan: Plan | None = None) -> Path:
-        """Write the page, see `to_html`; an old one is replaced when the new one is complete."""
+        """Write the page of `to_html`; it replaces an existing file only when complete."""
         return write_file(path, self.to_html(plan).encode("utf-8"))
 
     def save(self, folder: str | Path, plan: Plan | None = None) -> Path:
-        """Write `report.html`, `report.json`, and every picture as PNG and SVG, into a folder.
+        """Write `report.html`, `report.json`, and every picture as PNG and SVG into a folder.
 
-        Gates over training become an animation, `gate_history.gif`, too. Pictures need matplotlib; without it they are
-        left out, and the page says so. Everything is made before anything is written.
+        Gates over training are also written as an animation, `gate_history.gif`. Pictures need matplotlib; without it
+        they are left out, and the page says so. The page and the pictures are complete before the first file is
+        written.
+
+        Returns:
+            The path of `report.html`.
         """
         folder, figures = Path(folder), {} if missing("plots") else self.plot()
         drawn = {name: (png_bytes(figure), svg_bytes(figure)) for name, figure in figures.items()}

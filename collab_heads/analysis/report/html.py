@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no network, and no script but its own."""
+"""A report as one self-contained HTML file: no network, and no script but its own."""
 
 import base64
 import hashlib
@@ -25,8 +25,8 @@ class Drawing:
     """A picture on the page.
 
     Attributes:
-        png: the file. An SVG of a large map is many times larger, and its ids could be those of another.
-        alt: what is seen, for those who do not see it.
+        png: the PNG file. An SVG of a large map is many times larger, and its ids could clash with those of another.
+        alt: a description of the picture for those who do not see it.
     """
 
     png: bytes
@@ -39,11 +39,11 @@ class Section:
 
     Attributes:
         title: its heading, and the text of its link.
-        legend: what is shown, in plain text.
-        table: header and rows, of text.
-        pictures: below.
-        name: its id; None for one by its place.
-        html: what else it holds, as HTML, above the table.
+        legend: an explanation, in plain text.
+        table: header and rows of text.
+        pictures: the pictures below the table.
+        name: its id; None for one by position.
+        html: other content, as HTML, above the table.
     """
 
     title: str
@@ -56,27 +56,27 @@ class Section:
 
 @cache
 def part(name: str) -> str:
-    """A file of the page."""
+    """Return the text of a file of the page."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
 @cache
 def script() -> str:
-    """The page's script, all files in one function: none of its names reaches others."""
+    """Return the page's script: all files in one function, so that their names stay local."""
     return "(() => {\n" + "\n".join(part(f"{name}.js") for name in SCRIPTS) + "})();\n"
 
 
 def page(
     title: str, sections: Sequence[Section], data: str = "{}", lead: Sequence[str] = (), warnings: Sequence[str] = ()
 ) -> str:
-    """One HTML file.
+    """Return one HTML file.
 
     Args:
-        title: of the page, plain text.
-        sections: in order.
-        data: what the script reads, as JSON without "<".
+        title: title of the page, plain text.
+        sections: the sections in order.
+        data: the data for the script, as JSON without "<".
         lead: lines below the title, plain text.
-        warnings: the same.
+        warnings: warnings below them, plain text.
     """
     named = [(each.name or f"s{i}", each) for i, each in enumerate(sections)]
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
@@ -97,7 +97,7 @@ def page(
 
 
 def section_html(name: str, section: Section) -> str:
-    """Heading, legend, table, pictures."""
+    """Return a section as HTML: heading, legend, other content, table, pictures."""
     parts = [f'<section id="{name}">', f"<h2>{escape(section.title)}</h2>"]
     if section.legend:
         parts.append(f"<p>{escape(section.legend)}</p>")
@@ -111,7 +111,7 @@ def section_html(name: str, section: Section) -> str:
 
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], label: str = "") -> str:
-    """A table that scrolls where it is long; columns of numbers are aligned to the right."""
+    """Return a table that scrolls if it is long; columns of numbers are aligned to the right."""
     numeric = [all(is_number(row[column]) for row in rows) for column in range(len(header))]
     kinds = [' class="number"' if each else "" for each in numeric]
     named = zip(kinds, header, strict=True)
@@ -126,7 +126,7 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], label: str 
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is a number, or empty."""
+    """Return True if a cell is a number or empty."""
     try:
         return not cell or float(cell.replace(",", "")) is not None
     except ValueError:

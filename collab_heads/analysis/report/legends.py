@@ -1,13 +1,13 @@
-"""What every measure of a report is, in a sentence or two."""
+"""Explanations of all measures of a report, in a sentence or two each."""
 
-# measure -> its section of the page, where that has another name
+# measure -> its section of the page, if that has another name
 SECTIONS = {
     "leave_one_out": "ablation",
     "absolute_relevance": "relevance",
     "positional": "roles",
     "rare_tokens": "roles",
 }
-# measure -> what its map is called, where its section has more than one
+# measure -> the title of its map, if its section has several maps
 MAPS = {
     "absolute_relevance": "Absolute relevance",
     "positional": "Share on the best offset",
@@ -74,5 +74,5 @@ LEGENDS = {
 
 
 def measure_title(name: str) -> str:
-    """What the map of a measure is called."""
+    """Return the title of a measure's map."""
     return MAPS.get(name) or TITLES[SECTIONS.get(name, name)]

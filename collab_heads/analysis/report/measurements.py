@@ -1,4 +1,4 @@
-"""What an analysis measured of the heads of a model: for people (`str`) and for machines (`to_dict`)."""
+"""The measurements of an analysis: for people (`str`) and for machines (`to_dict`)."""
 
 import json
 from collections.abc import Mapping
@@ -21,35 +21,35 @@ from collab_heads.base.display import text_table
 from collab_heads.sites.site import AttentionSite
 
 Scores = Mapping[str, Tensor]
-# what says how much a head matters: the measures that are compared with leaving heads out, and that order a curve
+# measures of how much a head matters: they are compared with leaving heads out, and each orders a curve
 IMPORTANCE = ("confidence", "relevance", "absolute_relevance", "gradient")
 
 
 @dataclass(frozen=True, eq=False)
 class HeadMeasurements:
-    """Everything that was measured. What was not measured is None or empty.
+    """All measurements of an analysis; what was not measured is None or empty.
 
     Attributes:
-        model: its class and, where it was loaded from somewhere, that.
-        model_type: as its config says.
+        model: the class of the model and, if known, where it was loaded from.
+        model_type: the model type in its config.
         sites: the sites that have heads, in model order.
         heads: path -> the original numbers of their heads.
-        totals: path -> how many heads the site had, also of sites that lost all.
-        data: what was measured on: a description, sentences, query tokens of every role.
+        totals: path -> number of heads before any was removed, also for sites that lost all.
+        data: the data: a description, the number of sentences, the query tokens of every role.
         statistics: confidence, entropy, attention distance, attention to the first token, similarity, alphas.
         roles: positional, first-token, rare-token and syntactic heads.
-        relevance: by conservative propagation.
+        relevance: relevance by conservative propagation.
         gradient: path -> [H], importance by gradients of the loss.
-        contributions: of source and target to generated tokens, after the first kind of prefixes.
-        compared_contributions: the same after other prefixes, and of other models.
+        contributions: contributions of source and target to generated tokens, after the first kind of prefixes.
+        compared_contributions: the same after other prefixes, and for other models.
         contribution_example: the contributions of the tokens of one sentence.
         ablation: the metric without each head.
         curves: measure -> (heads kept, metric).
-        gates: path -> [H], P(open) of the gates that the model has now.
-        gate_history: the same over training.
+        gates: path -> [H], P(open) of the model's present gates.
+        gate_history: P(open) of the gates over training.
         examples: attention maps of some sentences.
-        seconds: part -> how long it took.
-        notes: what a reader must know: what was left out, and why.
+        seconds: part -> seconds it took.
+        notes: notes for the reader, such as what was left out, and why.
     """
 
     model: str
@@ -74,7 +74,7 @@ class HeadMeasurements:
     notes: tuple[str, ...] = ()
 
     def scores(self) -> dict[str, Scores]:
-        """Measure -> path -> [H]: everything that is a number per head, float64 on the CPU."""
+        """Return measure -> path -> [H], for all measures with a number per head; float64 on the CPU."""
         scores: dict[str, Scores] = {}
         if (statistics := self.statistics) is not None:
             scores |= {name: measured for name in OF_HEADS if (measured := getattr(statistics, name))}
@@ -92,7 +92,10 @@ class HeadMeasurements:
         return scores
 
     def correlations(self) -> dict[str, float]:
-        """Measure -> rank correlation with the harm of leaving each head out; empty without an ablation."""
+        """Return measure -> rank correlation with the harm of leaving each head out.
+
+        Empty without an ablation.
+        """
         scores = self.scores()
         harm = scores.get("leave_one_out")
         if harm is None:
@@ -106,7 +109,10 @@ class HeadMeasurements:
         }
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
-        """A table of all heads: its header, and a row per head; where heads share keys, with that of each now."""
+        """Return a table of all heads: its header, and a row per head.
+
+        If heads share keys, a column holds the present key head of each.
+        """
         scores, shares_keys = self.scores(), any(site.shares_keys for site in self.sites)
         header = ["role", "layer", "head", *["key head"] * shares_keys, *(name.replace("_", " ") for name in scores)]
         rows = []
@@ -119,7 +125,7 @@ class HeadMeasurements:
         return header + (["what it does"] if self.roles else []), rows
 
     def described(self) -> list[str]:
-        """What was measured on which data, in sentences."""
+        """Return sentences on what was measured, and on which data."""
         tokens = ", ".join(f"{count:,} of {role}" for role, count in self.data["query_tokens"].items())
         lines = [f"{self.model} ({self.model_type}): {sum(site.num_heads for site in self.sites)} heads"]
         lines[0] += f" of {sum(self.totals.values())}" if sum(self.totals.values()) > len(self.rows()[1]) else ""
@@ -138,7 +144,7 @@ class HeadMeasurements:
         return "\n".join([text_table(*self.rows(), "\n".join(self.described())), *compared])
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON; without the attention maps of the examples."""
+        """Return all numbers, ready for JSON, without the attention maps of the examples."""
         whole = {
             "model": self.model,
             "model_type": self.model_type,
@@ -160,15 +166,14 @@ class HeadMeasurements:
         return whole
 
     def to_json(self) -> str:
-        """All numbers, as `to_dict` has them."""
+        """Return the numbers of `to_dict` as JSON."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
 
 def group_name(site: AttentionSite) -> str:
-    """What sites like this one are called: the role and, where a model has two stacks, which."""
+    """Return the name of a site's group: the role and, if a model has two stacks, which one."""
     return site.role if site.stack is None else f"{site.role} of {site.stack}"
 
 
 def as_lists(scores: Scores) -> dict[str, list[float]]:
-    """Numbers of heads, ready for JSON."""
     return {path: values.tolist() for path, values in scores.items()}

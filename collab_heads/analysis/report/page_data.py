@@ -1,4 +1,4 @@
-"""Attention maps small enough for a page: a byte per weight, compressed, as text."""
+"""The data of the page's script: measures, heads, and attention maps with a byte per weight."""
 
 import base64
 import json
@@ -26,16 +26,16 @@ STEPS = 255  # a weight is known to 0.2 %
 def sentence_data(
     example: AttentionExample, sites: Sequence[AttentionSite], text: Callable[[str], str]
 ) -> dict[str, Any]:
-    """A sentence for the page's script.
+    """Return a sentence for the page's script.
 
     Args:
         example: the sentence.
-        sites: those of the report, in order.
+        sites: the sites of the report, in order.
         text: makes a token readable.
 
     Returns:
-        tokens: side -> tokens, the first `LONGEST`. length: side -> how many there are in all. maps: the weights
-        [H, T, S] of site after site, a byte each, 255 for 1; as zlib makes them, in base64.
+        tokens: side -> the first `LONGEST` tokens. length: side -> the number of all tokens. maps: the weights [H, T,
+        S] of site after site, a byte each, 255 for 1; compressed with zlib, in base64.
     """
     packed = b"".join(
         (weights[:, :LONGEST, :LONGEST] * STEPS).round().to(torch.uint8).contiguous().numpy().tobytes()
@@ -58,9 +58,9 @@ class Head:
     """A head of a report.
 
     Attributes:
-        site: where it is.
-        number: by which it was known in the original model.
-        index: among the heads that the site has now.
+        site: its site.
+        number: its number in the original model.
+        index: its index among the present heads of the site.
     """
 
     site: AttentionSite
@@ -69,18 +69,18 @@ class Head:
 
 
 def heads_of(report: HeadMeasurements) -> list[Head]:
-    """All heads, in the order of the table of the page."""
+    """Return all heads, in the order of the page's table."""
     return [Head(site, number, index) for site in report.sites for index, number in enumerate(report.heads[site.path])]
 
 
 def layer_name(report: HeadMeasurements, site: AttentionSite) -> str:
-    """Which layer a site is, after its role where the model has several."""
+    """Return the name of a site's layer, with its role if the model has several."""
     several = len({group_name(each) for each in report.sites}) > 1
     return f"{group_name(site)}, layer {site.layer}" if several else f"Layer {site.layer}"
 
 
 def page_data(report: HeadMeasurements) -> dict[str, Any]:
-    """Everything that the script shows."""
+    """Return all data that the page's script shows."""
     measures = measures_of(report)
     return {
         "measures": [described(name, scores) for name, scores in measures.items()],
@@ -98,12 +98,12 @@ def page_data(report: HeadMeasurements) -> dict[str, Any]:
 
 
 def group_order(name: str) -> tuple[int, str]:
-    """Groups in the order of the roles."""
+    """Return the sort key of a group's name: groups are in the order of the roles."""
     return ROLES.index(next(role for role in ROLES if name.startswith(role))), name
 
 
 def measures_of(report: HeadMeasurements) -> dict[str, Scores]:
-    """Everything that is a number per head, how close heads come to a role among it."""
+    """Return all measures with a number per head, and how close heads come to a role."""
     measures = dict(report.scores())
     if report.roles is not None:
         if report.roles.positional:
@@ -114,7 +114,7 @@ def measures_of(report: HeadMeasurements) -> dict[str, Scores]:
 
 
 def described(name: str, scores: Scores) -> dict[str, Any]:
-    """A measure: its names, what it means, the ends of its scale."""
+    """Return a measure's names, what it means, and the ends of its scale."""
     values = torch.cat([each.double().flatten() for each in scores.values()])
     legend = LEGENDS[SECTIONS.get(name, name)]
     ends = [rounded(values.min()), rounded(values.max())]
@@ -122,7 +122,6 @@ def described(name: str, scores: Scores) -> dict[str, Any]:
 
 
 def site_data(report: HeadMeasurements, site: AttentionSite) -> dict[str, Any]:
-    """A site, as its row of a map needs it."""
     return {
         "path": site.path,
         "group": group_name(site),
@@ -135,7 +134,7 @@ def site_data(report: HeadMeasurements, site: AttentionSite) -> dict[str, Any]:
 
 
 def head_data(report: HeadMeasurements, head: Head, measures: dict[str, Scores]) -> dict[str, Any]:
-    """A head: where it is, its numbers in the order of the measures, its labels, its nearest heads."""
+    """Return a head: its place, its numbers in the order of the measures, its labels, its nearest heads."""
     path, index = head.site.path, head.index
     labels = () if report.roles is None else report.roles.labels[path][index]
     figures = [] if report.roles is None else [report.roles.figure(path, index, label) for label in labels]
@@ -152,7 +151,7 @@ def head_data(report: HeadMeasurements, head: Head, measures: dict[str, Scores])
 
 
 def nearest(report: HeadMeasurements, head: Head) -> Iterator[tuple[int, float]]:
-    """The heads of the same layer whose outputs are most alike: original number and cosine."""
+    """Yield the heads of the layer whose outputs are most similar: original number and cosine."""
     cosines = {} if report.statistics is None else report.statistics.cosine
     if head.site.path in cosines:
         of_head: Tensor = cosines[head.site.path][head.index]
@@ -162,15 +161,15 @@ def nearest(report: HeadMeasurements, head: Head) -> Iterator[tuple[int, float]]
 
 
 def shown(token: str) -> str:
-    """A token as people can see it: what stands for a space in a vocabulary is an open box, as a space is."""
+    """Return a readable token; a vocabulary's mark of a space becomes an open box, as does a space."""
     return token_text(token.translate(SPACES))
 
 
 def rounded(value: Tensor | float) -> float:
-    """A number with as many digits as can be seen."""
+    """Round a number to as many digits as can be seen."""
     return float(f"{float(value):.{DIGITS}g}")
 
 
 def as_json(data: dict[str, Any]) -> str:
-    """JSON that may stand in a script element: no token can end it."""
+    """Return JSON that may stand in a script element: no token can end it."""
     return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

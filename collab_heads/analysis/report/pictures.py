@@ -18,7 +18,7 @@ from collab_heads.analysis.roles.labels import HeadRoles, role_kind
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN_AS_DISTRIBUTION = ("relevance", "gradient")  # whose distribution over heads is shown
+SHOWN_AS_DISTRIBUTION = ("relevance", "gradient")  # measures whose distribution over heads is shown
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Picture:
     """One picture of a report.
 
     Attributes:
-        name: of its file.
-        section: of the page.
-        draw: makes it.
-        alt: what is seen, where the page shows it; empty where the page has the same as something to explore.
+        name: the name of its file.
+        section: its section of the page.
+        draw: draws it.
+        alt: a description, for the page; empty if the page shows the same as something to explore.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Picture:
 
 
 def pictures_of(report: HeadMeasurements) -> list[Picture]:
-    """Every picture that the report has numbers for, in the order of the page."""
+    """Return every picture that the report has numbers for, in the order of the page."""
     pictures = [*head_maps_of(report), *matrices_of(report)]
     if report.contributions is not None:
         shares, counts = report.contributions.source, report.contributions.counts.tolist()
@@ -59,12 +59,12 @@ def pictures_of(report: HeadMeasurements) -> list[Picture]:
 
 
 def pictures_in(report: HeadMeasurements) -> list[Picture]:
-    """Those that the page shows: it has no other form of them."""
+    """Return the pictures of the page: those that it shows in no other form."""
     return [picture for picture in pictures_of(report) if picture.alt]
 
 
 def contributions_of(report: HeadMeasurements, contributions: TokenContributions) -> list[Picture]:
-    """Shares, entropies and influence over a sentence; beside others, over a training, and of one sentence whole."""
+    """Return the pictures of contributions: over a sentence, over several models, and of one whole sentence."""
     pictures, compared = [], report.compared_contributions
     runs = (
         contributions if compared is None else dict(zip(compared.labels(), (r for _, r in compared.runs), strict=True))
@@ -87,7 +87,7 @@ def contributions_of(report: HeadMeasurements, contributions: TokenContributions
 
 
 def attention_of(report: HeadMeasurements) -> list[Picture]:
-    """Where all heads look in the sentence of middle length, a picture per site."""
+    """Return a picture per site of where all heads look in the sentence of median length."""
     pictures = []
     for example in report.examples[(len(report.examples) - 1) // 2 :][:1]:
         for site in report.sites:
@@ -100,7 +100,7 @@ def attention_of(report: HeadMeasurements) -> list[Picture]:
 
 
 def head_maps_of(report: HeadMeasurements) -> list[Picture]:
-    """Layer by head: a map of every measure, one of what heads do, and how evenly importance is spread."""
+    """Return maps layer x head: of every measure and of roles, with the distributions of importance."""
     pictures, common = [], {"heads": report.heads, "totals": {s.path: report.totals[s.path] for s in report.sites}}
     if report.roles is not None:
         kinds = {
@@ -126,7 +126,7 @@ def head_maps_of(report: HeadMeasurements) -> list[Picture]:
 
 
 def shares_of(report: HeadMeasurements, roles: HeadRoles, common: dict) -> list[Picture]:
-    """How close every head comes to a role: the largest share of its best offset, and that of the rarest token."""
+    """Return maps of how close heads come to a role: the share on the best offset, and on the rarest token."""
     offsets = {path: numbers.share for path, numbers in roles.positional.items()}
     rare = {path: numbers.rarest for path, numbers in roles.rare.items()}
     named = {"positional": (offsets, "share on the best offset"), "rare_tokens": (rare, "share on the rarest token")}
@@ -138,7 +138,7 @@ def shares_of(report: HeadMeasurements, roles: HeadRoles, common: dict) -> list[
 
 
 def matrices_of(report: HeadMeasurements) -> list[Picture]:
-    """Head by head: similarity, and the alphas of mixed heads."""
+    """Return maps head x head: similarity, and the alphas of mixed heads."""
     pictures, statistics = [], report.statistics
     for name, label in (("cosine", "cosine of outputs"), ("l2", "distance of outputs")):
         matrices = {} if statistics is None else getattr(statistics, name)
@@ -160,21 +160,21 @@ def matrices_of(report: HeadMeasurements) -> list[Picture]:
 
 
 def quality(report: HeadMeasurements, ablation: Ablation) -> "Figure":
-    """Quality against heads kept, a curve per measure."""
+    """Draw quality against heads kept, a curve per measure."""
     total = sum(site.num_heads for site in report.sites)
     curves = {name.replace("_", " "): points for name, points in report.curves.items()}
     return plots.quality_curves(curves, original=ablation.original, metric=ablation.metric, total=total)
 
 
 def quality_in_words(report: HeadMeasurements, ablation: Ablation) -> str:
-    """What the curves show."""
+    """Describe the curves of `quality`."""
     ends = [(name.replace("_", " "), min(points)) for name, points in report.curves.items()]
     worst = ", ".join(f"{value:.4g} with {kept} heads by {name}" for name, (kept, value) in ends)
     return f"The {ablation.metric} against heads kept, by measure: {ablation.original:.4g} with all heads, {worst}"
 
 
 def balances(report: HeadMeasurements, scores: Scores) -> str:
-    """How evenly a measure is spread over the heads of a layer, by role."""
+    """Describe how evenly a measure is spread over the heads of a layer, by role."""
     said = []
     for role in dict.fromkeys(site.role for site in report.sites):
         number = balance(scores[site.path] for site in report.sites if site.role == role)

@@ -1,4 +1,4 @@
-"""What of a model can go, and how: from what the report has measured, and nothing else."""
+"""Savings: what can be removed from a model, and how, from the measurements of the report alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,35 +11,35 @@ from collab_heads.analysis.report.html import table_html
 from collab_heads.analysis.report.measurements import HeadMeasurements
 from collab_heads.analysis.report.page_data import Head, heads_of, layer_name
 
-# What can tell what a head costs by itself, and across layers, the best first; and what it says of a head. Relevance
-# as a share of a layer cannot.
+# Measures of what a head costs by itself that compare across layers, the best first, and how they are described.
+# Relevance as a share of a layer does not compare.
 COSTS = {
     "leave_one_out": "how much worse the {metric} is without them",
     "gradient": "gradient importance",
     "absolute_relevance": "absolute relevance",
 }
-CHEAPEST = 0.1  # of the heads are named
-MOST = 12  # at most so many
+CHEAPEST = 0.1  # share of the heads that is named
+MOST = 12  # heads that are named, at most
 PAIRS = 5  # pairs of heads that are named
 ALIKE = 0.7  # the cosine of heads that put out nearly the same: the angle between them is below 45 degrees
 BUDGETS = (0.9, 0.75, 0.5, 0.33, 0.25, 0.1)
 
 
 class Plan(Protocol):
-    """What `collab_heads.compression.plan` returns, as far as a report needs it."""
+    """The result of `collab_heads.compression.plan`, as far as a report needs it."""
 
     def to_dict(self) -> dict[str, Any]:
-        """of: what budgets are of; curve: (budget, predicted error of the output)."""
+        """Return "of", what budgets are of, and "curve", (budget, predicted error of the output)."""
 
 
 @dataclass(frozen=True)
 class Cheap:
-    """The heads that cost least.
+    """The heads whose removal costs least.
 
     Attributes:
-        measure: by which.
-        said: what the numbers are.
-        heads: and their numbers, the cheapest first.
+        measure: the measure that ranks them.
+        said: a description of the numbers.
+        heads: the heads and their numbers, the cheapest first.
     """
 
     measure: str
@@ -47,7 +47,7 @@ class Cheap:
     heads: Sequence[tuple[Head, float]]
 
     def by_path(self) -> dict[str, list[int]]:
-        """The heads as `prune_heads` takes them."""
+        """Return the heads as `prune_heads` takes them."""
         chosen: dict[str, list[int]] = {}
         for head, _ in self.heads:
             chosen.setdefault(head.site.path, []).append(head.number)
@@ -55,7 +55,7 @@ class Cheap:
 
 
 def cheapest(report: HeadMeasurements) -> Cheap | None:
-    """The heads whose removal costs least, by the best measure that there is; None without one.
+    """Return the heads whose removal costs least, by the best available measure; None without one.
 
     No site loses all its heads.
     """
@@ -77,7 +77,7 @@ def cheapest(report: HeadMeasurements) -> Cheap | None:
 
 
 def most_alike(report: HeadMeasurements) -> list[tuple[Head, Head, float]]:
-    """The pairs of heads of a layer with the most similar outputs, and their cosines."""
+    """Return the pairs of heads of a layer with the most similar outputs, and their cosines."""
     cosines = {} if report.statistics is None else report.statistics.cosine
     pairs = [
         (one, other, float(cosines[one.site.path][one.index, other.index]))
@@ -88,9 +88,9 @@ def most_alike(report: HeadMeasurements) -> list[tuple[Head, Head, float]]:
 
 
 def kept_heads(report: HeadMeasurements) -> tuple[str, list[tuple[int, float]]] | None:
-    """The measured price of fewer heads: the measure with the best curve, and (heads kept, metric); None without one.
+    """Return the measure with the best curve, and its points (heads kept, metric); None without a curve.
 
-    The best is the one whose metric is best on average.
+    The best curve is the one whose metric is best on average.
     """
     if report.ablation is None or not report.curves:
         return None
@@ -104,11 +104,11 @@ def kept_heads(report: HeadMeasurements) -> tuple[str, list[tuple[int, float]]] 
 
 
 def predicted(plan: Plan) -> tuple[str, list[tuple[float, float]]]:
-    """What a plan's budgets are of, and (budget, predicted error) of some."""
+    """Return what a plan's budgets are of, and (budget, predicted error) for some budgets."""
     described: Mapping[str, Any] = plan.to_dict()
     curve = described["curve"]
     nearest = {budget: min(curve, key=lambda point: abs(point[0] - budget)) for budget in BUDGETS}
-    # a curve of 64 points has one nearby, unless the budget is below the least that there is
+    # a curve of 64 points has one nearby, unless the budget is below the smallest possible one
     near = (1 - curve[0][0]) / max(1, len(curve) - 1)
     return described["of"], [point for budget, point in nearest.items() if abs(point[0] - budget) <= near]
 
@@ -123,13 +123,12 @@ WITHOUT_PLAN = (
 
 
 def savings_html(report: HeadMeasurements, plan: Plan | None = None) -> str:
-    """Heads that cost least, heads that are alike, the price of budgets, and the lines that do it."""
+    """Return HTML on cheap heads, similar heads, the price of budgets, and the commands to run."""
     parts = [each for each in (cheap_html(report), alike_html(report), price_html(report, plan)) if each]
     return f'<div class="savings">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
 
 def cheap_html(report: HeadMeasurements) -> str:
-    """The heads whose removal costs least."""
     title, cheap = "<h3>Heads that cost least</h3>", cheapest(report)
     if cheap is None:
         return title + paragraph(WITHOUT_COSTS)
@@ -147,7 +146,7 @@ def cheap_html(report: HeadMeasurements) -> str:
 
 
 def alike_html(report: HeadMeasurements) -> str:
-    """The heads that put out nearly the same as another."""
+    """Return HTML on the pairs of heads with the most similar outputs; empty if there are none."""
     pairs = most_alike(report)
     if not pairs:
         return ""
@@ -162,7 +161,6 @@ def alike_html(report: HeadMeasurements) -> str:
 
 
 def price_html(report: HeadMeasurements, plan: Plan | None) -> str:
-    """What is known of the price of budgets."""
     parts, known = ["<h3>What a budget costs</h3>"], kept_heads(report)
     if known is not None and report.ablation is not None:
         name, points = known
@@ -182,20 +180,20 @@ def price_html(report: HeadMeasurements, plan: Plan | None) -> str:
 
 
 def link(report: HeadMeasurements, head: Head, text: str) -> str:
-    """A head that can be opened."""
+    """Return a link that opens a head."""
     return f'<a href="#explore" data-head="{heads_of(report).index(head)}">{escape(text)}</a>'
 
 
 def paragraph(text: str) -> str:
-    """Plain text."""
+    """Return plain text as a paragraph."""
     return f"<p>{escape(text)}</p>"
 
 
 def listed(items: Sequence[str]) -> str:
-    """HTML side by side."""
+    """Return pieces of HTML as a list, side by side."""
     return f'<ul class="heads">{"".join(f"<li>{item}</li>" for item in items)}</ul>'
 
 
 def code(lines: Sequence[str]) -> str:
-    """Lines to copy."""
+    """Return lines to copy."""
     return f'<pre tabindex="0"><code>{escape(chr(10).join(lines))}</code></pre>'

@@ -1,1 +1,1 @@
-"""What heads do: positional, rare-token and syntactic heads."""
+"""Roles of heads: positional, rare-token and syntactic heads."""

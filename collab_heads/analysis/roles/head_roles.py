@@ -37,32 +37,33 @@ def head_roles(
     relations: Sequence[str] = RELATIONS,
     batch_size: int = 32,
 ) -> HeadRoles:
-    """Find out what heads of self-attention do, by where their largest weights fall.
+    """Find the roles of self-attention heads from where their largest weights fall.
 
-    Positional heads look at one relative position; heads that mostly look at the first token, which is where those look
-    that find nothing, have that role instead. Rare-token heads, of the first layer, look at the rarest token of
-    the sentence. All are measured on `batches`, or on the treebank where there are none (encoders only, then).
-    Syntactic heads of an encoder find the other end of a dependency of the treebank. Measured in one pass, or two where
-    there are batches and a treebank; memory does not grow with the number of batches.
+    Positional heads look at one relative position. Heads that mostly look at the first token, where heads rest that
+    find nothing, have that role instead. Rare-token heads, which are in the first layer, look at the rarest token of
+    the sentence. All are measured on `batches`, or on the treebank if there are none (encoders only). Syntactic heads
+    of an encoder find the other end of a dependency of the treebank. This takes one pass, or two with both batches and
+    a treebank. Memory does not grow with the number of batches.
 
     Args:
         model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
-        batches: input dicts as the model takes them. Read once, and once more where tokens must be counted.
-        exclude: ids of tokens that do not count as queries for positions and rare tokens; None for the end of a
-            sentence, as the configs name it or, where they do not (BERT), the tokenizer.
+        batches: input dicts as the model takes them. They are read once, and once more if tokens must be counted.
+        exclude: ids of tokens that do not count as queries for positions and rare tokens; None excludes the tokens that
+            end a sentence, as the configs name them or, if they name none (BERT), the tokenizer.
         treebank: a CoNLL-U file, its sentences, or a `Treebank`.
-        tokenizer: the model's; needed for a treebank. Its special tokens are never rare.
-        token_counts: [V], how often every token is in your corpus; None counts those of `batches`.
-        thresholds: None for the paper's.
-        relations: the dependencies asked for, by the main types of Universal Dependencies.
-        batch_size: sentences of a batch of the treebank.
+        tokenizer: the model's tokenizer; needed for a treebank. Its special tokens, other than unknown words, are never
+            rare.
+        token_counts: [V], the number of times each token occurs in your corpus; None counts the tokens of the data.
+        thresholds: None for the defaults of `RoleThresholds`.
+        relations: the dependencies to look for, by the main types of Universal Dependencies.
+        batch_size: number of sentences per batch of the treebank.
 
     Returns:
-        Labels and all numbers; `print` it.
+        The labels and all measured shares; `print` it.
 
     Raises:
-        ArgumentError: without data, on a treebank without a tokenizer or for a model without an encoder, on batches
-            that can be read only once and must be counted, on counts, relations or token ids of a wrong type.
+        ArgumentError: without data; on a treebank without a tokenizer or for a model without an encoder; on batches
+            that must be counted and can be read only once; on counts, relations or token ids of a wrong type.
         CalibrationError: if there are no batches, the model cannot take one, or no token counted at a site.
         DataError: if the treebank is missing or broken, or none of its sentences can be measured.
         NonFiniteError: if attention weights are NaN.
@@ -102,10 +103,13 @@ def rare_observer(
     token_counts: Tensor | None = None,
     exclude: Iterable[int] = (),
 ) -> RareTokens | None:
-    """The observer of rare tokens, counted if need be; None for models and batches without token ids.
+    """Return the observer of rare tokens, or None for models and batches without token ids.
+
+    The tokens of the batches are counted unless counts are given.
 
     Raises:
-        ArgumentError: if `batches` must be counted and can be read only once, or `token_counts` are no counts.
+        ArgumentError: if `batches` must be counted and can be read only once, or `token_counts` are not counts, or are
+            given for a model that reads no texts.
     """
     if not any(map(reads_ids, adapter.sites(model))) or not reads_texts(model):
         if token_counts is not None:
@@ -127,10 +131,11 @@ def syntax_observer(
     relations: Sequence[str] = RELATIONS,
     batch_size: int = 32,
 ) -> Syntax | None:
-    """The observer of dependencies, with its treebank; None without a treebank.
+    """Return the observer of dependencies, with its treebank, or None without a treebank.
 
     Raises:
-        ArgumentError: without a tokenizer, or if no encoder's self-attention has heads.
+        ArgumentError: without a tokenizer that is needed, for a model that does not read texts alone, or if no
+            encoder's self-attention has heads.
         DataError: if the treebank is missing or broken, or none of its sentences can be measured.
     """
     if treebank is None:
@@ -155,19 +160,22 @@ def syntax_observer(
 def excluded_queries(
     model: PreTrainedModel, exclude: Iterable[int] | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[int, ...]:
-    """The ids that do not count as queries: those given, else the ends of sentences of the configs or the tokenizer."""
+    """Return the ids that do not count as queries.
+
+    They are the given ones, else those that end a sentence in the configs, else those in the tokenizer.
+    """
     if exclude is None and tokenizer is not None and not end_tokens(model):
         exclude = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None}
     return excluded_tokens(model, exclude)
 
 
 def no_tokens(model: PreTrainedModel) -> str:
-    """What to say of a model that reads no texts, or not them alone."""
+    """Describe what a model reads, for errors about one that does not read texts alone."""
     return f"this {type(model).__name__} reads {' and '.join(modalities(model))}"
 
 
 def special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> set[int]:
-    """The ids that begin and end sentences and the like, by the config and the tokenizer; unknown words are words."""
+    """Return the special ids of the config and the tokenizer, without that of unknown words."""
     config = model.config.get_text_config()
     ids = {getattr(config, f"{name}_token_id", None) for name in SPECIAL} | set(end_tokens(model))
     if tokenizer is not None:

@@ -1,4 +1,4 @@
-"""From when on a head has a role: how large a share must be, and of how much."""
+"""Label heads with their roles: how large a share a role needs, and of how much data."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,26 +14,27 @@ from collab_heads.errors import ArgumentError
 from collab_heads.sites.site import AttentionSite
 
 # A share p of n things seen is known with a standard error of sqrt(p (1 - p) / n), at most 0.5 / sqrt(n).
-LEAST_TOKENS = 100  # standard error at most 0.05: a share of 0.5 is none of 0.35, and one of 0.9 none of 0.8
+LEAST_TOKENS = 100  # standard error at most 0.05: it tells a share of 0.5 from 0.35, and 0.9 from 0.8
 # Whatever its length, a sentence has one rarest token. A head that finds a quarter of them is 3 standard errors from
 # one half in 30 sentences.
 LEAST_SENTENCES = 30
 LEAST_DEPENDENCIES = 100  # standard error at most 0.05, half of what a head must be better by
-MOST_CHANCE = 0.5  # in few sentences nearly every token is seen once, they are all the rarest, and any head finds one
+MOST_CHANCE = 0.5  # in few sentences nearly all tokens occur once: all are the rarest, and any head finds one
 
 
 @dataclass(frozen=True)
 class SampleSizes:
-    """How much must have been seen for a head to have a role; of less there is a warning instead.
+    """The amounts of data that roles need; with less, a warning takes the place of the label.
 
     Attributes:
         tokens: query tokens of a site, for "positional" and "first token".
-        sentences: those with a query token, for "rare tokens".
+        sentences: sentences with a query token, for "rare tokens".
         dependencies: words that have a relation, for "syntactic".
-        chance: of the threshold for "rare tokens", the most that a head may reach which looks anywhere.
+        chance: the largest share that a head which looks anywhere may reach, as a fraction of the threshold for "rare
+            tokens".
 
     Raises:
-        ArgumentError: if a number of things is no whole number of 0 or more.
+        ArgumentError: if the number of tokens, sentences or dependencies is not a whole number of 0 or more.
     """
 
     tokens: int = LEAST_TOKENS
@@ -48,19 +49,19 @@ class SampleSizes:
 
 @dataclass(frozen=True)
 class RoleThresholds:
-    """How large a share must be for a head to have a role.
+    """The shares that a head needs for its roles.
 
     Attributes:
         positional: share of the query tokens whose largest weight falls on one relative position.
-        first_token: share of those after the first token whose largest weight falls on it. Such a head looks nowhere in
-            particular, and is not positional.
-        rare_tokens: share of those whose largest weight falls on the rarest token of the sentence. The paper names no
-            threshold; the head that it shows has 0.66 (and 0.83 for one of the two rarest).
-        syntactic: how far the accuracy on a relation, in one direction, is above that of the best fixed offset.
-        samples: how much must have been seen.
+        first_token: share of the query tokens after the first whose largest weight falls on the first. Such a head
+            looks nowhere in particular and is not positional.
+        rare_tokens: share of the query tokens whose largest weight falls on the rarest token of the sentence. The paper
+            names no threshold; the head that it shows has 0.66 (and 0.83 for one of the two rarest).
+        syntactic: how far the accuracy on a relation, in one direction, exceeds that of the best fixed offset.
+        samples: how much data each role needs.
 
     Raises:
-        ArgumentError: if a share is not in 0..1.
+        ArgumentError: if a share is not between 0 and 1.
 
     Source: "positional" and "syntactic": Voita et al. 2019, arXiv:1905.09418, section 5.
     """
@@ -83,7 +84,7 @@ FIRST = "first token"
 ROLE_KINDS = ("positional", FIRST, "rare tokens", "syntactic")
 Labels = Mapping[str, tuple[tuple[str, ...], ...]]
 Kind = tuple[str, str]  # relation and direction
-# a label, and why too little was seen to give it; "" where there was enough
+# a label, and why there is too little data to give it; "" if there is enough
 Judged = tuple[str, str]
 
 
@@ -98,15 +99,15 @@ def label_heads(
     """Label every head.
 
     Args:
-        sites: whose heads.
+        sites: the sites of the heads.
         positional: path -> where its heads look.
-        rare: path -> how often they look at rare tokens; those of the first layer are labelled.
+        rare: path -> how often its heads look at rare tokens; only heads of the first layer are labelled.
         syntax: path -> (relation, direction) -> accuracies, [H].
-        baselines: what the best fixed offset reaches.
-        thresholds: from when on a head has a role.
+        baselines: (relation, direction) -> the best fixed offset.
+        thresholds: the shares, and the amounts of data, that roles need.
 
     Returns:
-        path -> per head its labels, and the warnings: which labels were not given, and why.
+        path -> the labels of each head, and the warnings: which labels were withheld, and why.
     """
     labels, withheld = {}, Counter[Judged]()
     for site in sites:
@@ -127,7 +128,7 @@ def label_heads(
 
 
 def judge_position(numbers: PositionalNumbers | None, head: int, thresholds: RoleThresholds) -> Iterator[Judged]:
-    """The label "positional -1", or "first token", or nothing."""
+    """Yield the label "first token", or one such as "positional -1", or nothing."""
     if numbers is None:
         return
     least = thresholds.samples.tokens
@@ -140,7 +141,7 @@ def judge_position(numbers: PositionalNumbers | None, head: int, thresholds: Rol
 
 
 def judge_rarity(numbers: RareNumbers | None, head: int, thresholds: RoleThresholds) -> Iterator[Judged]:
-    """The label "rare tokens", or nothing."""
+    """Yield the label "rare tokens" or nothing."""
     if numbers is None or numbers.rarest[head] < thresholds.rare_tokens:
         return
     least, most = thresholds.samples.sentences, thresholds.samples.chance * thresholds.rare_tokens
@@ -155,7 +156,7 @@ def judge_rarity(numbers: RareNumbers | None, head: int, thresholds: RoleThresho
 def judge_syntax(
     accuracies: Mapping[Kind, Tensor], baselines: Mapping[Kind, Baseline], head: int, thresholds: RoleThresholds
 ) -> Iterator[Judged]:
-    """Relations and directions, such as "nsubj dependent->head"."""
+    """Yield labels of relation and direction, such as "nsubj dependent->head"."""
     least = thresholds.samples.dependencies
     for kind, each in accuracies.items():
         if float(each[head]) - baselines[kind].accuracy >= thresholds.syntactic - ROUNDING:
@@ -165,5 +166,5 @@ def judge_syntax(
 
 
 def role_kind(label: str) -> str:
-    """Which of `ROLE_KINDS` a label is: "positional -1" is "positional"."""
+    """Return the entry of `ROLE_KINDS` that a label belongs to: "positional" for "positional -1"."""
     return next((kind for kind in ROLE_KINDS if label.split(" ")[0] == kind.split(" ")[0]), "syntactic")

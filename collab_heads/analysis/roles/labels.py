@@ -1,4 +1,4 @@
-"""What role a head has, by what was measured: for people (`str`) and for machines (`to_dict`)."""
+"""The roles of heads from their measures: for people (`str`) and for machines (`to_dict`)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,24 +16,23 @@ from collab_heads.sites.site import AttentionSite
 
 @dataclass(frozen=True, eq=False)
 class HeadRoles:
-    """What `head_roles` found. What was not measured is empty.
+    """The result of `head_roles`; what was not measured is empty.
 
     Attributes:
         sites: the sites that have heads, in model order.
         heads: path -> the original numbers of the heads that the site has.
-        thresholds: from when on a head has a role.
-        labels: path -> per head its roles, such as "positional -1", "first token", "rare tokens", "nsubj
+        thresholds: the shares, and the amounts of data, that roles need.
+        labels: path -> the roles of each head, such as "positional -1", "first token", "rare tokens", "nsubj
             dependent->head"; a head may have several, or none. "rare tokens" is a role of the first layer only, as in
             the paper.
         positional: path -> where its heads look; self-attention only.
         rare: path -> how often its heads look at rare tokens.
         syntax: path -> (relation, direction) -> accuracies, [H] float64; encoders only.
-        baselines: (relation, direction) -> what the best fixed offset reaches; relations that the treebank lacks are
-            not there.
-        skipped: reason -> sentences of the treebank that were left out.
-        sentences: those that were measured.
-        limit: tokens of the longest sentence that the model takes; None if it has no limit.
-        warnings: labels that were not given, since too little was seen to tell.
+        baselines: (relation, direction) -> the best fixed offset; relations that the treebank lacks are left out.
+        skipped: reason -> number of sentences of the treebank that were left out.
+        sentences: number of sentences of the treebank that were measured.
+        limit: the largest number of tokens that the model takes; None without a limit.
+        warnings: labels that were withheld because there was too little data.
     """
 
     sites: tuple[AttentionSite, ...]
@@ -50,7 +49,7 @@ class HeadRoles:
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON. Relations are keyed "nsubj dependent->head"."""
+        """Return all numbers, ready for JSON; relations are keyed "nsubj dependent->head"."""
         offsets = {
             path: {
                 "offset": n.offset.tolist(),
@@ -98,7 +97,7 @@ class HeadRoles:
         return text_table(("site", "role", "head", "what it does"), rows, "\n".join(self.summary()))
 
     def figure(self, path: str, head: int, label: str) -> str:
-        """The number behind a label."""
+        """Return the numbers behind a label as text."""
         if label.startswith("positional "):
             return f"({self.positional[path].share[head]:.2f})"
         if label == FIRST:
@@ -110,7 +109,7 @@ class HeadRoles:
         return f"({self.syntax[path][kind][head]:.2f}, fixed offset {self.baselines[kind].accuracy:.2f})"
 
     def summary(self) -> list[str]:
-        """How many heads have which role, what that stands on, and what was left out."""
+        """Return lines on how many heads have which role, on how much data, and what was left out."""
         measured = {
             "positional": set(self.positional),
             FIRST: set(self.positional),
@@ -156,15 +155,15 @@ def roles_from_measures(
     syntax: Syntax | None = None,
     thresholds: RoleThresholds | None = None,
 ) -> HeadRoles:
-    """Label heads by observers that have seen their data.
+    """Label heads from observers that have seen their data.
 
     Args:
         sites: the sites that have heads, in model order, as `observe` returns them.
         heads: path -> the original numbers of those heads.
-        positional: None if not measured, as `rare` and `syntax`.
-        rare: its first layer is labelled.
-        syntax: its treebank says what was skipped.
-        thresholds: None for the paper's.
+        positional: None if not measured; the same holds for `rare` and `syntax`.
+        rare: only heads of the first layer are labelled.
+        syntax: its treebank tells what was skipped.
+        thresholds: None for the defaults of `RoleThresholds`.
 
     Raises:
         CalibrationError: if no token counted at a measured site.

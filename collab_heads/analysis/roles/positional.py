@@ -14,13 +14,14 @@ from collab_heads.sites.site import AttentionSite
 
 @dataclass(frozen=True, eq=False)
 class PositionalNumbers:
-    """Where the heads of a site look, relative to the query token.
+    """The positions at which the heads of a site look, relative to the query token.
 
     Attributes:
-        offset: [H] int64, the offset (key position - query position) that the largest weight falls on most often.
-        share: [H] float64, how often it does, of all query tokens: also of those too near an end to look so far.
-        tokens: query tokens; of all its layers where a module serves several.
-        first_token: [H] float64, the share of the query tokens after the first whose largest weight falls on that one.
+        offset: [H] int64, the offset (key position - query position) on which the largest weight falls most often.
+        share: [H] float64, the share of the query tokens for which it does; those too near an end to look so far count,
+            too.
+        tokens: number of query tokens, summed over the layers of a module that serves several.
+        first_token: [H] float64, the share of the query tokens after the first whose largest weight falls on the first.
     """
 
     offset: Tensor
@@ -30,16 +31,17 @@ class PositionalNumbers:
 
 
 class Positional(Observer):
-    """Counts, per head of self-attention, the relative positions that the largest weight falls on, and the first token.
+    """An observer that counts the relative positions of the largest weights, and those on the first token.
 
-    Memory: one number per head and relative position of the longest sentence.
+    Only self-attention is measured. Memory: one number per head and relative position of the longest sentence.
 
     Args:
-        roles: what is measured.
+        roles: the roles of the sites to measure.
 
     Attributes:
-        counts: path -> [H, 2 L - 1] int64 on the CPU, for the offsets -(L-1) to L-1, L tokens in the longest sentence.
-        on_first: path -> the mean of looking at the first token, over the query tokens after it.
+        counts: path -> [H, 2 L - 1] int64 on the CPU, for the offsets -(L-1) to L-1, with L tokens in the longest
+            sentence.
+        on_first: path -> the mean of looking at the first token (1 or 0), over the query tokens after it.
     """
 
     weights = True
@@ -48,14 +50,12 @@ class Positional(Observer):
         self.roles = roles
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
-        """Begin at zero."""
         measured = [site for site in sites if site.role in self.roles]
         self.counts = {site.path: torch.zeros(site.num_heads, 1, dtype=torch.int64) for site in measured}
         self.on_first = {site.path: RunningMean() for site in measured}
         self.finite = {site.path: True for site in measured}
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
-        """Add a batch."""
         if site.path not in self.counts:
             return
         values, positions = attention.largest  # (B, H, T)
@@ -73,11 +73,13 @@ class Positional(Observer):
             self.finite[site.path] &= bool(torch.isfinite(batch.counted(site, values.mT)).all())
 
     def results(self) -> Mapping[str, PositionalNumbers]:
-        """The most frequent offset of every head; of equally frequent ones the nearest, of two such the one before.
+        """Return the most frequent offset of every head, with its share.
+
+        Of equally frequent offsets the nearest is taken, and of two equally near ones the negative one.
 
         Raises:
             CalibrationError: if no query token counted at a site.
-            NonFiniteError: if its attention weights are NaN.
+            NonFiniteError: if attention weights of a site are NaN or inf.
         """
         numbers = {}
         for path, counts in self.counts.items():
@@ -98,7 +100,7 @@ class Positional(Observer):
 
 
 def add_centred(one: Tensor, other: Tensor) -> Tensor:
-    """The sum of two [H, odd], middles in one place."""
+    """Add two tensors [H, odd] with their middle columns aligned."""
     wide, narrow = (one, other) if one.shape[1] >= other.shape[1] else (other, one)
     margin = (wide.shape[1] - narrow.shape[1]) // 2
     total = wide.clone()
@@ -107,7 +109,7 @@ def add_centred(one: Tensor, other: Tensor) -> Tensor:
 
 
 def first_largest(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The first column with the largest number of every row, and that number: both [H]."""
+    """Return the first column with the largest number of every row, and that number: both [H]."""
     most = counts.amax(1)
     # argmax over equal numbers promises no order, over 0 and 1 it gives the first 1
     return (counts == most[:, None]).int().argmax(1), most

@@ -13,22 +13,24 @@ from collab_heads.errors import ArgumentError, CalibrationError
 from collab_heads.model.batches import as_bool, each_batch, reads_ids, sides
 from collab_heads.sites.site import AttentionSite
 
-NEVER = torch.iinfo(torch.int64).max  # the rank of tokens that are no candidates
+NEVER = torch.iinfo(torch.int64).max  # the rank of tokens that are not candidates
 
 
 def count_tokens(model: PreTrainedModel, batches: Iterable[Mapping]) -> Tensor | None:
-    """How often every token is in a corpus: padding does not count.
+    """Count how often each token occurs in a corpus, without padding.
 
     Args:
-        model: whose tokens they are; it does not run.
-        batches: input dicts as the model takes them. They are read once more: a list, a DataLoader, no generator.
+        model: the model whose tokens they are; it does not run.
+        batches: input dicts as the model takes them. They are read once more: pass a list or a DataLoader, not a
+            generator.
 
     Returns:
         [V] int64, for the ids of `input_ids`; None if the batches hold embeddings or images instead.
 
     Raises:
         ArgumentError: if `batches` can be read only once.
-        CalibrationError: if there are no batches, one is no dict, a mask does not fit, or an id is unknown.
+        CalibrationError: if there are no batches, one is not a dict or holds no ids in `input_ids`, a mask does not
+            fit, or an id is unknown.
     """
     if isinstance(batches, Iterable) and iter(batches) is batches:
         raise ArgumentError(
@@ -58,7 +60,6 @@ def count_tokens(model: PreTrainedModel, batches: Iterable[Mapping]) -> Tensor |
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """How many token ids a model knows."""
     try:
         return cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     except NotImplementedError:  # of a model with a stack for texts and one for images
@@ -67,14 +68,14 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 
 @dataclass(frozen=True, eq=False)
 class RareNumbers:
-    """How often the heads of a site look at rare tokens.
+    """The shares with which the heads of a site look at rare tokens.
 
     Attributes:
         rarest: [H] float64, share of query tokens whose largest weight falls on the rarest token of the sentence.
-        two_rarest: [H] float64, the same for one of the two rarest.
+        two_rarest: [H] float64, the same for the two rarest tokens together.
         chance: (rarest, two rarest), the shares of a head that looks anywhere in the sentence with equal probability.
-        tokens: query tokens; of all its layers where a module serves several.
-        sentences: those with a query token.
+        tokens: number of query tokens, summed over the layers of a module that serves several.
+        sentences: number of sentences with a query token.
     """
 
     rarest: Tensor
@@ -85,18 +86,18 @@ class RareNumbers:
 
 
 class RareTokens(Observer):
-    """Counts how often the largest weight falls on the rarest token of the sentence, or on one of the two rarest.
+    """An observer that counts how often the largest weight falls on the rarest token, or the two rarest.
 
-    In a decoder the sentence is what a query token can see. Equally rare tokens count alike. The query tokens of a
-    sentence without any candidate count too, as misses.
+    Tokens are compared within the sentence; in a decoder, within what the query token can see. Equally rare tokens
+    count alike. Query tokens of a sentence without a candidate count as misses.
 
     Args:
-        counts: [V], how often every token is in a corpus, see `count_tokens`.
-        special: ids that are never the rarest: ends and beginnings of sentences and the like. Padding never is.
-        role: what is measured, "enc-self" or "dec-self".
+        counts: [V], how often each token occurs in a corpus, see `count_tokens`.
+        special: ids that are never the rarest, such as those that begin or end sentences. Padding never is.
+        role: the role of the sites to measure, "enc-self" or "dec-self".
 
     Raises:
-        ArgumentError: if the counts are no vector of numbers of 0 or more.
+        ArgumentError: if the counts are not a vector of numbers of 0 or more.
     """
 
     weights = True
@@ -109,7 +110,6 @@ class RareTokens(Observer):
         self._batch: tuple[Batch, tuple[Tensor, Tensor, Tensor] | None] | None = None
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
-        """Begin at zero."""
         self.measured = {site.path: site for site in sites if site.role == self.role and reads_ids(site)}
         self.hits = {path: torch.zeros(2, site.num_heads, dtype=torch.int64) for path, site in self.measured.items()}
         self.chances = {path: torch.zeros(2, dtype=torch.float64) for path in self.measured}
@@ -117,7 +117,7 @@ class RareTokens(Observer):
         self._batch = None
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
-        """Add a batch; one without token ids adds nothing."""
+        """Add a batch; one without token ids adds no query tokens."""
         if site.path not in self.measured:
             return
         if self._batch is None or self._batch[0] is not batch:
@@ -136,11 +136,15 @@ class RareTokens(Observer):
         self.tokens[site.path] += len(reached)
 
     def prepare(self, site: AttentionSite, batch: Batch) -> tuple[Tensor, Tensor, Tensor] | None:
-        """What all layers of a batch share.
+        """Prepare what all layers of a batch share.
 
         Returns:
             The rank of every key token, [B, S]; the highest rank that is a hit, for the rarest and for the two rarest,
-            [B, T or 1, 2]; the share of tokens that are hits, the same shape. None where there are no token ids.
+            [B, T or 1, 2]; the share of visible tokens that are hits, of the same shape. None if there are no token
+            ids.
+
+        Raises:
+            ArgumentError: if the batch holds an id without a count.
         """
         ids, keys = batch.ids(sides(site)[0]), batch.keys(site)
         if ids is None:
@@ -164,7 +168,7 @@ class RareTokens(Observer):
         return ranks, limits, hits.double() / visible.sum(-1, keepdim=True).clamp(min=1)
 
     def results(self) -> Mapping[str, RareNumbers]:
-        """The shares of every site; empty if no batch held token ids.
+        """Return the shares of every site; empty if no batch held token ids.
 
         Raises:
             CalibrationError: if no query token counted at a site, where others did.
@@ -182,7 +186,7 @@ class RareTokens(Observer):
 
 
 def ranks_of(counts: Tensor) -> Tensor:
-    """The place of every token among the distinct counts, from 0 for the rarest: [V] int64."""
+    """Return the rank of every token among the distinct counts, from 0 for the rarest: [V] int64."""
     if not isinstance(counts, Tensor) or counts.ndim != 1 or not counts.numel() or counts.is_complex():
         shape = tuple(counts.shape) if isinstance(counts, Tensor) else type(counts).__name__
         raise ArgumentError(f"token_counts: expected a tensor [V] of counts, found {shape}")

@@ -15,18 +15,18 @@ from collab_heads.errors import ArgumentError, CalibrationError
 from collab_heads.sites.site import AttentionSite
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
-RENAMED = {"dobj": "obj"}  # as Universal Dependencies 1 and the paper say
+RENAMED = {"dobj": "obj"}  # the name in Universal Dependencies 1 and in the paper
 DIRECTIONS = ("dependent->head", "head->dependent")
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What always looking at one relative position finds of a relation in one direction.
+    """The accuracy of always looking at one relative position, for a relation in one direction.
 
     Attributes:
-        offset: the best such position, in words.
-        accuracy: the share of queries that it answers.
-        queries: words that have the relation, in the sentences measured.
+        offset: the best position, in words from the querying word.
+        accuracy: the share of the queries that it answers.
+        queries: number of querying words, in the measured sentences.
     """
 
     offset: int
@@ -36,11 +36,11 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Pool:
-    """How the words of a batch lie on its tokens, and what is asked.
+    """The words of a batch, aligned to its tokens, and the pairs of words to look for.
 
     Attributes:
         parts: [B, T, U], 1 where a token is part of a word.
-        asked: [4, P], the row, querying word, sought word and kind of every pair.
+        asked: [4, P], row, querying word, sought word and kind of every pair.
         kinds: [K], the number of queries of every kind.
     """
 
@@ -50,19 +50,18 @@ class Pool:
 
 
 class Syntax(Observer):
-    """Counts how often a word attends most to a word to which it has a dependency.
+    """An observer that counts how often a word attends most to a word to which it has a dependency.
 
-    Attention between two words is the sum over the sub-words of the word attended to, and the mean over those of
-    the word that attends. All words of the sentence are candidates, the word itself included; special tokens are
-    not. A word with the relation is counted as found if its largest weight falls on any word to which it has that
-    relation. Words that the tokenizer does not tell apart count as one word, and relations between them are not
-    counted.
+    Attention between two words is summed over the sub-words of the word attended to, and averaged over those of the
+    attending word. All words of the sentence are candidates, the word itself included; special tokens are not. A word
+    with the relation counts as found if its largest weight falls on any word to which it has that relation. Words that
+    the tokenizer does not separate count as one word, and relations between them are not counted.
 
-    Only an encoder's self-attention is measured: a decoder does not see what follows.
+    Only the self-attention of an encoder is measured: a decoder does not see the following words.
 
     Args:
-        treebank: the batches of the pass must be its own.
-        relations: main types of Universal Dependencies: "nsubj" is "nsubj:pass" too. "dobj" is "obj".
+        treebank: the treebank whose batches the pass reads.
+        relations: main types of Universal Dependencies: "nsubj" includes "nsubj:pass". "dobj" means "obj".
 
     Raises:
         ArgumentError: if no relation is named.
@@ -83,14 +82,12 @@ class Syntax(Observer):
         self._pool: tuple[Batch, Pool] | None = None
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
-        """Begin at zero."""
         measured = [site for site in sites if site.role == "enc-self"]
         self.right = {s.path: torch.zeros(len(self.kinds), s.num_heads, dtype=torch.int64) for s in measured}
         self.asked = {s.path: torch.zeros(len(self.kinds), dtype=torch.int64) for s in measured}
         self._pool = None
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
-        """Add a batch."""
         if site.path not in self.right:
             return
         weights = attention.weights  # (B, H, T, T)
@@ -107,7 +104,7 @@ class Syntax(Observer):
         self.asked[site.path] += pool.kinds
 
     def pool(self, index: int, weights: Tensor) -> Pool:
-        """What all layers of a batch share."""
+        """Return what all layers of a batch share; raise CalibrationError if it is not the treebank's batch."""
         batch, (rows, _, length, _) = self.treebank.batch(index), weights.shape
         if len(batch) != rows or max(len(aligned.ids) for _, aligned in batch) != length:
             raise CalibrationError(f"batch {index} is not that of the treebank: pass the treebank itself as batches")
@@ -126,7 +123,7 @@ class Syntax(Observer):
         return Pool(parts.to(weights), columns.to(weights.device), kinds)
 
     def pairs(self, sentence: Sentence, aligned: Aligned) -> Iterator[tuple[int, int, int]]:
-        """The querying word, the sought word and the kind of every dependency asked for, each once."""
+        """Yield querying word, sought word and kind of every dependency to look for, each once."""
         asked: dict[tuple[int, int, int], None] = {}  # in order
         for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
             main = relation.split(":")[0]
@@ -139,10 +136,10 @@ class Syntax(Observer):
         return iter(asked)
 
     def results(self) -> tuple[Mapping[str, Mapping[tuple[str, str], Tensor]], Mapping[tuple[str, str], Baseline]]:
-        """Accuracies and baselines of the relations that are there.
+        """Return the accuracies and baselines of the relations that the treebank has.
 
         Returns:
-            path -> (relation, direction) -> [H] float64; (relation, direction) -> its best fixed offset.
+            path -> (relation, direction) -> [H] float64, and (relation, direction) -> its best fixed offset.
 
         Raises:
             CalibrationError: if no batch reached a site.
@@ -158,7 +155,10 @@ class Syntax(Observer):
         }, baselines
 
     def baselines(self) -> dict[tuple[str, str], Baseline]:
-        """The fixed offset that answers most queries of the treebank; of equally good ones the nearest, then before."""
+        """Return the fixed offset that answers most queries of each relation.
+
+        Of equally good offsets the nearest is taken, and of two equally near ones the negative one.
+        """
         offsets: list[Counter[int]] = [Counter() for _ in self.kinds]
         queries = [0] * len(self.kinds)
         for sentence, aligned in self.treebank.sentences:
@@ -176,5 +176,5 @@ class Syntax(Observer):
 
 
 def nearest_of_best(counts: Counter[int]) -> int:
-    """The most frequent offset; of equally frequent ones the nearest, of two such the one before."""
+    """Return the most frequent offset; of equally frequent ones the nearest, of two such the negative one."""
     return min(counts, key=lambda offset: (-counts[offset], abs(offset), offset))

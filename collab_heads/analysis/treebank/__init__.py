@@ -1,1 +1,1 @@
-"""Sentences with gold dependencies, and which pieces their words are made of."""
+"""Sentences with gold dependencies, and the alignment of their words to tokens."""

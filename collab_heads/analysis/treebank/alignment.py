@@ -1,4 +1,4 @@
-"""Which sub-word tokens the words of a sentence are made of, for tokenizers with and without offsets."""
+"""Align the words of a sentence to sub-word tokens, for tokenizers with and without offsets."""
 
 import unicodedata
 from collections import Counter
@@ -15,14 +15,14 @@ DROPPED = ("Mn", "Cc", "Cf", "Zs", "Zl", "Zp")  # accents, control characters, s
 
 @dataclass(frozen=True)
 class Aligned:
-    """A sentence as the model takes it, and how its words lie on it.
+    """The tokens of a sentence and the alignment of its words to them.
 
-    A unit is a word, or several words that no token tells apart ("du" for "de le", "cannot" as one token). Units are
-    numbered from 0 in the order of the sentence; every unit has a token, every token is part of one unit at most.
+    A unit is a word, or several words that no token separates ("du" for "de le", "cannot" as one token). Units are
+    numbered from 0 in the order of the sentence. Every unit has a token, and every token belongs to at most one unit.
 
     Attributes:
-        ids: its tokens, special ones included.
-        token_units: the unit of every token; -1 for special tokens.
+        ids: the ids of the tokens, special ones included.
+        token_units: the unit of every token; -1 for tokens that belong to no word, such as special tokens.
         word_units: the unit of every word.
     """
 
@@ -32,24 +32,24 @@ class Aligned:
 
     @property
     def num_units(self) -> int:
-        """U."""
+        """The number of units, U."""
         return len(set(self.word_units))
 
 
 def align(sentence: Sentence, tokenizer: PreTrainedTokenizerBase) -> Aligned | None:
-    """Tokenize a sentence as it is written and find the tokens of its words.
+    """Tokenize the text of a sentence and find the tokens of its words.
 
-    A token is part of the word that holds most of its characters, of the first where several do. A word that is left
-    without a token is one unit with the word whose token covers it.
+    A token belongs to the word that holds most of its characters, and to the first such word on a tie. A word without a
+    token of its own forms one unit with the word whose token covers it.
 
     Args:
-        sentence: from `read_conllu`.
-        tokenizer: any of transformers. Fast ones give offsets. For the others the characters of their pieces are
-            matched to those of the text, whatever the tokenizer does to case, accents and compatibility characters.
+        sentence: a sentence of `read_conllu`.
+        tokenizer: any tokenizer of transformers. Fast ones give offsets. For the others the characters of the pieces
+            are matched to those of the text, whatever the tokenizer does to case, accents and compatibility characters.
 
     Returns:
-        None where no token covers a word, or the pieces cannot be matched to the text (an unknown piece that does not
-        say which characters it stands for).
+        The alignment. None if no token covers a word, or if the pieces cannot be matched to the text (an unknown piece
+        does not say which characters it stands for).
     """
     encoded = with_offsets(sentence.text, tokenizer) if tokenizer.is_fast else with_pieces(sentence.text, tokenizer)
     if encoded is None:
@@ -70,13 +70,13 @@ def align(sentence: Sentence, tokenizer: PreTrainedTokenizerBase) -> Aligned | N
 
 
 def owner(letters: dict[int, int], span: Span) -> int | None:
-    """The word that holds most characters of a token; None if none does."""
+    """Return the word that holds most characters of a token, or None if no word holds any."""
     words = Counter(letters[position] for position in range(*span) if position in letters)
     return words.most_common(1)[0][0] if words else None  # ties: the first that was met
 
 
 def leader(word: int, span: Span, owners: Sequence[int | None], spans: Sequence[Span]) -> int | None:
-    """The word itself if it owns a token, else the owner of the first token that overlaps it, None if none does."""
+    """Return the word if it owns a token, else the first owner of a token that overlaps it, else None."""
     if word in owners:
         return word
     over = (who for who, (start, end) in zip(owners, spans, strict=True) if start < span[1] and span[0] < end)
@@ -84,13 +84,13 @@ def leader(word: int, span: Span, owners: Sequence[int | None], spans: Sequence[
 
 
 def with_offsets(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Sequence[int], Sequence[Span]]:
-    """The tokens of a text and where they lie in it, as a fast tokenizer says; special tokens lie nowhere."""
+    """Tokenize with a fast tokenizer; return the ids and their spans, which are empty for special tokens."""
     encoded = tokenizer(text, return_offsets_mapping=True, verbose=False)
     return encoded["input_ids"], encoded["offset_mapping"]
 
 
 def with_pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Sequence[int], Sequence[Span]] | None:
-    """The same of a tokenizer without offsets: by the characters of its pieces. None where they do not match."""
+    """Return the same for a tokenizer without offsets, from the characters of its pieces; None if they do not match."""
     pieces = tokenizer.tokenize(text)
     ids, inner = (
         list(tokenizer(text, verbose=False)["input_ids"]),
@@ -105,9 +105,9 @@ def with_pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[Sequence
 
 
 def piece_spans(text: str, pieces: Sequence[str]) -> list[Span] | None:
-    """Where pieces lie in a text, one after the other; None unless they make up all of it.
+    """Return the spans of consecutive pieces in a text, or None unless they make up all of it.
 
-    A piece without characters of its own, such as SentencePiece's lone "▁", goes with the character that follows.
+    A piece without characters of its own, such as SentencePiece's lone "▁", gets the span of the following character.
     """
     letters = [(letter, position) for position, char in enumerate(text) for letter in fold(char)]
     folded, spans, at = "".join(letter for letter, _ in letters), [], 0
@@ -125,13 +125,13 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[Span] | None:
 
 
 def bare_forms(piece: str) -> Iterator[str]:
-    """What a piece may stand for: itself without the mark of a space, or without the mark of a continuation."""
+    """Yield the texts that a piece may stand for, without the marks of the three kinds of tokenizers."""
     yield fold(piece.replace("\u2581", ""))  # SentencePiece
     yield fold(piece.removeprefix("##"))  # WordPiece
     yield fold(piece.removesuffix("@@").removesuffix("</w>"))  # byte-pair encodings
 
 
 def fold(text: str) -> str:
-    """Characters as they compare: decomposed, without case, accents and spaces."""
+    """Normalize text for comparison: decomposed, without case, accents and spaces."""
     decomposed = unicodedata.normalize("NFKD", text).casefold()
     return "".join(char for char in decomposed if unicodedata.category(char) not in DROPPED)

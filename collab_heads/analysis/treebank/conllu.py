@@ -18,17 +18,19 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence and its dependencies. Words are syntactic words: the two of "don't", not the empty nodes.
+    """A sentence and its dependencies.
+
+    Words are syntactic words: "don't" is two. Empty nodes are left out.
 
     Attributes:
-        words: their forms.
-        heads: the number of the head of every word, from 1; 0 for the root.
-        relations: the relation of every word to its head, with its subtype: "nsubj", "nsubj:pass", "root".
-        text: the sentence as it is written: its `# text`, else the tokens, spaced as SpaceAfter says.
-        spans: where every word is in the text, start and end. The words of a multiword token share its span where their
-            forms do not make up its own: French "du" for both "de" and "le", but "do" and "n't" have their own.
-        sent_id: its `# sent_id`, or None.
-        line: number of the line of its first word.
+        words: the forms of the words.
+        heads: the number of each word's head, from 1; 0 for the root.
+        relations: the relation of each word to its head, with its subtype: "nsubj", "nsubj:pass", "root".
+        text: the sentence as written: its `# text` comment, else the tokens, spaced as SpaceAfter says.
+        spans: start and end of every word in the text. The words of a multiword token share its span if their forms do
+            not make up its own: French "du" for both "de" and "le", while "do" and "n't" have their own.
+        sent_id: its `# sent_id` comment, or None.
+        line: the number of the line of its first word.
     """
 
     words: tuple[str, ...]
@@ -42,13 +44,13 @@ class Sentence:
 
 @dataclass
 class Token:
-    """A stretch of the text: a word, or several that are written as one.
+    """A token of the text: a word, or several that are written as one.
 
     Attributes:
-        form: as it is written.
-        last: number of its last word; its first word follows the token before.
+        form: the form as written.
+        last: the number of its last word; its first word follows the previous token.
         space: whether a space follows.
-        line: number of its line.
+        line: the number of its line.
     """
 
     form: str
@@ -59,11 +61,11 @@ class Token:
 
 @dataclass
 class Draft:
-    """The sentence under way.
+    """A sentence under construction.
 
     Attributes:
-        words: form, head and relation of every word, and the number of its line.
-        tokens: what its text is made of.
+        words: form, head, relation and line number of every word.
+        tokens: the tokens of its text.
         comments: name -> value.
     """
 
@@ -73,7 +75,7 @@ class Draft:
 
 
 class BrokenLine(Exception):
-    """What is wrong, and the number of the line."""
+    """An error in a line of the file, with the number of the line."""
 
     def __init__(self, number: int, what: str):
         super().__init__(what)
@@ -81,18 +83,18 @@ class BrokenLine(Exception):
 
 
 def read_conllu(path: str | Path) -> list[Sentence]:
-    """Read a treebank in CoNLL-U, or one packed with gzip (`.gz`).
+    """Read a treebank from a CoNLL-U file, plain or compressed with gzip (`.gz`).
 
     Args:
-        path: the file, UTF-8; line ends of Windows and a byte-order mark do not matter.
+        path: the file, in UTF-8; Windows line ends and a byte-order mark are accepted.
 
     Returns:
-        Its sentences, in order.
+        The sentences, in order.
 
     Raises:
-        DataError: if the file is missing, damaged, not UTF-8 or without sentences, or a line is broken: columns other
-            than ten, an id out of order, no form, head or relation, a head that the sentence does not have, a word
-            that is its own head, no root, a text that does not hold the words. File and line are named.
+        DataError: if the file is missing, damaged, not UTF-8 or without sentences, or if a line is broken: not ten
+            columns, an id out of order, no form, head or relation, a head that the sentence does not have, a word that
+            is its own head, no root, a text that does not contain the words. The message names the file and the line.
 
     Source: the format: universaldependencies.org/format.html.
     """
@@ -117,7 +119,7 @@ def read_conllu(path: str | Path) -> list[Sentence]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines with their numbers, and an empty one at the end."""
+    """Return the lines with their numbers from 1, and an empty line at the end."""
     # not splitlines: forms may hold other characters that it takes for line ends
     lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
     for number, line in enumerate(lines, 1):
@@ -126,7 +128,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def add_line(draft: Draft, line: str, number: int) -> None:
-    """Add a word, a multiword token or an empty node to a sentence, or raise BrokenLine."""
+    """Add the word or multiword token of a line to a sentence, or raise BrokenLine; empty nodes are ignored."""
     cells = line.split("\t")
     if len(cells) != COLUMNS:
         raise BrokenLine(number, f"{len(cells)} tab-separated columns, expected {COLUMNS}: {shorten(line)}")
@@ -158,7 +160,7 @@ def add_line(draft: Draft, line: str, number: int) -> None:
 
 
 def finish(draft: Draft) -> list[Sentence]:
-    """The sentence as a list, an empty one where there were comments only; or raise BrokenLine."""
+    """Check a draft and return its sentence in a list, which is empty for comments alone; or raise BrokenLine."""
     if not draft.words:
         if draft.tokens:
             raise BrokenLine(draft.tokens[0].line, "a multiword token without its words")
@@ -179,7 +181,7 @@ def finish(draft: Draft) -> list[Sentence]:
 
 
 def spans_of_tokens(text: str, tokens: Sequence[Token]) -> list[Span]:
-    """Where the tokens are in the text, one after the other with nothing but spaces between, or BrokenLine."""
+    """Return the spans of consecutive tokens, with only spaces between them, or raise BrokenLine."""
     spans, end = [], 0
     for token in tokens:
         while end < len(text) and text[end].isspace():
@@ -197,7 +199,7 @@ def spans_of_tokens(text: str, tokens: Sequence[Token]) -> list[Span]:
 
 
 def spans_of_words(forms: Sequence[str], tokens: Sequence[Token], spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Where the words are: within their token in turn, or all on all of it where they do not make up its form."""
+    """Divide each token's span among its words; all get the whole span if they do not make up its form."""
     word_spans: list[Span] = []
     for token, (start, end) in zip(tokens, spans, strict=True):
         inside = forms[len(word_spans) : token.last]
@@ -209,5 +211,5 @@ def spans_of_words(forms: Sequence[str], tokens: Sequence[Token], spans: Sequenc
 
 
 def shorten(text: str) -> str:
-    """A quotation of 40 characters at most."""
+    """Return the repr of a text cut to 40 characters."""
     return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -18,26 +18,28 @@ logger = logging.get_logger("transformers.collab_heads")
 
 
 class Treebank:
-    """The sentences of a treebank that a model can read: their tokens, padded on the right, batch by batch.
+    """The sentences of a treebank that a model can read, as batches of tokens padded on the right.
 
-    Sentences of similar length share a batch. Encoder-decoders get one decoder token, so that they run: it is their
-    encoder that is measured. Sentences that are longer than the model takes and sentences whose words cannot be aligned
-    to tokens are left out, counted, and reported in a warning.
+    Sentences of similar length share a batch. Encoder-decoders get one decoder token so that they run; only their
+    encoder is measured. Sentences that are too long for the model and sentences whose words cannot be aligned to tokens
+    are skipped, counted and reported in a warning.
 
     Args:
-        source: a CoNLL-U file, or what `read_conllu` made of it.
-        tokenizer: the model's.
+        source: a CoNLL-U file, or the sentences that `read_conllu` returned.
+        tokenizer: the model's tokenizer.
         model: the model.
-        batch_size: sentences of a batch.
+        batch_size: number of sentences per batch.
 
     Attributes:
-        sentences: those that are measured, with their alignments, by length; an iterator yields them in this order.
-        limit: the tokens that the model takes at most, or None.
-        skipped: reason -> number of sentences, "too long" and "not aligned".
+        sentences: the sentences to measure with their alignments, sorted by length; iteration yields their batches in
+            this order.
+        limit: the largest number of tokens that the model takes, or None.
+        skipped: reason ("too long" or "not aligned") -> number of sentences.
 
     Raises:
-        ArgumentError: on a batch size below 1, something that is no tokenizer, or one of another model.
-        DataError: if the file is missing or broken, or no sentence is left.
+        ArgumentError: on a batch size below 1, an object that is not a tokenizer, or a tokenizer with ids that the
+            model lacks.
+        DataError: if the file is missing or broken, or no sentence remains.
     """
 
     def __init__(
@@ -64,14 +66,14 @@ class Treebank:
     def fitting(
         self, pairs: Sequence[tuple[Sentence, Aligned | None]]
     ) -> tuple[list[tuple[Sentence, Aligned]], dict[str, int]]:
-        """The sentences that can be measured, by length, and how many cannot."""
+        """Return the sentences that can be measured, sorted by length, and the number of the others by reason."""
         with_words = [(sentence, aligned) for sentence, aligned in pairs if aligned is not None]
         short = [pair for pair in with_words if self.limit is None or len(pair[1].ids) <= self.limit]
         skipped = {"too long": len(with_words) - len(short), "not aligned": len(pairs) - len(with_words)}
         return sorted(short, key=lambda pair: len(pair[1].ids)), skipped
 
     def report(self, named: str, total: int) -> None:
-        """Say what was left out, or raise DataError if nothing is left."""
+        """Warn about skipped sentences, or raise DataError if none remains."""
         long, lost = self.skipped.values()
         left_out = f"{long} longer than the {self.limit} tokens that the model takes, {lost} not aligned to its tokens"
         if not self.sentences:
@@ -86,11 +88,11 @@ class Treebank:
         return (self.inputs(index) for index in range(len(self)))
 
     def batch(self, index: int) -> list[tuple[Sentence, Aligned]]:
-        """The sentences of a batch, in the order of its rows."""
+        """Return the sentences of a batch, in the order of its rows."""
         return self.sentences[index * self.batch_size : (index + 1) * self.batch_size]
 
     def inputs(self, index: int) -> dict[str, Tensor]:
-        """A batch as the model takes it: ids and mask, both [B, T], and [B, 1] for a decoder."""
+        """Return a batch as model inputs: ids and mask, both [B, T], and [B, 1] for a decoder."""
         rows = [torch.tensor(aligned.ids) for _, aligned in self.batch(index)]
         ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.padding)
         lengths = torch.tensor([len(row) for row in rows])
@@ -102,8 +104,8 @@ class Treebank:
 
 
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """How many tokens a model takes, special ones included; None where neither it nor its tokenizer has a limit."""
-    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1e9 else []  # a huge number says: unknown
+    """Return the number of tokens that a model takes, special ones included, or None without a limit."""
+    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1e9 else []  # a huge number means: unknown
     if (positions := getattr(model.config, "max_position_embeddings", None)) is not None:
         words = model.get_input_embeddings()
         tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not words]
