@@ -27,15 +27,9 @@ from collab_heads.training.storage.reservation import LOCK
 from collab_heads.training.storage.sharding import load_optimizer, save_optimizer, without_divided
 
 PROGRESS = "progress.json"
-FORMAT = 2  # since 2 there is a manifest
+FORMAT = 2
 NAME = re.compile(r"(?:epoch|step)_\d+(?:_\d+)?")
 RESUME = "--resume_from_checkpoint"
-# files of a checkpoint that was written before there were manifests
-FILES = re.compile(
-    r"progress\.json|(?:generation_)?config\.json|model[\w.-]*\.safetensors(?:\.index\.json)?|optimizer\.bin|"
-    r"scheduler\.bin|scaler\.pt|random_states_\d+\.pkl|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
-    r"added_tokens\.json|vocab\.(?:txt|json)|merges\.txt|(?:spiece|tokenizer)\.model|(?:source|target)\.spm"
-)
 
 logger = logging.getLogger(__name__)
 
@@ -133,16 +127,19 @@ def load_progress(folder: Path) -> dict:
             f"{RESUME}: {folder} is not a finished checkpoint of this script (no valid {PROGRESS}: {error})"
         ) from error
     random_states = [f"random_states_{rank}.pkl" for rank in range(progress["processes"])]
+    if (version := progress.pop("format", 1)) != FORMAT:
+        raise OutputError(
+            f"{RESUME}: {folder} is of format {version}, and this version resumes format {FORMAT}: begin again"
+        )
     optimizer = OPTIMIZER if (folder / OPTIMIZER).exists() else "optimizer.bin"
-    expected = ["config.json", optimizer, "scheduler.bin", *random_states]
-    expected += [MANIFEST] if progress.pop("format", 1) >= FORMAT else []
+    expected = ["config.json", optimizer, "scheduler.bin", *random_states, MANIFEST]
     if missing := [name for name in expected if not (folder / name).is_file()]:
         raise OutputError(f"{RESUME}: {folder} lacks {', '.join(missing)}: it is damaged")
     return progress
 
 
 def check_undamaged(folder: Path) -> None:
-    """Check that every file of a checkpoint is as it was written; without a manifest nothing is checked.
+    """Check that every file of a checkpoint is as it was written.
 
     Raises:
         OutputError: if one is not; the message names folder and file.
@@ -232,8 +229,6 @@ def checkpoint_to_resume(args: Namespace, arguments: Mapping, processes: int) ->
     folder = find_checkpoint(args.resume_from_checkpoint, Path(args.output_dir))
     progress = load_progress(folder)
     check_continues(folder, progress, arguments, processes)
-    if not (folder / MANIFEST).exists():
-        logger.warning("%s has no %s: whether it is damaged cannot be checked", folder, MANIFEST)
     return folder, progress
 
 
@@ -247,7 +242,4 @@ def prune_checkpoints(output_dir: Path, keep: int | None, newest: Path | None = 
     if newest in known:
         known = known[: known.index(newest) + 1]
     for folder in known[:-keep] if keep else []:
-        if not (folder / MANIFEST).exists():
-            names = [path.name for path in folder.iterdir() if path.is_file() and FILES.fullmatch(path.name)]
-            write_folder_manifest(folder, {name: digest(folder / name) for name in names})
         retire(folder)
