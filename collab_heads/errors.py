@@ -1,24 +1,24 @@
-"""What can go wrong. Every message names the object, the value and the way out."""
+"""The errors of this package. Every message names the object, the value and the way out."""
 
 
 class CollabHeadsError(Exception):
-    """Any error raised by this package on purpose."""
+    """The base class of all errors that this package raises on purpose."""
 
 
 class UnsupportedModelError(CollabHeadsError, TypeError):
-    """The model, or the wrapper around it, is not one that the toolkit can change."""
+    """The toolkit cannot change the model, or the wrapper around it."""
 
 
 class UnsupportedVersionError(CollabHeadsError, ImportError):
-    """The installed version of transformers is not one that the toolkit works with; the message names those."""
+    """The toolkit does not work with the installed version of transformers; the message names the versions it needs."""
 
 
 class ArgumentError(CollabHeadsError, ValueError):
-    """An argument has a value that cannot work: a width, a role, a path, a method."""
+    """An argument has an invalid value: a width, a role, a path, a method."""
 
 
 class ShapeError(CollabHeadsError, ValueError):
-    """Two tensors, or a tensor and a module, do not fit each other; the message holds both shapes."""
+    """The shapes of two tensors, or of a tensor and a module, do not match; the message holds both shapes."""
 
 
 class NonFiniteError(CollabHeadsError, ValueError):
@@ -30,7 +30,7 @@ class CalibrationError(CollabHeadsError, ValueError):
 
 
 class SwapError(CollabHeadsError, RuntimeError):
-    """The model is in a state that does not allow the swap, such as swapped already."""
+    """The state of the model does not allow the swap, for example because it is already swapped."""
 
 
 class ConfigError(CollabHeadsError, ValueError):
@@ -42,4 +42,4 @@ class DataError(CollabHeadsError, ValueError):
 
 
 class OutputError(CollabHeadsError, OSError):
-    """An output folder is in use, or a checkpoint is not one to go on from."""
+    """An output folder is in use, or a checkpoint cannot be resumed."""
