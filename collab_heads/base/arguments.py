@@ -100,7 +100,7 @@ def fits(value: object, hint: Any, *, inside: bool = False) -> bool:
         return isinstance(value, tuple(map(type, inner)))
     if origin is Path:
         return isinstance(value, os.PathLike)
-    if hint is str and not inside and isinstance(value, str) and "\0" in value:  # a null byte: neither a file nor anything else has such a name
+    if hint is str and not inside and isinstance(value, str) and "\0" in value:  # no file has such a name
         return False
     if origin is type:
         return isinstance(value, type) and issubclass(value, inner[0])

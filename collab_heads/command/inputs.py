@@ -96,7 +96,7 @@ def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:
 
 
 def check_class(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError if the model is not loaded as the class that its config names: its head would be lost."""
+    """Raise UnsupportedModelError if the model's class is not the one that its config names: its head would be lost."""
     named = model.config.architectures
     if named and type(model).__name__ not in named:
         raise UnsupportedModelError(
@@ -131,7 +131,7 @@ def read_data(args: Namespace) -> Pairs:
         return without_empty(where, *sides)[0]
     lines = [line for line in sides[0] if line.strip()]
     if not lines:
-        raise DataError(f"{where}: column {args.column[0]!r} has no text")  # a text file without any text was refused above
+        raise DataError(f"{where}: column {args.column[0]!r} has no text")  # an empty text file was refused above
     if missing := len(sides[0]) - len(lines):
         print(f"{where}: left out {missing} of {len(sides[0]):,} lines, which are empty")
     return {"source": lines}
