@@ -31,7 +31,7 @@ EXTRAS = {
 
 
 class MissingPackageError(CollabHeadsError, ImportError):
-    """An optional package is not installed; the message says how to install it."""
+    """Raised if an optional package is not installed; the message says how to install it."""
 
 
 def missing(extra: str) -> list[str]:
