@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
         return []
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # every size is compiled separately, without a limit on recompiling
+    # every size is compiled separately, which needs a higher limit
     torch._dynamo.config.automatic_dynamic_shapes = False
     torch._dynamo.config.recompile_limit = 64
     bench, rows = Bench(device, quick=asked.quick), []
