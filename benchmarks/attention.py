@@ -35,7 +35,7 @@ Variants = dict[tuple[str, int], torch.nn.Module]
 
 
 def variants(**options) -> Variants:
-    """The first layer's attention block of the original and of every swap: (mixing, width) -> block."""
+    """Return the first attention block of the original and of every swap: (mixing, width) -> block."""
 
     def load() -> BertModel:
         return BertModel.from_pretrained(minilm(), attn_implementation="sdpa", **options)
@@ -51,18 +51,18 @@ def variants(**options) -> Variants:
 
 
 def first_block(model: torch.nn.Module) -> torch.nn.Module:
-    """Self-attention, output projection and LayerNorm of layer 0."""
+    """Return the attention block of layer 0: self-attention, output projection and LayerNorm."""
     return model.eval().base_model.encoder.layer[0].attention
 
 
 def whole_sequences(blocks: Variants, length: int) -> dict[tuple[str, int], Callable]:
-    """Calls that run each block over sequences of this length."""
+    """Return calls that run each block over sequences of this length."""
     states = torch.randn(BATCH, length, 384, generator=torch.Generator().manual_seed(SEED))
     return {name: lambda block=block: block(states) for name, block in blocks.items()}
 
 
 def one_token(blocks: Variants, length: int) -> dict[tuple[str, int], Callable]:
-    """Calls that run each block over one token, with a cache of this length that is put back after each call."""
+    """Return calls that run each block over one token with a cache of this length, which each call restores first."""
     generator = torch.Generator().manual_seed(SEED)
     prompt = torch.randn(BATCH, length, 384, generator=generator)
     token = torch.randn(BATCH, 1, 384, generator=generator)
@@ -81,7 +81,7 @@ def one_token(blocks: Variants, length: int) -> dict[tuple[str, int], Callable]:
 
 
 def shuffled(calls: dict, rounds: int) -> dict[tuple[str, int], float]:
-    """Median seconds of each call over several shuffled orders."""
+    """Return the median seconds of each call over several shuffled orders."""
     chance, seconds = random.Random(SEED), []
     for _ in range(SHUFFLES):
         order = chance.sample(list(calls), len(calls))
@@ -90,7 +90,7 @@ def shuffled(calls: dict, rounds: int) -> dict[tuple[str, int], float]:
 
 
 def measure(blocks: Variants, calls_of: Callable, rounds: int | None) -> list[dict]:
-    """One row per variant, with the ratio to the original and the milliseconds at every length."""
+    """Return one row per variant, with the ratio to the original and the milliseconds at every length."""
     rows = [{"mixing": mixing, "width": width, "milliseconds": {}} for mixing, width in blocks]
     for length in LENGTHS:
         seconds = shuffled(calls_of(blocks, length), rounds or ROUNDS[length])
@@ -102,7 +102,7 @@ def measure(blocks: Variants, calls_of: Callable, rounds: int | None) -> list[di
 
 
 def add_cache(rows: list[dict], blocks: Variants) -> None:
-    """Count the elements that each variant caches per token."""
+    """Add the number of elements that each variant caches per token, and its share of the original's."""
     for row, block in zip(rows, blocks.values(), strict=True):
         cache = DynamicCache()
         block(torch.zeros(1, 1, 384), past_key_values=cache)
@@ -112,7 +112,6 @@ def add_cache(rows: list[dict], blocks: Variants) -> None:
 
 @torch.no_grad()
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help="per order, instead of 20, 10 and 4 by length")
     arguments = parser.parse_args()

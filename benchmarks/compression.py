@@ -54,14 +54,14 @@ COLUMNS = {
 
 
 class SentenceEncoder:
-    """all-MiniLM-L6-v2."""
+    """The task of compressing all-MiniLM-L6-v2: model, data and scores."""
 
     def __init__(self, arguments: argparse.Namespace):
         self.task = Task()
         self.probe, self.labels = self.probe_sentences()
 
     def probe_sentences(self) -> tuple[list[dict], torch.Tensor]:
-        """SST-2: 1,500 sentences to fit a classifier to, then 1,000 others and the dev set; the longest last."""
+        """Tokenize SST-2: 1,500 training sentences to fit a classifier to, then 1,000 others and the dev set."""
         rows = []
         for split, count in (("train", 2_500), ("dev", None)):
             _, *lines = shared(f"data/glue/SST-2/{split}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
@@ -72,30 +72,29 @@ class SentenceEncoder:
         return self.task.tokenized([text for text, _ in rows], 64), torch.tensor([int(label) for _, label in rows])
 
     def load(self):
-        """The original."""
         return AutoModel.from_pretrained(minilm()).eval()
 
     def batches(self, draw: int) -> list[dict]:
-        """What it is calibrated on."""
+        """Return a draw of calibration batches."""
         return self.task.calibration(draw)
 
     def unlabelled(self, draw: int) -> list[dict]:
-        """What it is distilled on."""
+        """Return a draw of batches for distillation."""
         return self.task.tokenized(sentences(draw), 32)
 
     def score(self, model) -> float:
-        """Spearman x 100 on STS-B dev."""
+        """Return Spearman's correlation x 100 on STS-B dev."""
         return float(self.task.score(model))
 
     def score_elsewhere(self, model) -> float:
-        """Accuracy x 100 on SST-2."""
+        """Return the accuracy x 100 of a classifier on the embeddings of SST-2."""
         rows = embed(model, self.probe)
         classifier = LogisticRegression(max_iter=1000).fit(rows[:1500], self.labels[:1500])
         return 100 * classifier.score(rows[1500:], self.labels[1500:])
 
 
 class Translator:
-    """A small model of Multi30k, German to English."""
+    """The task of compressing a small translation model of Multi30k, German to English: model, data and score."""
 
     def __init__(self, name: str, arguments: argparse.Namespace):
         self.name = name
@@ -103,35 +102,33 @@ class Translator:
         self.sources, self.references = (read("test_2016_flickr", side, arguments.sentences) for side in ("de", "en"))
 
     def load(self):
-        """The original."""
         return load(MODELS[self.name])
 
     def batches(self, draw: int) -> list[dict]:
-        """What it is calibrated on."""
+        """Return a draw of calibration batches."""
         return calibration(self.tokenizer, draw)
 
     def unlabelled(self, draw: int) -> list[dict]:
-        """What it is distilled on: sources alone."""
+        """Return a draw of batches for distillation, without targets."""
         return [
             {name: tensor for name, tensor in batch.items() if name != "labels"}
             for batch in calibration(self.tokenizer, 1000 + draw, count=10_000)
         ]
 
     def score(self, model) -> float:
-        """BLEU."""
+        """Return BLEU."""
         return sacrebleu.corpus_bleu(translate(model, self.tokenizer, self.sources), [self.references]).score
 
     def score_elsewhere(self, model) -> None:
-        """There is no other test set."""
+        """Return None: there is no second test set."""
 
 
 def task_of(name: str, arguments: argparse.Namespace) -> SentenceEncoder | Translator:
-    """The model and how it is scored."""
     return SentenceEncoder(arguments) if name == "minilm" else Translator(name, arguments)
 
 
 def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> Iterator[dict]:
-    """What is not there yet: a row per draw, budget and method."""
+    """Yield the rows that are not measured yet: one per draw, budget and method."""
     task, known = task_of(name, arguments), {key(row) for row in done}
     scores = {"score": task.score, "elsewhere": task.score_elsewhere}
     row = {"model": name, "parts": "all", "draw": 0, "budget": 1.0, "method": "original", "steps": 0}
@@ -167,12 +164,12 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
 
 
 def key(row: dict) -> tuple:
-    """What a row is of."""
+    """Return what identifies a row."""
     return tuple(row[name] for name in ("model", "parts", "draw", "budget", "method", "steps"))
 
 
 def numbers(report) -> dict:
-    """What a compression says of itself."""
+    """Return the numbers that a compression report contributes to its row."""
     return {
         "share": report.costs["parameters"].share,
         "cache": report.costs["cache"].share,
@@ -183,12 +180,12 @@ def numbers(report) -> dict:
 
 
 def order(row: dict) -> tuple:
-    """Where a row stands in the table."""
+    """Return the sort key of a row in the table."""
     return list(BUDGETS).index(row["model"]), row["parts"], -row["budget"], row["draw"]
 
 
 def over_draws(rows: Sequence[dict]) -> list[dict]:
-    """A row per model, budget and method: means over the draws, and what each lost."""
+    """Return a row per model, budget and method: means over the draws, and the loss of each draw."""
     originals = {row["model"]: row for row in rows if row["method"] == "original"}
     groups: dict[tuple, list[dict]] = {}
     for row in sorted(rows, key=order):
@@ -211,7 +208,6 @@ def over_draws(rows: Sequence[dict]) -> list[dict]:
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(BUDGETS)}")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)

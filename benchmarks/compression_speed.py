@@ -46,7 +46,7 @@ Variants = dict[str, PreTrainedModel]
 
 
 def variants(load: Callable[[], PreTrainedModel], full: int, widths: tuple[Widths, ...], counts: list[int]) -> Variants:
-    """The stock model, and one for each pair of widths and each number of heads in every site."""
+    """Return the stock model, one model per pair of widths, and one per number of heads in every site."""
     models = {"stock": load()}
     for query_key, value in widths:
         model = models[f"{query_key}/{value}"] = load()
@@ -60,12 +60,12 @@ def variants(load: Callable[[], PreTrainedModel], full: int, widths: tuple[Width
 
 
 def encoding(models: Mapping[str, nn.Module], states: torch.Tensor) -> dict[str, Callable]:
-    """Calls that run each module over the same tensor."""
+    """Return calls that run each module over the same tensor."""
     return {name: lambda model=model: model(states) for name, model in models.items()}
 
 
 def generation(models: Variants, batch: int, beams: int) -> dict[str, Callable]:
-    """Calls that generate exactly NEW tokens for every sentence of a batch."""
+    """Return calls that generate exactly NEW tokens for every sentence of a batch."""
     ids = torch.randint(10, 4000, (batch, SOURCE), generator=torch.Generator().manual_seed(SEED))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     settings = {"num_beams": beams, "do_sample": False, "min_new_tokens": NEW, "max_new_tokens": NEW}
@@ -73,7 +73,11 @@ def generation(models: Variants, batch: int, beams: int) -> dict[str, Callable]:
 
 
 def steady(calls: Mapping[str, Callable], threads: int, seconds: float) -> dict[str, float]:
-    """Seconds of each call, from as many rounds of all as fit into a time; LEAST_ROUNDS at least."""
+    """Return the seconds of each call, undisturbed by slow spells of the machine.
+
+    All calls are timed in rounds until the time is up, for LEAST_ROUNDS rounds at least. The rounds are divided into
+    blocks, and the smallest median of a block counts.
+    """
     clock, chance, order = CLOCKS[threads], random.Random(SEED), list(calls)
     times: dict[str, list[float]] = {name: [] for name in calls}
     end, rounds = time.perf_counter() + seconds, 0
@@ -92,7 +96,7 @@ def steady(calls: Mapping[str, Callable], threads: int, seconds: float) -> dict[
 
 
 def measured(what: str, settings: Mapping[str, Mapping[str, Callable]], threads: int, seconds: float) -> list[dict]:
-    """One row per variant: the ratio to stock and the milliseconds, setting by setting."""
+    """Return one row per variant, with the ratio to stock and the milliseconds in every setting."""
     torch.set_num_threads(threads)
     found = {setting: steady(calls, threads, seconds) for setting, calls in settings.items()}
     rows = []
@@ -106,7 +110,7 @@ def measured(what: str, settings: Mapping[str, Mapping[str, Callable]], threads:
 
 
 def encoder_rows(threads: list[int], seconds: float) -> list[dict]:
-    """The attention block and the whole of MiniLM; a setting is batch x tokens."""
+    """Measure the attention block and the whole of MiniLM; a setting is batch x tokens."""
     models = variants(lambda: AutoModel.from_pretrained(minilm()), 384, ENCODER, [6, 3])
     blocks = {name: model.get_submodule("encoder.layer.0.attention") for name, model in models.items()}
     sizes = [(batch, length) for batch in BATCHES for length in LENGTHS]
@@ -123,7 +127,7 @@ def encoder_rows(threads: list[int], seconds: float) -> list[dict]:
 
 
 def decoder_rows(seconds: float) -> list[dict]:
-    """Greedy and beam search of Marian; a setting is the number of sentences in a batch."""
+    """Measure greedy and beam search of Marian; a setting is the number of sentences in a batch."""
     path: Path = shared(MARIAN)
     models = variants(lambda: AutoModelForSeq2SeqLM.from_pretrained(path), 256, DECODER, [4])
     rows = []
@@ -134,7 +138,7 @@ def decoder_rows(seconds: float) -> list[dict]:
 
 @torch.no_grad()
 def main() -> None:
-    """Measure, print, judge, store."""
+    """Measure, print and store; times above the bars are listed as misses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0, help="for each size; three rounds may take longer")
     parser.add_argument("--threads", type=int, nargs="+", choices=CLOCKS, default=list(CLOCKS), help="of the encoder")

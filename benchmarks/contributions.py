@@ -26,10 +26,11 @@ COLUMNS |= {"less the first model": "+.3f", "± less first": ".3f"}
 
 
 def rows_of(comparison: ContributionComparison) -> list[dict]:
-    """A row per model, kind of prefixes and measure: fifths of a sentence without its last token, that token, the mean.
+    """Return a row per model, kind of prefixes and measure.
 
-    Differences are to the same model after the reference, and to the first model after the same prefixes; their errors
-    are those of a mean over pairs of sentences.
+    A row has the means over each fifth of a sentence without its last token, that token, and the mean. Differences are
+    to the same model after the reference, and to the first model after the same prefixes; their errors are those of a
+    mean over pairs of sentences.
     """
     rows = []
     first = {run.prefixes: run for name, run in comparison.runs if name == comparison.runs[0][0]}
@@ -54,7 +55,7 @@ def rows_of(comparison: ContributionComparison) -> list[dict]:
 
 
 def without_last(run: TokenContributions) -> TokenContributions:
-    """The same without the last token of every sentence, the end, which is a case of its own."""
+    """Remove the last token of every sentence, the end token, which behaves differently."""
     cut = [
         replace(each, **{name: getattr(each, name)[:-1] for name in MEASURES})
         for each in run.sentences
@@ -64,7 +65,7 @@ def without_last(run: TokenContributions) -> TokenContributions:
 
 
 def fall(run: TokenContributions) -> dict[str, float]:
-    """The source's share in both halves of a sentence, its last token left out, and how far it falls."""
+    """Return the source's share in both halves of a sentence without its last token, and their difference."""
     whole = without_last(run)
     halves = whole.curve("source", 2).mean.tolist()
     pairs = [row for row in whole.rows("source") if len(row) > 1]
@@ -74,7 +75,6 @@ def fall(run: TokenContributions) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sentences", type=int, default=200)
     parser.add_argument("--models", nargs="+", metavar="NAME=FOLDER", default=[])

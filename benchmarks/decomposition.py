@@ -44,7 +44,7 @@ BASE_COLUMNS = {"threads": "", "tol": ".0e", "seconds": ".1f", "per_layer": ".2f
 
 
 def status_kb(field: str) -> int:
-    """A memory field of /proc/self/status, in KiB."""
+    """Return a memory field of /proc/self/status, in KiB."""
     return int(next(line for line in Path("/proc/self/status").open() if line.startswith(field + ":")).split()[1])
 
 
@@ -71,7 +71,7 @@ def run_apart(method: str, weights: str) -> dict:
 
 
 def compare(layer: int, rounds: int) -> list[dict]:
-    """One layer, every method, medians over rounds."""
+    """Compare all methods on one layer; returns medians over rounds."""
     attention = AutoModel.from_pretrained(minilm()).encoder.layer[layer].attention.self
     runs: dict[str, list[dict]] = {method: [] for method in METHODS}
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def compare(layer: int, rounds: int) -> list[dict]:
 
 
 def decaying(width: int, generator: torch.Generator) -> torch.Tensor:
-    """A seeded random width x width weight with singular values 1/sqrt(k), k = 1, 2, ..."""
+    """Return a seeded random width x width weight with singular values 1/sqrt(k), k = 1, 2, ..."""
     left, right = (torch.linalg.qr(torch.randn(width, width, generator=generator)).Q for _ in range(2))
     return left * torch.arange(1, width + 1).rsqrt() @ right
 
@@ -100,7 +100,7 @@ def decaying(width: int, generator: torch.Generator) -> torch.Tensor:
 def whole_model(threads: int, tol: float) -> dict:
     """Swap all 12 layers of a model of BERT-base's shape.
 
-    Freshly initialised weights have a flat spectrum that no trained model has; see `decaying` for what is used instead.
+    Freshly initialised weights have a flat spectrum that no trained model has, so `decaying` makes the weights.
     """
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(SEED)
@@ -122,7 +122,7 @@ def whole_model(threads: int, tol: float) -> dict:
 
 
 def main() -> None:
-    """Measure, print, store; fail if ours is too slow or too far off."""
+    """Measure, print and store; exit with an error if our method is too slow or too inexact."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layer", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,8 +1,8 @@
-"""Heads removed by Torch-Pruning, as its users do it: a dependency graph, an importance of groups of weights.
+"""Head pruning with Torch-Pruning, in its usual way: a dependency graph and an importance of groups of weights.
 
-Only attention is pruned: every head of a layer that goes takes its rows of query, key and value and its columns of W_O
-along. Torch-Pruning prunes heads only in layers whose width is to be pruned, too, so these layers, and no others, have
-a ratio of widths; `prune_head_dims=False` keeps it from being used.
+Only attention is pruned: a removed head takes its rows of query, key and value and its columns of W_O along.
+Torch-Pruning prunes heads only in layers that have a pruning ratio for their width, so the query, key and value
+projections, and no other layers, have one; `prune_head_dims=False` keeps it from narrowing heads.
 
 Source: Fang et al. 2023, arXiv:2301.12900; github.com/VainF/Torch-Pruning, 1.6.1.
 """
@@ -20,12 +20,12 @@ SLACK = 1e-6  # of a ratio: Torch-Pruning rounds the number of heads that go up 
 
 
 def magnitude(model, draw) -> torch_pruning.importance.Importance:
-    """The norm of the weights of a head; needs no data."""
+    """Return the importance of a head by the norm of its weights; needs no data."""
     return torch_pruning.importance.GroupMagnitudeImportance(p=2)
 
 
 def taylor(model, draw) -> torch_pruning.importance.Importance:
-    """Weights times their gradients, of the mean loss over the examples."""
+    """Return the importance of a head by its weights times the gradients of the summed loss over the examples."""
     gradients = draw.once("gradients of weights", lambda: weight_gradients(model, draw.batches))
     for name, parameter in model.named_parameters():
         parameter.grad = gradients[name].clone()
@@ -33,7 +33,7 @@ def taylor(model, draw) -> torch_pruning.importance.Importance:
 
 
 def weight_gradients(model, batches) -> dict[str, torch.Tensor]:
-    """Name -> the gradient of the summed loss; left out: what the loss does not reach."""
+    """Return the gradients of the summed loss by name; parameters that the loss does not reach have zeros."""
     model.zero_grad()
     for batch in batches:
         (model(**batch).loss * len(batch["labels"])).backward()
@@ -43,7 +43,7 @@ def weight_gradients(model, batches) -> dict[str, torch.Tensor]:
 
 
 def dependency_pruned(model, draw, budget: float, *, importance, everywhere: bool):
-    """Remove heads in place; returns the model.
+    """Remove heads in place and return the model.
 
     Args:
         model: a BERT.

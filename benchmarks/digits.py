@@ -45,7 +45,7 @@ COLUMNS = {"what": "", "mixing": "", "R": "", "accuracy": ".2f", "range": "", "p
 
 
 def run(out: Path, flags: Sequence[str]) -> dict:
-    """The results of a run of the script; from its folder, if it is complete there."""
+    """Return the results of a run of the script; a complete run with the same flags is not repeated."""
     done, flags = out.with_suffix(".json"), [*flags]
     if not (done.is_file() and json.loads(done.read_text()) == flags):
         for state in (AcceleratorState, GradientState, PartialState):
@@ -56,7 +56,7 @@ def run(out: Path, flags: Sequence[str]) -> dict:
 
 
 def row(what: str, runs: Sequence[dict], mixing: str | None = None, width: int = 64) -> dict:
-    """A row of the table: runs that differ in their seeds."""
+    """Return a row of the table from runs that differ only in their seeds."""
     found = [100 * each["eval_accuracy"] for each in runs]
     return {
         "what": what,
@@ -72,17 +72,17 @@ def row(what: str, runs: Sequence[dict], mixing: str | None = None, width: int =
 
 
 def trained(folder: Path, digits: list[str], name: str, more: Sequence[str]) -> list[dict]:
-    """Models from scratch, with what else the flags say."""
+    """Train a model from scratch for every seed, with additional flags; returns the results."""
     return [run(folder / f"{name}-{seed}", [*SIZES, *digits, *TRAIN, *more, "--seed", str(seed)]) for seed in SEEDS]
 
 
 def asked(kind: str, width: int) -> list[str]:
-    """The flags of a kind and its width."""
+    """Return the flags of a kind and its width."""
     return ["--collaborative", "--kind", kind, "--dim_shared_query_key", str(width)]
 
 
 def swapped(folder: Path, digits: list[str], kind: str, width: int, samples: int) -> list[dict]:
-    """The trained models, changed and measured as they are then."""
+    """Swap the trained models and evaluate them without further training; returns the results."""
     change = [*asked(kind, width), "--calibration_samples", str(samples)]
     return [
         run(
@@ -94,7 +94,6 @@ def swapped(folder: Path, digits: list[str], kind: str, width: int, samples: int
 
 
 def measure(folder: Path) -> list[dict]:
-    """Every row."""
     digits = write_digits(folder / "images")
     rows = []
     for (born, full), widths, more in ((("born", "full"), BORN, []), (("longer", "full-longer"), LONGER, LONG)):
@@ -108,7 +107,7 @@ def measure(folder: Path) -> list[dict]:
 
 
 def pairs(widths: Mapping[str, Sequence[int]]) -> list[tuple[str, int]]:
-    """Every kind with each of its widths."""
+    """Return every kind with each of its widths."""
     return [(kind, width) for kind, of_kind in widths.items() for width in of_kind]
 
 

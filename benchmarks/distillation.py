@@ -39,7 +39,7 @@ COUNT, SIZE = 10_000, 32
 
 
 def sentences(seed: int = 0) -> list[str]:
-    """Unlabelled sentences of GLUE's train files, a random 10,000 of some 28,000; none of STS-B dev."""
+    """Return 10,000 random unlabelled sentences of GLUE's train files, out of some 28,000; none is in STS-B dev."""
     found = {text: None for first, second, _ in pairs("train") for text in (first, second)}
     for task, (columns, count) in TEXTS.items():
         _, *rows = shared(f"data/glue/{task}/train.tsv").read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
@@ -53,7 +53,6 @@ def sentences(seed: int = 0) -> list[str]:
 
 
 def row(name: str, setting: str, report, options: dict, scores: list[float]) -> dict:
-    """One row of the table."""
     return {
         "model": name,
         "setting": setting,
@@ -68,7 +67,7 @@ def row(name: str, setting: str, report, options: dict, scores: list[float]) -> 
 
 
 def measure_minilm(values: list[int], steps: int, options: dict):
-    """Query, key and values of so many dimensions per head, of 32."""
+    """Yield rows of MiniLM with queries, keys and values of each of these dimensions per head, instead of 32."""
     task = Task()
     original = AutoModel.from_pretrained(minilm()).eval()
     baseline = task.score(original)
@@ -84,7 +83,10 @@ def measure_minilm(values: list[int], steps: int, options: dict):
 
 
 def measure_marian(count: int, steps: int, options: dict):
-    """Widths 64 of 256 for query and key, 16 of 32 for values; with targets and without."""
+    """Yield rows of Marian, distilled on sources alone and on pairs.
+
+    Queries and keys have 64 instead of 256 dimensions, values 16 instead of 32 per head.
+    """
     tokenizer = AutoTokenizer.from_pretrained(shared(MODELS["marian"]))
     original = load(MODELS["marian"])
     sources, references = read("test_2016_flickr", "de", count), read("test_2016_flickr", "en", count)
@@ -107,7 +109,6 @@ def measure_marian(count: int, steps: int, options: dict):
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("minilm", "marian"))
     parser.add_argument("--values", type=int, nargs="+", default=[8, 12], help="dimensions per head, of 32")

@@ -56,7 +56,7 @@ SETTINGS = {  # row -> flags of its swap
 
 
 def source_swap(args, model, calibration):
-    """The source system's swap: its decomposition, and its scale."""
+    """Swap as the source system does: with its decomposition, and with its scale of the scores."""
     report = swapping_swap(args, model, calibration)
     for site in report.sites:
         query_key = model.base_model.get_submodule(site.path).query_key
@@ -74,12 +74,12 @@ USUAL = [name for name in SETTINGS if name not in AGAIN_AS_LONG]
 
 
 def slug(name: str) -> str:
-    """A setting as part of a folder's name."""
+    """Return a setting's name in a form that fits into a folder's name."""
     return name.replace(" ", "-").replace(",", "")
 
 
 def run(task: str, name: str, work: Path, seed: int) -> dict:
-    """One run of run_glue.py, unless its results are there already."""
+    """Return the results of one run of run_glue.py; a run whose results exist is not repeated."""
     folder = work / run_name(task, seed, name)
     results = folder / "all_results.json"
     if not results.exists():
@@ -99,7 +99,7 @@ def run(task: str, name: str, work: Path, seed: int) -> dict:
 
 
 def data_of(task: str, work: Path) -> Path:
-    """The folder with the files of a task; of SST-2 one that is made in `work`, with a part of the sentences."""
+    """Return the folder with the files of a task; that of SST-2 is made in `work`, with a sample of the sentences."""
     whole = shared("data/glue")
     if task != "sst2":
         return whole
@@ -111,19 +111,19 @@ def data_of(task: str, work: Path) -> Path:
 
 
 def run_name(task: str, seed: int, name: str) -> str:
-    """A run, by task, seed and setting: the name of its folder."""
+    """Return the folder name of a run."""
     return f"{task}-{seed}-{slug(name)}"
 
 
 def runs_of(work: Path, with_stored: bool = False) -> dict[str, dict]:
-    """The results of the runs that are complete in `work`, and of others what the stored table "glue" has of them."""
+    """Return the results of the complete runs in `work`, and on request those of other runs from the table "glue"."""
     rows = json.loads((RESULTS / "glue.json").read_text())["rows"] if with_stored else []
     stored = {name: run for row in rows for name, run in row["runs"].items()}
     return stored | {path.parent.name: json.loads(path.read_text()) for path in sorted(work.glob("*/all_results.json"))}
 
 
 def rows_of(runs: Mapping[str, dict], tasks: list[str], settings: list[str], seeds: list[int]) -> list[dict]:
-    """One row per setting, from the runs that are there: name -> results."""
+    """Return one row per setting, from the existing runs: name -> results."""
     rows, averaged = [], [task for task in tasks if task != UNAVERAGED] or tasks
     for name in settings:
         row: dict = {"R": name}
@@ -150,14 +150,14 @@ def rows_of(runs: Mapping[str, dict], tasks: list[str], settings: list[str], see
 
 
 def gaps_of(runs: Mapping[str, dict], task: str, name: str, seeds: list[int]) -> dict[int, float]:
-    """Seed -> how much better a setting ends than the original after as many extra epochs."""
+    """Return, by seed, by how much a setting ends better than the original after the same number of extra epochs."""
     first = ORIGINALS[name.endswith("3 epochs")]
     ends = {seed: [stage_score(runs, task, seed, each, "after") for each in (name, first)] for seed in seeds}
     return {seed: end - original for seed, (end, original) in ends.items() if None not in (end, original)}
 
 
 def average_gap(gaps: list[dict[int, float]]) -> dict:
-    """The gap of the average over tasks: mean over the seeds that all tasks have, Student's 95 % interval, by seed."""
+    """Return the gap averaged over tasks: mean over seeds common to all tasks, Student's 95 % interval, and by seed."""
     by_seed = [statistics.mean(of[seed] for of in gaps) for seed in gaps[0] if all(seed in of for of in gaps)]
     if len(by_seed) < 2:  # one seed has no interval
         return {}
@@ -167,13 +167,13 @@ def average_gap(gaps: list[dict[int, float]]) -> dict:
 
 
 def run_record(results: dict) -> dict:
-    """What the table keeps of a run: the metrics of every stage, and the widths of the sites."""
+    """Return the part of a run that the table stores: the metrics of every stage, and the widths of the sites."""
     swap = results["swap"]
     return {"stages": results["stages"], "widths": swap and [site["dim"] for site in swap["sites"]]}
 
 
 def stage_score(runs: Mapping[str, dict], task: str, seed: int, name: str, stage: str) -> float | None:
-    """GLUE's number for a task, x 100, before or after the extra epoch; None if the run is missing."""
+    """Return GLUE's number for a task, x 100, before or after the extra epoch; None if the run is missing."""
     stages = runs.get(run_name(task, seed, name), {"stages": {}})["stages"]
     before = "loaded" if name in ORIGINALS else "swapped"
     metrics = stages.get(before if stage == "before" else "fine_tuned")

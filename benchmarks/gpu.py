@@ -65,7 +65,6 @@ EXACT = COLUMNS | {"difference": ".1e", "stock's own": ".1e", "ratio": ".2f"}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10, help="what is not begun by then is skipped (default: 10)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="what to measure (default: all)")
@@ -80,7 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def settings(arguments: argparse.Namespace) -> Iterator[Setting]:
-    """The tables that were asked for, in order of importance."""
+    """Yield the requested settings, the most important first."""
     for mode, precision, backend, models, lengths in PLAN:
         if mode in arguments.modes and backend in arguments.backends:
             for model in models:
@@ -89,7 +88,7 @@ def settings(arguments: argparse.Namespace) -> Iterator[Setting]:
 
 
 def obstacle(setting: Setting, device: torch.device) -> str | None:
-    """Why nothing of a setting can run here, if it cannot."""
+    """Return the reason why a setting cannot run here; None if it can."""
     if setting.backend == FLASH and not is_flash_attn_2_available():
         return "the package flash_attn is not installed, or finds no device"
     if setting.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
@@ -98,7 +97,7 @@ def obstacle(setting: Setting, device: torch.device) -> str | None:
 
 
 def described(device: torch.device) -> dict:
-    """What a stored record says of the device."""
+    """Return the description of the device for the stored record."""
     properties = torch.cuda.get_device_properties(device)
     return {
         "name": properties.name,
@@ -110,7 +109,7 @@ def described(device: torch.device) -> dict:
 
 
 def forget(device: torch.device) -> None:
-    """Let go of models that nobody holds, and of what was compiled for them."""
+    """Free the memory of unreferenced models and of code compiled for them."""
     torch.compiler.reset()
     gc.collect()
     if device.type == "cuda":
@@ -118,7 +117,7 @@ def forget(device: torch.device) -> None:
 
 
 def measured(bench: Bench, setting: Setting, budget: Budget) -> list[dict]:
-    """A row for every variant: what was measured, or why it was not."""
+    """Return a row for every variant: its measurements, or the reason why there are none."""
     shared = {name: getattr(setting, name) for name in ("mode", "model", "precision", "backend")}
     shared |= {"length": bench.length(setting)}
     why, stock, batch, rows = obstacle(setting, bench.device), None, bench.first_batch(setting), []
@@ -145,13 +144,13 @@ def measured(bench: Bench, setting: Setting, budget: Budget) -> list[dict]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in a line."""
+    """Return the first line of an error's message, with the name of its class."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__
 
 
 def show(rows: list[dict]) -> None:
-    """Print a table for every mode, and what was skipped."""
+    """Print a table for every mode, and the skipped measurements with their reasons."""
     for mode in MODES:
         mine = [row for row in rows if row["mode"] == mode and "skipped" not in row]
         if mine:
@@ -166,7 +165,7 @@ def show(rows: list[dict]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict]:
-    """Measure, print, store."""
+    """Measure and print all rows, and return them; they are stored unless `--quick` is given."""
     asked = parse(arguments)
     budget, device = Budget(asked.minutes), torch.device(asked.device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -174,14 +173,14 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
         return []
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # every size is compiled by itself, as often as it takes
+    # every size is compiled separately, which needs a higher limit
     torch._dynamo.config.automatic_dynamic_shapes = False
     torch._dynamo.config.recompile_limit = 64
     bench, rows = Bench(device, quick=asked.quick), []
     for setting in settings(asked):
         print(setting, file=sys.stderr)
         rows += measured(bench, setting, budget)
-        if not asked.quick:  # what there is by now: who stops the program keeps it
+        if not asked.quick:  # after each setting: a stopped program keeps its rows
             write("gpu", rows, device=described(device), minutes=asked.minutes)
     show(rows)
     if asked.quick:

@@ -18,7 +18,7 @@ QUICK_LENGTHS, QUICK_TOKENS, QUICK_NEW = {128: 8, 512: 16}, 32, 3
 
 @dataclass(frozen=True)
 class Setting:
-    """What the variants of a table share."""
+    """The settings that all variants of a table share."""
 
     mode: str
     precision: str
@@ -31,19 +31,19 @@ class Setting:
 
     @property
     def variants(self) -> list[str]:
-        """Names of what is compared with stock."""
+        """Return the names of the variants to compare with stock."""
         if self.mode == "exact":
             return list(LOSSLESS)
         return COMPILED if self.mode == "static" or self.backend == FLEX else list(VARIANTS)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Return the dtype of the weights."""
         return torch.float32 if self.mode == "train" else DTYPES[self.precision]
 
 
 class Bench:
-    """A run of the benchmark: device, models, and the calls that are timed."""
+    """A run of the benchmark: the device, the models, and the calls to time."""
 
     def __init__(self, device: torch.device, *, quick: bool):
         self.device, self.quick, self.models = device, quick, Models(device, quick=quick)
@@ -51,24 +51,24 @@ class Bench:
         self.references: dict[Setting, tuple[torch.Tensor, float]] = {}  # of the last setting
 
     def length(self, setting: Setting) -> int:
-        """Tokens of a sequence."""
+        """Return the tokens of a sequence."""
         return QUICK_LENGTHS[setting.length] if self.quick else setting.length
 
     def first_batch(self, setting: Setting) -> int:
-        """Sequences of the batch that is tried first."""
+        """Return the number of sequences in the first batch to try."""
         return (QUICK_TOKENS if self.quick else TOKENS[setting.mode]) // self.length(setting)
 
     def load(self, setting: Setting, variant: str, backend: str | None = None) -> PreTrainedModel:
-        """A variant on the device."""
+        """Return a copy of a variant on the device."""
         return self.models.on_device(setting.model, variant, setting.dtype, backend or setting.backend)
 
     def ids(self, model: PreTrainedModel, batch: int, length: int) -> torch.Tensor:
-        """Random tokens [batch, length], none of them special."""
+        """Return random tokens [batch, length], none of them special."""
         chance = torch.Generator().manual_seed(length)
         return torch.randint(10, model.config.vocab_size - 10, (batch, length), generator=chance).to(self.device)
 
     def encode(self, model: PreTrainedModel, setting: Setting, batch: int) -> tuple[Callable, None]:
-        """One pass of the encoder."""
+        """Return a call that runs the encoder once."""
         ids = self.ids(model, batch, self.length(setting))
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -79,7 +79,7 @@ class Bench:
         return encode, None
 
     def decode(self, model: PreTrainedModel, setting: Setting, batch: int) -> tuple[Callable, None]:
-        """Greedy generation."""
+        """Return a call that generates greedily."""
         ids = self.ids(model, batch, self.length(setting))
         options = {"num_beams": 1, "do_sample": False, "min_new_tokens": self.new, "max_new_tokens": self.new}
         if setting.mode == "static":
@@ -95,7 +95,7 @@ class Bench:
         return decode, None
 
     def train(self, model: PreTrainedModel, setting: Setting, batch: int) -> tuple[Callable, torch.optim.Optimizer]:
-        """An optimizer step."""
+        """Return a call that takes an optimizer step, and the optimizer."""
         model.train().zero_grad()  # what a step that ran out of memory left
         ids = self.ids(model, batch, self.length(setting))
         labels = ids if model.config.is_encoder_decoder else ids[:, 0] % 2
@@ -113,7 +113,7 @@ class Bench:
 
     @torch.no_grad()
     def output(self, model: PreTrainedModel, setting: Setting) -> torch.Tensor:
-        """States or logits [tokens, width] of a padded batch, in float64."""
+        """Return the hidden states or logits [tokens, width] of a padded batch, in float64."""
         batch, length = self.first_batch(setting), self.length(setting)
         ids = self.ids(model, batch, length)
         mask = torch.ones_like(ids)
@@ -125,7 +125,7 @@ class Bench:
         return found.double()
 
     def timed(self, setting: Setting, stock: PreTrainedModel, variant: str, batch: int) -> dict:
-        """Time and memory of a variant beside stock."""
+        """Measure time and memory of a variant beside stock."""
         prepare = {"encode": self.encode, "decode": self.decode, "static": self.decode, "train": self.train}
         model = self.load(setting, variant)
         beside = prepare[setting.mode](stock, setting, batch)
@@ -141,7 +141,7 @@ class Bench:
         return row
 
     def reference(self, setting: Setting) -> tuple[torch.Tensor, float]:
-        """What stock puts out, and by how much its backends sdpa and eager differ at most."""
+        """Return the output of stock, and the largest difference between stock's backends sdpa and eager."""
         if setting not in self.references:
             eager, sdpa, own = (
                 self.output(self.load(setting, STOCK, backend), setting) for backend in ("eager", SDPA, setting.backend)
@@ -150,7 +150,7 @@ class Bench:
         return self.references[setting]
 
     def exactness(self, setting: Setting, variant: str) -> dict:
-        """The difference that a lossless change makes, beside the one that stock's backends make."""
+        """Return the largest difference that a lossless change makes, beside the one between stock's backends."""
         stock, own = self.reference(setting)
         difference = (self.output(self.load(setting, variant), setting) - stock).abs().max().item()
         return {"difference": difference, "stock's own": own, "ratio": difference / own if own > 0 else None}

@@ -24,7 +24,7 @@ QUICK = {"vocab_size": 128, "max_position_embeddings": 64}
 
 @dataclass(frozen=True)
 class Shape:
-    """A model to build: its type, its auto class, its sizes, and what differs in a quick try."""
+    """A model to build: its type, its auto class, its sizes, and the sizes that a quick try replaces."""
 
     model_type: str
     auto: type
@@ -73,11 +73,11 @@ def half_of_the_heads(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class Variant:
-    """How a variant is made.
+    """A recipe for a variant.
 
     Attributes:
-        born: arguments of `collaborative_config`: for time, random weights do as well as decomposed ones.
-        change: what is done to a copy of the stock model.
+        born: arguments of `collaborative_config`; random weights are enough, because only time is measured.
+        change: changes a copy of the stock model in place.
     """
 
     born: dict | None = None
@@ -85,12 +85,12 @@ class Variant:
 
 
 def swap(mixing: str, values: float | None = None) -> Variant:
-    """A swap at full width."""
+    """Return a swap at full width."""
     return Variant(change=partial(swap_to_collaborative, dim_shared_query_key=1.0, dim_value=values, kind=mixing))
 
 
 def narrow(share: float, mixing: str, values: float | None = None) -> Variant:
-    """Shares of the width of query and key, and of the values."""
+    """Return a variant with shares of the width of queries and keys, and of values."""
     return Variant({"dim_shared_query_key": share, "dim_value": values, "kind": mixing})
 
 
@@ -116,14 +116,14 @@ LOSSLESS = {
 
 
 class Models:
-    """Models on the CPU in float32, each made once, and their copies on the device."""
+    """The models on the CPU in float32, each built once, and their copies on the device."""
 
     def __init__(self, device: torch.device, *, quick: bool = False):
         self.device, self.quick = device, quick
         self.made: dict[tuple[str, str], PreTrainedModel] = {}
 
     def fresh(self, name: str, born: dict | None) -> PreTrainedModel:
-        """A new model of a shape, biases random too, in evaluation mode."""
+        """Build a model of a shape in evaluation mode, with random weights and biases."""
         shape = SHAPES[name]
         config = AutoConfig.for_model(shape.model_type, **shape.sizes | (shape.quick if self.quick else {}))
         if born is not None:
@@ -137,7 +137,7 @@ class Models:
         return model
 
     def on_cpu(self, name: str, variant: str) -> PreTrainedModel:
-        """A variant of a shape, to be copied."""
+        """Return a variant of a shape on the CPU; callers copy it."""
         if (name, variant) not in self.made:
             how = (VARIANTS | LOSSLESS)[variant]
             if how.born is not None or variant == STOCK:
@@ -149,7 +149,7 @@ class Models:
         return self.made[name, variant]
 
     def on_device(self, name: str, variant: str, dtype: torch.dtype, backend: str) -> PreTrainedModel:
-        """A copy of a model on the device, set to a precision and a backend."""
+        """Return a copy of a model on the device, with the given dtype and attention backend."""
         model = copy.deepcopy(self.on_cpu(name, variant)).to(self.device, dtype)
         model.set_attn_implementation(backend)
         return model

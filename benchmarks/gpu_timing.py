@@ -1,4 +1,4 @@
-"""What the GPU benchmark measures with: a budget of time, calls in turns, the peak of memory, batches that fit."""
+"""Measuring tools of the GPU benchmark: a time budget, calls timed in turns, peak memory, batches that fit."""
 
 import statistics
 import time
@@ -15,19 +15,19 @@ RESERVE = 20.0  # seconds of the budget that are left for the end
 
 
 class Budget:
-    """How much time is left, and what a piece of work took the last time."""
+    """A time budget that remembers the longest time of each sort of work."""
 
     def __init__(self, minutes: float):
         self.end = time.monotonic() + 60 * minutes - min(RESERVE, 30 * minutes)
         self.longest: dict[str, float] = {}
 
     def allows(self, work: str, guess: float) -> bool:
-        """Whether there is time for a piece of work: for the longest of its sort, or for a guess if it is the first."""
+        """Return True if time is left for the longest work of this sort so far, or for `guess` if it is the first."""
         return time.monotonic() + self.longest.get(work, guess) < self.end
 
     @contextmanager
     def spending(self, work: str):
-        """Do a piece of work and remember how long it took."""
+        """Remember how long the work in the context took."""
         start = time.monotonic()
         try:
             yield
@@ -37,7 +37,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Timing:
-    """A variant against stock, in seconds of one call.
+    """The times of a variant and of stock, in seconds per call.
 
     Attributes:
         seconds: median of the variant.
@@ -51,24 +51,24 @@ class Timing:
 
     @property
     def ratio(self) -> float:
-        """The median of the ratios."""
+        """Return the median of the ratios."""
         return statistics.median(self.ratios)
 
     @property
     def quartiles(self) -> str:
-        """The middle half of the ratios."""
+        """Return the first and third quartile of the ratios, as text."""
         low, _, high = statistics.quantiles(self.ratios, n=4)
         return f"{low:.3f} to {high:.3f}"
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, from an idle device to an idle device."""
+    """Return the seconds of one call, from an idle device to an idle device."""
     synchronize(device)
     start = time.perf_counter()
     call()
@@ -77,7 +77,7 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
 
 
 def in_turns(stock: Callable[[], object], variant: Callable[[], object], device: torch.device) -> Timing:
-    """Time two calls in turns after two warm-ups each; who begins changes from round to round."""
+    """Time two calls in turns after two warm-ups each; the order alternates from round to round."""
     calls = (stock, variant)
     for call in calls:
         call()
@@ -92,7 +92,7 @@ def in_turns(stock: Callable[[], object], variant: Callable[[], object], device:
 
 
 def size_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
-    """Bytes that a model and the state of its optimizer hold between calls."""
+    """Return the bytes that a model and the state of its optimizer hold between calls."""
     tensors = [*model.parameters(), *model.buffers()]
     for state in optimizer.state.values() if optimizer else ():
         tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
@@ -100,7 +100,7 @@ def size_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
 
 
 def peak_memory(call: Callable[[], object], held: int, device: torch.device) -> float | None:
-    """MiB that a model needs at most: what it holds, and what a call adds to all that lies on the device."""
+    """Return the peak memory of a model in MiB: what it holds, and what a call adds on the device; None on a CPU."""
     if device.type != "cuda":
         return None
     synchronize(device)
@@ -112,7 +112,7 @@ def peak_memory(call: Callable[[], object], held: int, device: torch.device) -> 
 
 
 def halved_until_it_fits(batch: int, measure: Callable[[int], object]):
-    """The largest of batch, batch / 2, ... for which there is memory, and what was measured with it.
+    """Return the largest of batch, batch / 2, ... that fits into memory, and its measurement.
 
     Raises:
         torch.OutOfMemoryError: if not even one sequence fits.

@@ -43,7 +43,7 @@ evaluate = Run.evaluate  # only after training: the other stages take half of th
 
 
 def run(task: str, name: str, seed: int, work: Path, start: Path) -> None:
-    """One run of run_glue.py, unless its results are there already."""
+    """Run run_glue.py once; a run whose results exist for the same flags is not repeated."""
     folder = folder_of(work, task, name, seed)
     flags = f"--task_name {task} {COMMON} {SETTINGS[name]} --seed {seed} --overwrite_output_dir".split()
     paths = ["--data_dir", str(shared("data/glue")), "--model_name_or_path", str(start), "--output_dir", str(folder)]
@@ -59,29 +59,29 @@ def run(task: str, name: str, seed: int, work: Path, start: Path) -> None:
 
 
 def folder_of(work: Path, task: str, name: str, seed: int) -> Path:
-    """Where the results of a run are."""
+    """Return the folder of a run's results."""
     return work / f"{task}-{name.replace(' ', '-')}-{seed}"
 
 
 def results_of(work: Path, task: str, name: str) -> list[dict]:
-    """The results of all seeds that are there."""
+    """Return the existing results of all seeds."""
     paths = (folder_of(work, task, name, seed) / "all_results.json" for seed in SEEDS)
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def heads_of(results: dict) -> list[int]:
-    """Heads kept per layer."""
+    """Return the number of heads kept per layer."""
     heads = results["heads"]
     return [site["heads_after"] for site in heads["pruned"]["sites"]] if heads else [12] * 6
 
 
 def final(task: str, results: dict) -> float:
-    """GLUE's number for the task after everything, x 100."""
+    """Return GLUE's number for the task after the last step, x 100."""
     return 100 * score(task, results["history"][-1]["metrics"])
 
 
 def rows_of(work: Path) -> list[dict]:
-    """One row per setting: mean and spread over seeds."""
+    """Return one row per setting: mean and spread over seeds."""
     rows = []
     for name in SETTINGS:
         row: dict = {"heads": name}
@@ -103,7 +103,7 @@ def rows_of(work: Path) -> list[dict]:
 
 
 def draw(rows: list[dict]) -> None:
-    """Quality against heads kept, a panel per task, a line per way to choose."""
+    """Draw quality against heads kept: a panel per task, a line per way to choose."""
     import matplotlib
 
     matplotlib.use("Agg")

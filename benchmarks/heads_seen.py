@@ -47,7 +47,7 @@ TRAINED = {
 
 
 def translation_batches(tokenizer, count: int | None = None, size: int = 50) -> list[dict]:
-    """Pairs of Multi30k of like length, with labels."""
+    """Return batches of Multi30k pairs of similar length, with labels."""
     source, target = read(TEST, "de", count), read(TEST, "en", count)
     order = sorted(range(len(source)), key=lambda i: len(source[i]))
     batches = []
@@ -61,13 +61,13 @@ def translation_batches(tokenizer, count: int | None = None, size: int = 50) -> 
 
 
 def marian_model(folder: Path | None = None):
-    """A Marian and the tokenizer of the shared one."""
+    """Return a Marian, and the tokenizer of the shared one."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder or shared(MARIAN)).eval()
     return model, AutoTokenizer.from_pretrained(shared(MARIAN))
 
 
 def head_rows(report) -> list[dict]:
-    """A row per role: means, roles found, the strongest heads."""
+    """Return a row per role: means, roles found, the strongest heads."""
     rows, scores = [], report.scores()
     for role in dict.fromkeys(site.role for site in report.sites):
         sites = [site for site in report.sites if site.role == role]
@@ -92,7 +92,7 @@ def head_rows(report) -> list[dict]:
 
 
 def correlation_rows(report, ablation=None) -> list[dict]:
-    """Rank correlation of every measure with the harm of leaving heads out: in all, and per role."""
+    """Return the rank correlation of every measure with the harm of removing a head: over all heads, and per role."""
     ablation, rows = ablation or report.ablation, []
     harm = ablation.harm()
     for name, scores in report.scores().items():
@@ -107,7 +107,7 @@ def correlation_rows(report, ablation=None) -> list[dict]:
 
 
 def finish(name: str, report, work: Path, pictures: dict[str, str], more: list[dict] | None = None) -> None:
-    """Print and store the tables, the report and the pictures that the README shows."""
+    """Print and store the tables and the report, and copy the pictures of the documentation."""
     rows, correlations = head_rows(report), correlation_rows(report) + (more or [])
     print(
         report.roles,
@@ -123,7 +123,7 @@ def finish(name: str, report, work: Path, pictures: dict[str, str], more: list[d
 
 
 def marian(work: Path) -> None:
-    """Multi30k."""
+    """Analyze the Marian on Multi30k."""
     model, tokenizer = marian_model()
     report = analyze_heads(model, translation_batches(tokenizer), tokenizer=tokenizer, data=f"Multi30k {TEST}")
     few = translation_batches(tokenizer, LEFT_OUT)
@@ -133,7 +133,7 @@ def marian(work: Path) -> None:
 
 
 def combined(report, ablation):
-    """The measures of one report with the ablation and the curves of another."""
+    """Return a report with the ablation and the curves of another one."""
     import dataclasses
 
     notes = tuple(note for note in report.notes if "left out" not in note)
@@ -142,7 +142,7 @@ def combined(report, ablation):
 
 
 def minilm_part(work: Path) -> None:
-    """The treebank and STS-B."""
+    """Analyze all-MiniLM-L6-v2 on the treebank, and its heads' importance on STS-B."""
     model, tokenizer = AutoModel.from_pretrained(minilm()).eval(), AutoTokenizer.from_pretrained(minilm())
     sentences = read_conllu(shared("data/ud_english_ewt/en_ewt-ud-dev.conllu"))
     texts = sorted((sentence.text for sentence in sentences), key=len)
@@ -172,7 +172,7 @@ def minilm_part(work: Path) -> None:
 
 
 def balance_part(work: Path) -> None:
-    """Train on, measure, compare."""
+    """Continue training in several ways, and compare how evenly importance is spread over the heads."""
     sys.path.insert(0, str(ROOT))
     import run_translation
 
@@ -204,7 +204,7 @@ def balance_part(work: Path) -> None:
 
 
 def speed(rounds: int = 5, count: int = 200) -> None:
-    """Ratios of time on some batches; peak memory in processes of their own."""
+    """Measure time as ratios on some batches, and peak memory in separate processes."""
     model, tokenizer = marian_model()
     batches = translation_batches(tokenizer, count)
 
@@ -240,7 +240,7 @@ def speed(rounds: int = 5, count: int = 200) -> None:
 
 
 class Streamed:
-    """Batches that are made when they are asked for, all alike: what differs is how many there are."""
+    """An iterable of identical batches that are made on demand; only their number varies."""
 
     def __init__(self, tokenizer, count: int):
         (self.batch,), self.number = translation_batches(tokenizer, 50), count // 50
@@ -251,7 +251,7 @@ class Streamed:
 
 
 def memory(count: int) -> None:
-    """Peak memory of this process, in MB, after the forward-only measures and relevance."""
+    """Print the peak memory of this process, in MB, after the forward-only measures and relevance."""
     model, tokenizer = marian_model()
     assert get_adapter(model)
     analyze_heads(model, Streamed(tokenizer, count), parts=(*FORWARD, "relevance"), num_examples=0)
@@ -259,7 +259,7 @@ def memory(count: int) -> None:
 
 
 def main() -> None:
-    """One part."""
+    """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("marian", "minilm", "balance", "speed", "memory"))
     parser.add_argument("--work", type=Path, default=WORK / "collab-heads-seen")

@@ -51,13 +51,13 @@ TRANSLATION = [
 
 
 class Scenario:
-    """A command line, what an unbroken run of it leaves, and the operations on files that it makes.
+    """A command line, the output of an unbroken run of it, and the file operations of that run.
 
     Args:
         name: of the scenario.
-        main: the script.
+        main: the script's main function.
         flags: output folder -> flags.
-        folder: where runs take place.
+        folder: the folder for runs.
     """
 
     def __init__(self, name, main, flags, folder):
@@ -75,14 +75,14 @@ class Scenario:
         self.end = ending(out)
 
     def run(self, out, more, *, at=None, after=None, record=None):
-        """Run in a child process; returns its exit code (negative: a signal) and the end of what it said.
+        """Run in a child process; returns its exit code (negative: a signal) and the end of its output.
 
         Args:
             out: output folder.
-            more: flags.
-            at: an operation, its place, and the how-many-eth of these it kills itself before.
-            after: seconds after which it is killed.
-            record: where to write what it does.
+            more: additional flags.
+            at: a file operation, its path, and n: the child kills itself before the n-th such operation.
+            after: seconds after which the child is killed.
+            record: file to which the operations are logged.
         """
         read, sent = os.pipe()
         child = os.fork()
@@ -100,7 +100,7 @@ class Scenario:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said.decode()[-2000:]
 
     def in_child(self, out, more, at, record, sent):
-        """What a child does; it does not return."""
+        """Run in the child process; does not return."""
         log, left = None if record is None else record.open("w"), at and at[2]
 
         def before(name, path):
@@ -132,28 +132,28 @@ class Scenario:
 
 
 def identity(folder: Path) -> tuple[str, str]:
-    """What decides what a stored model computes."""
+    """Return hashes of the files that determine what a stored model computes."""
     return tuple(
         hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("config.json", "model.safetensors")
     )
 
 
 def prepare(out: Path) -> None:
-    """A folder with files of the user's."""
+    """Make a folder that holds files of the user."""
     for name in MINE:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(f"mine: {name}")
 
 
 def ending(out: Path) -> dict:
-    """What a run leaves: the model, the results as far as they do not tell of time, the names of all files."""
+    """Return the outcome of a run: the model, the results without times, the names of all files."""
     results = json.loads((out / "all_results.json").read_text())
     names = sorted(path.relative_to(out).as_posix() for path in out.rglob("*"))
     return {"model": identity(out), "history": results["history"], "names": names}
 
 
 def wrong_after_kill(scenario: Scenario, out: Path) -> list[str]:
-    """What loads and is no complete save, and what is gone of the user's."""
+    """Return what is wrong after a kill: models that load but are no complete save, and lost files of the user."""
     wrong = [f"{name} is not what it was" for name in MINE if f"mine: {name}" not in read_all(out, name)]
     for config in out.rglob("config.json"):
         folder = config.parent
@@ -167,18 +167,18 @@ def wrong_after_kill(scenario: Scenario, out: Path) -> list[str]:
 
 
 def read_all(out: Path, name: str) -> list[str | None]:
-    """The text of a file, and of the one that waits in a folder moved aside until the next run puts it back."""
+    """Return the text of a file, and of its copy in a folder that is moved aside until the next run restores it."""
     first, _, rest = name.partition("/")
     return [read(out / name), *(read(out / (first + end) / rest) for end in (".replaced", ".deleted") if rest)]
 
 
 def read(path: Path) -> str | None:
-    """The text of a file that may be gone."""
+    """Return the text of a file; None if it does not exist."""
     return path.read_text() if path.exists() else None
 
 
 def one(scenario: Scenario, chance: random.Random, number: int) -> dict:
-    """Kill a run several times, each time going on with it, until it ends."""
+    """Kill a run several times, resuming it each time, until it completes."""
     out = scenario.folder / f"{scenario.name}_{number}"
     prepare(out)
     new, resume = ["--overwrite_output_dir"], ["--resume_from_checkpoint"]
@@ -213,12 +213,12 @@ def one(scenario: Scenario, chance: random.Random, number: int) -> dict:
 
 
 def differing(end: dict, expected: dict, part: str) -> str:
-    """Which names differ."""
+    """Return the names that differ, if the part is "names"."""
     return str(sorted(set(end[part]) ^ set(expected[part]))) if part == "names" else ""
 
 
 def scenarios(folder: Path) -> list[Scenario]:
-    """The two runs, on generated data."""
+    """Return the two scenarios, on generated data."""
     bert = tiny.save_tiny_bert(folder / "bert")
     for name, count, seed in (("train", 60, 0), ("validation", 12, 1), ("test", 6, 2)):
         tiny.write_csv(folder / f"{name}.csv", tiny.rows(count, seed))
@@ -240,7 +240,7 @@ def scenarios(folder: Path) -> list[Scenario]:
 
 
 def kill(number: int, seed: int, *, stored: bool = True) -> tuple[list[dict], list[Scenario]]:
-    """Make at least so many kills; returns a row for each run that was killed."""
+    """Kill runs at least `number` times; returns a row per run, and the scenarios."""
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     rows, chance = [], random.Random(seed)
@@ -255,7 +255,7 @@ def kill(number: int, seed: int, *, stored: bool = True) -> tuple[list[dict], li
 
 
 def report(rows: list[dict], both: list[Scenario]) -> None:
-    """Store what came out."""
+    """Store the results."""
     counts = Counter(kill for row in rows for kill in row["kills"])
     write(
         "kills",

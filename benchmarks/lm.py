@@ -57,18 +57,18 @@ COLUMNS = {
 
 
 class Text:
-    """Multi30k's English side in pieces.
+    """The English side of Multi30k, tokenized.
 
     Args:
-        name: of the model whose pieces they are.
-        count: sentences of each set at most; None for all.
+        name: of the model whose tokenizer is used.
+        count: the largest number of sentences of a test set; None for all.
     """
 
     def __init__(self, name: str, count: int | None = None):
         self.tokenizer, self.count = AutoTokenizer.from_pretrained(shared(FOLDERS[name])), count
 
     def sentences(self, name: str, count: int | None = None, seed: int | None = None) -> list[list[int]]:
-        """The sentences of a set between start and end; some of them, drawn with a seed."""
+        """Return the sentences of a set between start and end tokens; with a seed, in random order."""
         with gzip.open(shared(f"data/multi30k/{name}.en.gz"), "rt", encoding="utf-8") as file:
             lines = [line.rstrip("\n") for line in file]
         if seed is not None:
@@ -77,7 +77,7 @@ class Text:
         return [[START, *ids, END] for ids in self.tokenizer(lines[:count]).input_ids]
 
     def batches(self, sentences: list[list[int]], rows: int = 32) -> list[dict[str, torch.Tensor]]:
-        """Padded batches, in the order given."""
+        """Return padded batches, in the given order."""
         found = []
         for start in range(0, len(sentences), rows):
             chosen = [torch.tensor(ids) for ids in sentences[start : start + rows]]
@@ -88,21 +88,21 @@ class Text:
         return found
 
     def test(self, name: str) -> list[dict[str, torch.Tensor]]:
-        """A set to measure on, sentences of like length together."""
+        """Return the batches of a test set, with sentences of similar length together."""
         return self.batches(sorted(self.sentences(name, self.count), key=len), rows=64)
 
     def calibration(self, draw: int) -> list[dict[str, torch.Tensor]]:
-        """What models are calibrated on."""
+        """Return a draw of calibration batches."""
         return self.batches(self.sentences("train", CALIBRATION, seed=draw))
 
     def unlabelled(self, draw: int) -> list[dict[str, torch.Tensor]]:
-        """What they are distilled on."""
+        """Return a draw of batches for distillation."""
         return self.batches(self.sentences("train", UNLABELLED, seed=1000 + draw))
 
 
 @torch.no_grad()
 def perplexity(model: PreTrainedModel, batches: Sequence[Mapping]) -> float:
-    """Per piece, the end included."""
+    """Return the perplexity per token, the end token included."""
     total, count = 0.0, 0
     for batch in batches:
         logits = model(**batch).logits[:, :-1].float().log_softmax(-1)
@@ -114,19 +114,18 @@ def perplexity(model: PreTrainedModel, batches: Sequence[Mapping]) -> float:
 
 @torch.no_grad()
 def cache_bytes(model: PreTrainedModel) -> float:
-    """Bytes that are cached per token."""
+    """Return the bytes cached per token."""
     tokens = 16
     cache = model(input_ids=torch.full((1, tokens), 5), use_cache=True).past_key_values
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / tokens
 
 
 def attention_parameters(model: PreTrainedModel) -> int:
-    """Numbers in attention."""
     return sum(p.numel() for name, p in model.named_parameters() if ".attn." in name or ".self_attn." in name)
 
 
 def decoding(model: PreTrainedModel, original: PreTrainedModel) -> dict[str, float]:
-    """Tokens per second of greedy decoding, and the time as a share of the original's, in turns with it."""
+    """Return the tokens per second of greedy decoding, and its time as a share of the original's, measured in turns."""
     prompt = {"input_ids": torch.full((ROWS, PROMPT), 5), "attention_mask": torch.ones(ROWS, PROMPT, dtype=torch.long)}
     length = {"min_new_tokens": NEW, "max_new_tokens": NEW, "do_sample": False, "num_beams": 1}
     seconds: dict[int, list[float]] = {0: [], 1: []}
@@ -141,12 +140,12 @@ def decoding(model: PreTrainedModel, original: PreTrainedModel) -> dict[str, flo
 
 
 class Method:
-    """A way to make a model smaller.
+    """A method that makes a model smaller.
 
     Attributes:
-        name: as tables have it.
-        make: (original, text, draw) -> a smaller model, and what is to be known of it.
-        train: how it is distilled.
+        name: its name in the tables.
+        make: (text, draw) -> a smaller model, and numbers for its row.
+        train: the function that distils the model.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class Method:
 
 
 def methods(name: str) -> list[Method]:
-    """All that a model is measured with."""
+    """Return all methods to measure with a model."""
 
     def compressed(budget: float) -> Callable[..., tuple[PreTrainedModel, dict]]:
         def make(text: Text, draw: int) -> tuple[PreTrainedModel, dict]:
@@ -181,7 +180,7 @@ def methods(name: str) -> list[Method]:
 
 
 def fewer_heads(name: str, text: Text, draw: int) -> tuple[PreTrainedModel, dict]:
-    """Three quarters of the heads, those that the others stand in for worst; W_O refitted."""
+    """Keep the three quarters of the heads that the others replace worst, and refit W_O."""
     model, batches = load(name), text.calibration(draw)
     scores = head_importance(model, batches, criterion="reconstruction")
     keep = 3 * sum(map(len, scores.values())) // 4
@@ -195,19 +194,19 @@ def fewer_heads(name: str, text: Text, draw: int) -> tuple[PreTrainedModel, dict
 
 
 def load(name: str) -> PreTrainedModel:
-    """The original."""
+    """Load the original model."""
     return AutoModelForCausalLM.from_pretrained(shared(FOLDERS[name])).eval()
 
 
 def measured(model: PreTrainedModel, original: PreTrainedModel, text: Text) -> dict[str, Any]:
-    """All numbers of a row."""
+    """Return all numbers of a row."""
     found = {name: perplexity(model, text.test(name)) for name in ("val", "test_2016_flickr")}
     share = attention_parameters(model) / attention_parameters(original)
     return found | {"attention": share, "cache": cache_bytes(model)} | decoding(model, original)
 
 
 def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> Iterator[dict]:
-    """What is not there yet: a row per draw and method, as it is and distilled."""
+    """Yield the rows that are not measured yet: per draw and method one before and one after distillation."""
     known, text, original = {key(row) for row in done}, Text(name, arguments.sentences), load(name)
     row = {"model": name, "method": "stock", "draw": 0, "distilled": 0}
     if key(row) not in known:
@@ -233,12 +232,12 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
 
 
 def key(row: Mapping) -> tuple:
-    """What a row is of."""
+    """Return what identifies a row."""
     return tuple(row[name] for name in ("model", "method", "draw", "distilled"))
 
 
 def over_draws(rows: Sequence[dict]) -> list[dict]:
-    """A row per model, method and distillation: means over the draws, and how much more perplexity there is."""
+    """Return a row per model, method and distillation: means over the draws, and the increase in perplexity in %."""
     groups: dict[tuple, list[dict]] = {}
     for row in sorted(rows, key=lambda row: row["model"]):
         groups.setdefault((row["model"], row["method"], row["distilled"]), []).append(row)
@@ -257,7 +256,6 @@ def over_draws(rows: Sequence[dict]) -> list[dict]:
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(FOLDERS)}")
     parser.add_argument("--draws", type=int, default=1, help="of calibration sentences")

@@ -1,6 +1,6 @@
-"""What a user would take for a smaller cache: fewer key/value heads, each the mean of those of its group.
+"""The usual way to a smaller cache: fewer key/value heads, each the mean of the heads of its group.
 
-The usual conversion from many heads to few; then trained like ours, on hidden states and output of the original.
+The models are then trained as ours are, on hidden states and output of the original.
 
 Source: Ainslie et al. 2023, "GQA", arXiv:2305.13245, section 2.1.
 """
@@ -24,12 +24,12 @@ LEARNING_RATE = 0.01  # as `distill` has it
 
 
 def pooled(tensor: Tensor, heads: int, groups: int) -> Tensor:
-    """The mean of the heads of each group: [heads * d, ...] -> [groups * d, ...]."""
+    """Average the heads of each group: [heads * d, ...] -> [groups * d, ...]."""
     return tensor.unflatten(0, (groups, heads // groups, -1)).mean(1).flatten(0, 1)
 
 
 class GroupedProjection(nn.Module):
-    """GPT-2's projection to queries, keys and values, whose key/value heads are those of groups, given out again."""
+    """A replacement for GPT-2's fused projection with one key/value head per group, repeated for the group's heads."""
 
     def __init__(self, fused: nn.Module, heads: int, groups: int):
         super().__init__()
@@ -42,7 +42,7 @@ class GroupedProjection(nn.Module):
         )
 
     def forward(self, states: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, 3 * D]."""
+        """Project: [B, T, D] -> [B, T, 3 * D]."""
         given = [self.query(states)]
         for projection in (self.key, self.value):
             each = projection(states).unflatten(-1, (self.groups, -1))  # (B, T, G, d)
@@ -51,13 +51,13 @@ class GroupedProjection(nn.Module):
 
 
 def thirds(width: int) -> list[slice]:
-    """Queries, keys and values in a fused projection."""
+    """Return the rows of queries, keys and values in a fused projection."""
     return [slice(start, start + width // 3) for start in range(0, width, width // 3)]
 
 
 @torch.no_grad()
 def linear(augmented: Tensor) -> nn.Linear:
-    """A projection from its weight with the bias as a last column."""
+    """Build a projection from its weight with the bias as last column."""
     made = nn.Linear(augmented.shape[1] - 1, len(augmented))
     made.weight.copy_(augmented[:, :-1])
     made.bias.copy_(augmented[:, -1])
@@ -66,9 +66,9 @@ def linear(augmented: Tensor) -> nn.Linear:
 
 @torch.no_grad()
 def mean_pooled(original: PreTrainedModel, groups: int) -> PreTrainedModel:
-    """A copy of a GPT-2, or of a model with grouped keys like Qwen3, with fewer key/value heads."""
+    """Return a copy of a GPT-2, or of a model with grouped keys like Qwen3, with fewer key/value heads."""
     config = copy.deepcopy(original.config)
-    if config.model_type == "gpt2":  # it knows no groups: what is cached is counted, not seen
+    if config.model_type == "gpt2":  # its code has no groups: the smaller cache is computed, not measured
         model = copy.deepcopy(original)
         for layer in model.base_model.h:
             layer.attn.c_attn = GroupedProjection(layer.attn.c_attn, config.n_head, groups)
@@ -87,7 +87,7 @@ def mean_pooled(original: PreTrainedModel, groups: int) -> PreTrainedModel:
 def distil(
     model: PreTrainedModel, original: PreTrainedModel, batches: Sequence[Mapping], steps: int, seed: int
 ) -> None:
-    """What `distill` does, for a model that it does not know: its attention is trained, in place."""
+    """Train the attention of a model that `distill` does not know, in place and in the way of `distill`."""
     started = time.perf_counter()
     trained = {name: p for name, p in model.named_parameters() if ".attn." in name or ".self_attn." in name}
     options = DistillOptions(steps, LEARNING_RATE, 1.0, None, None, 4, seed)

@@ -22,7 +22,7 @@ ROWS, RATE, WARM_UP, EVERY = 64, 2e-3, 150, 100
 
 
 def small_llama() -> LlamaForCausalLM:
-    """4 layers, 256 wide, 8 query heads and 4 key/value heads of 32, tied embeddings; random."""
+    """Build a random Llama: 4 layers, 256 wide, 8 query heads and 4 key/value heads of 32, tied embeddings."""
     config = LlamaConfig(
         vocab_size=4000,
         hidden_size=256,
@@ -43,12 +43,12 @@ def small_llama() -> LlamaForCausalLM:
 
 
 def rate(step: int, steps: int) -> float:
-    """Of a step, as a share of the highest."""
+    """Return the learning rate of a step as a share of its peak."""
     return min((step + 1) / WARM_UP, 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def train(model: LlamaForCausalLM, text: Text, steps: int) -> None:
-    """In place, on sentences in an order of their own for every epoch."""
+    """Train in place, on sentences in a new order in every epoch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
     model.train()
     step, epoch, started = 0, 0, time.perf_counter()
@@ -72,7 +72,7 @@ def train(model: LlamaForCausalLM, text: Text, steps: int) -> None:
 
 
 def main() -> None:
-    """Train, measure, store."""
+    """Train, measure and store the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default=str(LLAMA), help="where the model goes")
     parser.add_argument("--steps", type=int, default=1500, help="of training")

@@ -1,4 +1,4 @@
-"""The Marian of the shared folder with 18 of its 72 heads, mended before any training with references."""
+"""The Marian of the shared folder with 18 of its 72 heads, repaired before it is trained on references."""
 
 from pathlib import Path
 
@@ -13,7 +13,10 @@ MENDED = {"refitted": 0, "distilled": STEPS}  # how -> steps of distillation, af
 
 
 def mended(how: str, seed: int, work: Path) -> Path:
-    """The folder of such a model, made unless it is there: W_O refitted on 256 training pairs, perhaps distilled."""
+    """Return the folder of such a model, which is made if it is missing.
+
+    W_O is refitted on 256 training pairs; the model is then distilled if `how` says so.
+    """
     folder = work / f"mended-{how}-{seed}"
     if not (folder / "model.safetensors").exists():
         tokenizer = AutoTokenizer.from_pretrained(shared(MODELS["marian"]))

@@ -45,7 +45,7 @@ evaluate, step = Run.evaluate, AlphaPenalty.step
 
 
 def run(part: str, name: str, seed: int, work: Path, keep: bool = False) -> None:
-    """One run of run_translation.py, unless its results are there already."""
+    """Run run_translation.py once; a run whose results exist is not repeated."""
     folder, of = folder_of(work, part, name, seed), PARTS[part]
     flags = f"{of.common} {of.rows[name]} --seed {seed} --overwrite_output_dir --output_dir {folder}".split()
     for flag, split in (FILES_WITH_DEV if of.dev else FILES).items():
@@ -87,7 +87,7 @@ def run(part: str, name: str, seed: int, work: Path, keep: bool = False) -> None
 
 
 def watch_alphas() -> list[list[float]]:
-    """A list that fills with the nuclear norms of all alphas, after every optimizer step of the next training."""
+    """Return a list that fills with the nuclear norms of all alphas after every optimizer step of the next training."""
     norms: list[list[float]] = []
 
     def watched(self):

@@ -1,4 +1,4 @@
-"""The tables of nmt.py: what each of their rows is trained with."""
+"""The tables of nmt.py: the flags of each of their rows."""
 
 import json
 from dataclasses import dataclass
@@ -38,13 +38,13 @@ ENCODER = "--gated_sites enc-self --target_heads 5"
 
 @dataclass(frozen=True)
 class Part:
-    """A table: the flags of all its rows, and those of each.
+    """A table: the flags of all its rows, and those of each row.
 
     Attributes:
         common: flags of every row.
-        rows: name -> flags; the first is what the others are compared with.
-        model: folder of the shared data to start from; None: from scratch.
-        before: whether the model is measured before fine-tuning too.
+        rows: name -> flags; the others are compared with the first one.
+        model: folder in the shared data with the initial model; None: from scratch.
+        before: whether the model is also measured before fine-tuning.
         dev: whether the dev set is translated during the training, and the test set after it.
     """
 
@@ -59,7 +59,7 @@ FLAG = {"importance": "gradient"}  # how a row is called -> its flag
 
 
 def heads() -> dict[str, str]:
-    """Rows of heads kept."""
+    """Return the rows with fewer heads."""
     rows = {"original": ""}
     for how, counts in {"learned": (36, 18, 9), "importance": (36, 18, 9), "random": (36, 18)}.items():
         rows |= {f"{how} {count}": f"--target_heads {count} --head_selection {FLAG.get(how, how)}" for count in counts}
@@ -72,7 +72,7 @@ def heads() -> dict[str, str]:
 
 
 def narrow(widths: tuple[int, ...], mixings: tuple[str, ...] = ("shared", "per_head")) -> dict[str, str]:
-    """Rows of key widths."""
+    """Return the rows with narrower keys."""
     return {
         f"{mixing} {width}": f"--collaborative --dim_shared_query_key {width} --kind {mixing}"
         for mixing in mixings
@@ -81,14 +81,14 @@ def narrow(widths: tuple[int, ...], mixings: tuple[str, ...] = ("shared", "per_h
 
 
 def lasting() -> dict[str, str]:
-    """Rows of longer trainings, at the usual learning rate and at half of it."""
+    """Return the rows of longer trainings, at the usual learning rate and at half of it."""
     rows = {"plain": ""} | narrow((64, 16))
     halved = {f"{name}, half the rate": f"{rows[name]} --learning_rate 1e-3" for name in ("plain", *narrow((16,)))}
     return rows | halved
 
 
 def mixed(layers: int, heads: int) -> dict[str, str]:
-    """Rows of alphas and rotation: heads change places before epoch 2, and back before epoch 3."""
+    """Return the rows of alphas and rotation: heads change places before epoch 2, and back before epoch 3."""
     swaps = [{"role": "dec-enc", "layers": [0, layers - 1], "heads": [head, head]} for head in range(heads)]
     schedule = json.dumps({"2": swaps, "3": swaps}, separators=(",", ":"))
     rows = {"plain": "", "alphas": "--alpha_mixing --alpha_start 0.31"}

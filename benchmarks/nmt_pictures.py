@@ -15,7 +15,7 @@ from common import PICTURES
 
 
 def draw_heads(rows: list[dict]) -> None:
-    """BLEU against heads kept, a line per way to choose."""
+    """Draw BLEU against heads kept, a line per way to choose them."""
     styles = {"learned": ("#0072B2", "o-"), "importance": ("#E69F00", "s--"), "random": ("#999999", "^:")}
     styles |= {"lambda": ("#009E73", "D"), "encoder": ("#CC79A7", "P")}  # colours of Okabe and Ito
     figure, axes = plt.subplots(figsize=(6, 3.8), layout="constrained")
@@ -37,7 +37,7 @@ def draw_heads(rows: list[dict]) -> None:
 
 
 def draw_alphas(folders: dict[str, Path]) -> None:
-    """The nuclear norm of each alpha over training, with and without growth loss, and the alphas that were learned."""
+    """Draw the nuclear norm of each alpha over training, with and without growth loss, and the learned alphas."""
     found = {name: json.loads((folder / "alphas.json").read_text()) for name, folder in folders.items()}
     sites = list(found["alphas"])
     labels = [label_of(name) for name in sites]
@@ -68,13 +68,13 @@ def draw_alphas(folders: dict[str, Path]) -> None:
 
 
 def label_of(name: str) -> str:
-    """Role and layer of a parameter: "dec-enc 2"."""
+    """Return the role and layer of a parameter, such as "dec-enc 2"."""
     stack, layer, kind = re.search(r"(encoder|decoder)\.layers\.(\d+)\.(\w+)", name).groups()
     return f"{'enc-self' if stack == 'encoder' else 'dec-self' if kind == 'self_attn' else 'dec-enc'} {layer}"
 
 
 def save_figure(figure, name: str) -> None:
-    """As SVG and PNG."""
+    """Save a figure as SVG and PNG in docs/pictures/."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     figure.savefig(PICTURES / f"{name}.svg")
     figure.savefig(PICTURES / f"{name}.png", dpi=110)

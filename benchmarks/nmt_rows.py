@@ -1,4 +1,4 @@
-"""The rows of a table of nmt.py, from the runs that are there: BLEU, its interval, dev set, heads kept."""
+"""The rows of a table of nmt.py, from the existing runs: BLEU, its interval, dev set, heads kept."""
 
 import gzip
 import json
@@ -15,12 +15,12 @@ ROLES = ("enc-self", "dec-self", "dec-enc")
 
 
 def folder_of(work: Path, part: str, name: str, seed: int) -> Path:
-    """Where the results of a run are."""
+    """Return the folder of a run's results."""
     return work / f"{part}-{name.replace(',', '').replace(' ', '-')}-{seed}"
 
 
 def statistics_of(folder: Path) -> np.ndarray:
-    """BLEU's counts of every sentence, [1000, 10]: four of matches, four of totals, both lengths."""
+    """Return the counts behind BLEU for every sentence, [1000, 10]: four of matches, four of totals, both lengths."""
     (final,) = sorted((folder / "translations").glob("*.txt"), key=lambda path: path.stat().st_mtime)[-1:]  # the test's
     with gzip.open(shared(f"{DATA}/{TEST}.en.gz"), "rt", encoding="utf-8") as file:
         references = file.read().splitlines()
@@ -33,13 +33,13 @@ def statistics_of(folder: Path) -> np.ndarray:
 
 
 def bleu(sums: np.ndarray) -> float:
-    """Corpus BLEU of summed counts [10]."""
+    """Compute corpus BLEU from summed counts [10]."""
     numbers = [int(number) for number in sums]
     return BLEU.compute_bleu(numbers[:4], numbers[4:8], numbers[8], numbers[9]).score
 
 
 def compared(ours: list[np.ndarray], theirs: list[np.ndarray]) -> tuple[float, float]:
-    """The 95 % interval of the difference of the mean BLEUs, sentences drawn with replacement."""
+    """Return the 95 % bootstrap interval of the difference between two mean BLEUs; sentences are resampled."""
     generator, differences = np.random.default_rng(0), []
     for _ in range(1000):
         drawn = generator.integers(len(ours[0]), size=len(ours[0]))
@@ -50,7 +50,7 @@ def compared(ours: list[np.ndarray], theirs: list[np.ndarray]) -> tuple[float, f
 
 
 def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = None) -> list[dict]:
-    """One row per setting, all or some: mean and spread over seeds, and the difference to the first."""
+    """Return one row per setting, all or some: mean and spread over seeds, and the difference to the first."""
     rows, of = [], {}  # of: name -> seed -> counts
     for name, flags in PARTS[part].rows.items():
         if names and name not in names:
@@ -91,7 +91,7 @@ def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = N
 
 
 def differences(ours: dict[int, np.ndarray], theirs: dict[int, np.ndarray]) -> dict:
-    """The difference of the mean BLEUs over the seeds that both have, and by seed; its interval, in words, too."""
+    """Return the difference of the mean BLEUs over common seeds, its interval, also as text, and that of each seed."""
     seeds = [seed for seed in ours if seed in theirs]
     if not seeds:
         return {}
@@ -102,11 +102,11 @@ def differences(ours: dict[int, np.ndarray], theirs: dict[int, np.ndarray]) -> d
 
 
 def dev_of(results: dict) -> dict[int, float]:
-    """BLEU of the dev set: step -> BLEU."""
+    """Return the BLEU on the dev set by step."""
     return {one["step"]: one["metrics"]["bleu"] for one in results["history"] if one["stage"] == "fine_tuned"}
 
 
 def kept_of(results: dict) -> list[int]:
-    """Heads kept per role, of 24 each."""
+    """Return the heads kept per role, of 24 each."""
     sites = results["heads"]["pruned"]["sites"] if results["heads"] else []
     return [24 - sum(s["heads_before"] - s["heads_after"] for s in sites if s["role"] == role) for role in ROLES]

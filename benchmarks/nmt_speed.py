@@ -34,7 +34,7 @@ COLUMNS = {"variant": "", "ratio": ".3f", "quartiles": "", "targets_per_second":
 
 
 def changed(variant: str):
-    """The model of a variant, and what its training adds."""
+    """Return the model of a variant, and the penalty that its training adds, if any."""
     torch.manual_seed(0)
     model, penalty = AutoModelForSeq2SeqLM.from_pretrained(shared(MODEL)).train(), None
     if variant.startswith("alphas") or variant == "folded":
@@ -53,7 +53,7 @@ def changed(variant: str):
 
 
 def stepper(variant: str, accelerator: Accelerator, tokenizer):
-    """A function that takes one optimizer step on pairs, and the model."""
+    """Return a function that takes one optimizer step on pairs, and the model."""
     model, penalty = changed(variant)
     groups = parameter_groups(model, 0.0, penalty)
     optimizer, schedule = optimizer_and_schedule(groups, 1e-5, "linear", 0, 10_000)
@@ -84,7 +84,7 @@ def stepper(variant: str, accelerator: Accelerator, tokenizer):
 
 
 def inference(tokenizer, sentences: list[str], rounds: int) -> list[dict]:
-    """Time of greedy translation against the original's, batch by batch, variants in a shuffled order."""
+    """Measure greedy translation against the original, batch by batch, with the variants in shuffled order."""
     models = {name: changed(name)[0].eval() for name in TRANSLATING}
     ratios: dict[str, list[float]] = {name: [] for name in models}
     chance = random.Random(0)
@@ -105,7 +105,6 @@ def inference(tokenizer, sentences: list[str], rounds: int) -> list[dict]:
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=1000)

@@ -27,13 +27,13 @@ KEPT = ("stream", "display_data", "execute_result")
 
 
 def digest(notebook: nbformat.NotebookNode) -> str:
-    """SHA-256 of the code of a notebook."""
+    """Return the SHA-256 of the code of a notebook."""
     code = "\0".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     return hashlib.sha256(code.encode("utf-8")).hexdigest()
 
 
 def executed(name: str) -> nbformat.NotebookNode:
-    """A notebook with the outputs that it has now."""
+    """Run a notebook and return it with its new outputs."""
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
     environment = {**os.environ, "COLLAB_HEADS_MODEL": str(shared(MODEL)), "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -50,12 +50,12 @@ def executed(name: str) -> nbformat.NotebookNode:
 
 
 def is_kept(output: nbformat.NotebookNode) -> bool:
-    """Whether a reader wants to see an output: no progress bar, no warning."""
+    """Return True if an output is for readers: neither a progress bar nor a warning."""
     return output.output_type in KEPT and output.get("name") != "stderr"
 
 
 def light(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """An output with a lighter picture."""
+    """Return an output with a smaller picture."""
     if "image/png" in output.get("data", {}):
         picture, stored = Image.open(io.BytesIO(base64.b64decode(output.data["image/png"]))), io.BytesIO()
         picture.convert("RGB").quantize(256).save(stored, "PNG", optimize=True)

@@ -51,25 +51,25 @@ COLUMNS |= {"f1": ".2f", "cpu_seconds": ".1f"}
 
 
 class Draw:
-    """Labelled training examples, and what was measured on them.
+    """A draw of labelled training examples, with a cache of measurements on them.
 
     Attributes:
-        number: of the draw; it is the seed.
-        batches: inputs with labels, as the model takes them, examples of like length together.
+        number: of the draw, and its seed.
+        batches: inputs with labels, as the model takes them, examples of similar length together.
     """
 
     def __init__(self, number: int, batches: Sequence[Mapping]):
         self.number, self.batches = number, batches
         self.known: dict[str, tuple] = {}
-        self.saved = 0.0  # seconds that measurements would have taken again
+        self.saved = 0.0  # seconds that cached measurements would have cost again
 
     @property
     def unlabelled(self) -> list[dict]:
-        """The batches without labels."""
+        """Return the batches without labels."""
         return [{name: value for name, value in batch.items() if name != "labels"} for batch in self.batches]
 
     def once(self, name: str, measure: Callable):
-        """Measure what does not depend on the budget when it is first asked for."""
+        """Return a measurement that does not depend on the budget; it is made at the first call and cached by name."""
         if name in self.known:
             self.saved += self.known[name][1]
         else:
@@ -79,7 +79,7 @@ class Draw:
 
 
 def our_heads(model, draw: Draw, budget: float):
-    """`prune_heads`: heads that the others stand in for best, the same number in every layer, and W_O refitted."""
+    """Remove, with `prune_heads`, the heads that the others replace best, equally many per layer, and refit W_O."""
     measure = functools.partial(head_importance, model, draw.unlabelled, criterion="reconstruction")
     scores = draw.once("reconstruction", measure)
     alive = per_layer(scores, round(budget * model.config.num_attention_heads))
@@ -89,7 +89,7 @@ def our_heads(model, draw: Draw, budget: float):
 
 
 def compressed(model, draw: Draw, budget: float, steps: int = 0):
-    """`compress` on a quarter of the examples, and then, if asked for, steps of distillation on all of them."""
+    """Apply `compress` on a quarter of the examples, then optionally distil for some steps on all of them."""
     original = copy.deepcopy(model)
     compress(model, draw.unlabelled[::4], budget, seed=draw.number)
     if steps:
@@ -125,16 +125,16 @@ class Task:
         self.labels, self.data = labels, data
 
     def load(self):
-        """The fine-tuned model."""
+        """Load the fine-tuned model."""
         return AutoModelForSequenceClassification.from_pretrained(self.folder).eval()
 
     def draw(self, number: int) -> Draw:
-        """A draw of training examples."""
+        """Return a draw of training examples."""
         examples = draw(self.encoded["train"], EXAMPLES, number)
         return Draw(number, calibration_batches(examples, self.collate, labels=True))
 
     def metrics(self, model) -> dict[str, float]:
-        """All metrics on the dev set, x 100."""
+        """Return all metrics on the dev set, x 100."""
         outputs = self.labels.to_task(predict(Accelerator(), model, self.encoded["validation"], self.collate, 32))
         found = outputs.argmax(-1) if self.data.task.labels else outputs
         values = glue_metric(self.name).compute(predictions=found, references=self.data.splits["validation"]["label"])
@@ -142,20 +142,20 @@ class Task:
 
 
 def trained(name: str, work: Path) -> None:
-    """Fine-tune the model of a task, unless it is there."""
+    """Fine-tune the model of a task, unless it exists."""
     if not (work / name / "all_results.json").exists():
         places = ["--data_dir", str(shared("data/glue")), "--model_name_or_path", minilm()]
         run_glue.main(["--task_name", name, *FLAGS.split(), *places, "--output_dir", str(work / name)])
 
 
 def attention_parameters(model) -> int:
-    """Parameters of what is between a layer's input and the sum with it: all of attention but the layer norm."""
+    """Return the number of parameters in the attention blocks, without their layer norms."""
     named = (item for layer in model.base_model.encoder.layer for item in layer.attention.named_parameters())
     return sum(parameter.numel() for name, parameter in named if "LayerNorm" not in name)
 
 
 def measured(task: Task, draw: Draw, method: str, budget: float) -> dict:
-    """One row."""
+    """Return one row: the share of attention that is left, processor seconds, and metrics."""
     model = task.load()
     whole, draw.saved, start = attention_parameters(model), 0.0, time.process_time()
     model = METHODS[method](model, draw, budget)
@@ -192,17 +192,17 @@ def run(tasks: Sequence[str], methods: Sequence[str], draws: int, work: Path) ->
 
 
 def stored(place: Path) -> list[dict]:
-    """The rows that are there."""
+    """Return the rows of a file; none if it does not exist."""
     return [json.loads(line) for line in place.read_text().splitlines()] if place.exists() else []
 
 
 def key(row: Mapping) -> tuple:
-    """What a row is of."""
+    """Return what identifies a row."""
     return row["task"], row["method"], row["budget"], row["draw"]
 
 
 def collected(rows: Sequence[Mapping]) -> list[dict]:
-    """The table: means over draws, by task and budget."""
+    """Return the table: means over draws, by task and budget."""
     groups: dict[tuple, list] = {}
     for row in rows:
         groups.setdefault((list(METRICS).index(row["task"]), -row["budget"], row["method"]), []).append(row)
@@ -222,7 +222,7 @@ def collected(rows: Sequence[Mapping]) -> list[dict]:
 
 
 def over_tasks(lines: Sequence[Mapping]) -> list[dict]:
-    """The mean over the tasks, for methods that were tried on all of them."""
+    """Return means over the tasks, for methods that were run on all of them."""
     pairs = dict.fromkeys((line["budget"], line["method"]) for line in lines if line["method"] != "original")
     means = []
     for budget, method in sorted(pairs, key=lambda pair: -pair[0]):
@@ -235,13 +235,12 @@ def over_tasks(lines: Sequence[Mapping]) -> list[dict]:
 
 
 def mean_of(rows: Sequence[Mapping], name: str) -> float | None:
-    """The mean of what rows have under a name; None if none has it."""
+    """Return the mean of the rows' values under a name; None if no row has one."""
     values = [row[name] for row in rows if name in row]
     return statistics.mean(values) if values else None
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(METRICS), choices=METRICS)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)

@@ -23,7 +23,7 @@ from common import interleaved, minilm, shared, table, write
 
 SHARES = (1.0, 0.5, 0.25)
 BATCH, LENGTH, NEW, BEAMS = 32, 128, 40, 5
-BAR = 0.5  # of the operations saved must show in encoding time
+BAR = 0.5  # least share of the saved operations that must show in the encoding time
 COLUMNS = {
     "model": "",
     "heads": "",
@@ -40,7 +40,7 @@ COLUMNS = {
 
 
 def pruned(load, share: float):
-    """A fresh model with this share of the heads of every site, and how many these are."""
+    """Return a new model with this share of the heads of every site, and the number of its heads."""
     model = load().eval()
     sites = get_adapter(model).sites(model)
     if share < 1:
@@ -51,7 +51,7 @@ def pruned(load, share: float):
 
 
 def encoding(model):
-    """A function that encodes one batch, without padding."""
+    """Return a function that encodes one batch, without padding."""
     ids = torch.randint(10, model.config.vocab_size - 10, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     encoder = model.get_encoder() if model.config.is_encoder_decoder else model
@@ -64,7 +64,7 @@ def encoding(model):
 
 
 def generation(model, beams: int):
-    """A function that generates exactly NEW tokens for every sentence of one batch."""
+    """Return a function that generates exactly NEW tokens for every sentence of one batch."""
     ids = torch.randint(10, model.config.vocab_size - 10, (BATCH, 20), generator=torch.Generator().manual_seed(0))
     settings = {"num_beams": beams, "do_sample": False, "min_new_tokens": NEW, "max_new_tokens": NEW}
 
@@ -75,7 +75,7 @@ def generation(model, beams: int):
 
 
 def operations(model) -> int:
-    """Floating-point operations of encoding one batch; eager, since torch does not count those of a CPU's sdpa."""
+    """Return the floating-point operations of encoding one batch; eager, since torch counts none for sdpa on a CPU."""
     backend = model.config._attn_implementation
     model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter:
@@ -86,7 +86,10 @@ def operations(model) -> int:
 
 @torch.no_grad()
 def cache_bytes(model) -> int:
-    """What a decoder's caches hold for one token of one sentence: bytes, self- and cross-attention of all layers."""
+    """Return the bytes that a decoder caches per token of one sentence, in self- and cross-attention of all layers.
+
+    The result is 0 for a model without a decoder.
+    """
     if not model.config.is_encoder_decoder:
         return 0
     ids = torch.full((1, 1), 5)
@@ -96,7 +99,7 @@ def cache_bytes(model) -> int:
 
 
 def measure(name: str, load, rounds: int) -> list[dict]:
-    """All shares of one model."""
+    """Return a row for every share of the heads of one model."""
     models = {share: pruned(load, share) for share in SHARES}
     tasks = {("encoding", share): encoding(model) for share, (model, _) in models.items()}
     if models[1.0][0].config.is_encoder_decoder:
@@ -125,7 +128,7 @@ def measure(name: str, load, rounds: int) -> list[dict]:
 
 
 def main() -> None:
-    """Measure, print, store, judge."""
+    """Measure, print and store; exit with an error if too little of the saved work shows in the time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()

@@ -41,37 +41,37 @@ SIDE = {"layers": 6, "attention_heads": 8, "ffn_dim": 2048}  # of Whisper base, 
 
 
 def mpnet() -> PreTrainedModel:
-    """microsoft/mpnet-base."""
+    """Build a random model of the size of microsoft/mpnet-base."""
     return MPNetModel(MPNetConfig())
 
 
 def whisper() -> PreTrainedModel:
-    """openai/whisper-base."""
+    """Build a random model of the size of openai/whisper-base."""
     sides = {f"{side}_{what}": size for side in ("encoder", "decoder") for what, size in SIDE.items()}
     config = WhisperConfig(d_model=512, suppress_tokens=None, begin_suppress_tokens=None, **sides)
     return WhisperForConditionalGeneration(config)
 
 
 def clip() -> PreTrainedModel:
-    """openai/clip-vit-base-patch32."""
+    """Build a random model of the size of openai/clip-vit-base-patch32."""
     return CLIPModel(CLIPConfig())
 
 
 def sentences() -> Batches:
-    """64 of 32 tokens."""
+    """Return 64 random sentences of 32 tokens."""
     ids = torch.randint(5, 30_000, (4, 16, 32), generator=GENERATOR)
     return [{"input_ids": rows, "attention_mask": torch.ones_like(rows)} for rows in ids]
 
 
 def clips() -> Batches:
-    """8 of 30 seconds, with the first 24 tokens of what is said."""
+    """Return 8 random clips of 30 seconds, each with 24 decoder tokens."""
     sounds = torch.randn(8, 1, 80, 3000, generator=GENERATOR)
     words = torch.randint(0, 50_000, (8, 1, 24), generator=GENERATOR)
     return [{"input_features": one, "decoder_input_ids": ids} for one, ids in zip(sounds, words, strict=True)]
 
 
 def pictures() -> Batches:
-    """32 with captions of 24 tokens."""
+    """Return 32 random pictures with captions of 24 tokens."""
     batches = []
     for _ in range(4):
         ids = torch.randint(3, 49_000, (8, 24), generator=GENERATOR)
@@ -82,14 +82,13 @@ def pictures() -> Batches:
 
 
 def forward(model: PreTrainedModel, batches: Batches) -> None:
-    """Run the model."""
     with torch.no_grad():
         for batch in batches:
             model(**batch)
 
 
 def narrow(model: PreTrainedModel) -> None:
-    """Half of the width of queries, keys and values, from the weights."""
+    """Halve the width of queries, keys and values, from the weights alone."""
     swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5, kind="per_head")
 
 
@@ -109,7 +108,7 @@ COLUMNS = {"model": "", "work": "", "model_mb": ".0f", "peak": ".2f", "of forwar
 
 
 def measured(name: str, work: str, folder: str) -> dict:
-    """What a piece of work takes in this process; "load" loads what "save" has saved."""
+    """Measure a piece of work in this process; "load" loads the model that "save" saved."""
     make, batches_of = MODELS[name]
     with torch.device("meta"):
         empty = make()
@@ -120,13 +119,13 @@ def measured(name: str, work: str, folder: str) -> dict:
     batches = batches_of()
     if work == "save":
         narrow(model)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     started, used = time.perf_counter(), time.process_time()
     if work == "save":
         model.save_pretrained(folder)
     elif work == "load":
         model = type(empty).from_pretrained(folder)
-        forward(model, batches[:1])  # what is mapped from the file is read
+        forward(model, batches[:1])  # reads the weights that are only mapped from the file
     else:
         WORK[work](model, batches)
     taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}

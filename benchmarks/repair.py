@@ -33,7 +33,7 @@ KEPT = (54, 36, 18)  # of 72
 
 
 def per_layer(scores, count: int) -> dict[str, list[int]]:
-    """A configuration with the same number of heads in every layer."""
+    """Keep the heads with the highest scores, equally many in every layer: path -> list of 0 and 1."""
     alive = {}
     for path, values in scores.items():
         best = values.topk(count).indices.tolist()
@@ -48,7 +48,7 @@ def pruned(model, alive, batches) -> None:
 
 
 class Encoder:
-    """The sentence encoder, and how it is scored."""
+    """The sentence encoder, its data and its score."""
 
     name, criteria = "minilm", ("reconstruction",)
 
@@ -56,24 +56,23 @@ class Encoder:
         self.task = Task()
 
     def load(self):
-        """The original."""
         return AutoModel.from_pretrained(minilm()).eval()
 
     def batches(self, draw: int) -> list[dict]:
-        """Calibration sentences."""
+        """Return a draw of calibration sentences."""
         return self.task.calibration(draw)
 
     def alive(self, model, scores, kept: int) -> dict:
-        """The same number in every layer."""
+        """Keep equally many heads in every layer."""
         return per_layer(scores, kept // len(scores))
 
     def score(self, model) -> float:
-        """Spearman x 100."""
+        """Return Spearman's correlation x 100."""
         return self.task.score(model)
 
 
 class Translator:
-    """The translation model, and how it is scored."""
+    """The translation model, its data and its score."""
 
     name, criteria = "marian", ("reconstruction", "gradient")
 
@@ -82,25 +81,24 @@ class Translator:
         self.sources, self.references = (read("test_2016_flickr", side, sentences) for side in ("de", "en"))
 
     def load(self):
-        """The original."""
         return load(MODELS["marian"])
 
     def batches(self, draw: int) -> list[dict]:
-        """Training pairs."""
+        """Return a draw of training pairs."""
         return calibration(self.tokenizer, draw)
 
     def alive(self, model, scores, kept: int) -> dict:
-        """The best of the whole model; every role keeps one at least."""
+        """Keep the best heads of the whole model; every role keeps at least one."""
         return most_important(model, scores, kept)
 
     def score(self, model) -> float:
-        """BLEU."""
+        """Return BLEU."""
         found = translate(model, self.tokenizer, self.sources, beams=1)
         return sacrebleu.metrics.BLEU().corpus_score(found, [self.references]).score
 
 
 def rows_of(task: Encoder | Translator, draws: int) -> Iterator[dict]:
-    """The rows of one model, one by one."""
+    """Yield the rows of one model."""
     whole = task.score(task.load())
     yield {"model": task.name, "heads": 72, "score": whole}
     for criterion in task.criteria:
@@ -130,7 +128,6 @@ TASKS = {"minilm": Encoder, "marian": Translator}
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--draws", type=int, default=3, help="calibration draws")

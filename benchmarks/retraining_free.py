@@ -1,14 +1,15 @@
-"""Heads removed without retraining, with labels: the framework of Kwon et al. 2022, heads only, written from the paper.
+"""Head pruning without retraining, with labels: the framework of Kwon et al. 2022, for heads, written from the paper.
 
-Every head has a mask, a factor of what it puts out. Three steps: the heads with the largest diagonal of the Fisher
-information of the masks stay (all heads cost the same, so the search under a budget is a ranking over the whole model);
-within each layer heads change places while that lowers the loss by the layer's block of the Fisher information; layer
-by layer the masks that are left are fitted by damped least squares, so that what the layer puts out is what it put out
-in the original. The masks then go into W_O, and the heads without one go.
+Every head has a mask, a factor on its output. There are three steps. First, the heads with the largest diagonal of the
+Fisher information of the masks stay; all heads cost the same, so the search under a budget is a ranking over the whole
+model. Second, heads of a layer change places while that lowers the loss, as estimated by the layer's block of the
+Fisher information. Third, the masks that are left are fitted layer by layer, by damped least squares, so that the
+output of the layer matches that in the original. The masks are then multiplied into W_O, and heads with mask 0 are
+removed.
 
-The ranking over the whole model can take all heads of a layer that matter only together, which none of them shows alone
-(the last layers of all-MiniLM-L6-v2 on MRPC). So there is a second row that the paper does not have: the same three
-steps with the same number of heads in every layer.
+The ranking over the whole model can remove all heads of a layer that matter only together, which none of them shows
+alone (the last layers of all-MiniLM-L6-v2 on MRPC). A second row, which the paper does not have, therefore takes the
+same three steps with the same number of heads in every layer.
 
 Source: Kwon, Kim, Mahoney, Hassoun, Keutzer, Gholami 2022, arXiv:2204.09656, section 3.
 """
@@ -22,17 +23,17 @@ from torch import Tensor
 from collab_heads import prune_heads
 
 DAMPING = 1.0  # of the least squares on masks, around 1
-LARGEST = 10.0  # masks beyond it are no fit: the tuning stops there
+LARGEST = 10.0  # larger masks mean that the fit failed: the tuning stops at that layer
 
 
 def retraining_free(model, draw, budget: float, *, everywhere: bool = True):
-    """Remove heads in place; returns the model.
+    """Remove heads in place and return the model.
 
     Args:
         model: a BERT.
         draw: labelled examples.
         budget: the share of heads that stay.
-        everywhere: rank the heads of all layers together, as the paper does; otherwise each layer keeps as many.
+        everywhere: rank the heads of all layers together, as the paper does; otherwise all layers keep equally many.
     """
     layers = model.base_model.encoder.layer
     gradients = draw.once("gradients of masks", lambda: mask_gradients(model, draw.batches))
@@ -50,7 +51,7 @@ def retraining_free(model, draw, budget: float, *, everywhere: bool = True):
 
 
 def mask_gradients(model, batches: Sequence[Mapping]) -> Tensor:
-    """The gradient of every example's loss by the masks: [examples, layers, heads]."""
+    """Return the gradient of every example's loss with respect to the masks: [examples, layers, heads]."""
     found, masks = [], []
     heads = model.config.num_attention_heads
 
@@ -78,7 +79,7 @@ def searched(gradients: Tensor, budget: float, everywhere: bool) -> Tensor:
 
 
 def rearranged(mask: Tensor, gradients: Tensor) -> Tensor:
-    """Let heads of a layer change places, as many kept as before.
+    """Exchange kept and removed heads of a layer where this lowers the estimated loss; the number kept stays the same.
 
     Args:
         mask: [heads] of 0 and 1.
@@ -97,7 +98,7 @@ def rearranged(mask: Tensor, gradients: Tensor) -> Tensor:
 
 @contextmanager
 def stopped_before(layer) -> Iterator[list]:
-    """Collect what a layer is called with, and end the model's pass there."""
+    """Yield a function that runs the model up to a layer and returns the layer's inputs."""
     calls: list = []
 
     class Reached(Exception):
@@ -122,14 +123,14 @@ def stopped_before(layer) -> Iterator[list]:
 
 @torch.no_grad()
 def first_inputs(model, batches: Sequence[Mapping]) -> list[tuple[Tensor, Tensor | None, Tensor]]:
-    """What the first layer receives: hidden states [B, T, D], the attention's mask, and which tokens count [B, T]."""
+    """Return the inputs of the first layer: hidden states [B, T, D], the attention mask, and the real tokens [B, T]."""
     with stopped_before(model.base_model.encoder.layer[0]) as run:
         return [(*run(model, batch), batch["attention_mask"].bool()) for batch in batches]
 
 
 @torch.no_grad()
 def attention_outputs(model, batches: Sequence[Mapping]) -> list[list[Tensor]]:
-    """What the attention of every layer puts out, what it received included: layer -> batch -> [tokens, D]."""
+    """Return the attention output of every layer with the residual added: layer -> batch -> [tokens, D]."""
     states, found = first_inputs(model, batches), []
     for layer in model.base_model.encoder.layer:
         outputs, after = [], []
@@ -143,14 +144,14 @@ def attention_outputs(model, batches: Sequence[Mapping]) -> list[list[Tensor]]:
 
 
 def rest_of_layer(layer, heads: Tensor, hidden: Tensor) -> Tensor:
-    """From the concatenated heads to what the layer puts out."""
+    """Compute the output of a layer from its concatenated heads."""
     hidden = layer.attention.output(heads, hidden)
     return layer.output(layer.intermediate(hidden), hidden)
 
 
 @torch.no_grad()
 def tuned(model, batches: Sequence[Mapping], masks: Tensor, targets: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Fit the masks that are not 0, layer by layer, each layer with the tuned ones before it: [layers, heads]."""
+    """Fit the masks that are not 0, layer by layer, each after the fitted ones before it: [layers, heads]."""
     states, masks, fits = first_inputs(model, batches), masks.clone(), True
     for number, layer in enumerate(model.base_model.encoder.layer):
         heads = [layer.attention.self(hidden, mask)[0] for hidden, mask, _ in states]
@@ -171,13 +172,15 @@ def tuned(model, batches: Sequence[Mapping], masks: Tensor, targets: Sequence[Se
 
 
 def least_squares(dense, heads: Sequence[Tensor], wanted: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Fit the masks of a layer, damped around 1: argmin |A m - b|^2 + damping^2 |m - 1|^2, A what each head adds.
+    """Fit the masks of a layer, damped around 1: argmin |A m - b|^2 + damping^2 |m - 1|^2.
+
+    A column of A is the contribution of a head to the output, b is the desired output.
 
     Args:
         dense: the output projection.
-        heads: batch -> [tokens, heads * d], what it receives.
-        wanted: batch -> [tokens, D], what it should put out.
-        mask: [heads] of 0 and 1; a head with 0 keeps it.
+        heads: batch -> [tokens, heads * d], its input.
+        wanted: batch -> [tokens, D], the desired output.
+        mask: [heads] of 0 and 1; a 0 stays 0.
     """
     count = len(mask)
     weight = dense.weight.double()

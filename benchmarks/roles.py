@@ -25,7 +25,7 @@ TITLES = {"marian": "Marian (3 + 3 layers)", "t5": "T5 (3 + 3)", "gpt2": "GPT-2 
 
 
 def rows_of(model: str, report) -> list[dict]:
-    """A row per role: how many heads have one, and how near to one the nearest is."""
+    """Return a row per role: how many heads have each label, and how close the closest head comes."""
     rows, roles = [], report.roles
     for role in dict.fromkeys(site.role for site in report.sites if site.path in roles.positional):
         paths = [site.path for site in report.sites if site.role == role]
@@ -43,7 +43,6 @@ def rows_of(model: str, report) -> list[dict]:
 
 
 def main() -> None:
-    """Look, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deep", metavar="FOLDER", help="the deeper Marian, too")
     arguments = parser.parse_args()

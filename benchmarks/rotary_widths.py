@@ -29,7 +29,7 @@ from collab_heads import compress, swap_to_collaborative
 from collab_heads.collaborative import frequency_pairs, kinds
 from common import WORK, table, write
 
-SHARES = (0.75, 0.5, 0.33)  # of the query/key width, 32 a head; the last is rounded up to 12
+SHARES = (0.75, 0.5, 0.33)  # of the query/key width, 32 per head; the last is rounded up to 12
 CACHES = (0.75, 0.5)
 PARTS = (("heads", "values"), ("heads", "query_key", "values"))
 STEPS = 120  # of the fit
@@ -50,7 +50,7 @@ COLUMNS = {
 
 @contextmanager
 def replaced(owner: Any, name: str, other: Callable) -> Iterator[None]:
-    """Another function in the place of one, for comparison."""
+    """Replace an attribute while the context is open."""
     stock = getattr(owner, name)
     setattr(owner, name, other)
     try:
@@ -60,7 +60,7 @@ def replaced(owner: Any, name: str, other: Callable) -> Iterator[None]:
 
 
 def at_random(seed: int) -> Callable:
-    """Chooses without looking."""
+    """Return a function that chooses frequency pairs at random."""
     generator = torch.Generator().manual_seed(seed)
 
     def choose(grams: torch.Tensor, count: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ def at_random(seed: int) -> Callable:
 
 
 def alike(query, key, bias, used, scale) -> torch.Tensor:
-    """`frequency_pairs.gram` with all keys that may be attended alike: queries and keys, but scores of zero."""
+    """Compute `frequency_pairs.gram` for uniform attention: queries and keys are scaled down until scores vanish."""
     return frequency_pairs_gram(query * 1e-3, key * 1e-3, bias, used, scale) * 1e12
 
 
@@ -88,7 +88,7 @@ FITTED = ("attention", "weights", "random")
 
 
 def narrowed(text: Text, method: str, share: float, fit: int, draw: int) -> LlamaForCausalLM:
-    """A model with narrower queries and keys."""
+    """Return a model with narrower queries and keys."""
     model = load()
     with ExitStack() as stack:
         for change in METHODS[method](draw):
@@ -105,12 +105,12 @@ def narrowed(text: Text, method: str, share: float, fit: int, draw: int) -> Llam
 
 
 def load() -> LlamaForCausalLM:
-    """The trained model."""
+    """Load the trained model."""
     return LlamaForCausalLM.from_pretrained(LLAMA).eval()
 
 
 def wanted(draws: int) -> Iterator[dict]:
-    """What is to be measured: the beginnings of rows."""
+    """Yield the beginnings of the rows to measure."""
     yield {"method": "stock", "width": 1.0, "fit": None, "draws": None}
     for share, parts in itertools.product(CACHES, PARTS):
         method = f"compress {share} of cache: {', '.join(parts)}"
@@ -123,7 +123,7 @@ def wanted(draws: int) -> Iterator[dict]:
 
 
 def measured(row: Mapping, text: Text, original: LlamaForCausalLM) -> dict:
-    """A row with its numbers."""
+    """Add the numbers to a row."""
     method, models = row["method"], [original]
     if method in METHODS:
         models = [narrowed(text, method, row["width"], row["fit"] or 0, draw) for draw in range(row["draws"])]
@@ -144,12 +144,11 @@ def measured(row: Mapping, text: Text, original: LlamaForCausalLM) -> dict:
 
 
 def key(row: Mapping) -> tuple:
-    """What a row is of."""
+    """Return what identifies a row."""
     return tuple(row[name] for name in ("method", "width", "fit", "draws"))
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=3, help="of calibration sentences and of random choices")
     parser.add_argument("--table", action="store_true", help="only store what is there")

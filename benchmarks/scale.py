@@ -39,7 +39,7 @@ class Size:
     """The sizes of a decoder with grouped keys and gated feed-forwards.
 
     Attributes:
-        name: what it is called.
+        name: its name in the table.
         width, layers, heads, key_heads, inner, vocabulary: as in its config.
     """
 
@@ -53,17 +53,17 @@ class Size:
 
     @property
     def attention(self) -> int:
-        """Parameters of attention in a layer."""
+        """Return the parameters of attention in a layer."""
         return 2 * self.width**2 + 2 * self.width * self.width * self.key_heads // self.heads
 
     @property
     def parameters(self) -> int:
-        """Of the model, embeddings counted once."""
+        """Return the parameters of the model, with embeddings counted once."""
         return self.layers * (self.attention + 3 * self.width * self.inner) + self.vocabulary * self.width
 
     @property
     def moments(self) -> int:
-        """Bytes of the moments of one site: two matrices of its input, one of its heads."""
+        """Return the bytes of the moments of one site: two matrices of its input, one of its heads."""
         return FLOAT64 * 3 * self.width**2
 
 
@@ -75,7 +75,7 @@ SIZES = (
 
 
 def pieces(works: list[str], widths: list[int], layers: int) -> Iterator[dict]:
-    """Each kind of work at each width, in a process of its own."""
+    """Yield the measurement of each kind of work at each width, made in a separate process."""
     for width in widths:
         for work in works:
             command = [sys.executable, str(PROGRAM), work, str(width), str(layers)]
@@ -86,14 +86,14 @@ def pieces(works: list[str], widths: list[int], layers: int) -> Iterator[dict]:
 
 
 def speed(size: int = 768) -> float:
-    """Operations per second of one thread in a product of matrices."""
+    """Return the floating-point operations per second of one thread in a matrix product."""
     torch.set_num_threads(1)
     left = torch.randn(size, size)
     return 2 * size**3 / seconds_of(lambda: left @ left)
 
 
 def seconds_of(function: Callable[[], object]) -> float:
-    """Processor time of a call, the shortest of some."""
+    """Return the processor seconds of a call: the shortest of four, after a warm-up."""
     times = []
     for _ in range(5):
         started = time.process_time()
@@ -103,18 +103,18 @@ def seconds_of(function: Callable[[], object]) -> float:
 
 
 def key(row: dict) -> tuple:
-    """What a piece is of, in the order of the table."""
+    """Return what identifies a piece, as a sort key for the table."""
     return row["width"], row["layers"], PIECES.index(row["work"])
 
 
 def passes(layers: int, groups: int) -> float:
-    """How often `compress` takes all calibration tokens through the model, in units of one pass."""
+    """Return how often `compress` runs all calibration tokens through the model, in units of one pass."""
     calibrations = groups * (1 + HELD_OUT) + (2 * groups if groups > 1 else 0)  # again for each thing that is fitted
     return calibrations + HELD_OUT * (PARTS * layers + 2)  # the output as it is, with each change, with the plan
 
 
 def solve_seconds(rows: list[dict], product: float) -> dict[int, float]:
-    """Width -> processor seconds that `compress` spends on a site beside running the model."""
+    """Return, by width, the processor seconds that `compress` spends on a site beside running the model."""
     found = {}
     for row in rows:
         if row["work"] == "compress":
@@ -124,7 +124,7 @@ def solve_seconds(rows: list[dict], product: float) -> dict[int, float]:
 
 
 def estimates(rows: list[dict], measured: dict[str, float]) -> list[dict]:
-    """A row per size of model: memory and time of `compress`, of distillation and of training."""
+    """Return a row per size of model: memory and time of `compress`, of distillation and of training."""
     seconds = solve_seconds(rows, measured["product"])
     cube = seconds[max(seconds)] / max(seconds) ** 3
     found = []
@@ -161,7 +161,7 @@ def estimates(rows: list[dict], measured: dict[str, float]) -> list[dict]:
 
 
 def main() -> None:
-    """Measure, or compute from what was measured."""
+    """Measure the pieces if requested, then compute, print and store the estimates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("measure",), help="measure the pieces first")
     parser.add_argument("--widths", nargs="+", type=int, default=[256, 384, 512])

@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def encoder(width: int, layers: int, dtype: torch.dtype) -> PreTrainedModel:
-    """A random BERT whose feed-forwards are as wide as the model."""
+    """Build a random BERT whose feed-forwards are as wide as the model."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=VOCABULARY,
@@ -39,7 +39,7 @@ def encoder(width: int, layers: int, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def batches(sentences: int, tokens: int, rows: int = 8) -> list[dict]:
-    """Random sentences with labels."""
+    """Return batches of random sentences with labels."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for _ in range(0, sentences, rows):
@@ -49,17 +49,17 @@ def batches(sentences: int, tokens: int, rows: int = 8) -> list[dict]:
 
 
 def unlabelled(given: list[dict]) -> list[dict]:
-    """Without labels."""
+    """Return the batches without labels."""
     return [{name: value for name, value in batch.items() if name != "labels"} for batch in given]
 
 
 def half(model: PreTrainedModel) -> int:
-    """Half of the width of queries and keys, or of values."""
+    """Return half of the model's width, for queries and keys or for values."""
     return model.config.hidden_size // 2
 
 
 def train(model: PreTrainedModel, given: list[dict]) -> None:
-    """Steps of AdamW."""
+    """Take one step of AdamW per batch."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     for batch in given:
         model(**batch).loss.backward()
@@ -82,17 +82,17 @@ WORK: dict[str, Callable[[PreTrainedModel, list[dict]], object]] = {
 
 
 def held() -> int:
-    """Bytes that the process holds now."""
+    """Return the bytes of memory that the process holds now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def measured(work: str, width: int, layers: int, dtype: str, sentences: int, tokens: int) -> dict:
-    """What a piece of work takes in this process."""
+    """Measure a piece of work in this process."""
     small = encoder(2 * HEAD, 1, DTYPES[dtype])
-    WORK[work](small, batches(16, 8))  # what is loaded only once
+    WORK[work](small, batches(16, 8))  # warm-up: loads what is loaded only once
     model, given = encoder(width, layers, DTYPES[dtype]), batches(sentences, tokens)
     size, before = sum(p.nbytes for p in model.parameters()), held()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     started, used = time.perf_counter(), time.process_time()
     WORK[work](model, given)
     taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}

@@ -1,4 +1,4 @@
-"""Store what the package computes, so that a change of its structure can be shown to change nothing else.
+"""Store the results of the package, to show that a change of its structure does not change them.
 
 On one machine: `python benchmarks/stored_results.py before.json` in a checkout of the old commit, `... after.json` in
 the new one, then `python benchmarks/stored_results.py before.json after.json` names every entry that differs.
@@ -27,7 +27,7 @@ VOLATILE = ("seconds",)  # keys of a report that differ from run to run
 
 
 def batches(name: str) -> list[dict]:
-    """Four batches, the rows of each in another order."""
+    """Return four batches; the rows of each are in a different order."""
     inputs = FAMILIES[name].inputs()
     rows = len(next(iter(inputs.values())))
     return [{key: value.roll(turn % rows, 0) for key, value in inputs.items()} for turn in range(4)]
@@ -43,7 +43,7 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def plain(value: object) -> object:
-    """Return a report as JSON, without the times in it."""
+    """Return a report as JSON, without its times."""
     if hasattr(value, "to_dict"):
         value = value.to_dict()
     if isinstance(value, dict):
@@ -64,12 +64,12 @@ def changed(name: str, change: Callable[[torch.nn.Module], object]) -> dict:
 
 
 def removed(model: torch.nn.Module) -> dict[str, list[int]]:
-    """Return the first head of every site, by path; grouped heads are not asked for."""
+    """Return the heads to remove by path: the first one of every site."""
     return {site.path: [0] for site in collab_heads.get_adapter(model).sites(model)}
 
 
 def changes(name: str) -> dict[str, Callable[[torch.nn.Module], object]]:
-    """Every change whose result is stored, by name."""
+    """Return every change whose result is stored, by name."""
     seen = batches(name)
     swap, compress = collab_heads.swap_to_collaborative, collab_heads.compress
     found = {
@@ -114,7 +114,7 @@ def changes(name: str) -> dict[str, Callable[[torch.nn.Module], object]]:
 
 
 def looks(name: str) -> dict[str, Callable[[torch.nn.Module], object]]:
-    """Every analysis whose numbers are stored, by name."""
+    """Return every analysis whose numbers are stored, by name."""
     seen = batches(name)
     return {
         "plan": lambda model: collab_heads.plan(model, seen, refine_steps=4),
@@ -126,7 +126,7 @@ def looks(name: str) -> dict[str, Callable[[torch.nn.Module], object]]:
 
 
 def helps() -> dict[str, str]:
-    """Return what every command says for `--help`."""
+    """Return the output of every command for `--help`."""
     found = {}
     for command in ("", *COMMANDS):
         call = [sys.executable, "-m", "collab_heads", *command.split(), "--help"]
@@ -135,7 +135,7 @@ def helps() -> dict[str, str]:
 
 
 def collect() -> dict:
-    """Compute everything."""
+    """Compute all results: help texts, changes and analyses."""
     torch.set_num_threads(1)
     found: dict = {"help": helps(), "changes": {}, "looks": {}}
     for name in MODELS:
@@ -147,7 +147,7 @@ def collect() -> dict:
 
 
 def compare(before: dict, after: dict, path: str = "") -> list[str]:
-    """Name every entry that differs."""
+    """Return a line for every entry that differs."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = [*before, *(key for key in after if key not in before)]
         return [line for key in keys for line in compare(before.get(key), after.get(key), f"{path} / {key}")]

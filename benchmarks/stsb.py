@@ -51,7 +51,7 @@ VALUE_COLUMNS = {
 
 
 def pairs(split: str) -> list[tuple[str, str, float]]:
-    """(sentence, sentence, score) of STS-B, read without quoting: several fields begin with a quote character."""
+    """Read (sentence, sentence, score) of STS-B; quotes are not special, because several fields begin with one."""
     header, *rows = shared(f"data/glue/STS-B/{split}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
     columns = [header.split("\t").index(name) for name in ("sentence1", "sentence2", "score")]
     cells = (row.split("\t") for row in rows)
@@ -59,7 +59,7 @@ def pairs(split: str) -> list[tuple[str, str, float]]:
 
 
 class Task:
-    """STS-B dev, tokenised once."""
+    """STS-B dev, tokenised once, with calibration sentences and the score."""
 
     def __init__(self):
         self.tokenizer = AutoTokenizer.from_pretrained(minilm())
@@ -70,24 +70,24 @@ class Task:
         self.gold = [score for *_, score in self.dev]
 
     def tokenized(self, texts: list[str], size: int) -> list[dict]:
-        """Batches of model inputs."""
+        """Return batches of model inputs."""
         kwargs = {"padding": True, "truncation": True, "max_length": 128, "return_tensors": "pt"}
         return [dict(self.tokenizer(texts[i : i + size], **kwargs)) for i in range(0, len(texts), size)]
 
     def calibration(self, draw: int, count: int = 256) -> list[dict]:
-        """A draw of train sentences."""
+        """Return batches from a draw of train sentences."""
         chosen = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(draw))[:count].tolist()
         return self.tokenized([self.train[i][0] for i in chosen], 32)
 
     def score(self, model) -> float:
-        """Spearman x 100."""
+        """Return Spearman's correlation x 100."""
         rows = embed(model, self.batches)
         first, second = ([self.index[pair[side]] for pair in self.dev] for side in (0, 1))
         return 100 * spearmanr((rows[first] * rows[second]).sum(-1), self.gold).statistic
 
 
 def source_rows(task: Task, width: int, baseline: float) -> list[dict]:
-    """The source system's decomposition, with the right scale and with its own."""
+    """Return two rows for the source system's decomposition: with the right scale and with its own."""
     model = AutoModel.from_pretrained(minilm()).eval()
     report = swap_to_collaborative(model, dim_shared_query_key=width, method="parafac")
     right = task.score(model)
@@ -100,7 +100,7 @@ def source_rows(task: Task, width: int, baseline: float) -> list[dict]:
 
 
 def row(report, width, mixing, method, sentences, scores, baseline) -> dict:
-    """One row of the table, over the draws."""
+    """Return one row of the table, over the draws."""
     count = len(report.sites)
     output_errors = [site.output_error for site in report.sites if site.output_error is not None]
     return {
@@ -119,7 +119,7 @@ def row(report, width, mixing, method, sentences, scores, baseline) -> dict:
 
 
 def our_row(task: Task, width, mixing, method, sentences, draws, steps, baseline, allocation="uniform") -> dict:
-    """Swap with every draw and score."""
+    """Swap with every draw, and score."""
     scores = []
     for draw in range(draws):
         model = AutoModel.from_pretrained(minilm()).eval()
@@ -140,7 +140,7 @@ def our_row(task: Task, width, mixing, method, sentences, draws, steps, baseline
 
 
 def refined_rows(task: Task, widths: list[int], draws: int, baseline: float):
-    """The rows with refinement, one by one."""
+    """Yield the rows with refinement."""
     for width in widths:
         for mixing in ("shared", "per_head"):
             yield our_row(task, width, mixing, "calibrated, refined", 256, draws, None, baseline)
@@ -152,7 +152,7 @@ def refined_rows(task: Task, widths: list[int], draws: int, baseline: float):
 
 
 def values_row(task: Task, values: int, draws: int, baseline: float, width: int | None = None, sentences=256) -> dict:
-    """Narrow the values with every draw, and query and key with them if a width is given, and score."""
+    """Narrow the values with every draw, and queries and keys too if a width is given, and score."""
     scores, lost = [], []
     for draw in range(draws):
         model = AutoModel.from_pretrained(minilm()).eval()
@@ -196,7 +196,6 @@ def measure_values(task: Task, draws: int, baseline: float) -> None:
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=3, help="calibration draws")
     parser.add_argument("--refined", action="store_true", help="measure and replace the rows with refinement only")

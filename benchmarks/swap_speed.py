@@ -32,37 +32,36 @@ MEMORY = {"what": "", "sentences": "", "pass": ",.0f", "swap": ",.0f", "ratio": 
 
 
 def original():
-    """The model."""
     return AutoModel.from_pretrained(minilm()).eval()
 
 
 @torch.no_grad()
 def forward_pass(batches) -> None:
-    """One pass over the batches."""
+    """Load the model and run it once over the batches."""
     model = original()
     for batch in batches:
         model(**batch)
 
 
 def swap(batches, mixing: str = "shared") -> None:
-    """One swap, calibrated on the batches."""
+    """Load the model and swap it, calibrated on the batches."""
     swap_to_collaborative(original(), dim_shared_query_key=WIDTH, kind=mixing, batches=batches)
 
 
 def seconds(clock, function, *args) -> float:
-    """How long a call takes by a clock."""
+    """Return how long a call takes by a clock."""
     start = clock()
     function(*args)
     return clock() - start
 
 
 def spread(values) -> str:
-    """Smallest to largest."""
+    """Return the smallest and the largest value as text."""
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def ratio_row(batches, mixing: str, rounds: int) -> dict:
-    """Processor time of a swap over that of a pass, one thread; reading the model is in both."""
+    """Return the ratio of a swap's processor time to that of a pass, on one thread; both include loading the model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     forward_pass(batches)
@@ -86,7 +85,7 @@ def ratio_row(batches, mixing: str, rounds: int) -> dict:
 
 @contextmanager
 def busy(count: int):
-    """Processes that do nothing but keep processors busy."""
+    """Keep `count` processors busy while the context is open."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -97,7 +96,7 @@ def busy(count: int):
 
 
 def busy_row(batches, rounds: int) -> dict:
-    """Wall time of a swap beside busy processes over that of one alone, with torch's own number of threads."""
+    """Return the ratio of a swap's wall time beside busy processes to that of one alone, with torch's own threads."""
     others, pairs = max(os.cpu_count() - 1, 1), []
     swap(batches)
     for _ in range(rounds):
@@ -118,19 +117,18 @@ def busy_row(batches, rounds: int) -> dict:
 
 
 def peak(what: str) -> float:
-    """Peak resident MB of a process that does one thing with many sentences."""
+    """Return the peak resident MB of a process that does one thing with many sentences."""
     command = [sys.executable, __file__, "--peak", what]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def memory_row() -> dict:
-    """Peak memory of a swap and of a pass."""
+    """Return the peak memory of a swap and of a pass."""
     used = {what: peak(what) for what in ("pass", "swap")}
     return {"what": "peak MB", "sentences": MANY, **used, "ratio": used["swap"] / used["pass"]}
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peak", choices=("pass", "swap"), help="print the peak memory of this one, in MB")

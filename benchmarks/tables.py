@@ -25,12 +25,12 @@ SUBJECTS = (claims, heads_seen, images, quality, speed, summary, translation)  #
 
 
 def pages() -> list[Path]:
-    """The README and the pages of the documentation."""
+    """Return the README and the pages of the documentation."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def written(text: str) -> str:
-    """A page with its tables as the stored results have them.
+    """Return a page with its tables filled in from the stored results.
 
     Raises:
         KeyError: if a page asks for a table that this program does not make.
@@ -39,7 +39,7 @@ def written(text: str) -> str:
 
 
 def main() -> None:
-    """Write, or check."""
+    """Write the tables, or check that they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit with 1 if a page is not up to date; write nothing")
     arguments = parser.parse_args()

@@ -30,7 +30,7 @@ COLUMNS = {"variant": "", "width": "", "ratio": ".3f", "examples_per_second": ".
 
 
 def batches(count: int) -> list[dict]:
-    """Batches of MRPC training pairs."""
+    """Return batches of MRPC training pairs."""
     data = from_folder("mrpc", shared("data/glue")).first({"train": BATCH * count})
     tokenizer = AutoTokenizer.from_pretrained(minilm())
     rows = sorted(encode(data, tokenizer, Labels((0, 1)), 128, False)["train"], key=lambda row: len(row["input_ids"]))
@@ -38,7 +38,7 @@ def batches(count: int) -> list[dict]:
 
 
 def stepper(variant: str, accelerator: Accelerator):
-    """A function that takes one optimizer step on a batch, the model, and its width."""
+    """Return a function that takes one optimizer step on a batch, the model, and its query/key width."""
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_pretrained(minilm()).train()
     width = 384
@@ -66,7 +66,6 @@ def stepper(variant: str, accelerator: Accelerator):
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     arguments = parser.parse_args()

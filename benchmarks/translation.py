@@ -33,18 +33,18 @@ COLUMNS = {
 
 
 def read(name: str, language: str, count: int | None = None) -> list[str]:
-    """Lines of one side of Multi30k."""
+    """Read the lines of one side of Multi30k."""
     with gzip.open(shared(f"data/multi30k/{name}.{language}.gz"), "rt", encoding="utf-8") as file:
         return [line.rstrip("\n") for line in file][:count]
 
 
 def load(path: str):
-    """A fresh model in evaluation mode."""
+    """Load a model in evaluation mode."""
     return AutoModelForSeq2SeqLM.from_pretrained(shared(path)).eval()
 
 
 def translate(model, tokenizer, sentences: list[str], beams: int = 5, size: int = 50) -> list[str]:
-    """Translate in batches of similar length, in the order given."""
+    """Translate in batches of similar length; the translations are in the given order."""
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
     result = [""] * len(sentences)
     for start in range(0, len(order), size):
@@ -59,7 +59,7 @@ def translate(model, tokenizer, sentences: list[str], beams: int = 5, size: int 
 
 
 def calibration(tokenizer, seed: int, count: int = 256, size: int = 32) -> list[dict]:
-    """Training pairs as model inputs with labels."""
+    """Return training pairs as model inputs with labels."""
     source, target = read("train", "de"), read("train", "en")
     chosen = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))[:count].tolist()
     batches = []
@@ -74,7 +74,10 @@ def calibration(tokenizer, seed: int, count: int = 256, size: int = 32) -> list[
 
 @torch.no_grad()
 def stepwise_difference(path: str, mixing: str, tokenizer, sentences: list[str]) -> float:
-    """Largest difference between cached stepwise logits of a lossless swap and the original's, both in float64."""
+    """Return the largest logit difference between a lossless swap that decodes stepwise with a cache and the original.
+
+    Both are in float64.
+    """
     original, model = load(path).double(), load(path).double()
     swap_to_collaborative(model, kind=mixing)
     inputs = tokenizer(sentences, return_tensors="pt", padding=True)
@@ -102,7 +105,7 @@ SETTINGS.remove((128, "weights only"))  # to save time
 
 
 def measure(name: str, count: int | None) -> list[dict]:
-    """All rows of one model."""
+    """Return all rows of one model."""
     tokenizer = AutoTokenizer.from_pretrained(shared(MODELS[name]))
     sources, references = read("test_2016_flickr", "de", count), read("test_2016_flickr", "en", count)
     original = load(MODELS[name])
@@ -145,7 +148,6 @@ def measure(name: str, count: int | None) -> list[dict]:
 
 
 def main() -> None:
-    """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--sentences", type=int, help="only the first N test sentences")

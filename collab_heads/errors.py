@@ -1,45 +1,45 @@
-"""What can go wrong. Every message names the object, the value and the way out."""
+"""The errors of this package. Every message names the object, the value and the way out."""
 
 
 class CollabHeadsError(Exception):
-    """Any error raised by this package on purpose."""
+    """The base class of all errors that this package raises on purpose."""
 
 
 class UnsupportedModelError(CollabHeadsError, TypeError):
-    """The model, or the wrapper around it, is not one that the toolkit can change."""
+    """Raised if the toolkit cannot change the model, or the wrapper around it."""
 
 
 class UnsupportedVersionError(CollabHeadsError, ImportError):
-    """The installed version of transformers is not one that the toolkit works with; the message names those."""
+    """Raised if the toolkit does not support the installed version of transformers; the message names those it does."""
 
 
 class ArgumentError(CollabHeadsError, ValueError):
-    """An argument has a value that cannot work: a width, a role, a path, a method."""
+    """Raised if an argument has an invalid value: a width, a role, a path, a method."""
 
 
 class ShapeError(CollabHeadsError, ValueError):
-    """Two tensors, or a tensor and a module, do not fit each other; the message holds both shapes."""
+    """Raised if the shapes of two tensors, or of a tensor and a module, do not match; the message holds both shapes."""
 
 
 class NonFiniteError(CollabHeadsError, ValueError):
-    """Weights or calibration inputs contain NaN or inf; the message names the site."""
+    """Raised if weights or calibration inputs contain NaN or inf; the message names the site."""
 
 
 class CalibrationError(CollabHeadsError, ValueError):
-    """The calibration batches are empty, or the model cannot take them."""
+    """Raised if the calibration batches are empty, or the model cannot take them."""
 
 
 class SwapError(CollabHeadsError, RuntimeError):
-    """The model is in a state that does not allow the swap, such as swapped already."""
+    """Raised if the state of the model does not allow the swap, for example because it is already swapped."""
 
 
 class ConfigError(CollabHeadsError, ValueError):
-    """`config.collab_heads` does not fit the model or this version of the package."""
+    """Raised if `config.collab_heads` does not fit the model or this version of the package."""
 
 
 class DataError(CollabHeadsError, ValueError):
-    """A file of examples is missing, malformed or does not fit the task; the message names the file and the line."""
+    """Raised if a file of examples is missing, malformed or does not fit the task; the message names file and line."""
 
 
 class OutputError(CollabHeadsError, OSError):
-    """An output folder is in use, or a checkpoint is not one to go on from."""
+    """Raised if an output folder is in use, or a checkpoint cannot be resumed."""

@@ -1,6 +1,6 @@
-"""The claims of the papers, what the stored results say of each, and the verdict: the table of docs/results/claims.md.
+"""The claims of the papers, the stored results on each, and the verdict: the table of docs/results/claims.md.
 
-Figures of ours come from benchmarks/results/; verdicts are words, and have to be looked at again when those change.
+Our figures come from benchmarks/results/. Verdicts are words, which have to be checked when these results change.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ class Claim:
 
     Attributes:
         claim: in a sentence.
-        paper: its figure.
-        ours: a function that says what the stored results have, with the interval where there is one.
-        seeds: how many runs are behind it.
+        paper: the paper's figure.
+        ours: a function that returns our figure from the stored results, with its interval if there is one.
+        seeds: the number of runs behind it.
         verdict: one of the three, or more exactly.
         where: link to the page with protocol and command.
     """
@@ -246,7 +246,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def claims(source: str) -> str:
-    """The table of the claims of one source system."""
+    """Return the table of the claims of one source system."""
     shown = [
         {
             "claim": each.claim,

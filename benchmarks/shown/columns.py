@@ -1,4 +1,4 @@
-"""What makes a table of the documentation: rows of a record, columns under headings a reader knows."""
+"""Tools for tables of the documentation: rows of a record, columns under readable headings."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -12,19 +12,19 @@ TABLES: dict[str, Callable[[], str]] = {}
 
 
 def shown(rows: Iterable[Mapping], columns: Columns) -> str:
-    """A markdown table of some columns, under headings of the documentation."""
+    """Return a markdown table of some columns, under headings of the documentation."""
     pairs = {heading: (heading, each) if isinstance(each, str) else each for heading, each in columns.items()}
     renamed = [{heading: row.get(key) for heading, (key, _) in pairs.items()} for row in rows]
     return table(renamed, {heading: spec for heading, (_, spec) in pairs.items()})
 
 
 def plain(name: str, file: str, columns: Columns, rows: str = "rows") -> None:
-    """Register a table that shows the rows of a record as they are."""
+    """Register a table that shows the rows of a record unchanged."""
     TABLES[name] = lambda: shown(stored(file)[rows], columns)
 
 
 def made(function: Callable[[], str]) -> Callable[[], str]:
-    """Register a table that a function makes, under its name."""
+    """Register a function that makes a table, under its own name."""
     TABLES[function.__name__] = function
     return function
 
@@ -39,5 +39,5 @@ LOST = {"lost": ".2f", "lost in every draw": ("losses", "")}
 
 
 def named(rows: list[dict], key: str, names: Mapping[str, str]) -> list[dict]:
-    """Rows whose names say more than those of the runs."""
+    """Replace the names of runs by more readable ones."""
     return [row | {key: names.get(row[key], row[key])} for row in rows]

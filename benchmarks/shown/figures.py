@@ -1,4 +1,4 @@
-"""Our own figures in the table of claims, from the stored records."""
+"""Functions that read our own figures in the table of claims from the stored records."""
 
 from collections.abc import Mapping
 
@@ -6,24 +6,24 @@ from shown.records import row, rows_of, stored
 
 
 def against_first(name: str, key: str, value: str, part: str = "") -> str:
-    """The difference of a row to the first row of its table, with its interval."""
+    """Return the difference of a row to the first row of its table, with its interval."""
     found = row(name, part, **{key: value})
     return f"{found['difference']:+.2f} BLEU ({found['95 %']})"
 
 
 def scores(name: str, shown: Mapping[str, tuple[str, str]], score: str) -> str:
-    """Scores of some rows, label -> (key, value)."""
+    """Return the scores of some rows, given as label -> (key, value)."""
     return ", ".join(f"{label} {row(name, **{key: value})[score]:.2f}" for label, (key, value) in shown.items())
 
 
 def exact() -> str:
-    """Swaps at full width."""
+    """Return how many translations are identical after swaps at full width."""
     found = [each["identical"] for each in rows_of("translation") if each.get("method") == "lossless"]
     return f"{', '.join(sorted(set(found)))} translations identical, in {len(found)} swaps"
 
 
 def glue(settings: Mapping[str, str]) -> str:
-    """Averages over the tasks after training again: of the original, and how far from it each setting ends."""
+    """Return averages over the tasks after training again: that of the original, and the gap of each setting to it."""
     ends = {label: row("glue_seeds", R=value) for label, value in settings.items()}
     gaps = ", ".join(f"{label} {end['difference']:+.2f} ({end['95 %']})" for label, end in ends.items())
     return f"original {row('glue_seeds', R='original')['average again']:.2f}, {gaps}"
@@ -33,7 +33,7 @@ ALONE = {"at 64": "per_head 64", "at half the rate": "per_head 16, half the rate
 
 
 def longer() -> str:
-    """Shared keys over narrow heads of 16 dimensions, from scratch and trained until the learning rate is zero."""
+    """Return the results of keys 16 wide, shared and per head, from scratch and trained to a learning rate of zero."""
     kinds = ("shared 16", "per_head 16", "plain")
     found = row("nmt_longer", longer="per_head 16")["shared over it"]
     ends = scores("nmt_longer", {each: ("longer", each) for each in kinds}, "bleu")
@@ -46,7 +46,7 @@ def longer() -> str:
 
 
 def born_digits() -> str:
-    """Shared over narrow heads, a quarter of the width, by seed, after one training and one twice as long."""
+    """Return the gain of shared over narrow heads at a quarter of the width, by seed, for two lengths of training."""
     record = rows_of("digits")
     texts = []
     for what, label in (("born", "456 steps"), ("longer", "912 steps")):
@@ -60,7 +60,7 @@ def born_digits() -> str:
 
 
 def kept(counts: tuple[int, ...], ways: tuple[str, ...]) -> str:
-    """Differences to the whole model by heads kept and way to choose them."""
+    """Return the differences to the whole model by heads kept and way to choose them."""
     texts = []
     for count in counts:
         found = {way: row("nmt_heads", heads=f"{way} {count}")["difference"] for way in ways}
@@ -69,7 +69,7 @@ def kept(counts: tuple[int, ...], ways: tuple[str, ...]) -> str:
 
 
 def roles_seen() -> str:
-    """How many heads have which role, in the models that were looked at."""
+    """Return how many heads have which role, in the analyzed models."""
     others = [each for each in rows_of("roles") if not each["model"].startswith("Marian (3")]
     seen = {"Marian": ("seen_marian", "positional", "rare tokens")}  # it reads no treebank
     seen["MiniLM"] = ("seen_minilm", "positional", "rare tokens", "syntactic")
@@ -84,30 +84,30 @@ def roles_seen() -> str:
 
 
 def beside_first(measure: str, prefixes: str) -> str:
-    """How much lowering the risk changes a measure of contributions, with its standard error."""
+    """Return by how much lowering the risk changes a measure of contributions, with its standard error."""
     found = row("contributions_risk", model="minimum risk", measure=measure, prefixes=prefixes)
     return f"{found['less the first model']:+.3f} ± {found['± less first']:.3f}"
 
 
 def over_training(measure: str) -> str:
-    """The mean of a measure of contributions at every moment of a training."""
+    """Return the means of a measure of contributions at all checkpoints of a training."""
     rows = [each for each in rows_of("contributions_training") if each["prefixes"] == "reference"]
     return " → ".join(f"{each['mean']:.3f}" for each in rows if each["measure"] == measure)
 
 
 def fifths(measure: str, prefixes: str = "reference") -> str:
-    """A measure of contributions over a sentence: first and last fifth, and the end token."""
+    """Return a measure of contributions over a sentence: first and last fifth, and the end token."""
     found = row("contributions", measure=measure, prefixes=prefixes)
     return f"{found['part 1']:.2f} → {found['part 5']:.2f}, {found['last token']:.2f} at the end token"
 
 
 def less_reference(measure: str, prefixes: str) -> str:
-    """How much a measure of contributions differs from that after the reference, with its standard error."""
+    """Return the difference of a measure of contributions to that after the reference, with its standard error."""
     found = row("contributions", measure=measure, prefixes=prefixes)
     return f"{prefixes} {found['less the reference']:+.3f} ± {found['± less']:.3f}"
 
 
 def correlation(measure: str) -> float:
-    """Spearman's, of a measure with the rise of the loss without the head, over all heads of the Marian."""
+    """Return Spearman's correlation of a measure with the loss increase without the head, over all heads of Marian."""
     record = stored("seen_marian")["correlations"]
     return next(each["all"] for each in record if (each["measure"], each["harm to"]) == (measure, "loss"))

@@ -1,4 +1,4 @@
-"""Tables of what heads do, and of what a translation comes from."""
+"""Tables of what heads do, and of contributions of source and target to a translation."""
 
 from shown.columns import made, named, plain, shown
 from shown.records import stored
@@ -32,7 +32,7 @@ FIFTHS = {f"part {part}": ".2f" for part in range(1, 6)}
 
 @made
 def contributions() -> str:
-    """Shares and entropies over a sentence, after three kinds of prefixes."""
+    """Return shares and entropies over a sentence, after three kinds of prefixes."""
     rows = [
         row
         | {"mean ±": f"{row['mean']:.3f} ± {row['± mean']:.3f}"}
@@ -46,7 +46,7 @@ def contributions() -> str:
 
 @made
 def contributions_training() -> str:
-    """Means over a training: a row per checkpoint."""
+    """Return means over a training: a row per checkpoint."""
     rows: dict[str, dict] = {}
     for row in stored("contributions_training")["rows"]:
         found = rows.setdefault(row["model"], {"after": row["model"]})
@@ -58,7 +58,7 @@ def contributions_training() -> str:
 
 @made
 def contributions_risk() -> str:
-    """Means before and after training to lower the risk: a row per measure and kind of prefixes."""
+    """Return means before and after training to lower the risk: a row per measure and kind of prefixes."""
     rows: dict[tuple, dict] = {}
     for row in stored("contributions_risk")["rows"]:
         found = rows.setdefault(
@@ -80,14 +80,14 @@ MEASURED = {
 
 @made
 def marian_measures() -> str:
-    """Which measures say what is lost without a head: a translation model."""
+    """Return how well each measure predicts the loss without a head, in a translation model."""
     signed = {role: "+.2f" for role in ("all", *ROLES)}
     return shown(stored("seen_marian")["correlations"], {"Marian: measure": ("measure", "")} | signed)
 
 
 @made
 def minilm_measures() -> str:
-    """The same for sentence embeddings: a column for each kind of harm."""
+    """Return the same for sentence embeddings: a column for each kind of harm."""
     harms = {"1 - cosine to the original": "embeddings move", "Spearman x 100": "STS-B Spearman"}
     rows: dict[str, dict] = {}
     for row in stored("seen_minilm")["correlations"]:
@@ -97,7 +97,7 @@ def minilm_measures() -> str:
 
 @made
 def minilm_roles() -> str:
-    """What the heads of all-MiniLM-L6-v2 do: a row per head and label."""
+    """Return what the heads of all-MiniLM-L6-v2 do: a row per head and label."""
     roles = stored("seen_minilm")["report"]["roles"]
     rows = []
     for site in roles["sites"]:

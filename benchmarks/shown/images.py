@@ -9,17 +9,17 @@ from common import table
 
 
 def digits(what: str) -> dict[tuple[str, int], dict]:
-    """Rows of the small DeiT on digits: mixing, width -> row."""
+    """Return rows of the small DeiT on digits: (mixing, width) -> row."""
     return {(row["mixing"], row["R"]): row for row in stored("digits")["rows"] if row["what"] == what}
 
 
 def with_range(row: Mapping) -> str:
-    """The mean over seeds, with the lowest and the highest."""
+    """Return the mean over seeds, with the lowest and the highest value."""
     return f"{row['accuracy']:.2f} ({row['range']})"
 
 
 def born(whole: str, changed: str) -> str:
-    """From scratch: all heads share queries and keys, or each has narrow ones of its own; and full width."""
+    """Return models from scratch: shared queries and keys, narrow ones per head, and full width."""
     (full,), found = digits(whole).values(), digits(changed)
     rows = [
         {"R": f"{full['R']}, stock", "stock or per_head": with_range(full), "parameters": f"{full['parameters']:,}"}
@@ -43,7 +43,7 @@ TABLES["digits_longer"] = lambda: born("full-longer", "longer")
 
 @made
 def digits_swapped() -> str:
-    """Trained ones, swapped and measured as they are then: from the weights alone, and calibrated."""
+    """Return trained models right after a swap: from the weights alone, and calibrated."""
     cases = {"weights alone": digits("swapped"), "calibrated": digits("calibrated")}
     widths = sorted({width for _, width in cases["calibrated"]}, reverse=True)
     rows = [

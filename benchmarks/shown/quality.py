@@ -1,4 +1,4 @@
-"""Tables of what is lost for what is saved: sentence encoders, compression, language models, chemistry."""
+"""Tables of quality lost against size saved: sentence encoders, compression, language models, chemistry."""
 
 from shown.columns import LOST, PARAMETERS, TABLES, TASKS, Columns, made, plain, shown
 from shown.records import stored
@@ -17,7 +17,7 @@ BY_SEED = {"against the original": ("difference", "+.2f"), "95 %": "", "by seed"
 
 @made
 def glue_seeds() -> str:
-    """The rows of three seeds: averages after the swap, scores after training again, distance to the original."""
+    """Return the rows of three seeds: averages after the swap, scores after training again, gaps to the original."""
     rows = [
         each | {"gaps_in_words": ", ".join(f"{gap:+.2f}" for gap in each.get("by seed", ()))}
         for each in stored("glue_seeds")["rows"]
@@ -54,7 +54,7 @@ REPAIR = {"heads": "", "chosen by": "", "W_O": "", "lost": ".2f", "lost in every
 
 
 def repair(model: str, score: str) -> str:
-    """The rows of one model."""
+    """Return the rows of one model."""
     rows = [row for row in stored("repair")["rows"] if row["model"] == model]
     return shown(rows, {"heads": "", "chosen by": "", "W_O": "", score: ("score", ".2f")} | REPAIR)
 
@@ -67,7 +67,7 @@ COMPRESSED |= {"error": ".3f", "seconds": ".0f"}
 
 
 def compression(score: str, more: Columns, *models: str) -> str:
-    """The rows of some models."""
+    """Return the rows of some models."""
     rows = [row | {"steps": row["steps"] or None} for row in stored("compression")["rows"] if row["model"] in models]
     several = {"model": ""} if len(models) > 1 else {}
     return shown(rows, several | {"may change": ("parts", "")} | COMPRESSION | {score: ("score", ".2f")} | more)
@@ -100,7 +100,7 @@ plain(
 
 @made
 def stsb() -> str:
-    """Rows of a width together, ours first; how long a swap took is not shown, as they ran on different days."""
+    """Return the rows grouped by width, ours first, without the times of swaps, which ran on different days."""
     methods = ["original", "weights only", "calibrated", "calibrated, refined", "balanced, calibrated, refined"]
     methods.append("calibrated, refined (240 steps)")
 
@@ -116,7 +116,7 @@ def stsb() -> str:
 
 @made
 def chemistry() -> str:
-    """A row per model and mixing: exactness at full width, errors and size at half of it."""
+    """Return a row per model and mixing: exactness at full width, errors and size at half of it."""
     found: dict[tuple, dict] = {}
     parameters = {}
     for row in stored("chemistry")["rows"]:

@@ -1,4 +1,4 @@
-"""The stored records of benchmarks: all of one, its rows, a row of them."""
+"""Access to the stored records of benchmarks: a whole record, its rows, one row."""
 
 import json
 
@@ -6,17 +6,17 @@ from common import RESULTS
 
 
 def stored(name: str) -> dict:
-    """A stored record."""
+    """Read a stored record."""
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def rows_of(name: str, part: str = "") -> list[dict]:
-    """The rows of a record, or of a part of it."""
+    """Return the rows of a record, or of a part of it."""
     record = stored(name)
     return (record[part] if part else record)["rows"]
 
 
 def row(name: str, part: str = "", **wanted: object) -> dict:
-    """The one row with these values."""
+    """Return the only row with these values."""
     (found,) = [each for each in rows_of(name, part) if all(each.get(key) == value for key, value in wanted.items())]
     return found

@@ -1,4 +1,4 @@
-"""Tables of time, memory and stopped runs."""
+"""Tables of time, memory and killed runs."""
 
 from collections import Counter
 
@@ -37,7 +37,7 @@ plain(
 
 
 def compression_speed(wanted: tuple[str, ...], settings: tuple[str, ...]) -> str:
-    """Shares of stock's time of some parts of models, by setting."""
+    """Return the time of some parts of models, as shares of stock's, by setting."""
     rows = [row for row in stored("compression_speed")["rows"] if row["what"] in wanted and row["variant"] != "stock"]
     return shown(rows, {"what": "", "threads": "", "variant": ""} | dict.fromkeys(settings, ".2f"))
 
@@ -83,7 +83,7 @@ plain(
 
 @made
 def decomposition_base() -> str:
-    """A whole model on one thread, to which the library keeps at this size."""
+    """Return a whole model on one thread, as the library uses at this size."""
     rows = [row for row in stored("decomposition")["base"] if row["threads"] == 1]
     columns = {"tol": ".0e", "seconds": ".1f", "per layer": ("per_layer", ".2f")}
     return shown(rows, columns | {"relative error": ("error", ".4f")})
@@ -91,7 +91,7 @@ def decomposition_base() -> str:
 
 @made
 def swap_speed() -> str:
-    """What a calibrated swap costs, against a forward pass or against itself on an idle machine."""
+    """Return the cost of a calibrated swap, against a forward pass or against itself on an idle machine."""
     rows = [row | {"against": row["pass"] or row.get("alone")} for row in stored("swap_speed")["rows"]]
     columns = {"what": "", "sentences": "", "mixing": "", "compared with": ("against", ",.2f"), "swap": ",.2f"}
     return shown(rows, columns | {"ratio": ".2f", "range": ""})
@@ -99,7 +99,7 @@ def swap_speed() -> str:
 
 @made
 def kills() -> str:
-    """Where runs were killed, by the kind of operation."""
+    """Return where runs were killed, by the kind of operation."""
     counts: Counter[str] = Counter()
     for row in stored("kills")["rows"]:
         where = row["killed before"]  # an operation and a place, or a random moment

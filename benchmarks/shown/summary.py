@@ -1,4 +1,4 @@
-"""The tables of the README: which models are supported, and what is lost for what is saved."""
+"""The tables of the README: the supported models, and quality lost against size saved."""
 
 from shown.columns import made
 from shown.records import row, stored
@@ -19,7 +19,7 @@ CAPABILITIES = {
 
 @made
 def support() -> str:
-    """What the toolkit can do with which models, as their adapters say it."""
+    """Return what the toolkit can do with which models, as their adapters state it."""
     adapters = dict.fromkeys(registry._ADAPTERS[name] for name in registry.supported_model_types())
     served: list[tuple[AttentionAdapter, str]] = []
     for adapter in adapters:
@@ -40,7 +40,7 @@ def support() -> str:
 
 @made
 def summary() -> str:
-    """The table of the README: what is lost for what is saved."""
+    """Return the README's table of quality lost against size saved."""
     embedding, marian = row("stsb", method="original"), row("translation", model="marian", mixing="original")
     shared = row("stsb", mixing="shared", width=128, method="balanced, calibrated, refined")
     per_head = row("stsb", mixing="per_head", width="128 (144)", method="calibrated, refined")

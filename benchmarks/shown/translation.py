@@ -1,4 +1,4 @@
-"""Tables of translation models: swapped, trained on, trained from the start."""
+"""Tables of translation models: swapped, fine-tuned, trained from scratch."""
 
 from statistics import mean
 
@@ -28,7 +28,7 @@ plain(
 
 @made
 def nmt_longer() -> str:
-    """The longer trainings: dev set on the way, test set at the end."""
+    """Return the longer trainings: dev set on the way, test set at the end."""
     rows = []
     for row in stored("nmt_longer")["rows"]:
         steps = next(iter(row["dev"].values()))
@@ -42,20 +42,20 @@ def nmt_longer() -> str:
 
 @made
 def nmt_mixing() -> str:
-    """Alphas and rotation, trained on; its growth loss was too strong, see the note in the record."""
+    """Return alphas and rotation in fine-tuning; the growth loss was too strong, see the note in the record."""
     rows = named(stored("nmt_mixing")["rows"], "mixing", {"alphas, growth": "alphas, growth 867 times"})
     return shown(rows, {"continued": ("mixing", "")} | CONTINUED)
 
 
 @made
 def nmt_mixing_again() -> str:
-    """The rows of that table that ran once more."""
+    """Return the rows of that table that ran once more."""
     return shown(stored("nmt_mixing")["again"]["rows"], {"continued, again": ("mixing", "")} | CONTINUED)
 
 
 @made
 def nmt_born() -> str:
-    """The same from scratch; see the note in the record, too."""
+    """Return the same from scratch; the record has a note on it, too."""
     names = {"alphas, growth": "alphas, growth of 40 beside the mean"}
     rows = named(stored("nmt_born")["rows"], "born", names)
     return shown(rows, {"from scratch": ("born", "")} | BLEU | DIFFERENCE | PARAMETERS)

@@ -18,11 +18,11 @@ from collab_heads.errors import ArgumentError
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-# What has a check of its own, which says more: shapes of tensors, the number of a batch, and bounds of numbers.
+# Types with a check of their own, whose message says more: shapes of tensors, contents of batches.
 CHECKED_ELSEWHERE = (Any, object, Tensor, Iterable[Mapping])
 NUMBERS = (int, float)
-NAMES = ("adapter", "exclude", "optimizer", "pairs", "sites", "stretch")  # of arguments, likewise
-# What is as good: a model may be inside of something else, and each function says what it takes.
+NAMES = ("adapter", "exclude", "optimizer", "pairs", "sites", "stretch")  # arguments with a check of their own
+# Wider types that are accepted, too: a model may be wrapped in a module, and each function says what it takes.
 AS_GOOD: dict[Any, type] = {PreTrainedModel: nn.Module, Path: os.PathLike, tuple: Sequence}
 WORDS: dict[Any, str] = {
     types.NoneType: "None",
@@ -39,10 +39,9 @@ WORDS: dict[Any, str] = {
 
 
 def checking_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorator of a public function: what it is given has to be of the types that its signature says.
+    """Decorate a public function so that it checks the types of its arguments against its signature.
 
-    It raises UnsupportedModelError where a model is expected and something else is given, and ArgumentError where
-    anything else is expected.
+    A wrong argument raises UnsupportedModelError where the signature asks for a model, and ArgumentError elsewhere.
     """
 
     @functools.wraps(function)
@@ -64,7 +63,7 @@ def checking_arguments(function: Callable[Arguments, Result]) -> Callable[Argume
 def signature_of(function: Callable) -> inspect.Signature:
     """Return a signature with types for the names of types, where these are known at run time.
 
-    It is asked for at the first call: a module may define a type after the function that names it.
+    The decorator reads it at the first call, because a module may define a type after the function that names it.
     """
     try:
         return inspect.signature(function, eval_str=True)
@@ -73,7 +72,7 @@ def signature_of(function: Callable) -> inspect.Signature:
 
 
 def check_argument(name: str, value: object, hint: Any) -> None:
-    """Raise ArgumentError, or of a model UnsupportedModelError, unless a value is of a type."""
+    """Raise ArgumentError, or for a model UnsupportedModelError, unless a value has a type."""
     if fits(value, hint):
         return
     if hint in (PreTrainedModel, nn.Module):
@@ -82,12 +81,13 @@ def check_argument(name: str, value: object, hint: Any) -> None:
 
 
 def fits(value: object, hint: Any, *, inside: bool = False) -> bool:
-    """Return whether a value has a type, as far as that shows without consuming an iterator.
+    """Return True if a value has a type, as far as this can be seen without consuming an iterator.
 
     Args:
-        value: what was given.
+        value: the argument.
         hint: the type.
-        inside: whether it is an element of something; a number that is an argument has a check of its own.
+        inside: whether the value is an element of an argument. A number that is itself an argument always fits here,
+            because it has a check of its own.
     """
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if hint in CHECKED_ELSEWHERE:
@@ -100,7 +100,7 @@ def fits(value: object, hint: Any, *, inside: bool = False) -> bool:
         return isinstance(value, tuple(map(type, inner)))
     if origin is Path:
         return isinstance(value, os.PathLike)
-    if hint is str and not inside and isinstance(value, str) and "\0" in value:  # no name of a file, nor of anything
+    if hint is str and not inside and isinstance(value, str) and "\0" in value:  # no file has such a name
         return False
     if origin is type:
         return isinstance(value, type) and issubclass(value, inner[0])
@@ -118,7 +118,7 @@ def fits(value: object, hint: Any, *, inside: bool = False) -> bool:
 
 
 def words(hint: Any) -> str:
-    """Return the name of a type for a message."""
+    """Return the description of a type for an error message, such as "a whole number"."""
     origin, inner = get_origin(hint) or hint, [each for each in get_args(hint) if each is not ...]
     if origin in (Union, types.UnionType):
         *most, last = dict.fromkeys(map(words, inner))

@@ -30,7 +30,7 @@ def check_count(what: str, value: object, least: int = 0, most: int | None = Non
 
 
 def check_seed(seed: object) -> None:
-    """Raise ArgumentError unless `seed` is one that every generator takes."""
+    """Raise ArgumentError unless `seed` is a whole number that every generator accepts."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < MAX_SEED:
         raise ArgumentError(f"seed must be a whole number from 0 to {MAX_SEED - 1}, not {seed!r:.80}")
 
@@ -39,12 +39,12 @@ MAX_SEED = 1 << 32  # numpy's limit, below torch's
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether `value` is a positive integer and not a bool."""
+    """Return True if `value` is a positive integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def is_size(value: object) -> TypeGuard[int]:
-    """Return whether `value` can be a number of heads or a width: a positive integer, not absurdly large."""
+    """Return True if `value` can be a number of heads or a width: a positive integer, not absurdly large."""
     return is_count(value) and value <= MAX_SIZE
 
 
@@ -52,16 +52,16 @@ MAX_SIZE = 1 << 24  # beyond any model; products of two fit what torch counts in
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether `value` is a finite number, not a bool, and no larger than a float can be."""
+    """Return True if `value` is a finite number, not a bool, and not larger than the largest float."""
     largest = sys.float_info.max
     return isinstance(value, int | float) and not isinstance(value, bool) and -largest <= value <= largest
 
 
 def is_index(value: object, size: int) -> TypeGuard[int]:
-    """Whether `value` is an integer from 0 to size - 1 and not a bool."""
+    """Return True if `value` is an integer from 0 to size - 1 and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Whether a value is a list or tuple."""
+    """Return True if `value` is a sequence, such as a list or tuple, and not a string."""
     return isinstance(value, Sequence) and not isinstance(value, str)

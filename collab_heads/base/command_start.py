@@ -1,9 +1,9 @@
-"""A first look at the command line, before torch and transformers are imported: they take seconds.
+"""A first look at the command line, before torch and transformers are imported, which takes seconds.
 
-`collab-heads compress --help` and a wrong flag need none of them. But Python runs a package before any module in it,
-the command's, too. So the package's `__init__` calls `start_command` before its own imports: where the process is the
-command, its flags are read and checked then, and it leaves if there is no more to do. Else all is imported as ever;
-Ctrl-C meanwhile ends the process without a word about what was being imported.
+`collab-heads compress --help` and a wrong flag need neither. But Python imports a package before any module in it, and
+so before the module of the command. The package's `__init__` therefore calls `start_command` before its own imports. If
+the process is the command, `start_command` reads and checks the flags, and exits if there is nothing more to do.
+Otherwise the imports follow as usual. Ctrl-C during these imports ends the process without a traceback.
 """
 
 import os
@@ -20,7 +20,7 @@ INTERRUPTED = 130  # the exit code, as shells have it
 
 
 def start_command() -> None:
-    """Read the command's flags, if this process is the command; leave if they are wrong, or ask for help."""
+    """Read and check the flags if this process is the command; exit if they are wrong or only ask for help."""
     children = sys.modules.get("multiprocessing.process")
     if children is not None and children.parent_process() is not None:
         return  # a process that the command has started has the command's own sys.argv
@@ -31,23 +31,23 @@ def start_command() -> None:
 
 
 def leave(*_: object) -> None:
-    """Leave at once: an error would go through whatever is being imported, which may hold it up or show it."""
+    """Exit at once, without an exception, which would pass through a running import: that may block or print it."""
     os.write(2, f"{COMMAND}: interrupted\n".encode())
     os._exit(INTERRUPTED)
 
 
 def change_handler(old: object, new: Any) -> None:
-    """Handle Ctrl-C otherwise, if it is handled as expected."""
+    """Replace the handler of Ctrl-C by `new` if it is `old`."""
     if signal.getsignal(signal.SIGINT) is old:
         signal.signal(signal.SIGINT, new)
 
 
 def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
-    """Whether a process was started as `collab-heads ...` or `python -m collab_heads ...`.
+    """Return True if a process was started as `collab-heads ...` or `python -m collab_heads ...`.
 
     Args:
         argv: `sys.argv`; while Python looks for the module after `-m`, its first element is "-m".
-        original: `sys.orig_argv`, in which the name of that module still stands.
+        original: `sys.orig_argv`, which still holds the name of that module.
     """
     if not argv:
         return False

@@ -11,13 +11,16 @@ from transformers.utils import logging
 
 
 def portable_name(name: str) -> str:
-    """What a model or a file is called anywhere: the last two parts of an absolute path; any other name as it is."""
+    """Return the name of a model or file without this machine's folders: the last two parts of an absolute path.
+
+    Any other name is returned unchanged.
+    """
     path = Path(name)
     return "/".join(path.parts[1:][-2:]) if path.is_absolute() else name
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], last: str) -> str:
-    """Columns under a header, and a closing line."""
+    """Format columns under a header, followed by a closing line."""
     rows = [header, *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -25,15 +28,15 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], last: str) 
 
 
 def progress_bar(iterable: Iterable | None = None, *, disable: bool = False, **options: Any) -> Any:
-    """A bar of tqdm, shown where stderr is a terminal or a notebook, unless those of transformers are off.
+    """Return a tqdm bar that is shown only where stderr is a terminal or a notebook and transformers shows bars, too.
 
-    In a log a bar is a line for every step, and nested ones are mixed up.
+    In a log file a bar would add a line for every step, and nested bars would be mixed up.
 
     Args:
-        iterable: what is gone through.
-        disable: also where bars are shown, such as in all processes but the first; the environment variable
-            TQDM_DISABLE does so, too.
-        options: of tqdm.
+        iterable: what the bar iterates over.
+        disable: hide the bar everywhere, as in all processes but the first. The environment variable TQDM_DISABLE also
+            hides it.
+        options: other arguments of tqdm.
     """
     if disable or not (is_watched() and logging.is_progress_bar_enabled()):
         options["disable"] = True
@@ -41,16 +44,16 @@ def progress_bar(iterable: Iterable | None = None, *, disable: bool = False, **o
 
 
 def is_watched() -> bool:
-    """Return whether stderr is a terminal or a notebook."""
+    """Return True if stderr is a terminal or a notebook."""
     return sys.stderr is not None and (sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel"))
 
 
 @contextmanager
 def showing_bars(show: bool) -> Iterator[None]:
-    """Switch bars off while the context is open, transformers' and huggingface_hub's too: unless they are to be shown.
+    """Hide progress bars while the context is open, those of transformers and huggingface_hub included, unless `show`.
 
     Args:
-        show: whether they are, on a terminal.
+        show: leave the bars on; where stderr is neither a terminal nor a notebook they are hidden nevertheless.
     """
     before = logging.is_progress_bar_enabled()
     if not (show and is_watched()):

@@ -1,4 +1,4 @@
-"""How to install this package, and packages that only some of it needs: looked for before the work."""
+"""How to install this package, and checks for the optional packages that only parts of it need."""
 
 import sys
 from collections.abc import Collection
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from collab_heads.errors import CollabHeadsError
 
-# Where the package comes from, as every message and model card says it. It is on no index, where anyone may take its
+# How messages and model cards say where to get the package. It is on no package index, where anyone could take its
 # name: until it is, no text says "pip install" with it. The text in modeling_collab_heads.py is a copy.
 INSTALL = "install the package collab_heads (its README says how)"
 
@@ -31,16 +31,16 @@ EXTRAS = {
 
 
 class MissingPackageError(CollabHeadsError, ImportError):
-    """A package is not installed; the message says how to install it."""
+    """Raised if an optional package is not installed; the message says how to install it."""
 
 
 def missing(extra: str) -> list[str]:
-    """The packages of an extra that are not installed, as pip calls them; nothing is imported."""
+    """Return the packages of an extra that are not installed, by their names in pip; nothing is imported."""
     return [package for package, module in EXTRAS[extra].items() if not is_installed(module)]
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module could be imported."""
+    """Return True if a module can be found; it is not imported."""
     try:
         return find_spec(module) is not None
     except ValueError:  # it stands in sys.modules as None
@@ -52,18 +52,18 @@ def check_extra(extra: str, what: str, packages: Collection[str] | None = None) 
 
     Args:
         extra: one of `EXTRAS`.
-        what: needs them, in the plural; for the message.
-        packages: those of them that it needs, as pip calls them; None for all.
+        what: what needs the packages, in the plural; for the message.
+        packages: the packages of the extra to check, by their names in pip; None for all.
 
     Raises:
-        MissingPackageError: if one is not; the message holds the line that installs it.
+        MissingPackageError: if one is missing; the message holds the command that installs it.
     """
     if names := [name for name in missing(extra) if packages is None or name in packages]:
         raise MissingPackageError(f"{what} need {', '.join(names)}: pip install {' '.join(names)}")
 
 
 def exit_without(extra: str, script: str) -> None:
-    """Leave a script with the message of `check_extra` if the packages of its extra are not installed."""
+    """Exit with the message of `check_extra` if the packages of an extra are not installed."""
     try:
         check_extra(extra, "the scripts")
     except MissingPackageError as problem:

@@ -7,15 +7,16 @@ from torch import Tensor
 
 
 def float64(tensor: Tensor) -> Tensor:
-    """To double precision, on the CPU where the device has none (Apple's MPS)."""
+    """Convert to double precision, on the CPU where the device has no double precision (Apple's MPS)."""
     return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
 
 
 @contextmanager
 def few_threads(size: int):
-    """One thread for small problems: on a busy machine the threads of many small solves mostly wait for each other.
+    """Use one torch thread for sizes up to 1024 while the context is open, and torch's own number for larger ones.
 
-    Seen on two busy cores at 12 x 768, R=256: 43 s with two threads, 2 s with one.
+    On a busy machine the threads of many small solves mostly wait for each other. Measured on two busy cores at
+    12 x 768, R=256: 43 s with two threads, 2 s with one.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if size <= 1024 else threads)

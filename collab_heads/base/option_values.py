@@ -1,4 +1,4 @@
-"""The words that arguments choose from; light, so that a command line is read without importing what they name."""
+"""The values that string options can take, in a light module: the command line is parsed without importing torch."""
 
 from typing import Literal, get_args
 

@@ -1,11 +1,11 @@
-"""What transformers models are wrapped in, and where the model is inside."""
+"""Checks for wrappers of transformers models, and functions that find the model inside."""
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import UnsupportedModelError
 
-# Class name of a wrapper -> what to do instead. By name, so that no optional package is imported.
+# Class name of a wrapper -> what to do instead. Names rather than classes: no optional package is imported.
 _CHANGE_INSTEAD = {
     "DistributedDataParallel": "swap the inner model (model.module) before wrapping, on every rank with the same data",
     "DataParallel": "swap the inner model (model.module) before wrapping",
@@ -16,7 +16,7 @@ _CHANGE_INSTEAD = {
     "PeftModel": "swap the base model before adding adapters, or merge_and_unload() them first",
 }
 MERGE_FIRST = _CHANGE_INSTEAD["PeftModel"]
-# Class name of what works with a model inside, changed or not -> where it is.
+# Class name of an object that works with a changed model inside, too -> where that model is.
 _PASS_INSTEAD = {
     "SentenceTransformer": "model[0].auto_model",
     "SparseEncoder": "model[0].auto_model",
@@ -27,7 +27,7 @@ _PASS_INSTEAD = {
 
 
 def check_model(model: object) -> None:
-    """Raise UnsupportedModelError unless `model` is a transformers model; where it is a wrapper say what to do."""
+    """Raise UnsupportedModelError unless `model` is a transformers model; for a known wrapper it says what to do."""
     for base in type(model).__mro__:
         if instead := _CHANGE_INSTEAD.get(base.__name__):
             raise UnsupportedModelError(f"cannot change a {base.__name__} in place: {instead}")
@@ -40,7 +40,7 @@ def check_model(model: object) -> None:
 
 
 def check_passed(model: object) -> None:
-    """Raise UnsupportedModelError for what takes other inputs than the transformers model inside it."""
+    """Raise UnsupportedModelError for an object, such as a pipeline, whose inputs differ from those of its model."""
     for base in type(model).__mro__:
         if inside := _PASS_INSTEAD.get(base.__name__):
             raise UnsupportedModelError(
@@ -50,18 +50,21 @@ def check_passed(model: object) -> None:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether a transformers model has PEFT's adapters inside; PEFT 0.18 leaves `peft_config` when it unloads them."""
+    """Return True if a transformers model contains PEFT adapters.
+
+    `peft_config` alone does not show this: PEFT 0.18 leaves it behind when it unloads the adapters.
+    """
     modules = (type(module).__module__ for module in model.modules())
     return bool(getattr(model, "peft_config", None)) and any(name.startswith("peft.") for name in modules)
 
 
 def path_inside(model: nn.Module) -> str | None:
-    """The path of the first transformers model in a module; None if there is none."""
+    """Return the path of the first transformers model in a module; None if there is none."""
     return next((path for path, module in model.named_modules() if isinstance(module, PreTrainedModel)), None)
 
 
 def model_inside(model: nn.Module) -> PreTrainedModel:
-    """The transformers model in a module, which may be that model itself.
+    """Return the first transformers model in a module, which may be the module itself.
 
     Raises:
         UnsupportedModelError: if there is none.

@@ -12,7 +12,10 @@ from collab_heads.command.inputs import batches_of, fitting, load, read_data
 
 
 def run(args: Namespace) -> HeadReport:
-    """Analyze, print and write; returns the report. All input is read before the model runs."""
+    """Analyze the heads of a model, print and save the report, and return it.
+
+    All input is read before the model runs.
+    """
     if missing("plots"):
         print("matplotlib is not installed: no curves and distributions (pip install matplotlib)", file=sys.stderr)
     sentences = read_conllu(args.treebank) if args.treebank else None

@@ -1,4 +1,4 @@
-"""Scripts for shells that complete the commands and flags of `collab-heads`; what is no flag is a file."""
+"""Shell scripts that complete the commands, flags and file names of `collab-heads`."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ Flags = Mapping[str, Sequence[str]]  # command -> its flags
 
 
 def bash(flags: Flags) -> str:
-    """For bash: `eval "$(collab-heads --print_completion bash)"` in ~/.bashrc."""
+    """Return the script for bash: `eval "$(collab-heads --print_completion bash)"` in ~/.bashrc."""
     cases = "\n".join(f"        {name}) words='{' '.join(known)}' ;;" for name, known in flags.items())
     return f"""_collab_heads() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
@@ -26,12 +26,12 @@ complete -o default -F _collab_heads collab-heads"""
 
 
 def zsh(flags: Flags) -> str:
-    """For zsh, which reads what is written for bash: `eval "$(collab-heads --print_completion zsh)"` in ~/.zshrc."""
+    """Return the script for zsh, which runs bash's: `eval "$(collab-heads --print_completion zsh)"` in ~/.zshrc."""
     return f"autoload -Uz compinit bashcompinit && compinit && bashcompinit\n{bash(flags)}"
 
 
 def fish(flags: Flags) -> str:
-    """For fish: `collab-heads --print_completion fish | source` in ~/.config/fish/config.fish."""
+    """Return the script for fish: `collab-heads --print_completion fish | source` in ~/.config/fish/config.fish."""
     lines = [f"complete -c collab-heads -n __fish_use_subcommand -f -a '{' '.join(flags)}'"]
     lines += [
         f"complete -c collab-heads -n '__fish_seen_subcommand_from {name}' -l {flag.removeprefix('--')}"
@@ -45,5 +45,5 @@ SHELLS: dict[str, Callable[[Flags], str]] = {"bash": bash, "zsh": zsh, "fish": f
 
 
 def completion(shell: str, flags: Flags) -> str:
-    """The script of a shell; one of `SHELLS`."""
+    """Return the completion script of a shell, one of `SHELLS`."""
     return SHELLS[shell](flags)

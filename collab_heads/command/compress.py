@@ -18,7 +18,10 @@ from collab_heads.errors import DataError
 
 
 def run(args: Namespace) -> CompressReport | CompressionPlan:
-    """Compress, print and write; returns the report. All input is read and checked before the model runs."""
+    """Compress a model, print and write the result, and return the report; with `--plan` return only the plan.
+
+    All input is read and checked before the model runs.
+    """
     check_kind(args.kind)
     all_texts = read_data(args)
     loaded = load(args)
@@ -60,7 +63,7 @@ def run(args: Namespace) -> CompressReport | CompressionPlan:
 
 
 def check_enough(args: Namespace, texts: Pairs) -> None:
-    """Raise DataError unless there are sentences to fit to, and one to measure on."""
+    """Raise DataError unless there are enough sentences to fit on some and to measure the error on one other."""
     if (found := len(texts["source"])) < HELD_OUT:
         raise DataError(
             f"{' and '.join(args.data)}: {found} sentences, and one of {HELD_OUT} is kept to measure on: give more "

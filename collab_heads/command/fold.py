@@ -9,7 +9,7 @@ from collab_heads.heads.report import FoldReport
 
 
 def run(args: Namespace) -> FoldReport:
-    """Fold, print and write; returns the report."""
+    """Fold the heads of a model, print and write the result, and return the report."""
     loaded = load(args)
     check_class(loaded.model)
     report = fold_heads(loaded.model)

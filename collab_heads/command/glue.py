@@ -11,28 +11,32 @@ from collab_heads.training.runs.classifier import Classifier
 
 
 def main(argv: Sequence[str] | None = None) -> dict:
-    """Run; returns what `all_results.json` holds."""
+    """Parse the flags and run.
+
+    Returns:
+        The content of `all_results.json`; with `--demo` that of each of its runs, by name.
+    """
     return work(parse(argv))
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
-    """Read the flags and check what can be checked without data or model."""
+    """Parse the flags and make all checks that need neither data nor model."""
     return read_flags(flags, argv)
 
 
 def run(args: Namespace) -> dict:
-    """Check the flags and run; returns what `all_results.json` holds."""
+    """Check parsed flags and run; returns the same as `main`."""
     check_all(flags, args)
     return work(args)
 
 
 def work(args: Namespace) -> dict:
-    """Run what checked flags ask for."""
+    """Run with checked flags; returns the same as `main`."""
     return glue_demo.main(main) if args.demo else train(args, Classifier.load, load_data)
 
 
 def load_data(args: Namespace) -> Data:
-    """Read the examples from wherever the flags say."""
+    """Read the examples from files, from a folder in GLUE's format, or from the Hub, as the flags say."""
     if args.task_name is None:
         files = args.train_file, args.validation_file, args.test_file if args.do_predict else None
         data = from_files(*files, args.label_column, args.skip_bad_rows)

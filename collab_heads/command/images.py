@@ -15,29 +15,33 @@ from collab_heads.training.runs.image_classifier import ImageClassifier
 
 
 def main(argv: Sequence[str] | None = None) -> dict:
-    """Run; returns what `all_results.json` holds."""
+    """Parse the flags and run.
+
+    Returns:
+        The content of `all_results.json`; with `--demo` that of each of its runs, by name.
+    """
     return work(parse(argv))
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
-    """Read the flags and check what can be checked without data or model."""
+    """Parse the flags and make all checks that need neither data nor model."""
     return read_flags(flags, argv, image_blueprints())
 
 
 def run(args: Namespace) -> dict:
-    """Check the flags and run; returns what `all_results.json` holds."""
+    """Check parsed flags and run; returns the same as `main`."""
     check_all(flags, args, image_blueprints())
     return work(args)
 
 
 def work(args: Namespace) -> dict:
-    """Run what checked flags ask for."""
+    """Run with checked flags; returns the same as `main`."""
     return image_demo.main(main) if args.demo else train(args, ImageClassifier.load, load_data)
 
 
 def load_data(args: Namespace) -> Data:
-    """Open every image once: a broken one is named before training."""
+    """Read the folders of images; every image is opened once, so that a broken one is reported before training."""
     folders = {split: getattr(args, f"{split}_dir") for split in ("train", "validation", "test")}
-    first = PartialState().is_main_process  # of several processes one shows how far it is
+    first = PartialState().is_main_process  # only one of several processes shows a bar
     data = from_folders({split: path for split, path in folders.items() if path}, show_progress=first)
     return data.first({"train": args.max_train_samples, "validation": args.max_eval_samples})

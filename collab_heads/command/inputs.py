@@ -1,4 +1,4 @@
-"""The model of a command, and its tokenizer."""
+"""The input of a command: its model and tokenizer, and its texts as batches."""
 
 import copy
 import random
@@ -31,10 +31,10 @@ from collab_heads.model.loading import load_or_explain
 
 
 class Loaded(NamedTuple):
-    """What a command works with: the model, of the class that its config names, in float32; its tokenizer; its dtype.
+    """A loaded model of the class that its config names, in float32, with its tokenizer and its stored dtype.
 
     Attributes:
-        dtype: in which the model is stored.
+        dtype: the dtype in which the model is stored.
     """
 
     model: PreTrainedModel
@@ -46,7 +46,7 @@ def load(args: Namespace) -> Loaded:
     """Load the model that the flags name.
 
     Raises:
-        ArgumentError: if there is none, it cannot be loaded, or does not fit the other flags.
+        ArgumentError: if there is no such model, it cannot be loaded, or it does not fit the other flags.
         UnsupportedModelError: if it has no adapter.
     """
     remote = {"trust_remote_code": args.trust_remote_code}
@@ -68,10 +68,10 @@ def load(args: Namespace) -> Loaded:
 
 
 def class_of(config: PretrainedConfig) -> Any:
-    """The class that a config names; AutoModel where it names none, or one that transformers lacks.
+    """Return the class that a config names; AutoModel if it names none, or one that transformers lacks.
 
     Raises:
-        ArgumentError: if what it names is no text.
+        ArgumentError: if the entry is not a list of names.
     """
     named = config.architectures or ["AutoModel"]
     if not is_list(named) or not isinstance(named[0], str):
@@ -84,7 +84,7 @@ def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:
     """Load a tokenizer.
 
     Raises:
-        MissingPackageError: if it is one of SentencePiece, which is not installed.
+        MissingPackageError: if it needs SentencePiece, which is not installed.
         ArgumentError: if there is none, or it cannot be loaded.
     """
     try:
@@ -96,7 +96,7 @@ def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:
 
 
 def check_class(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError if the model was loaded as another class than it is: its head would be lost."""
+    """Raise UnsupportedModelError if the model's class is not the one that its config names: its head would be lost."""
     named = model.config.architectures
     if named and type(model).__name__ not in named:
         raise UnsupportedModelError(
@@ -106,15 +106,15 @@ def check_class(model: PreTrainedModel) -> None:
 
 
 def read_data(args: Namespace) -> Pairs:
-    """Read what the flags name; what is empty is left out, and counted.
+    """Read the files of `--data`; empty lines are left out, and their number is printed.
 
     Returns:
         The sentences by "source" and, with two files or two columns, "target".
 
     Raises:
-        DataError: on a file that is missing, empty, damaged or no text, of another length than its partner, or without
-            a column.
-        ArgumentError: on too many files or columns.
+        DataError: if a file is missing, empty, damaged or not text, its length differs from that of its partner, or it
+            lacks a column.
+        ArgumentError: if there are too many files or columns.
     """
     paths, where = [Path(name) for name in args.data], " and ".join(args.data)
     if len(paths) > 2:
@@ -131,19 +131,19 @@ def read_data(args: Namespace) -> Pairs:
         return without_empty(where, *sides)[0]
     lines = [line for line in sides[0] if line.strip()]
     if not lines:
-        raise DataError(f"{where}: column {args.column[0]!r} has no text")  # a text file without any was refused
+        raise DataError(f"{where}: column {args.column[0]!r} has no text")  # an empty text file was refused above
     if missing := len(sides[0]) - len(lines):
         print(f"{where}: left out {missing} of {len(sides[0]):,} lines, which are empty")
     return {"source": lines}
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file has columns, by its name."""
+    """Return True if the name of a file is that of a table, gzipped or not."""
     return path.name.removesuffix(".gz").endswith(TABLES)
 
 
 def read_columns(args: Namespace, paths: Sequence[Path]) -> list[list[str]]:
-    """The named columns of a table, one or two."""
+    """Read one or two named columns of a table."""
     if len(paths) > 1:
         raise ArgumentError(f"--data {paths[0]} {paths[1]}: give one table, and both columns with --column")
     rows = read_table(paths[0], args.skip_bad_rows)
@@ -160,14 +160,14 @@ def read_columns(args: Namespace, paths: Sequence[Path]) -> list[list[str]]:
 
 
 def check_text(path: Path, lines: Sequence[str]) -> None:
-    """Raise DataError if a file is no text: null bytes are valid UTF-8, and in no text."""
+    """Raise DataError if a file holds null bytes: they are valid UTF-8, but no text file has them."""
     for number, line in enumerate(lines, 1):
         if "\0" in line:
             raise DataError(f"{path}, line {number}: a null byte, so it is no text file: give one, in UTF-8")
 
 
 def fitting(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> Pairs:
-    """The sentences, or pairs, that are not longer than `--max_length`; how many are left out is said."""
+    """Return the sentences, or pairs, that are not longer than `--max_length`; print how many are left out."""
     most = longest(args, model, tokenizer)
     fits = [i for i, length in enumerate(lengths(args, model, tokenizer, texts)) if length <= most]
     if not fits:
@@ -179,12 +179,12 @@ def fitting(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 
 
 def longest(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return how many tokens a sentence may have: `--max_length`, or what the model can read if that is less."""
+    """Return the most tokens that a sentence may have: `--max_length`, or what the model can read if that is less."""
     return min(args.max_length, longest_input(model, tokenizer) or args.max_length)
 
 
 def lengths(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> list[int]:
-    """The tokens of each example: of both texts where an encoder reads a pair, of the longer one of a translation."""
+    """Return the tokens of each example: of both texts for an encoder of pairs, of the longer one for a translation."""
     if not model.config.is_encoder_decoder:
         return list(map(len, encoded(args, tokenizer, texts)["input_ids"]))
     sides = [list(map(len, tokenizer([args.source_prefix + line for line in texts["source"]])["input_ids"]))]
@@ -194,12 +194,15 @@ def lengths(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 
 
 def encoded(args: Namespace, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> Mapping[str, list]:
-    """What an encoder reads: single texts, or pairs."""
+    """Tokenize the input of an encoder: single texts, or pairs."""
     return tokenizer([args.source_prefix + line for line in texts["source"]], texts.get("target"))
 
 
 def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> list[dict]:
-    """Batches of sentences of like length; a translation model's with labels: the target, or what it makes itself."""
+    """Return batches of sentences of similar length.
+
+    Batches of a translation model have labels: the target texts, or the model's own translations if there are none.
+    """
     if not model.config.is_encoder_decoder:
         columns = encoded(args, tokenizer, texts)
         groups = longest_first(list(map(len, columns["input_ids"])), args.batch_size)
@@ -216,7 +219,7 @@ def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer; where it has no padding token (GPT-2's), a copy that pads with the end of a text, unseen."""
+    """Return the tokenizer; if it has no padding token (GPT-2's), a copy that pads with the end token, masked out."""
     if tokenizer.pad_token is None:
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.pad_token = tokenizer.eos_token
@@ -226,7 +229,7 @@ def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 def translations(
     args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str]
 ) -> list[str]:
-    """What the model makes of the sentences, greedily."""
+    """Translate sentences greedily with the model."""
     translated: list[str] = []
     most = longest(args, model, tokenizer)
     with evaluating(model):
@@ -239,12 +242,12 @@ def translations(
 
 
 def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None = None) -> list[Mapping] | None:
-    """Batches of `--samples` sentences of `--data`; None without data.
+    """Return batches of `--samples` sentences of `--data`; None without data.
 
     Args:
         args: the flags.
         loaded: the model and its tokenizer.
-        texts: what `--data` holds, if that has been read.
+        texts: the content of `--data`, if it has already been read.
     """
     if args.data is None:
         return None
@@ -253,13 +256,13 @@ def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None = None) -> 
 
 
 def sampled(args: Namespace, loaded: Loaded, texts: Pairs, most: int) -> Pairs:
-    """So many of the sentences, without those that are too long."""
+    """Draw at most `most` sentences with the seed of the flags, and leave out those that are too long."""
     model, tokenizer = loaded.model, loaded.tokenizer
     return fitting(args, model, tokenizer, drawn(texts, most, args.seed))
 
 
 def drawn(texts: Pairs, most: int, seed: int) -> Pairs:
-    """So many of the sentences, drawn by a seed, in their order."""
+    """Draw at most `most` sentences with a seed, and keep their order."""
     size = len(texts["source"])
     chosen = sorted(random.Random(seed).sample(range(size), min(most, size)))
     return {side: [lines[i] for i in chosen] for side, lines in texts.items()}

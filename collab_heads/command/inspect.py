@@ -1,4 +1,4 @@
-"""What `collab-heads inspect` finds: for people (`str`) and for machines (`to_dict`)."""
+"""The facts that `collab-heads inspect` shows: for people (`str`) and for machines (`to_dict`)."""
 
 import dataclasses
 import os
@@ -29,14 +29,14 @@ from collab_heads.sites.record import CollabConfig
 
 @dataclass(frozen=True)
 class FamilyFacts:
-    """What works with a type of model.
+    """The facts about a type of model: the roles of its attention, and what the toolkit can do with it.
 
     Attributes:
         model_type: as its config names it.
-        adapter: the class that knows the family.
-        roles: that its attention can have.
-        capabilities: what can be done with it.
-        why_not: what cannot, and why.
+        adapter: name of the adapter's class.
+        roles: the roles that its attention can have.
+        capabilities: the operations that the toolkit supports.
+        why_not: unsupported operation -> the reason.
     """
 
     model_type: str
@@ -46,7 +46,6 @@ class FamilyFacts:
     why_not: Mapping[str, str]
 
     def to_dict(self) -> dict:
-        """Ready for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -60,7 +59,7 @@ class FamilyFacts:
 
 @dataclass(frozen=True)
 class FamilyList:
-    """What works with all types of models.
+    """The facts about all types of models.
 
     Attributes:
         families: one per type.
@@ -69,7 +68,7 @@ class FamilyList:
     families: Sequence[FamilyFacts]
 
     def to_dict(self) -> dict:
-        """Ready for JSON."""
+        """Return the facts by model type."""
         return {each.model_type: each.to_dict() for each in self.families}
 
     def __str__(self) -> str:
@@ -79,22 +78,23 @@ class FamilyList:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """A module of attention.
+    """The facts about one attention module.
 
     Attributes:
         path, role, layer: the site.
-        kind: of its query/key projection; "stock" for that of the family.
-        heads: that it has.
-        heads_before: that it had before any was removed.
-        key_heads: heads of keys and values.
+        kind: the kind of its query/key projection; "stock" for that of the family.
+        heads: the number of its heads.
+        heads_before: the number of its heads before any was removed.
+        key_heads: the number of key/value heads.
         kept: the original numbers of its heads.
         query_key: width of its queries and keys, over all heads.
-        value: width of its values, over all key heads.
-        gates: their kind; None without.
-        open: the original numbers of heads whose gates are open; None without gates, or where no weights are here.
+        value: width of its values, over all key/value heads.
+        gates: the kind of its gates; None if it has none.
+        open: the original numbers of heads whose gates are open; None without gates, or if their weights are not in a
+            local folder.
         alphas: whether its heads are mixed.
         parameters: of its four projections.
-        cache: elements cached per token; 0 where nothing is.
+        cache: elements cached per token; 0 outside of decoders.
     """
 
     path: str
@@ -114,7 +114,7 @@ class SiteFacts:
     cache: int
 
     def row(self) -> tuple[str, ...]:
-        """Its line of the table."""
+        """Return the site's row of the table."""
         heads = str(self.heads) if self.heads == self.heads_before else f"{self.heads} of {self.heads_before}"
         gates = self.gates or ""
         if self.open is not None:
@@ -126,13 +126,13 @@ class SiteFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is in a model.
+    """The facts about a model.
 
     Attributes:
         model: its name or folder.
-        model_class: as its config names it.
-        family: what works with it.
-        sites: its modules of attention, in order.
+        model_class: name of its class.
+        family: the facts about its type.
+        sites: its attention modules, in order.
         parameters: of the whole model.
     """
 
@@ -144,12 +144,12 @@ class ModelFacts:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Over all sites: heads, parameters of attention, elements cached per token."""
+        """Return the sums over all sites: heads, parameters of attention, elements cached per token."""
         names = ("heads", "heads_before", "parameters", "cache")
         return {name: sum(getattr(site, name) for site in self.sites) for name in names}
 
     def to_dict(self) -> dict:
-        """Ready for JSON."""
+        """Return the facts and the totals."""
         return {**dataclasses.asdict(self), "totals": self.totals}
 
     def __str__(self) -> str:
@@ -165,14 +165,14 @@ class ModelFacts:
 
 
 def run(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
-    """Look, and print; returns what was found."""
+    """Collect the facts that the flags ask for, print and return them."""
     found = look(args)
     print(found)
     return found
 
 
 def look(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
-    """What there is to say of a model, of the type of a model, or of all types."""
+    """Return the facts about a model, about a type of model, or about all types, as the flags say."""
     if args.model is None:
         return FamilyList(tuple(map(facts_of_type, supported_model_types())))
     if args.model in CONFIG_MAPPING and not os.path.exists(args.model):
@@ -182,12 +182,11 @@ def look(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
 
 
 def facts_of_type(model_type: str) -> FamilyFacts:
-    """What works with a type of model."""
     return family(adapter_for_config(AutoConfig.for_model(model_type)), model_type)
 
 
 def family(adapter: AttentionAdapter, model_type: str) -> FamilyFacts:
-    """What an adapter says of its models."""
+    """Return the facts that an adapter states about its models."""
     return FamilyFacts(
         model_type,
         adapter=type(adapter).__name__,
@@ -198,7 +197,7 @@ def family(adapter: AttentionAdapter, model_type: str) -> FamilyFacts:
 
 
 def facts_of_model(name: str, config: PretrainedConfig) -> ModelFacts:
-    """What is in a model: built without memory for its weights, and changed as its config records."""
+    """Return the facts about a model, built without memory for its weights and changed as its config records."""
     adapter = adapter_for_config(config)
     check_stored(config, Path(name))
     named = class_of(config)
@@ -213,13 +212,12 @@ def facts_of_model(name: str, config: PretrainedConfig) -> ModelFacts:
 
 
 def empty_model(config: PretrainedConfig, named: Any) -> PreTrainedModel:
-    """The model that a config describes, of the class that it names, on the meta device."""
+    """Build the model that a config describes, of class `named`, on the meta device."""
     with torch.device("meta"):
         return cast(PreTrainedModel, AutoModel.from_config(config) if named is AutoModel else named(config))
 
 
 def facts_of_site(site: OpenSite, gates: Mapping[str, Tensor]) -> SiteFacts:
-    """What there is to say of a module of attention."""
     state = CollabConfig.on(site.model).site(site.site)
     size, empty = site_size(site), not site.num_heads
     return SiteFacts(
@@ -242,7 +240,7 @@ def facts_of_site(site: OpenSite, gates: Mapping[str, Tensor]) -> SiteFacts:
 
 
 def stored_gates(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
-    """The tensors of all gates that a folder stores, by name; of a name on the Hub none."""
+    """Return the gate tensors that a folder stores, by name; a name on the Hub has none."""
     found: dict[str, Tensor] = {}
     if any(isinstance(module, HeadGates) for module in model.modules()):
         for file in sorted(folder.glob("*.safetensors")):
@@ -255,11 +253,11 @@ def stored_gates(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
 
 
 def open_heads(site: OpenSite, stored: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """The numbers of the heads whose gates are open; None without gates, or without their weights.
+    """Return the original numbers of the heads whose gates are open; None without gates, or without their weights.
 
     Raises:
-        DataError: if what is stored are no gates of this site.
-        NonFiniteError: if a gate is NaN.
+        DataError: if the stored tensors are not gates of this site.
+        NonFiniteError: if a gate is NaN or infinite.
     """
     gates = gates_of(site.output) if site.num_heads else None
     if gates is None:

@@ -1,6 +1,6 @@
-"""The command `collab-heads`: which command is asked for, its flags, how it ends.
+"""The command `collab-heads`: it finds the command, parses its flags, and sets the exit code.
 
-Everything that is imported here, and in `command/flags/`, is light: see `collab_heads.base.command_start`.
+All modules imported here and in `command/flags/` are light: see `collab_heads.base.command_start`.
 """
 
 import argparse
@@ -37,7 +37,7 @@ DONE, FAILED, WRONG_FLAGS = 0, 1, 2  # exit codes
 
 
 def usage() -> str:
-    """What `collab-heads --help` says."""
+    """Return the text of `collab-heads --help`."""
     width = max(map(len, COMMANDS))
     return "\n".join(
         (
@@ -61,16 +61,16 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code, after saying on stderr what went wrong."""
+    """Run a command; errors are printed on stderr, and the exit code is returned."""
     try:
-        change_handler(leave, signal.default_int_handler)  # from here on Ctrl-C may have something to put back
+        change_handler(leave, signal.default_int_handler)  # from here on Ctrl-C raises: the work may have to clean up
         name, args = read(sys.argv[1:] if argv is None else argv)
         if not args.json:
             run(name, args)
             return DONE
         with redirect_stdout(sys.stderr):
             result = run(name, args)
-        if int(os.environ.get("RANK", 0)) == 0:  # of several processes the first one speaks
+        if int(os.environ.get("RANK", 0)) == 0:  # only the first of several processes prints
             print(json.dumps(as_document(result), indent=1), flush=True)
     except CollabHeadsError as problem:
         print(f"collab-heads: {in_words(problem)}", file=sys.stderr)
@@ -84,13 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def in_words(problem: CollabHeadsError) -> str:
-    """What an error says, with commands and flags where it advises functions and arguments."""
+    """Return the message of an error, with commands and flags in place of the functions and arguments that it names."""
     said = re.sub(r"\b(prune|fold)_heads\b", r"collab-heads \1", str(problem))
     return re.sub(r"(?<![\w-])sites=", "--sites", said)
 
 
 def look(argv: Sequence[str]) -> None:
-    """Read and check the flags, and leave if they are wrong or ask for help; nothing else is done."""
+    """Read and check the flags, and do nothing else; exit if they are wrong, or after printing help."""
     try:
         read(argv)
     except CollabHeadsError as problem:
@@ -99,12 +99,12 @@ def look(argv: Sequence[str]) -> None:
 
 
 def read(argv: Sequence[str]) -> tuple[str, Namespace]:
-    """The command that is asked for, and its flags, checked as far as no model is needed.
+    """Return the name of the requested command and its flags, with all checks that need no model.
 
     Raises:
-        ArgumentError: on a wrong command or flag.
+        ArgumentError: if the command or a flag is wrong.
         CollabHeadsError: if a file or a package is missing, or the output folder is not free.
-        SystemExit: if only help, the version or a script for a shell is asked for; it has been printed.
+        SystemExit: after printing help, the version or a shell script, if only that was requested.
     """
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
@@ -121,18 +121,18 @@ def read(argv: Sequence[str]) -> tuple[str, Namespace]:
 
 
 def answer(text: str) -> None:
-    """Print and leave."""
+    """Print a text and exit."""
     print(text)
     sys.exit(DONE)
 
 
 def flags(name: str) -> Any:
-    """The module of a command's flags."""
+    """Import and return the module with the flags of a command."""
     return import_module(f"collab_heads.command.flags.{name}")
 
 
 def parser(name: str) -> Parser:
-    """The parser of a command."""
+    """Build the parser of a command; `--json` and `--quiet` are added to all of them."""
     made = Parser(prog=f"collab-heads {name}", description=flags(name).__doc__)
     flags(name).add_arguments(made)
     made.add_argument("--json", action="store_true", help="print one JSON document, and messages on stderr")
@@ -141,17 +141,17 @@ def parser(name: str) -> Parser:
 
 
 def flags_of(of: argparse.ArgumentParser) -> list[str]:
-    """The flags that a parser knows."""
+    """Return the flags that a parser knows."""
     return [flag for action in of._actions for flag in action.option_strings if flag.startswith("--")]
 
 
 def run(name: str, args: Namespace) -> Any:
-    """Do the work of a command; returns its report."""
-    quiet, _ = vars(args).pop("quiet"), vars(args).pop("json")  # how it is printed is no part of the work
+    """Run a command and return its report."""
+    quiet, _ = vars(args).pop("quiet"), vars(args).pop("json")  # flags of the output, not of the work
     with import_module("collab_heads.base.display").showing_bars(not quiet):
         return import_module(f"collab_heads.command.{name}").run(args)
 
 
 def as_document(result: Any) -> Any:
-    """A report as JSON has it."""
+    """Return a report in a form that JSON can hold."""
     return result.to_dict() if hasattr(result, "to_dict") else result

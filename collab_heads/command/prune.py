@@ -20,7 +20,7 @@ from collab_heads.sites.site import select_sites
 
 
 def run(args: Namespace) -> PruneReport:
-    """Choose heads, remove the others, print and write; returns the report."""
+    """Choose heads, remove the others, print and write the result, and return the report."""
     alive = None if args.alive_heads is None else read_alive(args.alive_heads)
     loaded = load(args)
     model = loaded.model
@@ -33,7 +33,7 @@ def run(args: Namespace) -> PruneReport:
     if args.target_heads is not None:
         alive = most_important(model, scores(args, model, batches), args.target_heads)
     if alive is not None:
-        swap_to_gated(model, alive_heads=alive)  # else the gates that training left say which heads stay
+        swap_to_gated(model, alive_heads=alive)  # else the gates of the trained model say which heads stay
     report = prune_heads(model, batches=None if args.no_repair else batches)
     print(report)
     write_model(args, loaded, "prune", report)
@@ -41,7 +41,7 @@ def run(args: Namespace) -> PruneReport:
 
 
 def scores(args: Namespace, model: PreTrainedModel, batches: Sequence[Mapping] | None) -> dict[str, Tensor]:
-    """A score for every head of the sites that `--target_heads` and `--sites` name: path -> [H]."""
+    """Score every head of the sites that `--target_heads` and `--sites` name: path -> [H]."""
     names = list(args.target_heads) if isinstance(args.target_heads, Mapping) else args.sites
     sites = select_sites(get_adapter(model).sites_with_heads(model), names)
     criterion = criterion_of(args.head_selection, seed=args.seed)
@@ -52,7 +52,7 @@ def scores(args: Namespace, model: PreTrainedModel, batches: Sequence[Mapping] |
 
 
 def with_labels(model: PreTrainedModel, batch: Mapping) -> Mapping:
-    """A batch with the labels of a language model, which are its tokens; that of any other model as it is."""
+    """Add the labels of a language model, its own tokens, to a batch; return the batch of any other model unchanged."""
     if not is_lone_decoder(model.config):
         return batch
     return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}

@@ -10,7 +10,7 @@ from collab_heads.command.writing import write_model
 
 
 def run(args: Namespace) -> SwapReport:
-    """Swap, print and write; returns the report."""
+    """Swap the attention of a model, print and write the result, and return the report."""
     check_fit(args)
     loaded = load(args)
     check_class(loaded.model)

@@ -1,4 +1,4 @@
-"""What the commands that train have in common: how flags are read and checked, and how a run begins."""
+"""Functions shared by the commands that train: read and check the flags, and start a run."""
 
 from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
@@ -14,12 +14,12 @@ from collab_heads.training.runs.session import Session, launched
 
 
 def read_flags(flags: ModuleType, argv: Sequence[str] | None, model_types: Collection[str] = ()) -> Namespace:
-    """Read the flags of a command, whose module `flags` is, and check what can be checked without data or model.
+    """Parse the flags of a command and make all checks that need neither data nor model.
 
     Args:
-        flags: a module of command/flags.
+        flags: the command's module in command/flags.
         argv: the command line.
-        model_types: of which there can be a model from scratch.
+        model_types: the types that a model from scratch can have.
     """
     parser = Parser(description=flags.__doc__)
     flags.add_arguments(parser)
@@ -29,7 +29,7 @@ def read_flags(flags: ModuleType, argv: Sequence[str] | None, model_types: Colle
 
 
 def check_all(flags: ModuleType, args: Namespace, model_types: Collection[str] = ()) -> None:
-    """Check what a single flag cannot know, and what stands in tables that take long to import."""
+    """Check the flags against each other, and against tables that take long to import."""
     if getattr(args, "model_type", None) is not None and not args.demo:
         check_choice("--model_type", args.model_type, model_types)
     flags.check_together(args)
@@ -38,12 +38,12 @@ def check_all(flags: ModuleType, args: Namespace, model_types: Collection[str] =
 
 
 def train(args: Namespace, load: Callable[[Session, Any], Learner], load_data: Callable[[Namespace], Any]) -> dict:
-    """Run what checked flags ask for; returns what `all_results.json` holds.
+    """Run a training with checked flags; returns the content of `all_results.json`.
 
     Args:
         args: the flags.
-        load: makes what learns, from a session and its data.
-        load_data: reads the examples from wherever the flags say.
+        load: builds the learner from a session and its data.
+        load_data: reads the examples that the flags name.
     """
     with launched(args) as accelerator:  # the output folder is reserved from here on
         data = load_data(args)

@@ -12,28 +12,32 @@ from collab_heads.training.runs.translator import Translator
 
 
 def main(argv: Sequence[str] | None = None) -> dict:
-    """Run; returns what `all_results.json` holds."""
+    """Parse the flags and run.
+
+    Returns:
+        The content of `all_results.json`; with `--demo` that of each of its runs, by name.
+    """
     return work(parse(argv))
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
-    """Read the flags and check what can be checked without data or model."""
+    """Parse the flags and make all checks that need neither data nor model."""
     return read_flags(flags, argv, blueprints())
 
 
 def run(args: Namespace) -> dict:
-    """Check the flags and run; returns what `all_results.json` holds."""
+    """Check parsed flags and run; returns the same as `main`."""
     check_all(flags, args, blueprints())
     return work(args)
 
 
 def work(args: Namespace) -> dict:
-    """Run what checked flags ask for."""
+    """Run with checked flags; returns the same as `main`."""
     return translation_demo.main(main) if args.demo else train(args, Translator.load, load_data)
 
 
 def load_data(args: Namespace) -> Corpus:
-    """Read the pairs from wherever the flags say."""
+    """Read the sentence pairs from the Hub or from files, as the flags say."""
     if args.dataset_name:
         splits = ["train", "validation", *(["test"] if args.do_predict else [])]
         corpus = from_hub(

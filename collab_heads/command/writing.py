@@ -1,4 +1,4 @@
-"""What the commands write: the changed model, how it came to be, and pictures where they can be drawn."""
+"""The output of the commands: the changed model, a record of the change, and pictures where matplotlib is installed."""
 
 import shutil
 from argparse import Namespace
@@ -36,16 +36,16 @@ def write_model(
     distilled: DistillReport | None = None,
     more: Callable[[Path], object] | None = None,
 ) -> None:
-    """Write what `from_pretrained` loads, in the dtype that the model had, and beside it what was done.
+    """Write a folder for `from_pretrained`, with the model in its original dtype and a record of the change beside it.
 
     Args:
-        args: the flags; of a folder of sentence-transformers the other parts are copied.
-        loaded: the model, changed, and its tokenizer.
-        name: of the JSON file that says what was done.
-        report: what was done.
-        record: what that file says, if it is more than the report.
-        distilled: what was learned after it, for the model card.
-        more: writes other files into the folder that it is given.
+        args: the flags; if the model is a sentence-transformers folder, its other parts are copied.
+        loaded: the changed model and its tokenizer.
+        name: name of the JSON file with the record.
+        report: the report of the change.
+        record: content of the JSON file; default: the report.
+        distilled: report of a distillation after the change, for the model card.
+        more: writes other files into the folder that it receives.
     """
     model = loaded.model
     said = "\n".join(str(each) for each in (report, distilled) if each is not None)
@@ -65,7 +65,7 @@ def write_model(
 
 
 def write_plan(made: CompressionPlan, output_dir: str) -> None:
-    """Write what every budget would cost."""
+    """Write a compression plan, the cost of every budget, as JSON and as a picture."""
 
     def fill(folder: Path) -> None:
         write_json(folder / "plan.json", made.to_dict())
@@ -76,18 +76,18 @@ def write_plan(made: CompressionPlan, output_dir: str) -> None:
 
 
 def draw(made: CompressionPlan, name: str, folder: Path, measured: tuple[float, float] | None = None) -> None:
-    """Draw what every budget would cost, and what one did cost, where there is matplotlib."""
+    """Draw the cost of every budget, and the measured cost of one, if matplotlib is installed."""
     if not missing("plots"):
         save_figure(made.picture([] if measured is None else [measured]), folder / name)
 
 
 def drawing(made: CompressionPlan, name: str, measured: tuple[float, float]) -> Callable[[Path], object]:
-    """`draw`, once a folder is known."""
+    """Return `draw` as a function of the folder alone."""
     return partial(draw, made, name, measured=measured)
 
 
 def copy_modules(source: Path, folder: Path) -> None:
-    """Copy what makes a folder one of sentence-transformers: its settings, and its other modules, a folder each."""
+    """Copy the files that make a sentence-transformers folder: its settings and its other modules, one folder each."""
     if not (source / MODULES).is_file():
         return
     for path in (path for pattern in SENTENCE_TRANSFORMERS for path in sorted(source.glob(pattern))):

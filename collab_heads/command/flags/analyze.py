@@ -29,7 +29,6 @@ from collab_heads.errors import ArgumentError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The flags."""
     add_model_argument(parser)
     add_data_arguments(parser)
     add = parser.add_argument
@@ -64,10 +63,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Check the files, and the output folder.
+    """Check the flags, the files and the output folder.
 
     Raises:
-        ArgumentError: on a part that there is not, or a model that there is not.
+        ArgumentError: if a part, a kind of prefixes or a model does not exist.
         DataError: if a file is missing.
         OutputError: if the folder is not free.
     """

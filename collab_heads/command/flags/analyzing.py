@@ -1,4 +1,4 @@
-"""The flags of what is shown of heads: `--analyze`, at the end, and `--analyze_every`, in training."""
+"""The flags for analyses of the heads: `--analyze`, at the end, and `--analyze_every`, in training."""
 
 import argparse
 from argparse import Namespace
@@ -13,11 +13,11 @@ from collab_heads.errors import ArgumentError
 
 ABLATION: tuple[ReportPart, ...] = ("statistics", "roles", "relevance", "gradient", "ablation")
 
-LOSS = "loss"  # what is measured without each head, if nothing else is asked for
+LOSS = "loss"  # measured without each head unless another metric is named
 
 
 def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is shown of the heads."""
+    """Add the flags for analyses of the heads."""
     group = parser.add_argument_group("looking at heads")
     add = group.add_argument
     add(
@@ -56,7 +56,7 @@ def add_analysis_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prefix_argument(parser: argparse.ArgumentParser) -> None:
-    """What is shown of a model that translates, beside its heads."""
+    """Add the flag for the decoder prefixes of contributions, which only translation models have."""
     parser.add_argument(
         "--analyze_prefixes",
         nargs="+",
@@ -67,12 +67,12 @@ def add_prefix_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def check_analysis(args: Namespace) -> None:
-    """Check what can be checked without model and data; a treebank is read once.
+    """Make all checks of these flags that need neither model nor data; a treebank is read once.
 
     Raises:
-        ArgumentError: on flags without effect.
+        ArgumentError: if a flag has no effect.
         DataError: if the treebank is missing or broken.
-        MissingPackageError: if there is no matplotlib to draw with, or no Pillow for pictures that move.
+        MissingPackageError: if matplotlib is missing, or Pillow, which moving pictures need.
     """
     for flag in ("analyze_treebank", "analyze_ablation", "analyze_prefixes"):
         if getattr(args, flag, None) and not args.analyze:
@@ -94,5 +94,5 @@ def check_analysis(args: Namespace) -> None:
 
 
 def treebank(args: Namespace) -> list[Sentence] | None:
-    """The sentences of the treebank; None without."""
+    """Read the sentences of the treebank; None if no treebank is given."""
     return read_conllu(args.analyze_treebank) if args.analyze_treebank else None

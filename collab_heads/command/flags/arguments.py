@@ -21,10 +21,10 @@ from collab_heads.command.flags.parsing import (
 )
 from collab_heads.errors import ArgumentError
 
-# the schedules that need nothing but a warm-up and a number of steps
+# the schedules whose only parameters are the warm-up and the number of steps
 SCHEDULES = "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt".split()
 PRECISIONS = ("no", "bf16", "fp16")
-# What may differ between a run and its continuation; everything else must be as it was.
+# The arguments that a resumed run may change; all others must stay as they were.
 FREE_ON_RESUME = frozenset(
     "output_dir overwrite_output_dir resume_from_checkpoint checkpointing_steps save_total_limit logging_steps "
     "with_tracking report_to push_to_hub hub_model_id hub_token dataloader_num_workers cache_dir "
@@ -33,7 +33,7 @@ FREE_ON_RESUME = frozenset(
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, of_images: bool = False) -> None:
-    """Which model, and which tokenizer or image processor."""
+    """Add the flags of the model, and of its tokenizer or image processor."""
     group = parser.add_argument_group("model")
     add = group.add_argument
     add("--model_name_or_path", type=path, metavar="NAME", help="folder, or name on the Hub, of the model")
@@ -63,7 +63,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, of_images: bool = Fa
 
 
 def add_training_arguments(parser: argparse.ArgumentParser, *, of_tasks: bool = False) -> None:
-    """Fine-tuning; `of_tasks`: of the tasks of GLUE, which may say themselves how long they train."""
+    """Add the flags of fine-tuning.
+
+    Args:
+        parser: takes the flags.
+        of_tasks: allow `auto` epochs, the number that a GLUE task sets.
+    """
     group = parser.add_argument_group("training")
     add = group.add_argument
     for kind in ("train", "eval"):
@@ -132,7 +137,7 @@ def add_training_arguments(parser: argparse.ArgumentParser, *, of_tasks: bool = 
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is written, and where."""
+    """Add the flags of the output: results, checkpoints, tracking and upload."""
     group = parser.add_argument_group("output")
     add = group.add_argument
     add(
@@ -171,17 +176,17 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_shared(args: argparse.Namespace) -> None:
-    """Check what a single flag cannot know.
+    """Check the flags that all scripts share, against each other and against tables that take long to import.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
     """
     check_together(args)
     check_tables(args)
 
 
 def check_together(args: argparse.Namespace) -> None:
-    """Check what flags say together, without anything that takes long to import; the errors of `check_shared`."""
+    """Check the flags against each other, without long imports; raises the errors of `check_shared`."""
     check_choice("--mixed_precision", args.mixed_precision or "no", PRECISIONS)
     check_choice("--lr_scheduler_type", args.lr_scheduler_type, SCHEDULES)
     if args.model_name_or_path is None and not (
@@ -201,7 +206,7 @@ def check_together(args: argparse.Namespace) -> None:
 
 
 def check_tables(args: argparse.Namespace) -> None:
-    """Check what stands in tables of packages that take long to import, or on the Hub; the errors of `check_shared`."""
+    """Check flags against the Hub and against tables that take long to import; raises the errors of `check_shared`."""
     check_fit(args)
     check_smaller(args)
     if args.with_tracking and args.report_to != "all":
@@ -215,7 +220,7 @@ def check_tables(args: argparse.Namespace) -> None:
 
 
 def check_early_stopping(args: argparse.Namespace) -> None:
-    """Check that a training that may end early does not leave undone what a later step was to do."""
+    """Raise ArgumentError if early stopping could skip a step that another flag relies on."""
     if args.early_stopping_patience is None:
         return
     if getattr(args, "target_heads", None) is not None and args.head_selection == "learned":
@@ -230,10 +235,10 @@ def check_early_stopping(args: argparse.Namespace) -> None:
 
 
 def trains(args: argparse.Namespace) -> bool:
-    """Whether there is any training."""
+    """Return True if the run has training steps."""
     return bool(args.num_train_epochs if args.max_train_steps is None else args.max_train_steps)
 
 
 def fingerprint(args: argparse.Namespace) -> dict:
-    """The arguments that a resumed run must share with the run that it resumes."""
+    """Return the arguments that a resumed run must share with the run that it resumes."""
     return {name: stored_value(value) for name, value in vars(args).items() if name not in FREE_ON_RESUME}

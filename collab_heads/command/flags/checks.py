@@ -1,4 +1,4 @@
-"""The checks that every script makes of its flags."""
+"""The checks of flags that all trainings share."""
 
 from argparse import Namespace
 
@@ -6,10 +6,10 @@ from collab_heads.command.flags import analyzing, arguments, heads, rotating
 
 
 def check_flags(args: Namespace) -> None:
-    """Check what a single flag of a training cannot know, before anything that takes long is imported.
+    """Check the flags of a training against each other, before long imports.
 
     Raises:
-        CollabHeadsError: naming the flag and the way out.
+        CollabHeadsError: if flags are wrong or contradict each other; the message names the flag and the way out.
     """
     arguments.check_together(args)
     heads.check_heads(args)

@@ -16,7 +16,7 @@ OF_COMPRESSION = ("compress_of", "compress_kind")
 
 
 def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
-    """The swap to collaborative attention."""
+    """Add the flags of the swap to collaborative attention and of the compression."""
     group = parser.add_argument_group("collaborative attention")
     add = group.add_argument
     add("--collaborative", action="store_true", help="replace attention by collaborative attention")
@@ -65,7 +65,7 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_width_arguments(add: Callable[..., object]) -> None:
-    """How wide queries, keys and values are to be; `add` is that of a parser or a group."""
+    """Add the flags for the widths of queries, keys and values; `add` is `add_argument` of a parser or a group."""
     add_option = option_adder(add, *SWAP)
     add_option(
         "dim_shared_query_key",
@@ -96,7 +96,7 @@ def add_width_arguments(add: Callable[..., object]) -> None:
 
 
 def add_fit_arguments(add: Callable[..., object]) -> None:
-    """How the replacement is fitted; `add` is that of a parser or a group."""
+    """Add the flags for the fit of the replacement; `add` is `add_argument` of a parser or a group."""
     add_option = option_adder(add, *SWAP)
     add_option(
         "refine_steps",
@@ -113,10 +113,10 @@ def add_fit_arguments(add: Callable[..., object]) -> None:
 
 
 def check_swap(args: argparse.Namespace) -> None:
-    """Check what the flags of a swap say together, without the tables of the library.
+    """Check the flags of a swap against each other, without the tables of the library.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
     """
     check_choice("--swap", args.swap, SWAPS)
     check_choice("--allocation", args.allocation, ALLOCATIONS)
@@ -134,9 +134,9 @@ def check_swap(args: argparse.Namespace) -> None:
 
 
 def check_fit(args: argparse.Namespace) -> None:
-    """Check the kind of the projections and how they are fitted; the errors of `check_swap`.
+    """Check the kind of the projections and the method of the fit; raises the errors of `check_swap`.
 
-    What there is stands in tables of the library, which takes long to import.
+    The valid values are in tables of the library, which takes long to import.
     """
     from collab_heads.collaborative.kinds import FITS
     from collab_heads.collaborative.solvers import METHODS, check_method
@@ -152,7 +152,7 @@ def check_fit(args: argparse.Namespace) -> None:
 
 
 def check_smaller(args: argparse.Namespace) -> None:
-    """Check the budget and the kind of a compression, as `check_fit` does those of a swap."""
+    """Check the budget and the kind of a compression against tables of the library, as `check_fit` does for a swap."""
     from collab_heads.compression.plan import check_budget
 
     if args.compress_budget is not None:
@@ -162,19 +162,19 @@ def check_smaller(args: argparse.Namespace) -> None:
 
 
 def offered() -> list[str]:
-    """The kinds of query/key projection that one can ask for."""
+    """Return the kinds of query/key projection that users can choose."""
     from collab_heads.collaborative.kinds import FITS
 
     return [name for name, fit in FITS.items() if fit.is_offered]
 
 
 def wants_swap(args: argparse.Namespace) -> bool:
-    """Whether attention is replaced or compressed."""
+    """Return True if the run replaces or compresses attention."""
     return args.collaborative or args.compress_budget is not None
 
 
 def check_compression(args: argparse.Namespace) -> None:
-    """Check the flags of the compression; the errors of `check_swap`."""
+    """Check the flags of the compression; raises the errors of `check_swap`."""
     if args.compress_budget is None:
         if given := [f"--{flag}" for flag in OF_COMPRESSION if getattr(args, flag) is not None]:
             raise ArgumentError(f"{' and '.join(given)} have no effect without --compress_budget")
@@ -190,7 +190,7 @@ def check_compression(args: argparse.Namespace) -> None:
 
 
 def add_distill_arguments(parser: argparse.ArgumentParser) -> None:
-    """How a changed model learns from its original."""
+    """Add the flags of the distillation from the original model."""
     add = parser.add_argument_group("distillation").add_argument
     add(
         "--distill_steps",
@@ -208,10 +208,10 @@ def add_distill_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_distillation(args: argparse.Namespace) -> None:
-    """Check what a single flag cannot know.
+    """Check the flags of the distillation against the other flags.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
     """
     if args.distill_steps is None:
         if args.distill_from is not None:

@@ -30,7 +30,6 @@ from collab_heads.errors import ArgumentError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The flags."""
     add_model_argument(parser)
     add_data_arguments(parser)
     add_output_argument(parser, "the smaller model")
@@ -79,10 +78,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Check what a single flag cannot know, the files, and the output folder.
+    """Check the flags against each other, the files and the output folder.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
+        MissingPackageError: if `--distill_steps` needs a package that is not installed.
         DataError: if a file is missing.
         OutputError: if the folder is not free.
     """

@@ -13,7 +13,7 @@ SUFFIXES = (".json", *YAML)
 
 
 def is_flag_file(argument: str) -> bool:
-    """Whether the first argument of a command is a file of flags, by its name."""
+    """Return True if the first argument of a command is, by its name, a file of flags."""
     return not argument.startswith("-") and argument.lower().endswith(SUFFIXES)
 
 
@@ -21,7 +21,7 @@ def read_flags(file: str) -> dict[str, Any]:
     """Read the flags of a file: names, with or without the two hyphens, and values.
 
     Raises:
-        DataError: if there is no such file, or it holds anything else.
+        DataError: if there is no such file, or it does not hold a single object.
         MissingPackageError: if it is YAML and PyYAML is not installed.
     """
     try:
@@ -37,7 +37,7 @@ def read_flags(file: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """What a YAML text holds; plain values only."""
+    """Parse a YAML text of plain values."""
     check_extra("yaml", "flags in YAML")
     import yaml
 
@@ -48,7 +48,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def as_argument(value: Any) -> str:
-    """A value as it is written on the command line: {"enc-self": 32} as enc-self=32."""
+    """Format a value as it is written on the command line: {"enc-self": 32} as enc-self=32."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -158,6 +158,6 @@ OLD_FLAGS = TRAINER | COLLABORATIVE | GATED | ROTATED
 
 
 def check_old_flag(flag: str) -> None:
-    """Raise ArgumentError for a flag of another script, saying what to use instead."""
+    """Raise ArgumentError for a flag of another script; the message says what to use instead."""
     if flag in OLD_FLAGS:
         raise ArgumentError(f"unknown flag {flag!r}: here, use {OLD_FLAGS[flag]}")

@@ -18,7 +18,6 @@ from collab_heads.command.flags.shared import (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The flags."""
     add_model_argument(parser)
     add_output_argument(parser)
     add_loading_arguments(parser)
@@ -28,7 +27,7 @@ def check(args: Namespace) -> None:
     """Check the model and the output folder.
 
     Raises:
-        ArgumentError: if there is no such model, or no folder is named.
+        ArgumentError: if there is no such model, or the output folder is not given.
         OutputError: if the folder is not free.
     """
     check_new_model(args)

@@ -21,7 +21,6 @@ from collab_heads.errors import ArgumentError, DataError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The flags."""
     parser.add_argument(
         "--demo", action="store_true", help="try everything on a generated task with a small model; ignores other flags"
     )
@@ -38,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_data_arguments(parser: ArgumentParser) -> None:
-    """Where the examples are from, and how they are cut."""
+    """Add the flags of the examples: where they come from, and how they are cut."""
     group = parser.add_argument_group("data")
     add = group.add_argument
     add("--task_name", metavar="TASK", help=f"GLUE task: {', '.join(TASKS)}")
@@ -70,11 +69,11 @@ def add_data_arguments(parser: ArgumentParser) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Check that what training needs is installed, what the flags say together, and that the files are there.
+    """Check that the packages for training are installed, that the flags fit together, and that the files exist.
 
     Raises:
         MissingPackageError: if a package is missing.
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
         DataError: if a file is missing, or one that the flags name is broken.
     """
     check_extra("train", "fine-tuning and translation")
@@ -86,14 +85,14 @@ def check(args: Namespace) -> None:
 
 
 def check_together(args: Namespace) -> None:
-    """Check what a single flag cannot know; the errors of `check`."""
+    """Check the flags against each other; raises the errors of `check`."""
     if not check_demo(args):
         check_data(args)
         check_flags(args)
 
 
 def check_data(args: Namespace) -> None:
-    """Check what a single flag of the data cannot know, and take the task's number of epochs; the errors of `check`."""
+    """Check the data flags against each other, and set the task's number of epochs; raises the errors of `check`."""
     files = [args.train_file, args.validation_file]
     if args.task_name is not None:
         args.task_name = args.task_name.lower()

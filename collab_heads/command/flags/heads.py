@@ -14,11 +14,11 @@ from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.reading import parse_json, read_text
 
 SELECTIONS = ("learned", *CRITERION_WORDS)
-FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each asks for gates, in its own way
+FLAGS = ("gate_weight", "target_heads", "alive_heads")  # each of them makes the run gate or remove heads
 
 
 def add_head_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which heads to keep."""
+    """Add the flags of gates and pruning."""
     group = parser.add_argument_group("heads")
     add = group.add_argument
     add(
@@ -76,7 +76,7 @@ def add_head_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_alive(path: str) -> dict:
-    """Read a configuration of heads.
+    """Read the JSON file of `--alive_heads`, which names the heads to keep.
 
     Raises:
         DataError: if the file cannot be read as JSON.
@@ -88,20 +88,20 @@ def read_alive(path: str) -> dict:
 
 
 def wants_gates(args: Namespace) -> bool:
-    """Whether the run gates or removes heads."""
+    """Return True if the run gates or removes heads."""
     return any(getattr(args, flag) is not None for flag in FLAGS)
 
 
 def learns_gates(args: Namespace) -> bool:
-    """Whether gates are trained (else the heads are chosen and removed before training)."""
+    """Return True if gates are trained; otherwise heads are chosen and removed before training."""
     return args.gate_weight is not None or (args.target_heads is not None and args.head_selection == "learned")
 
 
 def check_heads(args: Namespace) -> None:
-    """Check what a single flag cannot know.
+    """Check the flags of gates and pruning against each other and the other flags.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
     """
     check_choice("--head_selection", args.head_selection, SELECTIONS)
     given = [f"--{flag}" for flag in FLAGS if getattr(args, flag) is not None]
@@ -137,7 +137,7 @@ OF_ALPHAS = ("alpha_sites", "alpha_start", "alpha_growth_weight", *OF_GROWTH, "a
 
 
 def add_alpha_arguments(parser: argparse.ArgumentParser) -> None:
-    """How heads are mixed, and kept apart."""
+    """Add the flags of mixing heads, and of penalties that keep them apart."""
     group = parser.add_argument_group("mixing heads")
     add = group.add_argument
     add("--alpha_mixing", action="store_true", help="learn to replace every head by a combination of its layer's heads")
@@ -200,10 +200,10 @@ def add_alpha_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_alpha_flags(args: Namespace) -> None:
-    """Check what a single flag cannot know.
+    """Check the flags of mixing heads against each other and the other flags.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
     """
     given = [f"--{flag}" for flag in OF_ALPHAS if getattr(args, flag) is not None]
     if given and not args.alpha_mixing:
@@ -227,5 +227,5 @@ def check_alpha_flags(args: Namespace) -> None:
 
 
 def acts_in_training(args: Namespace) -> bool:
-    """Whether alphas or disagreement add to the training."""
+    """Return True if alphas or the disagreement penalty take part in training."""
     return args.alpha_mixing or args.disagreement_weight is not None

@@ -1,4 +1,4 @@
-"""Uploading the final model to the Hub: checked before training, done after everything is saved."""
+"""Upload of the final model to the Hub: checked before training, done after everything is saved."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from collab_heads.model.marks import is_changed
 
 
 def repository(args: Namespace) -> str:
-    """The repository that the flags name; else it is called as the output folder."""
+    """Return the repository that the flags name, or the name of the output folder."""
     return args.hub_model_id or Path(args.output_dir).resolve().name
 
 
 def check_hub(args: Namespace) -> None:
-    """Check, before hours of training, that the final model can be uploaded, if it is to be: its name and the token.
+    """Check the name and the token of `--push_to_hub` before hours of training; do nothing without that flag.
 
-    Whether the token may write to the repository shows only at the end; the model is saved by then.
+    Only the upload shows if the token may write to the repository; the model is saved by then.
 
     Raises:
-        ArgumentError: on a name that the Hub does not allow, no token, one that the Hub does not know, or no network.
+        ArgumentError: if the Hub does not allow the name, there is no valid token, or the Hub cannot be reached.
     """
     if not args.push_to_hub:
         return
@@ -54,10 +54,10 @@ def push(
     preparer: PreTrainedTokenizerBase | BaseImageProcessor,
     metrics: Mapping[str, float],
 ) -> None:
-    """Upload model, tokenizer or image processor, and what the card says of a changed model, if asked to.
+    """Upload the model, its tokenizer or image processor, and the card of a changed model, if `--push_to_hub` is given.
 
     Raises:
-        OutputError: if that fails; all is saved by now, and the message says how to upload it.
+        OutputError: if the upload fails; everything is saved by now, and the message says how to upload it.
     """
     if not args.push_to_hub:
         return
@@ -75,6 +75,6 @@ def push(
 
 
 def push_card(model: PreTrainedModel, metrics: Mapping[str, float], name: str, token: str | None) -> None:
-    """Complete the card that a repository has, which the model was uploaded with, by what was measured."""
+    """Complete the card of the uploaded model with its changes and metrics, and upload it again."""
     card = model_card(model, metrics=metrics, name=name, card=ModelCard.load(name, token=token))
     HfApi(token=token).upload_file(path_or_fileobj=str(card).encode("utf-8"), path_in_repo=README, repo_id=name)

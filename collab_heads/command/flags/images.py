@@ -22,7 +22,6 @@ from collab_heads.errors import DataError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The flags."""
     parser.add_argument(
         "--demo",
         action="store_true",
@@ -42,11 +41,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Check that what training needs is installed, what the flags say together, and that the folders are there.
+    """Check that the packages for training are installed, that the flags fit together, and that the folders exist.
 
     Raises:
         MissingPackageError: if a package is missing.
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
         DataError: if a folder is missing, or a file that the flags name is broken.
     """
     check_extra("train", "training on images")
@@ -56,7 +55,7 @@ def check(args: Namespace) -> None:
 
 
 def check_folders(args: Namespace) -> None:
-    """Raise DataError for a folder of images that is not there."""
+    """Raise DataError if a folder of images does not exist."""
     for flag in ("train_dir", "validation_dir", "test_dir"):
         folder = getattr(args, flag)
         if folder is not None and not Path(folder).is_dir():
@@ -65,7 +64,7 @@ def check_folders(args: Namespace) -> None:
 
 
 def check_together(args: Namespace) -> None:
-    """Check what a single flag cannot know; the errors of `check`."""
+    """Check the flags against each other; raises the errors of `check`."""
     if not check_demo(args):
         check_images(args)
         check_flags(args)

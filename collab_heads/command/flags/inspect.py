@@ -16,7 +16,6 @@ from collab_heads.command.flags.shared import add_loading_arguments, check_input
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The flags."""
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="folder, or name on the Hub, of a model; or the type of a model"
     )
@@ -24,6 +23,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Raise ArgumentError if MODEL is a path to nothing."""
+    """Raise ArgumentError if MODEL is a path that does not exist, or a folder without a model."""
     if args.model is not None and (os.path.exists(args.model) or len(Path(args.model).parts) > 1):
         check_input(args)

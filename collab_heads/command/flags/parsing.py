@@ -1,4 +1,4 @@
-"""How the command line is read: a parser with suggestions, and the types of the flags' values."""
+"""The parser of the command line, which suggests the nearest flag, and the types of the flags' values."""
 
 import argparse
 import math
@@ -12,11 +12,11 @@ from collab_heads.command.flags.flag_files import as_argument, check_old_flag, i
 from collab_heads.errors import ArgumentError
 
 MAX_COUNT, MAX_SEED, MAX_EPOCHS = 2**31 - 1, 2**32 - 2**16, 10_000
-AUTO = "auto"  # what leaves a number to the task
+AUTO = "auto"  # lets the task choose the number
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description, and adds the default of every flag that has one to say."""
+    """A help formatter that keeps the lines of the description and appends the default of every flag that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default, text = action.default, action.help or ""
@@ -27,7 +27,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that suggests the nearest flag for one that it does not know; flags are not abbreviated."""
+    """An `ArgumentParser` that suggests the nearest flag for an unknown one; flags cannot be abbreviated."""
 
     def __init__(
         self, *, allow_abbrev: bool = False, formatter_class: type[argparse.HelpFormatter] = Help, **options: Any
@@ -36,20 +36,25 @@ class Parser(argparse.ArgumentParser):
 
     # argparse declares three overloads; this one signature takes all of their arguments
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse, with a suggestion; a file of flags may come first, and flags after it override it."""
+        """Parse as argparse does; a file of flags may come first, and later flags override it.
+
+        Raises:
+            ArgumentError: if a flag is unknown or wrong; the message suggests the nearest flag.
+            DataError: if the file of flags cannot be read.
+        """
         args = list(sys.argv[1:] if args is None else args)
         if args and is_flag_file(args[0]):
             self.take_defaults(args.pop(0))
         try:
             parsed, unknown = self.parse_known_args(args, namespace)
-        except ArgumentError:  # that a flag is missing may be due to one that is misspelt
+        except ArgumentError:  # a misspelt flag may be why another seems to be missing
             self.check_known(each for each in args if each.startswith("--"))
             raise
         self.check_known(unknown)
         return parsed
 
     def check_known(self, flags: Iterable[str]) -> None:
-        """Raise ArgumentError for the first flag that there is not, with the nearest, or what stands for it here."""
+        """Raise ArgumentError for the first unknown flag, with the nearest one or its replacement here."""
         for flag in flags:
             name = flag.split("=")[0]
             if not flag.startswith("-"):
@@ -59,10 +64,10 @@ class Parser(argparse.ArgumentParser):
                 check_choice("flag", name, self._option_string_actions)
 
     def take_defaults(self, file: str) -> None:
-        """Read a file of flags: what it says counts as long as no flag says otherwise.
+        """Read a file of flags; its values replace the defaults, and flags of the command line override them.
 
         Raises:
-            ArgumentError: on a flag that there is not, with the nearest, or a value that it cannot have.
+            ArgumentError: if a flag is unknown, or its value is invalid; for an unknown flag the nearest is suggested.
             DataError: if the file cannot be read.
         """
         known = {action.dest: action for action in self._actions if action.dest != "help"}
@@ -82,7 +87,7 @@ class Parser(argparse.ArgumentParser):
 
     @staticmethod
     def value_of(action: argparse.Action, value: Any) -> Any:
-        """A value of a file as the command line would give it."""
+        """Convert a value from a file to the one that the command line would give."""
         if action.nargs == 0:
             if not isinstance(value, bool):
                 raise ValueError(f"{value!r} is not true or false")
@@ -95,16 +100,16 @@ class Parser(argparse.ArgumentParser):
         return parse(as_argument(value))
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the whole usage and leaving."""
+        """Raise ArgumentError instead of printing the usage and exiting."""
         raise ArgumentError(f"{message} (see --help)")
 
 
 class PathName(str):
-    """The name of a file or folder on the command line; that of a model or data set may be one on the Hub."""
+    """The name of a file or folder on the command line, or of a model or data set, which may be on the Hub."""
 
 
 def path(text: str) -> PathName:
-    """Parse the name of a file or folder: what flags of this type name is never overwritten or deleted."""
+    """Parse the name of a file or folder; inputs named by flags of this type are never overwritten or deleted."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the name is empty (a shell variable that is not set?)")
     if "\0" in text:
@@ -113,14 +118,14 @@ def path(text: str) -> PathName:
 
 
 def input_paths(args: argparse.Namespace) -> list[str]:
-    """The files and folders that the run reads: the values of all flags of type `path`, except the output folder."""
+    """Return the files and folders that the run reads: the values of all `path` flags except the output folder."""
     values = [value for name, value in vars(args).items() if name != "output_dir"]
     flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
     return [each for each in flat if isinstance(each, PathName)]
 
 
 def stored_value(value: Any) -> Any:
-    """The value of a flag as JSON and a checkpoint have it: paths as text."""
+    """Return the value of a flag as JSON and checkpoints store it: paths become strings."""
     if isinstance(value, list):
         return [stored_value(each) for each in value]
     return str(value) if isinstance(value, PathName) else value
@@ -140,7 +145,7 @@ def interval(text: str) -> int | str:
 
 
 def count(text: str, least: int = 0, most: int = MAX_COUNT) -> int:
-    """Parse a whole number from 0."""
+    """Parse a whole number from `least` to `most`."""
     value = int(text)
     if value < 0 <= least:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
@@ -157,7 +162,7 @@ def count_from_1(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """Parse a seed that every generator takes: numpy's end at 2**32, and processes and phases add their numbers."""
+    """Parse a seed that every generator accepts, also after processes and phases have added their numbers to it."""
     return count(text, most=MAX_SEED)
 
 
@@ -214,7 +219,14 @@ Value = TypeVar("Value")
 def per_role(
     value: Callable[[str], Value], roles: Sequence[str] = ROLES, kind: str = "role", what: str = "number"
 ) -> Callable[[str], Value | dict[str, Value]]:
-    """A parser of "18" and of "enc-self=4,dec-self=4", whose numbers `value` parses; of other names and values, too."""
+    """Return a parser for "18" and for "enc-self=4,dec-self=4", whose single values `value` parses.
+
+    Args:
+        value: parses one value.
+        roles: the names that may stand before "=".
+        kind: what these names are, for messages.
+        what: what the values are, for messages.
+    """
 
     def parse(text: str) -> Value | dict[str, Value]:
         if "=" not in text:

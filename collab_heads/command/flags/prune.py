@@ -28,7 +28,6 @@ from collab_heads.errors import ArgumentError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The flags."""
     add_model_argument(parser)
     add = parser.add_argument
     add(
@@ -65,10 +64,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Check what a single flag cannot know, the files, and the output folder.
+    """Check the flags against each other, the files and the output folder.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
         DataError: if a file is missing.
         OutputError: if the folder is not free.
     """

@@ -15,7 +15,7 @@ OF_ROTATE = ("metric", "count", "frequency", "rest", "start", "end", "layer_pair
 
 
 def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which heads change places while training."""
+    """Add the flags for heads that change places in training."""
     group = parser.add_argument_group("rotating heads")
     add = group.add_argument
     add(
@@ -60,10 +60,10 @@ def add_rotation_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_rotation(args: Namespace) -> None:
-    """Check what a single flag cannot know.
+    """Check the flags of head rotation against each other and the other flags.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
     """
     given = [f"--rotation_{name}" for name in OF_ROTATE if getattr(args, f"rotation_{name}") is not None]
     if given and not args.rotate:
@@ -92,10 +92,9 @@ def check_rotation(args: Namespace) -> None:
 
 
 def each_value(given: str | dict[str, str]) -> list[str]:
-    """The values of a flag that has one, or one per role."""
+    """Return the values of a flag that has one value, or one per role."""
     return list(given.values()) if isinstance(given, dict) else [given]
 
 
 def wants_rotation(args: Namespace) -> bool:
-    """Whether heads rotate."""
     return bool(args.rotate or args.rotation_schedule)

@@ -1,4 +1,4 @@
-"""The flags of a model from scratch, whatever kind of model it is, and what they ask of each other."""
+"""The flags of a model from scratch, of any kind, and their checks."""
 
 import argparse
 from collections.abc import Collection, Mapping
@@ -12,16 +12,16 @@ from collab_heads.sites.state import MIXING_INITS
 def add_sizes(
     parser: argparse.ArgumentParser, example: str, sizes: Mapping[str, str], defaults: Mapping[str, float]
 ) -> argparse._ArgumentGroup:
-    """The flags of a model from scratch.
+    """Add the flags of a model from scratch.
 
     Args:
-        parser: takes them.
-        example: types of models.
-        sizes: name of a whole number -> what it is.
-        defaults: of those, and of the dropout.
+        parser: takes the flags.
+        example: model types to name in the help.
+        sizes: name of a whole number -> its description.
+        defaults: the default of each size, and of the dropout.
 
     Returns:
-        Their group, for more of them.
+        The group of these flags, so that others can be added.
     """
     group = parser.add_argument_group("a model from scratch, instead of --model_name_or_path")
     add = group.add_argument
@@ -45,19 +45,19 @@ def add_sizes(
 
 
 def from_scratch(args: argparse.Namespace) -> bool:
-    """Whether the model starts from scratch."""
+    """Return True if the model starts from scratch."""
     return args.model_name_or_path is None and bool(args.config_name or args.model_type)
 
 
 def check_sizes_fit(args: argparse.Namespace, names: Collection[str]) -> None:
-    """Check that a model is either trained, or from a config, or of a type with sizes.
+    """Check that a model is either loaded, built from a config, or built from a type with sizes.
 
     Args:
         args: the flags.
-        names: of those that give a size.
+        names: the flags that set a size.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags contradict each other; the message names the flag and the way out.
     """
     given = [f"--{name}" for name in ("config_name", "model_type", *names) if getattr(args, name) is not None]
     if args.model_name_or_path is not None and given:
@@ -70,10 +70,10 @@ def check_sizes_fit(args: argparse.Namespace, names: Collection[str]) -> None:
 
 
 def check_born(args: argparse.Namespace) -> None:
-    """Check what a model that begins from scratch, or collaborative, cannot be asked for.
+    """Check the flags that do not go with a model that starts from scratch, or starts collaborative.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags contradict each other; the message names the flag and the way out.
     """
     if args.mixing_init != "concatenate" and not (from_scratch(args) and args.collaborative):
         raise ArgumentError("--mixing_init has no effect without --collaborative and a model from scratch")
@@ -91,7 +91,7 @@ def check_born(args: argparse.Namespace) -> None:
         raise ArgumentError("--swap has no meaning from scratch: the model is collaborative from the start")
 
 
-# of a model from scratch: those of ViT for images of 32 x 32
+# of a model from scratch: a small ViT for images of 32 x 32
 DEFAULT_SIZES = {
     "d_model": 192,
     "num_layers": 6,
@@ -109,11 +109,11 @@ SIZES = {
     "image_size": "pixels on each side, to which images are scaled",
     "patch_size": "pixels on each side of a patch, which is a token",
 }
-TEXTUAL = ("group_by_length", "analyze_treebank")  # shared flags that say nothing of images
+TEXTUAL = ("group_by_length", "analyze_treebank")  # shared flags that do not apply to images
 
 
 def add_image_data(parser: argparse.ArgumentParser) -> None:
-    """Where the images are from."""
+    """Add the flags of the image folders."""
     group = parser.add_argument_group("data")
     add = group.add_argument
     for split, text in (("train", "training"), ("validation", "validation"), ("test", "test")):
@@ -136,15 +136,15 @@ def add_image_data(parser: argparse.ArgumentParser) -> None:
 
 
 def add_image_scratch_arguments(parser: argparse.ArgumentParser) -> None:
-    """A model from scratch."""
+    """Add the flags of an image model from scratch."""
     add_sizes(parser, "vit, deit or dinov2", SIZES, DEFAULT_SIZES)
 
 
 def check_images(args: argparse.Namespace) -> None:
-    """Check what a single flag cannot know.
+    """Check the flags of an image classifier against each other.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
     """
     if not (args.train_dir and args.validation_dir):
         raise ArgumentError(
@@ -168,5 +168,5 @@ def check_images(args: argparse.Namespace) -> None:
 
 
 def sizes_of(args: argparse.Namespace) -> dict[str, float]:
-    """Name of a size -> that of a model from scratch: what the flags say, or what is usual."""
+    """Return the sizes of a model from scratch by name: the flag if it is given, otherwise the default."""
     return {name: usual if (given := getattr(args, name)) is None else given for name, usual in DEFAULT_SIZES.items()}

@@ -1,4 +1,4 @@
-"""The flags that the commands share: which model, on what, where; and the folder that they write."""
+"""The flags that several commands share: the model, the data, how it is run, and the output folder."""
 
 import os
 from argparse import ArgumentParser, Namespace
@@ -9,14 +9,14 @@ from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.files.folders import OLD, beside
 from collab_heads.files.reading import check_file
 
-MODULES = "modules.json"  # of sentence-transformers: the parts that a model goes through, and their folders
+MODULES = "modules.json"  # of sentence-transformers: lists the parts of a model and their folders
 
 
 def check_demo(args: Namespace) -> bool:
-    """Whether the demo is asked for, which nothing else has to be checked for.
+    """Return True if the demo is requested; no other flag has to be checked then.
 
     Raises:
-        ArgumentError: in several processes, each of which would run it.
+        ArgumentError: if several processes were started, each of which would run the demo.
     """
     if args.demo and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ArgumentError("--demo is for one process: start it without `accelerate launch` or `torchrun`")
@@ -24,17 +24,16 @@ def check_demo(args: Namespace) -> bool:
 
 
 def add_model_argument(parser: ArgumentParser) -> None:
-    """The model."""
     parser.add_argument("model", metavar="MODEL", help="folder, or name on the Hub, of the model")
 
 
 def add_data_arguments(parser: ArgumentParser, *, required: bool = True, why: str = "") -> None:
-    """The texts that the model is shown.
+    """Add the flags of the input texts.
 
     Args:
         parser: takes the flags.
-        required: whether nothing can be done without.
-        why: what they are for, where they may be left out.
+        required: whether the command needs texts.
+        why: what the texts are for, if they are optional; begins the help of `--data`.
     """
     add = parser.add_argument
     add(
@@ -55,14 +54,14 @@ def add_data_arguments(parser: ArgumentParser, *, required: bool = True, why: st
 
 
 def add_sample_arguments(parser: ArgumentParser) -> None:
-    """How many of the texts a fit is made from."""
+    """Add the flags for the number of texts to fit to, and the seed that draws them."""
     add = parser.add_argument
     add("--samples", type=count_from_1, default=512, metavar="N", help="sentences to fit to, drawn by the seed")
     add("--seed", type=seed, default=0, metavar="N", help="seed of everything that is random")
 
 
 def add_running_arguments(parser: ArgumentParser) -> None:
-    """How the model is run."""
+    """Add the flags for running the model: batches, lengths, device."""
     add = parser.add_argument
     add("--batch_size", type=count_from_1, default=32, metavar="N", help="sentences per batch")
     add(
@@ -78,22 +77,22 @@ def add_running_arguments(parser: ArgumentParser) -> None:
 
 
 def add_loading_arguments(parser: ArgumentParser) -> None:
-    """How the model is loaded."""
+    """Add the flag for loading the model."""
     parser.add_argument("--trust_remote_code", action="store_true", help="run Python code that comes with the model")
 
 
 def add_output_argument(parser: ArgumentParser, what: str = "the changed model", default: str | None = None) -> None:
-    """Where the command writes to."""
+    """Add the flag of the output folder."""
     parser.add_argument(
         "--output_dir", type=path, default=default, metavar="DIR", help=f"folder for {what}; must be new or empty"
     )
 
 
 def check_input(args: Namespace) -> None:
-    """Check, before anything long is imported, that the files that the flags name are there.
+    """Check, before long imports, that the model and the files of `--data` exist.
 
     Raises:
-        ArgumentError: if the model is a path to nothing, or a folder without a model.
+        ArgumentError: if the model is a path that does not exist, or a folder without a model.
         DataError: if a text file is missing.
     """
     check_model_name(args.model)
@@ -101,7 +100,7 @@ def check_input(args: Namespace) -> None:
 
 
 def check_model_name(name: str) -> None:
-    """Raise ArgumentError for a path to nothing, or a folder without a model; other names may be on the Hub."""
+    """Raise ArgumentError for a path that does not exist or a folder without a model; other names may be on the Hub."""
     folder = Path(name)
     if os.path.isdir(folder):
         check_folder(folder)
@@ -110,14 +109,14 @@ def check_model_name(name: str) -> None:
 
 
 def check_files(*names: str | None) -> None:
-    """Raise DataError for a file that is not there, or is none; None names no file."""
+    """Raise DataError if a name is not that of an existing file; None is skipped."""
     for name in names:
         if name is not None:
             check_file(name)
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ArgumentError for a folder without a model, or one whose model lies in a folder of its own."""
+    """Raise ArgumentError for a folder without a model, or one whose model is in a subfolder."""
     if os.path.isfile(folder / "config.json"):
         return
     inner = folder / "0_Transformer"
@@ -131,16 +130,16 @@ def check_folder(folder: Path) -> None:
 
 
 def check_output_dir(folder: Path) -> None:
-    """Check, before long work, that a folder is free and can be made.
+    """Check, before long work, that a folder can be created, or exists and is empty.
 
     Raises:
-        OutputError: if it is a file, holds anything, lies where nothing may be written, or has a name that is too long.
+        OutputError: if it is a file, is not empty, has an invalid or too long name, or nothing may be written there.
     """
     if not folder.name:
         raise OutputError(f"--output_dir {folder} has no name that another folder could take: give a new one")
     try:
-        os.stat(beside(folder, OLD))  # the longest name that is needed
-    except (FileNotFoundError, NotADirectoryError):  # the latter is said below
+        os.stat(beside(folder, OLD))  # the longest name that will be used
+    except (FileNotFoundError, NotADirectoryError):  # the latter is reported below
         pass
     except (OSError, ValueError) as error:  # ValueError: a null byte
         reason = getattr(error, "strerror", None) or error
@@ -155,7 +154,12 @@ def check_output_dir(folder: Path) -> None:
 
 
 def check_new_model(args: Namespace) -> None:
-    """Check that a command that changes a model knows where to write it; the errors of `check_output_dir`."""
+    """Check that `--output_dir` is given and free.
+
+    Raises:
+        ArgumentError: if it is not given.
+        OutputError: as `check_output_dir` does.
+    """
     if args.output_dir is None:
         raise ArgumentError("--output_dir is missing: a new folder for the changed model")
     check_output_dir(Path(args.output_dir))

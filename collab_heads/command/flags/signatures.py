@@ -1,7 +1,7 @@
-"""Types and defaults of flags, from the signatures of the functions whose options they are.
+"""Types and defaults of flags, read from the signatures of the functions whose options they are.
 
-An option is declared once, in a signature. To import its function would take seconds, for torch; its source takes
-milliseconds to parse.
+An option is declared only once, in a signature. The source is parsed, which takes milliseconds; importing the function
+would take seconds, because it imports torch.
 """
 
 import ast
@@ -14,7 +14,7 @@ from collab_heads.base import option_values
 from collab_heads.command.flags.parsing import count, positive, seed
 
 PACKAGE = Path(__file__).parents[2]
-# The parser of a flag's text by the annotation of the parameter; other annotations are texts.
+# Annotation of a parameter -> the parser of its flag; other parameters are texts.
 PARSERS: dict[str, Callable[[str], Any]] = {
     "int": count,
     "int | None": count,
@@ -25,7 +25,13 @@ OWN_PARSERS: dict[str, Callable[[str], Any]] = {"seed": seed}
 
 
 class Option(NamedTuple):
-    """What a signature says of a parameter: how a flag parses its text, how many texts it takes, and its default."""
+    """A parameter as its signature declares it.
+
+    Attributes:
+        parse: parses the text of the flag; None for a plain text.
+        several: whether the flag takes several texts.
+        default: of the parameter.
+    """
 
     parse: Callable[[str], Any] | None
     several: bool
@@ -34,11 +40,11 @@ class Option(NamedTuple):
 
 @cache
 def options_of(module: str, function: str) -> dict[str, Option]:
-    """Return the parameters of a function of the package that have defaults, by their names.
+    """Return the parameters that have defaults, by name, of a function of the package.
 
     Args:
         module: within the package, such as "compression.compress".
-        function: a function at its top, or a class, for the arguments of its `__init__`.
+        function: name of a top-level function, or of a class, for the parameters of its `__init__`.
     """
     source = (PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
     (found,) = [node for node in ast.parse(source).body if getattr(node, "name", None) == function]
@@ -64,18 +70,18 @@ def option_adder(add: Callable[..., object], module: str, function: str) -> Call
     Args:
         add: `add_argument` of a parser or a group.
         module: as in `options_of`.
-        function: likewise.
+        function: as in `options_of`.
     """
 
     def add_option(name: str, *, metavar: str, help: str, flag: str | None = None, **changed: Any) -> None:
-        """Add a flag.
+        """Add the flag of an option.
 
         Args:
-            name: of the option; the flag's, too, unless `flag` says otherwise.
-            metavar: as argparse takes it.
-            help: likewise.
-            flag: its name without dashes.
-            changed: of what argparse takes, what differs from the signature.
+            name: name of the option, and of the flag unless `flag` is given.
+            metavar: as in argparse.
+            help: as in argparse.
+            flag: name of the flag without dashes.
+            changed: arguments of `add_argument` that replace those from the signature.
         """
         made = options_of(module, function)[name]
         given: dict[str, Any] = {} if made.parse is None else {"type": made.parse}

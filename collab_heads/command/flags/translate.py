@@ -22,7 +22,6 @@ from collab_heads.command.flags.translation_arguments import (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The flags."""
     parser.add_argument(
         "--demo",
         action="store_true",
@@ -45,11 +44,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Check that what training needs is installed, what the flags say together, and that the files are there.
+    """Check that the packages for training are installed, that the flags fit together, and that the files exist.
 
     Raises:
         MissingPackageError: if a package is missing.
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
         DataError: if a file is missing, or one that the flags name is broken.
     """
     check_extra("train", "fine-tuning and translation")
@@ -61,7 +60,7 @@ def check(args: Namespace) -> None:
 
 
 def check_together(args: Namespace) -> None:
-    """Check what a single flag cannot know; the errors of `check`."""
+    """Check the flags against each other; raises the errors of `check`."""
     if not check_demo(args):
         check_translation(args)
         translation_arguments.check_risk(args)

@@ -22,7 +22,7 @@ DEFAULT_SIZES = {"d_model": 256, "num_layers": 3, "num_heads": 8, "d_ff": 1024, 
 
 
 def add_translation_data(parser: argparse.ArgumentParser) -> None:
-    """Where the pairs are from, and how they are cut."""
+    """Add the flags of the sentence pairs: where they come from, and how they are cut."""
     group = parser.add_argument_group("data")
     add = group.add_argument
     add(
@@ -64,7 +64,7 @@ def add_translation_data(parser: argparse.ArgumentParser) -> None:
     add(
         "--pad_to_max_length",
         action="store_true",
-        default=None,  # as checkpoints of before, which have no such flag, are read
+        default=None,  # as for checkpoints of earlier versions, which lack this flag
         help="pad every pair to --max_source_length and --max_target_length (default: to the longest of its batch)",
     )
     add(
@@ -78,7 +78,7 @@ def add_translation_data(parser: argparse.ArgumentParser) -> None:
 
 
 def add_translation_training(parser: argparse.ArgumentParser) -> None:
-    """What is trained, and how it is measured."""
+    """Add the flags of training and evaluation that only translation has."""
     group = parser.add_argument_group("translation")
     add = group.add_argument
     add(
@@ -133,7 +133,7 @@ def add_translation_training(parser: argparse.ArgumentParser) -> None:
 
 
 def add_scratch_arguments(parser: argparse.ArgumentParser) -> None:
-    """A model from scratch."""
+    """Add the flags of a translation model from scratch."""
     group = add_sizes(parser, "marian", SIZES, DEFAULT_SIZES)
     group.add_argument(
         "--vocab_size",
@@ -145,17 +145,17 @@ def add_scratch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def dropout_of_sides(args: argparse.Namespace) -> tuple[float, float]:
-    """The probabilities of `--word_dropout`, for source and target."""
+    """Return the probabilities of `--word_dropout` for source and target."""
     asked = args.word_dropout
     source, target = (asked.get(side, 0.0) if isinstance(asked, dict) else asked for side in SIDES)
     return source, target
 
 
 def check_translation(args: argparse.Namespace) -> None:
-    """Check what a single flag cannot know.
+    """Check the flags of translation against each other.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
     """
     if args.dataset_name and (args.train_file or args.validation_file or args.test_file):
         raise ArgumentError("--dataset_name and files of your own exclude each other")
@@ -178,7 +178,7 @@ def check_translation(args: argparse.Namespace) -> None:
 
 
 def check_checkpoints(args: argparse.Namespace) -> None:
-    """Check the flags of which weights to keep."""
+    """Check the flags that choose the final weights; raises ArgumentError."""
     if args.average_checkpoints and not args.checkpointing_steps:
         raise ArgumentError("--average_checkpoints needs --checkpointing_steps")
     if args.average_checkpoints and args.save_total_limit and args.save_total_limit < args.average_checkpoints:
@@ -199,7 +199,7 @@ def check_checkpoints(args: argparse.Namespace) -> None:
 
 
 def check_scratch(args: argparse.Namespace) -> None:
-    """Check the flags of a model from scratch."""
+    """Check the flags of a model from scratch; raises ArgumentError."""
     check_sizes_fit(args, DEFAULT_SIZES)
     check_choice("--mixing_init", args.mixing_init, MIXING_INITS)
     check_born(args)
@@ -211,7 +211,7 @@ DEFAULTS = {"samples": 50, "sharpness": 5e-3, "metric": "bleu", "cross_entropy":
 
 
 def add_risk_arguments(parser: argparse.ArgumentParser) -> None:
-    """What training makes small: the cross-entropy of the references, or the risk of the model's own translations."""
+    """Add the flags of the training objective: cross-entropy of the references, or risk of sampled translations."""
     add = parser.add_argument_group("what training makes small").add_argument
     add(
         "--objective",
@@ -242,10 +242,10 @@ def add_risk_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_risk(args: argparse.Namespace) -> None:
-    """Check what a single flag cannot know, and fill the defaults in.
+    """Check the flags of the objective against each other, and fill in the defaults.
 
     Raises:
-        ArgumentError: naming the flag and the way out.
+        ArgumentError: if flags are wrong or contradict each other; the message names the flag and the way out.
     """
     check_choice("--objective", args.objective, OBJECTIVES)
     given = [f"--risk_{name}" for name in DEFAULTS if getattr(args, f"risk_{name}") is not None]
