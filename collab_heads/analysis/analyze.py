@@ -71,6 +71,15 @@ def analyze_heads(
     Contributions take a backward pass per position, on some of the sentences; the ablation takes an evaluation per
     head. Memory does not grow with the number of batches.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25), "labels": torch.arange(8) % 2}]
+        >>> report = analyze_heads(model, batches, parts=["statistics", "gradient"], exclude=[])
+        >>> report.statistics.confidence["encoder.layer.0.attention.self"].shape  # (H,)
+        torch.Size([4])
+
     Args:
         model: a supported transformers model, original or collaborative, gated, mixed, pruned; it is left as it was.
         batches: input dicts as the model takes them, in a list or another object that can be read again. Gradient

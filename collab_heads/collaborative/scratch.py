@@ -29,6 +29,13 @@ def collaborative_config(
 ) -> PretrainedConfig:
     """Describe a model with collaborative attention, to be trained from scratch.
 
+    Example:
+        >>> from transformers import AutoModel, BertConfig
+        >>> stock = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+        >>> model = AutoModel.from_config(collaborative_config(stock, 32))
+        >>> model.encoder.layer[0].attention.self.query_key.mixing.shape  # (H, R)
+        torch.Size([4, 32])
+
     Args:
         config: the stock config; it is left as it is.
         dim_shared_query_key: as in `swap_to_collaborative`.

@@ -55,6 +55,18 @@ def swap_to_collaborative(
     before. On an error it is left as it was. Swap before making the optimizer, and before DDP, FSDP, PEFT or
     `torch.compile`.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
+        >>> report = swap_to_collaborative(model, dim_shared_query_key=32, batches=batches, refine_steps=2)
+        >>> query_key = model.encoder.layer[0].attention.self.query_key
+        >>> query_key.shared_query.weight.shape, query_key.shared_key.weight.shape  # (R, D) each, of (H * d_k, D)
+        (torch.Size([32, 64]), torch.Size([32, 64]))
+        >>> query_key.mixing.shape  # (H, R)
+        torch.Size([4, 32])
+
     Args:
         model: a supported transformers model, base or with a head.
         adapter: the family's adapter, as class or instance; None looks it up by model type.

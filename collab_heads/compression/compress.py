@@ -52,6 +52,17 @@ def compress(
     the batches. `distill` brings back most of what is lost. The result saves and loads as any model does. On an error
     the model is left as it was. Compress before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
+        >>> report = compress(model, batches, 0.5, refine_steps=2)
+        >>> 0.45 < report.costs["parameters"].share <= 0.5
+        True
+        >>> model(**batches[0]).last_hidden_state.shape  # (batch, tokens, D): as before
+        torch.Size([8, 25, 64])
+
     Args:
         model: a supported transformers model, original, or with heads removed, collaborative or narrowed already.
         batches: input dicts as the model takes them, without labels: 128 to 512 sentences of the texts that it is used

@@ -65,6 +65,16 @@ def plan(
     values (each fitted in closed form to seven eighths of the examples, and measured on the others), and how much an
     error there moves the model's output. A budget is then spent where it costs least.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
+        >>> planned = plan(model, batches, refine_steps=0)
+        >>> planned.predicted(planned.choose(0.5)) < planned.predicted(planned.choose(0.25))  # predicted errors
+        True
+        >>> report = compress(model, planned, 0.5)
+
     Args:
         model: a supported transformers model, original, or with heads removed, collaborative or narrowed already: what
             is left is compressed further.

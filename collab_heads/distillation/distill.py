@@ -58,6 +58,18 @@ def distill(
     A part of the batches is held out (every eighth). The model is put back to where it was best on it; it never
     comes back worse on that part than it came.
 
+    Example:
+        >>> import copy
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
+        >>> original = copy.deepcopy(model)
+        >>> report = compress(model, batches, 0.5, refine_steps=2)
+        >>> report = distill(model, original, batches, steps=4)
+        >>> report.after.total(1.0) <= report.before.total(1.0)  # the error on held-out batches
+        True
+
     Args:
         model: changed by `swap_to_collaborative`, `prune_heads` or the like; in float32, float64 or bfloat16 (then the
             steps add up in float32 copies).

@@ -36,6 +36,14 @@ def swap_to_alpha(
     their nuclear norms. `fold_heads` makes a stock checkpoint of the result. Alphas are trainable also where the rest
     of the model is frozen. On an error the model is left unchanged.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> report = swap_to_alpha(model)
+        >>> model.encoder.layer[0].attention.output.dense.mixing.alpha.shape  # (H, H), an identity at first
+        torch.Size([4, 4])
+
     Args:
         model: a supported transformers model, original or collaborative, gated, pruned.
         adapter: the family's adapter, as class or instance; None looks it up by model type.

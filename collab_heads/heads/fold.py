@@ -45,6 +45,15 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
     keys and values of all sites have the same width, as after `swap_to_collaborative(model, dim_shared_query_key=0.5,
     dim_value=0.5, kind="per_head")`.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> report = swap_to_gated(model, alive_heads={"enc-self": [[1, 1, 0, 1], [1, 1, 1, 1]]})
+        >>> report = fold_heads(model)
+        >>> type(model.encoder.layer[0].attention.output.dense)  # stock again: loads without this package
+        <class 'torch.nn.modules.linear.Linear'>
+
     Args:
         model: a supported transformers model with gates, alphas or removed heads, or with such narrower ones.
 

@@ -42,6 +42,14 @@ def swap_to_gated(
     then call `prune_heads`. Gates are trainable also where the rest of the model is frozen. On an error the model is
     left unchanged.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> report = swap_to_gated(model, alive_heads={"enc-self": [[1, 1, 0, 1], [1, 0, 0, 1]]})
+        >>> [site.open for site in report.sites]  # closed heads pass exactly 0
+        [(0, 1, 3), (0, 3)]
+
     Args:
         model: a supported transformers model, original or collaborative, whole or pruned.
         adapter: the family's adapter, as class or instance; None looks it up by model type.

@@ -28,6 +28,15 @@ def head_importance(
 ) -> dict[str, Tensor]:
     """Measure how much depends on each head.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25), "labels": torch.arange(8) % 2}]
+        >>> scores = head_importance(model, batches)
+        >>> scores["encoder.layer.0.attention.self"].shape  # (H,)
+        torch.Size([4])
+
     Args:
         model: a supported transformers model; it is not changed.
         batches: input dicts as the model takes them; some hundred examples are enough.
@@ -69,6 +78,15 @@ def most_important(
     target_heads: Target,
 ) -> dict[str, list[int]]:
     """Return the configuration that keeps the heads with the highest scores, as `alive_heads` of `swap_to_gated`.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25), "labels": torch.arange(8) % 2}]
+        >>> alive = most_important(model, head_importance(model, batches), 5)
+        >>> sum(map(sum, alive.values()))  # path -> a 1 for every head to keep
+        5
 
     Args:
         model: the model that was measured.

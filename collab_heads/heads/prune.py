@@ -42,6 +42,17 @@ def prune_heads(
     On an error the model is left unchanged. Prune before making the optimizer, and before DDP, FSDP, PEFT or
     `torch.compile`.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
+        >>> report = prune_heads(model, batches, keep=5)
+        >>> sum(len(site.kept) for site in report.sites)
+        5
+        >>> model.encoder.layer[0].attention.self.value.weight.shape[1]  # (H * d_v, D): fewer rows, as many columns
+        64
+
     Args:
         model: a supported transformers model, original or changed.
         batches: input dicts as the model takes them (32 to 512 sentences are enough). W_O and its bias are fitted on
@@ -65,10 +76,6 @@ def prune_heads(
         SwapError: if nothing names the heads to remove and there are no gates, or a module cannot be changed safely.
         CalibrationError: if there are no batches in `batches`, or the model cannot take them.
         NonFiniteError: if the output of a head on them contains NaN or inf.
-
-    Example:
-        >>> prune_heads(model, heads={"enc-self": [[0, 1], [], [5]]})  # of three layers
-        >>> prune_heads(model, batches, keep=36)  # the 36 that the others can least replace
     """
     check_wrapper(model)
     adapter = get_adapter(model, capability="prune")

@@ -51,6 +51,13 @@ def swap_heads(
 
     Heads that share a key head move together with it, in their order: name one head for the whole group.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> first, last = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
+        >>> swap_heads(model, [((first, 0), (last, 3))])  # (path, head) of each
+
     Args:
         model: a supported transformers model, original, gated or alpha-mixed, whole or pruned; in training the model
             inside the wrapper, with the same pairs on every rank.

@@ -156,6 +156,15 @@ def leave_one_out(
 
     This takes one evaluation per head, and one of the whole model.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25), "labels": torch.arange(8) % 2}]
+        >>> ablation = leave_one_out(model, lambda model: mean_loss(model, batches))
+        >>> ablation.harm()["encoder.layer.0.attention.self"].shape  # (H,): how much the loss rises without each head
+        torch.Size([4])
+
     Args:
         model: a supported transformers model, original or changed; it is left as it was.
         evaluate: model -> the metric, such as `lambda model: mean_loss(model, batches)`, or an accuracy.

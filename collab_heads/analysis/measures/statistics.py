@@ -184,6 +184,15 @@ def head_statistics(
     in training: on their inputs or, shifted right, their labels. A module that serves several layers (ALBERT) is
     measured over all of them together. Measures of attention weights need the eager attention backend, see `recording`.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
+        >>> statistics = head_statistics(model, batches, exclude=[])
+        >>> statistics.confidence["encoder.layer.0.attention.self"].shape  # (H,): mean largest attention weight
+        torch.Size([4])
+
     Args:
         model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
         batches: input dicts as the model takes them; any iterable, read once. Encoder-decoders need labels or decoder

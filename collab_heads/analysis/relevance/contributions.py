@@ -145,6 +145,16 @@ def token_contributions(
     continuation comes from the prompt alone, with a share of 1. The model's own prefixes are its continuations of the
     prompts (the tokens before the first label), at most as long as the given ones.
 
+    Example:
+        >>> import torch
+        >>> from transformers import MarianConfig, MarianMTModel
+        >>> ids = {"vocab_size": 100, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1}
+        >>> model = MarianMTModel(MarianConfig(d_model=32, encoder_layers=2, decoder_layers=2, **ids))
+        >>> batches = [{"input_ids": torch.arange(2, 22).view(2, 10), "labels": torch.arange(2, 14).view(2, 6)}]
+        >>> contributions = token_contributions(model, batches)
+        >>> contributions.source.shape  # (target tokens,): the share of the source in each, the mean over sentences
+        torch.Size([6])
+
     Args:
         model: a supported encoder-decoder, or a decoder without cross-attention; it runs in evaluation mode and is left
             as it was.

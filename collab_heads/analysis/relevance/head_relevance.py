@@ -121,6 +121,15 @@ def head_relevance(
     If a sentence has several positions (translation), the sum of their logits is explained: the graph is linear, so the
     relevances of positions add up. Voita et al. normalise at every position instead, which takes a backward pass each.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
+        >>> relevance = head_relevance(model, batches, exclude=[])
+        >>> relevance.relevance["encoder.layer.0.attention.self"].shape  # (H,)
+        torch.Size([4])
+
     Args:
         model: a supported transformers model, original or collaborative, gated, mixed, pruned; it runs in evaluation
             mode and is left as it was. In half precision the gradients are coarse, too; `model.float()` makes them

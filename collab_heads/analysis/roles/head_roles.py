@@ -45,6 +45,15 @@ def head_roles(
     of an encoder find the other end of a dependency of the treebank. This takes one pass, or two with both batches and
     a treebank. Memory does not grow with the number of batches.
 
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
+        >>> roles = head_roles(model, batches, exclude=[])
+        >>> roles.positional["encoder.layer.0.attention.self"].share.shape  # (H,)
+        torch.Size([4])
+
     Args:
         model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
         batches: input dicts as the model takes them. They are read once, and once more if tokens must be counted.

@@ -19,8 +19,7 @@ from accelerate.utils.other import load as unpickle
 
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import PARTIAL, write_json, writing
-from collab_heads.files.folders import DELETED, MANIFEST, OLD, begin, commit, damage, digest, is_ours, retire, unharmed
-from collab_heads.files.folders import write_manifest as write_folder_manifest
+from collab_heads.files.folders import DELETED, MANIFEST, OLD, begin, commit, damage, is_ours, retire, unharmed
 from collab_heads.training.storage.optimizer_file import OPTIMIZER
 from collab_heads.training.storage.progress import check_progress
 from collab_heads.training.storage.reservation import LOCK

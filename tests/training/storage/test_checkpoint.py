@@ -8,7 +8,9 @@ import torch
 from accelerate import Accelerator
 
 from collab_heads.errors import OutputError
+from collab_heads.files.folders import digest, write_manifest
 from collab_heads.training.storage.checkpoint import (
+    FORMAT,
     check_continues,
     find_checkpoint,
     load_progress,
@@ -33,9 +35,10 @@ def write_checkpoint(output_dir, name, phase, step, processes=1, without=()):
     ):
         if file not in without:
             (folder / file).touch()
-    progress = {"phase": phase, "step": step, "arguments": {}, "processes": processes}
+    progress = {"phase": phase, "step": step, "arguments": {}, "processes": processes, "format": FORMAT}
     if "progress.json" not in without:
         (folder / "progress.json").write_text(json.dumps(progress))
+        write_manifest(folder, {file.name: digest(file) for file in folder.iterdir()})
     return folder
 
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from scripts import run
 
 from collab_heads.errors import CollabHeadsError
+from collab_heads.files.folders import digest, read_manifest, write_manifest
 
 STEPS = ("--max_train_steps", 3, "--checkpointing_steps", 1, "--max_eval_samples", 5)
 RESUME = "--resume_from_checkpoint"
@@ -128,6 +129,8 @@ def test_a_checkpoint_of_another_format_is_refused(version, bert, files, out):
 def test_progress_that_cannot_be(change, message, bert, files, out):
     path = out / "step_0_2" / "progress.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    manifest = read_manifest(path.parent)
+    write_manifest(path.parent, manifest["files"] | {path.name: digest(path)})
     with pytest.raises(CollabHeadsError, match=message):
         run(bert, files, out, *STEPS, RESUME, out / "step_0_2")
 
