@@ -74,7 +74,8 @@ def analyze_heads(
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> model = BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+        >>> model = BertForSequenceClassification(config)
         >>> batches = [{"input_ids": torch.arange(200).view(8, 25), "labels": torch.arange(8) % 2}]
         >>> report = analyze_heads(model, batches, parts=["statistics", "gradient"], exclude=[])
         >>> report.statistics.confidence["encoder.layer.0.attention.self"].shape  # (H,)

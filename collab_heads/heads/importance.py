@@ -31,7 +31,8 @@ def head_importance(
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> model = BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+        >>> model = BertForSequenceClassification(config)
         >>> batches = [{"input_ids": torch.arange(200).view(8, 25), "labels": torch.arange(8) % 2}]
         >>> scores = head_importance(model, batches)
         >>> scores["encoder.layer.0.attention.self"].shape  # (H,)
@@ -82,7 +83,8 @@ def most_important(
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> model = BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+        >>> model = BertForSequenceClassification(config)
         >>> batches = [{"input_ids": torch.arange(200).view(8, 25), "labels": torch.arange(8) % 2}]
         >>> alive = most_important(model, head_importance(model, batches), 5)
         >>> sum(map(sum, alive.values()))  # path -> a 1 for every head to keep

@@ -159,7 +159,8 @@ def leave_one_out(
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> model = BertForSequenceClassification(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+        >>> model = BertForSequenceClassification(config)
         >>> batches = [{"input_ids": torch.arange(200).view(8, 25), "labels": torch.arange(8) % 2}]
         >>> ablation = leave_one_out(model, lambda model: mean_loss(model, batches))
         >>> ablation.harm()["encoder.layer.0.attention.self"].shape  # (H,): how much the loss rises without each head
