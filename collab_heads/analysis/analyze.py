@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.measures.passes import Observer, observe
 from collab_heads.analysis.measures.sentences import AttentionExamples, Sentences, typical_sentences
 from collab_heads.analysis.measures.statistics import Statistics
-from collab_heads.analysis.options import AnalysisOptions, Part, check_parts
+from collab_heads.analysis.options import AnalysisOptions, Part
 from collab_heads.analysis.relevance.contribution_comparison import compare_contributions, named_models
 from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.analysis.relevance.sides import sides_of
@@ -120,24 +120,9 @@ def analyze_heads(
         SwapError: if the model has no heads left.
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it gives no attention weights.
     """
+    given = locals()  # the signature lists the options, and `AnalysisOptions` checks them: no third list
     check_wrapper(model)
-    options = AnalysisOptions(
-        parts=check_parts(parts),
-        tokenizer=tokenizer,
-        treebank=treebank,
-        exclude=exclude,
-        token_counts=token_counts,
-        thresholds=thresholds,
-        evaluate=evaluate,
-        metric=metric,
-        higher_is_better=higher_is_better,
-        num_examples=num_examples,
-        contribution_sentences=contribution_sentences,
-        prefixes=prefixes,
-        compare_with=compare_with,
-        gate_history=gate_history,
-        data=data,
-    )
+    options = AnalysisOptions(**{each.name: given[each.name] for each in fields(AnalysisOptions)})
     adapter = get_adapter(model)
     if not adapter.sites_with_heads(model):
         raise SwapError(f"this {type(model).__name__} has no heads left to analyze")

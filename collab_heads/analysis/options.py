@@ -34,23 +34,24 @@ class AnalysisOptions:
         ArgumentError: on a number of sentences that is too small, unknown prefixes, or two models of the same name.
     """
 
-    parts: tuple[Part, ...] | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None
-    treebank: Treebank | str | Path | Sequence[Sentence] | None = None
-    exclude: Iterable[int] | None = None
-    token_counts: Tensor | None = None
-    thresholds: RoleThresholds | None = None
-    evaluate: Evaluate | None = None
-    metric: str = "loss"
-    higher_is_better: bool = False
-    num_examples: int = 3
-    contribution_sentences: int = 64
-    prefixes: PrefixKind | Sequence[PrefixKind] = "reference"
-    compare_with: Mapping[str, PreTrainedModel | str | Path] | Sequence[str | Path] = ()
-    gate_history: GateHistory | None = None
-    data: str = "given batches"
+    parts: Part | Iterable[Part] | None
+    tokenizer: PreTrainedTokenizerBase | None
+    treebank: Treebank | str | Path | Sequence[Sentence] | None
+    exclude: Iterable[int] | None
+    token_counts: Tensor | None
+    thresholds: RoleThresholds | None
+    evaluate: Evaluate | None
+    metric: str
+    higher_is_better: bool
+    num_examples: int
+    contribution_sentences: int
+    prefixes: PrefixKind | Sequence[PrefixKind]
+    compare_with: Mapping[str, PreTrainedModel | str | Path] | Sequence[str | Path]
+    gate_history: GateHistory | None
+    data: str
 
     def __post_init__(self):
+        object.__setattr__(self, "parts", check_parts(self.parts))
         check_count("num_examples", self.num_examples)
         check_count("contribution_sentences", self.contribution_sentences, least=1)
         check_prefixes(self.prefixes)
@@ -70,10 +71,11 @@ class AnalysisOptions:
         Raises:
             ArgumentError: if contributions are requested and there is no source.
         """
-        if self.parts is not None:
-            if "contributions" in self.parts and not has_source:
+        parts = check_parts(self.parts)
+        if parts is not None:
+            if "contributions" in parts and not has_source:
                 raise ArgumentError(f"part 'contributions': {NO_SOURCE}")
-            return self.parts, []
+            return parts, []
         missing: set[Part] = set() if has_source else {"contributions"}
         notes = []
         if not has_labels:

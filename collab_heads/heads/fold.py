@@ -22,8 +22,8 @@ from collab_heads.layers.removed import kept_parameter
 from collab_heads.model.apply_state import apply_state
 from collab_heads.model.offloading import changing_attention, input_device
 from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.record_sync import is_alike
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_wrapper
-from collab_heads.model.settling import is_alike
 from collab_heads.sites.record import FIELD, CollabConfig, own_configs
 from collab_heads.sites.state import SiteState
 

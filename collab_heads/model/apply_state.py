@@ -29,7 +29,7 @@ from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key, exact_query_key
 from collab_heads.layers.values import ValueWeights, keep_value_rows, write_values
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.model.settling import settle
+from collab_heads.model.record_sync import sync_record
 from collab_heads.sites.record import FIELD
 from collab_heads.sites.state import SiteState
 
@@ -193,7 +193,7 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
         model: the model.
         sites: those that may change, opened before or in another such context.
     """
-    settle(model)
+    sync_record(model)
     places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for parent in model.modules():
         for name, child in parent.named_children():

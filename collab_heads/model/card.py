@@ -18,7 +18,7 @@ from collab_heads.base.wrappers import check_passed, model_inside
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_file
 from collab_heads.model.marks import is_changed, marked, names_our_code
-from collab_heads.model.settling import settle
+from collab_heads.model.record_sync import sync_record
 from collab_heads.sites.record import FIELD, CollabConfig, configs_in
 from collab_heads.sites.state import SiteState
 
@@ -213,7 +213,7 @@ def model_card(
         UnsupportedModelError: if the model is inside a wrapper; the message says how to pass it.
     """
     check_passed(model)
-    settle(inner := model_inside(model))
+    sync_record(inner := model_inside(model))
     return completed(inner.config, card, name, report, metrics)
 
 

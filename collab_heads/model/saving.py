@@ -23,7 +23,7 @@ from transformers.utils import CONFIG_NAME
 from collab_heads.files.atomic import PARTIAL, write_file
 from collab_heads.model.card import complete
 from collab_heads.model.marks import free_module, is_changed, marked, unfinished, write_code
-from collab_heads.model.settling import settle
+from collab_heads.model.record_sync import sync_record
 from collab_heads.model.ties import HOOKS as LOADING_HOOKS
 from collab_heads.model.ties import SUFFIX, is_tied, metadata, sort_metadata
 from collab_heads.model.tokenizer_files import bring_tokenizer, take_back
@@ -136,7 +136,7 @@ def save_weights(stock: Callable, tensors, filename, metadata=None, *args, **kwa
 
 def save_model(stock: Callable, model: PreTrainedModel, save_directory, *args, **kwargs):
     """Save a model with a config that records its state, and with the tokenizer files that it was loaded with."""
-    settle(model)
+    sync_record(model)
     with saving(model.config, Path(save_directory), bool(kwargs.get("distributed_checkpoint"))):
         result = stock(model, save_directory, *args, **kwargs)
     bring_tokenizer(model.config, save_directory, *args, **kwargs)

@@ -15,7 +15,7 @@ matter in which order it was changed.
 
 For a model in use, its modules are the truth: each changed attention module holds its own state. Models share configs,
 and layers move between models. A model is built from its config, and its config is brought in line with its modules
-when the model is changed and when it is saved (`model/settling.py`).
+when the model is changed and when it is saved (`model/record_sync.py`).
 """
 
 import copy

@@ -16,7 +16,7 @@ from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.whole import is_sharded, keep_whole
 from collab_heads.model.card import NAME, complete
-from collab_heads.model.settling import settle
+from collab_heads.model.record_sync import sync_record
 from collab_heads.sites.record import FIELD
 from collab_heads.trainer.heads_file import beside_adapters, load_heads, save_heads
 
@@ -121,7 +121,7 @@ class AttachedTrainer(Trainer):
         super().create_model_card(*args, **kwargs)
         model = self.head_training.model
         if self.is_world_process_zero() and not has_adapters(model):  # its folder holds adapters alone
-            settle(model)
+            sync_record(model)
             complete(model.config, Path(cast(str, self.args.output_dir)), self.hub_model_id or NAME)
 
     def log(self, logs, *args, **kwargs):
@@ -147,7 +147,7 @@ def check_same_heads(model: PreTrainedModel, checkpoint: Path) -> None:
     file = checkpoint / CONFIG_NAME
     if not file.is_file():
         return
-    settle(model)
+    sync_record(model)
     stored, ours = (changed_sites(text) for text in (file.read_text(encoding="utf-8"), model.config.to_json_string()))
     if stored != ours:
         raise ArgumentError(

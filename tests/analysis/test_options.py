@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from dataclasses import fields
 
 import pytest
 
@@ -9,6 +10,12 @@ from collab_heads import HeadPenalty, analyze_heads
 from collab_heads.analysis.options import PARTS, AnalysisOptions, check_parts
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.parts import PenaltyOptions
+
+
+def options(**given):
+    """Options as `analyze_heads` makes them, with the defaults of its signature."""
+    parameters = inspect.signature(analyze_heads).parameters
+    return AnalysisOptions(**{each.name: parameters[each.name].default for each in fields(AnalysisOptions)} | given)
 
 
 @pytest.mark.parametrize("call, options", ((analyze_heads, AnalysisOptions), (HeadPenalty, PenaltyOptions)))
@@ -28,15 +35,15 @@ def test_options_have_the_names_and_defaults_of_the_call(call, options):
     ),
 )
 def test_parts_that_model_and_data_allow(has_source, has_labels, evaluate, left_out, notes):
-    parts, said = AnalysisOptions(evaluate=evaluate).choose(has_labels, has_source)
+    parts, said = options(evaluate=evaluate).choose(has_labels, has_source)
     assert parts == tuple(part for part in PARTS if part not in left_out)
     assert len(said) == notes
 
 
 def test_parts_that_are_asked_for():
-    assert AnalysisOptions(parts=("ablation",)).choose(False, False) == (("ablation",), [])
+    assert options(parts=("ablation",)).choose(False, False) == (("ablation",), [])
     with pytest.raises(ArgumentError, match="only encoder-decoders"):
-        AnalysisOptions(parts=("contributions",)).choose(True, False)
+        options(parts=("contributions",)).choose(True, False)
     assert check_parts("roles") == ("roles",)
     assert check_parts(iter(["roles", "gradient"])) == ("roles", "gradient")
     assert check_parts(None) is None

@@ -138,7 +138,7 @@ class Session:
         """
         precision = accelerator.mixed_precision  # also from `accelerate launch` or its config
         arguments = {**fingerprint(args), "mixed_precision": precision, "data": data_digest(data.splits)}
-        checkpoint, progress = agreed(accelerator, lambda: settle(args, arguments, accelerator.num_processes))
+        checkpoint, progress = agreed(accelerator, lambda: prepared_output(args, arguments, accelerator.num_processes))
         output = None if args.output_dir is None else Output(Path(args.output_dir))
         if checkpoint is not None:
             accelerator.print(f"going on from {checkpoint}")
@@ -155,7 +155,7 @@ class Session:
         return self.output is not None and lies_below(self.checkpoint, self.output.path)
 
 
-def settle(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
+def prepared_output(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
     """Finish or undo what a killed run left unfinished in the output folder, and check that this one may write there.
 
     Args:

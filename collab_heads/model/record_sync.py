@@ -16,7 +16,7 @@ from collab_heads.errors import UnsupportedModelError
 from collab_heads.sites.record import FIELD, STATE, CollabConfig, configs_in, own_configs
 
 
-def settle(model: PreTrainedModel) -> None:
+def sync_record(model: PreTrainedModel) -> None:
     """Make the config of a model, and those inside it, record its modules; shared configs are copied first.
 
     Raises:
@@ -95,7 +95,7 @@ def settle_inner(model: PreTrainedModel) -> None:
         if not (CollabConfig.on(inner).sites or CollabConfig.of(inner.config).sites):
             continue
         name = config_of(model, path, inner)
-        settle(inner)
+        sync_record(inner)
         if CollabConfig.of(configs_in(model.config)[name]) != CollabConfig.of(inner.config):
             own_configs(model)
             setattr(model.config, name, inner.config)

@@ -265,7 +265,7 @@ def test_a_model_in_one_of_no_family(tmp_path):
 
 def test_a_model_whose_config_is_not_found_is_refused(tmp_path):
     class PairConfig(PretrainedConfig):
-        model_type = "pair-of-settling"
+        model_type = "pair-of-two"
 
     class Pair(PreTrainedModel):
         config_class = PairConfig
