@@ -1,7 +1,8 @@
 """Spread a budget of query/key width over the sites of a model, so that the worst site's output error is small.
 
-At one width for all, the error of a site's output differs severalfold between layers: in a BERT that compares sentences
-early layers need many dimensions, late ones few. The same parameters, moved to where they are missing, keep far more.
+With the same width everywhere, the error of a site's output differs severalfold between layers: in a BERT that compares
+sentences, early layers need many dimensions and late ones few. The same number of parameters preserves far more if it
+is moved to where it is needed.
 """
 
 import itertools
@@ -16,14 +17,14 @@ from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.plan import SitePlan
 from collab_heads.collaborative.refine import OutputGap
 
-SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)  # of the exact width: where the error is measured
+SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)  # of the exact width, at which the error is measured
 BISECTIONS = 40
 MEASURED_CALLS, MEASURED_OPTIONS = 4, FitOptions(tol=1e-2)  # of the quick decompositions behind a curve
 
 
 @dataclass(frozen=True)
 class Curve:
-    """How the output error of a site falls with its width.
+    """The curve of a site: its output error by width.
 
     Attributes:
         unit: widths are multiples of it.
@@ -38,7 +39,7 @@ class Curve:
     points: Sequence[tuple[int, float]]
 
     def error(self, width: int) -> float:
-        """The error at a width."""
+        """Return the error at a width, interpolated linearly between the points."""
         points = self.monotone()
         for (low, high_error), (high, low_error) in itertools.pairwise(points):
             if width <= high:
@@ -46,14 +47,14 @@ class Curve:
         return 0.0
 
     def width(self, error: float) -> int:
-        """The smallest width, a multiple of the unit, whose error is no larger."""
+        """Return the smallest width, a multiple of the unit, whose error is at most `error`."""
         widths = range(self.unit, self.exact, self.unit)
         return next((width for width in widths if self.error(width) <= error), self.exact)
 
     def monotone(self) -> list[tuple[int, float]]:
-        """Width and error of every point, from (0, 1) to (exact, 0); no error is above that of a smaller width.
+        """Return width and error of every point, from (0, 1) to (exact, 0), with errors that never rise.
 
-        A larger width can hold the fit of a smaller one, so what was measured above it is noise.
+        A larger width can hold the fit of a smaller one, so a larger error is noise of the measurement.
         """
         points, lowest = [(0, 1.0)], 1.0
         for width, error in self.points:
@@ -67,7 +68,7 @@ def balance_widths(plans: Sequence[SitePlan], calibration_of: Callable[[str], Si
 
     Args:
         plans: one per site.
-        calibration_of: path -> what calibration saw, calls included where the plan is not exact.
+        calibration_of: path -> calibration of the site, including its calls if the plan is not exact.
     """
     narrow = [plan for plan in plans if not plan.is_exact]
     measured = progress_bar(narrow, desc="measuring widths", leave=False)
@@ -81,7 +82,7 @@ def balance_widths(plans: Sequence[SitePlan], calibration_of: Callable[[str], Si
 
 
 def site_curve(plan: SitePlan, calibration: SiteCalibration) -> Curve:
-    """Measure how the output error of a site falls with its width."""
+    """Measure the curve of a site from quick decompositions at a few widths."""
     weights, kind = plan.weights, FITS[plan.kind]
     fit, every = kind(weights, calibration), math.ceil(len(calibration.calls) / MEASURED_CALLS)
     gap = OutputGap(weights, plan.site.output_weight(), calibration.calls[::every], plan.site.adapter.exact_kind)
@@ -95,7 +96,7 @@ def site_curve(plan: SitePlan, calibration: SiteCalibration) -> Curve:
 
 
 def measure_curve(unit: int, exact: int, cost: int, output_error: Callable[[int], float]) -> Curve:
-    """Measure a site's error at a few widths.
+    """Measure the curve of a site at a few widths.
 
     Args:
         unit: widths are multiples of it.
@@ -108,11 +109,11 @@ def measure_curve(unit: int, exact: int, cost: int, output_error: Callable[[int]
 
 
 def balance_errors(curves: Sequence[Curve], budget: int) -> list[int]:
-    """Choose a width per site: the largest error as small as the budget allows.
+    """Choose a width per site so that the largest error is as small as the budget allows.
 
     Args:
         curves: one per site.
-        budget: parameters in all, in units of `Curve.cost` times width.
+        budget: total number of parameters, counted as `Curve.cost` times width.
 
     Returns:
         Widths whose cost is at most the budget, or the smallest possible ones if even these exceed it.
@@ -129,7 +130,7 @@ def balance_errors(curves: Sequence[Curve], budget: int) -> list[int]:
         else:
             low = middle
     widths = [curve.width(high) for curve in curves]
-    while True:  # what rounding left over goes where the error is largest
+    while True:  # what rounding leaves over goes where the error is largest
         steps = [
             (-curve.error(width), index)
             for index, (curve, width) in enumerate(zip(curves, widths, strict=True))

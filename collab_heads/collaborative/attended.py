@@ -1,8 +1,8 @@
 """Compute attention in bounded memory, one block of query tokens after the other.
 
-Scores are as large as the square of a text's length, and a gradient needs several tensors of that size. The scores of a
-30-second clip of Whisper base fill 72 MB, those of 2,048 tokens of a model with 32 heads 512 MB. Above `SCORES_BYTES`
-they are made a block at a time, and the gradient of a block is found before the next block is made.
+Scores grow with the square of the length of a text, and a gradient needs several tensors of that size. The scores of a
+30-second clip in Whisper base take 72 MB, those of 2,048 tokens in a model with 32 heads 512 MB. Above `SCORES_BYTES`
+they are computed one block at a time, and the gradient of a block is computed before the next block.
 """
 
 import math
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from collab_heads.layers.query_key import products
 
-SCORES_BYTES = 32 * 2**20  # of the scores that are held at a time
+SCORES_BYTES = 32 * 2**20  # of scores that are held at a time
 
 
 class Block(NamedTuple):
     """The attention of some query tokens.
 
     Attributes:
-        rows: which query tokens.
-        weights: [B, H, t, S], their attention.
-        heads: [B, H, t, d_v], what the heads give for them.
+        rows: the query tokens.
+        weights: [B, H, t, S], their attention weights.
+        heads: [B, H, t, d_v], the outputs of the heads for them.
     """
 
     rows: slice
@@ -32,13 +32,13 @@ class Block(NamedTuple):
 
 
 def blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None) -> Iterator[Block]:
-    """Softmax attention without a gradient, a block of query tokens at a time.
+    """Compute softmax attention one block of query tokens at a time; callers turn gradients off.
 
     Args:
         query: [B, H, T, w], of every head.
-        key: [B, H, S, w], or [B, 1, S, w] if all heads have one.
+        key: [B, H, S, w], or [B, 1, S, w] if all heads share one.
         value: [B, H, S, d_v], of every head.
-        scale: of the scores.
+        scale: scale of the scores.
         bias: added to the scaled scores, broadcasts to [B, H, T, S]; None for nothing.
     """
     length, whole = query.shape[-2], query.shape[:-1].numel() * key.shape[-2] * query.element_size()
@@ -61,7 +61,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tens
 class SquaredGap(torch.autograd.Function):
     """The squared norm, after W_O, of the heads' output minus the target, with gradients for query and key.
 
-    The gradients of a block are made with the block: attention is not kept, and not made again.
+    The gradients of a block are computed together with the block, so attention is neither kept nor computed again.
     """
 
     @staticmethod
@@ -76,10 +76,10 @@ class SquaredGap(torch.autograd.Function):
         used: Tensor | None,
         gram: Tensor,
     ) -> Tensor:
-        """-> [].
+        """Compute the squared norm: -> [].
 
         Args:
-            ctx: of autograd.
+            ctx: the context of autograd.
             query: see `blocks`.
             key: see `blocks`.
             value: see `blocks`.
@@ -116,5 +116,5 @@ class SquaredGap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        """Those of query and key."""
+        """Return the gradients of query and key; the other arguments have none."""
         return *(gradient * each for each in ctx.saved_tensors), *[None] * 6

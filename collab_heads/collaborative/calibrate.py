@@ -1,4 +1,4 @@
-"""Run the calibration batches once, and keep of every site what its fit needs."""
+"""Run the calibration batches, and keep what the fit of every site needs."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +16,11 @@ from collab_heads.model.portions import portions
 
 
 class Calibrations(NamedTuple):
-    """What calibration saw of a model.
+    """The calibration of several sites of a model.
 
     Attributes:
-        query_key: path -> what the fit of a query/key projection needs.
-        heads: path -> moments of what the heads put out, where values are to be narrowed.
+        query_key: path -> the calibration for the fit of a query/key projection.
+        heads: path -> the moments of the heads' outputs, for sites whose values are to be narrowed.
     """
 
     query_key: dict[str, "SiteCalibration"]
@@ -29,12 +29,12 @@ class Calibrations(NamedTuple):
 
 @dataclass(frozen=True)
 class SiteCalibration:
-    """What calibration saw of one site.
+    """The input moments and the recorded calls of one site.
 
     Attributes:
         query: moments of the query-side inputs.
-        key: of the key-side inputs.
-        calls: the calls of its module, where they were recorded.
+        key: moments of the key-side inputs.
+        calls: calls of the site's module; empty if they were not recorded.
     """
 
     query: InputMoments
@@ -52,10 +52,10 @@ def calibrate(
     """Run calibration batches through an unchanged model, without gradients, in evaluation mode.
 
     Args:
-        model: it is left as it was.
-        sites: whose input moments are taken.
-        recorded: those of them whose calls are kept, too.
-        narrowed: the sites, collaborative or not, of whose heads' outputs moments are taken.
+        model: the model, which is not changed.
+        sites: the sites whose input moments are taken.
+        recorded: those of `sites` whose calls are kept, too.
+        narrowed: the sites, collaborative or not, whose heads' output moments are taken.
         batches: input dicts as the model takes them; tensors are moved to the model's device. An encoder-decoder needs
             decoder inputs or labels.
 
@@ -79,26 +79,28 @@ def calibrate(
     )
 
 
-SHARE = 0.25  # of the model's own memory, that moments may take
-LEAST = 32 * 2**20  # bytes that they may take in any case
+SHARE = 0.25  # of the model's own memory: the most that moments may take
+LEAST = 32 * 2**20  # bytes that moments may take in any case
 FLOAT64 = 8  # bytes
 
 
 class CalibratedSites:
-    """What calibration sees of sites, asked for in model order.
+    """The calibrations of sites, made group by group so that moments do not fill the memory.
+
+    Sites should be requested in model order: only the calibrations of one group are held at a time.
 
     Args:
-        model: it stays as it is while groups are calibrated.
-        sites: whose input moments are taken.
-        recorded: those of them whose calls are kept, too.
-        narrowed: the sites of whose heads' outputs moments are taken.
+        model: the model, which must not change while groups are calibrated.
+        sites: the sites whose input moments are taken.
+        recorded: those of `sites` whose calls are kept, too.
+        narrowed: the sites whose heads' output moments are taken.
         batches: see `calibrate`; listed if several passes are needed.
 
     Attributes:
-        groups: the sites that are calibrated together.
+        groups: the paths of the sites that are calibrated together.
 
     Raises:
-        CalibrationError, NonFiniteError: as `calibrate` raises them; of later groups when they are asked for.
+        CalibrationError, NonFiniteError: as in `calibrate`; for later groups when they are requested.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class CalibratedSites:
         self.open, self.seen = self.groups[0], self.calibrated(self.groups[0])
 
     def of(self, path: str) -> Calibrations:
-        """What was seen of the group of a site; that of the last one is let go."""
+        """Return the calibrations of the group that holds a site; a new group replaces the one before."""
         if path not in self.open:
             self.seen = Calibrations({}, {})
             (self.open,) = [group for group in self.groups if path in group]
@@ -125,7 +127,7 @@ class CalibratedSites:
         return self.seen
 
     def calibrated(self, group: Sequence[str]) -> Calibrations:
-        """One pass over the batches."""
+        """Calibrate one group in one pass over the batches."""
         sites, recorded, narrowed = (
             [site for site in sites if site.path in group] for sites in (self.sites, self.recorded, self.narrowed)
         )
@@ -133,7 +135,7 @@ class CalibratedSites:
 
 
 def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenSite]) -> dict[str, int]:
-    """Numbers in the moments of each site: path -> count. Of an input there are two matrices, of heads one."""
+    """Count the numbers in the moments of each site: path -> count. An input has two matrices, the heads have one."""
     counts = dict.fromkeys([site.path for site in (*sites, *narrowed)], 0)
     for site in sites:
         widths = [projection.in_features for projection in site.projections]
@@ -144,7 +146,7 @@ def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenSite]) -> di
 
 
 def grouped(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
-    """Cut sites, in their order, into groups whose sizes together are at most `limit`; one that is larger is alone."""
+    """Cut sites, in their order, into groups of at most `limit` in total; a larger site is a group of its own."""
     groups: list[list[str]] = [[]]
     for path, size in sizes.items():
         if groups[-1] and sum(sizes[other] for other in groups[-1]) + size > limit:

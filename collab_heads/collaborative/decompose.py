@@ -7,7 +7,7 @@ key Q (R x D_k). T is never built: norms, updates and errors come from the facto
 With input roots L (L L^T = the second moments of the site's inputs) the same algorithms minimise the error of the
 *scores* on those inputs, since E[(x^T T y)^2] = ||L_q^T T L_k||^2 for independent x and y.
 
-Everything here is a pure function of tensors; float64 inside, whatever comes in.
+Everything here is a pure function of tensors, computed in float64 for inputs of any dtype.
 
 Sources: Cordonnier, Loukas, Jaggi 2020, arXiv:2006.16362 (the layer); Kolda, Bader 2009, SIAM Review 51(3) (ALS).
 """
@@ -25,15 +25,15 @@ from collab_heads.layers.shared_query_key import block_mixing
 
 @dataclass(frozen=True)
 class Decomposition:
-    """A query/key projection in place of the H separate ones.
+    """The query/key projection that replaces the H separate ones.
 
     Attributes:
         query: [R, D_q]; for separate heads, R = H * r with the rows of head 0 first.
         key: [R, D_k].
-        mixing: [H, R], or None where every row belongs to one head.
+        mixing: [H, R], or None if every row belongs to one head.
         relative_error: ||T - T'|| / ||T|| over all heads, in the norm that was minimised.
         sweeps: ALS sweeps done.
-        pairs: [H_k, n], the frequency pairs that key heads keep, where positions are rotations; else None.
+        pairs: [H_k, n], the frequency pairs that key heads keep, with rotary positions; else None.
     """
 
     query: Tensor
@@ -48,9 +48,10 @@ def input_root(moments: Tensor, ridge: float, floor: float | Tensor = 0.0) -> Te
     """Return the lower-triangular L with L L^T = moments + (ridge * tr(moments)/D + floor) * I.
 
     Args:
-        moments: [D, D], symmetric, positive semi-definite up to rounding. Zeros say nothing: L is then an identity.
-        ridge: how much of the mean diagonal is added, so that directions the data never showed keep some weight.
-        floor: what is added in any case: above the rounding errors of the moments.
+        moments: [D, D], symmetric, positive semi-definite up to rounding. If all are zero, and the floor is not
+            positive, L is the identity.
+        ridge: share of the mean diagonal to add, so that directions the data never showed keep some weight.
+        floor: value to add in any case, above the rounding errors of the moments.
 
     Returns:
         [D, D], float64.
@@ -82,12 +83,12 @@ def decompose_shared(
         query_root: [D_q, D_q] lower-triangular root of the second moments of the query-side inputs; None for identity.
         key_root: [D_k, D_k], likewise for the key side.
         method: "als" (structured, deterministic) or "parafac" (tensorly on the dense tensor, from random factors).
-        tol: stop when a sweep improves the relative error by less.
-        seed: of the random factors that "parafac" begins with.
-        max_sweeps: sweeps at most.
+        tol: stop when a sweep improves the relative error by less than this.
+        seed: seed of the initial random factors of "parafac".
+        max_sweeps: the largest number of sweeps.
 
     Raises:
-        ArgumentError: if the rank or the method is unknown or out of range.
+        ArgumentError: if the rank is out of range, or the method unknown.
         ShapeError: if query and key differ in heads or head width.
     """
     heads, width = check_pair(query, key)
@@ -152,10 +153,10 @@ def check_pair(query: Tensor, key: Tensor) -> tuple[int, int]:
 
 
 def apply_root(weight: Tensor, root: Tensor | None) -> Tensor:
-    """W -> W L, in float64."""
+    """Multiply weights by a root, W -> W L, in float64; None stands for the identity."""
     return float64(weight) if root is None else float64(weight) @ root
 
 
 def undo_root(weight: Tensor, root: Tensor | None) -> Tensor:
-    """W -> W L^-1."""
+    """Undo `apply_root`, W -> W L^-1."""
     return weight if root is None else torch.linalg.solve_triangular(root, weight, upper=False, left=False)

@@ -1,4 +1,4 @@
-"""What fitting a query/key projection to a site takes, whatever its kind; the kinds are in `kinds`."""
+"""Fit a query/key projection to a site: the part that all kinds have in common; the kinds are in `kinds`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ Projection = TypeVar("Projection", bound=QueryKey)
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How sites are fitted: arguments of `swap_to_collaborative`, whose signature has the defaults that users get.
+    """The options of a fit: arguments of `swap_to_collaborative`, whose signature has the defaults that users get.
 
     Raises:
         ArgumentError: on a value that cannot work.
@@ -52,20 +52,20 @@ class FitOptions:
 
 
 class SiteFit(ABC, Generic[Projection]):
-    """Fits one kind of query/key projection to one site.
+    """The fit of one kind of query/key projection to one site.
 
-    A kind is a subclass: it says which widths it can have, and how the weights of a site become a projection. An
+    A kind is a subclass: it defines the widths that are possible, and how the weights of a site become a projection. An
     instance holds those weights in float64, and the roots of the input moments that weight the error.
 
     Attributes:
-        meaningless: options that mean nothing for the kind -> why, as the end of a sentence.
-        width_rule: which widths it rounds up to, for the report; empty if it takes any.
-        cache_rule: why and when it caches more than the original, for the report; empty if never.
-        is_offered: whether users may ask for it; else families have it that cannot have another.
-        capability: what a family must be able to do to get one that is narrower.
-        needs_calls: whether a decomposition that is not exact makes use of recorded calls.
-        decomposes_bias: whether the query bias is decomposed along, as a last column of the query.
-        weights: of the stock site.
+        meaningless: options that have no meaning for the kind -> the reason, as the end of a sentence.
+        width_rule: how widths are rounded up, for the report; empty if any width is possible.
+        cache_rule: why and when it caches more than the original, for the report; empty if it never does.
+        is_offered: whether users may request the kind; if not, only families that support no other kind get it.
+        capability: the capability that a family needs for a narrower projection of the kind.
+        needs_calls: whether a decomposition that is not exact uses recorded calls.
+        decomposes_bias: whether the query bias is decomposed, too, as a last column of the query.
+        weights: the weights of the stock site.
         query: [H, d_k, D_q], or [H, d_k, D_q + 1] with the bias.
         key: [H, d_k, D_k].
         query_root, key_root: lower-triangular roots of the input moments; None without calibration.
@@ -98,17 +98,17 @@ class SiteFit(ABC, Generic[Projection]):
 
     @classmethod
     def possible_width(cls, asked: int, weights: AttentionWeights) -> int:
-        """The width that the kind uses where `asked` (1 to H * d_k) is asked for."""
+        """Return the width that the kind uses if `asked` (1 to H * d_k) is requested."""
         return asked
 
     @classmethod
     def width_unit(cls, dim: int, weights: AttentionWeights) -> int:
-        """The steps in which a site of the planned width `dim` may become wider or narrower."""
+        """Return the step by which the width of a site planned at `dim` can change."""
         return 1
 
     @classmethod
     def parameters_per_width(cls, weights: AttentionWeights) -> int:
-        """How many parameters one dimension more of R takes."""
+        """Return the number of parameters per dimension of R."""
         return weights.query.shape[-1] + weights.key.shape[-1]
 
     @abstractmethod
@@ -116,14 +116,14 @@ class SiteFit(ABC, Generic[Projection]):
         """Decompose the weights to a width R that the kind can have."""
 
     def square(self, query: Tensor, key: Tensor) -> Tensor:
-        """||T||^2 of the weighted slices of the stock site, as `overlap_and_square` takes them."""
+        """Return ||T||^2 of the weighted slices of the stock site, in the norm of `overlap_and_square`."""
         return squared_norm(query, key)
 
     @abstractmethod
     def overlap_and_square(
         self, query_key: Projection, left: Tensor, right: Tensor, query: Tensor, key: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """<T', T> and ||T'||^2, differentiable, of the slices T[h] = query[h]^T key[h] and a projection's T'.
+        """Return <T', T> and ||T'||^2, differentiable, of the slices T[h] = query[h]^T key[h] and a projection's T'.
 
         Args:
             query_key: the projection.
@@ -134,10 +134,10 @@ class SiteFit(ABC, Generic[Projection]):
         """
 
     def copy_rest(self, query_key: Projection, decomposition: Decomposition) -> None:
-        """Copy what a decomposition holds beside the weights of the query and the key, in place."""
+        """Copy everything in a decomposition but the weights of the query and the key, in place."""
 
     def score_error(self, dtype: torch.dtype) -> Callable[[Projection], Tensor]:
-        """Return a function that gives the squared relative score error of a projection, differentiable."""
+        """Return a function that computes the squared relative score error of a projection, differentiable."""
         query, key = apply_root(self.query, self.query_root), apply_root(self.key, self.key_root)
         total = self.square(query, key)
         query, key, total = query.to(dtype), key.to(dtype), total.to(dtype)

@@ -1,11 +1,11 @@
-"""Choose the frequency pairs that a rotary key head keeps: those whose loss would move its attention least.
+"""Choose the frequency pairs that a rotary key head keeps: those that preserve its attention best.
 
-The score of a head is a sum over its pairs, before the softmax. In the second order of what is lost from the scores,
-the divergence of its attention is half the variance of that, over the keys that the head attends to, as it attends to
-them. So what counts is a Gram matrix of the pairs [P, P]: how what they give varies together over these keys, on
-average over queries. Heads that share a key head keep the same pairs, and their matrices add up. Kept pairs are
-multiplied by factors, with which they stand in best for all (least squares; a factor and a rotation commute), and pairs
-go one by one, each time the one that costs least so (backward elimination).
+Before the softmax, the score of a head is a sum over its pairs. Removing pairs changes the scores. To second order, the
+divergence of the attention is half the variance of this change over the keys, weighted by the attention. The criterion
+is therefore a Gram matrix of the pairs [P, P]: the covariance of their contributions over the attended keys, summed
+over queries. Heads that share a key head keep the same pairs, so their matrices are added. Kept pairs are multiplied by
+factors with which they replace all pairs best (least squares; a factor and a rotation commute). Pairs are removed one
+by one, each time the one that costs least (backward elimination).
 
 Shapes: B batch, T queries, S keys, H heads, H_k key heads, d width of a head, P = d/2 pairs.
 """
@@ -20,19 +20,19 @@ from collab_heads.layers.rotary_pairs import turned
 from collab_heads.model.attention_calls import Call
 from collab_heads.sites.site import AttentionWeights, count_key_heads
 
-QUERIES = 128  # per sequence that are looked at: an even sample of longer ones
+QUERIES = 128  # that are used per sequence: an even sample of longer ones
 RIDGE = 1e-6  # of the mean diagonal of a Gram matrix: pairs may give the same, or nothing
-TINY = 1e-300  # where all give nothing
-ELEMENTS = 2**24  # that what pairs give is computed for at a time
+TINY = 1e-300  # keeps a Gram matrix of zeros invertible
+ELEMENTS = 2**24  # contributions of pairs that are computed at a time
 
 
 @torch.no_grad()
 def pair_grams(weights: AttentionWeights, calls: Sequence[Call]) -> Tensor:
-    """What the pairs of every key head give, and how it goes together: [H_k, P, P], by recorded calls.
+    """Compute the Gram matrices of the pairs of every key head from recorded calls: [H_k, P, P].
 
     Args:
-        weights: of the stock site.
-        calls: of it, with positions.
+        weights: the weights of the stock site.
+        calls: its recorded calls, with positions.
     """
     heads, groups = weights.num_heads, groups_of(weights)
     grams = torch.zeros(count_key_heads(heads, groups), *[weights.dim_head // 2] * 2, dtype=torch.float64)
@@ -54,25 +54,25 @@ def pair_grams(weights: AttentionWeights, calls: Sequence[Call]) -> Tensor:
 
 
 def groups_of(weights: AttentionWeights) -> list[int]:
-    """The key head of every head."""
+    """Return the key head of every head."""
     return list(range(weights.num_heads) if weights.groups is None else weights.groups)
 
 
 def in_pairs(heads: Tensor) -> Tensor:
-    """[H, d, D] -> [H, P, 2, D]."""
+    """Group the rows of heads into pairs: [H, d, D] -> [H, P, 2, D]."""
     return heads.unflatten(1, (2, -1)).transpose(1, 2)
 
 
 def agreement(left: Tensor, right: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The inner product of the scores that two sets of pairs give, on average over all angles between two tokens.
+    """Return the inner product of the scores of two sets of pairs, on average over all angles between two tokens.
 
-    For a pair it is that of A = left^T Q right and B = query^T Q key, with Q a rotation of the plane by any angle.
+    For one pair it is that of A = left^T Q right and B = query^T Q key, with Q a rotation of the plane by any angle.
 
     Args:
         left: [H, n, 2, D_q], the query rows of one set, weighted.
         right: [H, n, 2, D_k], its key rows.
-        query: [H, n, 2, D_q], of the other set.
-        key: [H, n, 2, D_k].
+        query: [H, n, 2, D_q], the query rows of the other set.
+        key: [H, n, 2, D_k], its key rows.
     """
     of_queries, of_keys = left @ query.mT, right @ key.mT  # (H, n, 2, 2)
     traces = [each.diagonal(dim1=-2, dim2=-1).sum(-1) for each in (of_queries, of_keys)]
@@ -81,7 +81,7 @@ def agreement(left: Tensor, right: Tensor, query: Tensor, key: Tensor) -> Tensor
 
 
 def rotated(inputs: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    """Queries or keys at their positions: [B, T, D] -> [B, H, T, d]."""
+    """Compute queries or keys, rotated by their positions: [B, T, D] -> [B, H, T, d]."""
     dtype = torch.float32 if weight.dtype.itemsize < 4 else weight.dtype
     heads = torch.einsum("btd,hwd->bhtw", inputs.detach().to(dtype), weight.detach().to(dtype))
     if bias is not None:
@@ -93,14 +93,14 @@ def rotated(inputs: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> 
 
 
 def gram(query: Tensor, key: Tensor, bias: Tensor, used: Tensor, scale: float) -> Tensor:
-    """Of one head: [P, P].
+    """Compute the Gram matrix of the pairs of one head: [P, P].
 
     Args:
-        query: [B, T, d], at their positions.
-        key: [B, S, d].
-        bias: [B, T, S], what is added to scores.
+        query: [B, T, d], rotated by their positions.
+        key: [B, S, d], likewise.
+        bias: [B, T, S], added to the scores.
         used: [B, T], 1 for queries that count, 0 for padding.
-        scale: of scores.
+        scale: the scale of the scores.
     """
     pairs = query.shape[-1] // 2
     query, key = query.unflatten(-1, (2, pairs)), key.unflatten(-1, (2, pairs))
@@ -117,7 +117,10 @@ def gram(query: Tensor, key: Tensor, bias: Tensor, used: Tensor, scale: float) -
 
 
 def grams_by_weights(weights: AttentionWeights) -> Tensor:
-    """The same without calls: for white inputs and positions at random pairs have nothing to do with each other."""
+    """Compute the Gram matrices of the pairs of every key head from the weights alone: [H_k, P, P].
+
+    They are diagonal: for white inputs at random positions, the contributions of pairs are uncorrelated.
+    """
     sizes = []
     for weight, bias in ((weights.query, weights.query_bias), (weights.key, weights.key_bias)):
         rows = weight if bias is None else torch.cat([weight, bias[..., None]], dim=-1)
@@ -128,12 +131,12 @@ def grams_by_weights(weights: AttentionWeights) -> Tensor:
 
 
 def choose_pairs(grams: Tensor, count: int) -> Tensor:
-    """The pairs that every key head keeps: [H_k, P, P] -> [H_k, count], ascending."""
+    """Choose the pairs that every key head keeps: [H_k, P, P] -> [H_k, count], ascending."""
     return torch.stack([choose(gram, count) for gram in grams])
 
 
 def choose(gram: Tensor, count: int) -> Tensor:
-    """Of one key head: pairs go one by one, each time the one that the others can stand in for best."""
+    """Choose the pairs of one key head: remove pairs one by one, each time the one that the others replace best."""
     kept = torch.arange(len(gram), device=gram.device)
     while len(kept) > count:
         inverse = torch.linalg.inv(regularised(gram)[kept][:, kept])
@@ -143,7 +146,7 @@ def choose(gram: Tensor, count: int) -> Tensor:
 
 
 def factors_of(grams: Tensor, pairs: Tensor) -> Tensor:
-    """What to multiply kept pairs with so that they stand in best for all: [H_k, P, P], [H_k, n] -> [H_k, n]."""
+    """Return the factors with which the kept pairs replace all pairs best: [H_k, P, P], [H_k, n] -> [H_k, n]."""
     return torch.stack(
         [
             torch.linalg.solve(regularised(gram)[kept][:, kept], regularised(gram)[kept].sum(1))
@@ -153,13 +156,13 @@ def factors_of(grams: Tensor, pairs: Tensor) -> Tensor:
 
 
 def regularised(gram: Tensor) -> Tensor:
-    """A Gram matrix that can be inverted, of pairs that give nothing, too."""
+    """Add a ridge to a Gram matrix, so that it is invertible even if pairs contribute nothing."""
     added = RIDGE * gram.diagonal().mean() + TINY
     return gram + added * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
 
 
 def share_lost(grams: Tensor, pairs: Tensor, factors: Tensor) -> float:
-    """The root of the share of the scores' variance that is lost with all other pairs."""
+    """Return the root of the share of the scores' variance that is lost with the pairs that are removed."""
     missing = torch.ones(grams.shape[:2], dtype=grams.dtype, device=grams.device).scatter_add_(1, pairs, -factors)
     lost, whole = (missing[:, None] @ grams @ missing[..., None]).sum(), grams.sum()
     return float((lost / whole).clamp(0, 1).sqrt()) if whole > 0 else 0.0

@@ -1,7 +1,7 @@
-"""Second moments of what each site sees in real batches: of its inputs, and of what its heads put out.
+"""Second moments of the inputs of each site and of the outputs of its heads, on real batches.
 
-What a decomposition should preserve is the score, and the output, on real inputs, not the weights: see `decompose` and
-`values`. Padding does not count. A module that serves several layers accumulates over all of them.
+A decomposition should preserve the scores and the output on real inputs, not the weights: see `decompose` and `values`.
+Padding does not count. A module that serves several layers accumulates over all of them.
 """
 
 import copy
@@ -20,13 +20,13 @@ SIDES = ("query", "key")
 
 
 class InputMoments:
-    """Running sums of one side (query or key) of one site, in float64.
+    """The running sums of one side (query or key) of one site, or of the outputs of its heads, in float64.
 
     Attributes:
         count: tokens seen.
         total: [D], sum of the inputs.
         outer: [D, D], sum of their outer products.
-        within: [D, D], the same after the mean of each sequence was taken off; empty where it is not needed.
+        within: [D, D], the same after subtracting the mean of each sequence; empty if it is not needed.
     """
 
     def __init__(self, like: Tensor, *, centres: bool = True):
@@ -51,13 +51,13 @@ class InputMoments:
             self.within += outer.sub_(sums.mT @ (sums / counts.clamp(min=1)[:, None]))
 
     def merge(self, other: "InputMoments") -> None:
-        """Add what another one saw."""
+        """Add the sums of another object."""
         self.count += other.count
         for name in ("total", "outer", "within"):
             getattr(self, name).add_(getattr(other, name))
 
     def part(self, places: Tensor) -> "InputMoments":
-        """The moments of some of the dimensions, named by their places."""
+        """Return the moments of some of the dimensions, given by their indices."""
         part = copy.copy(self)
         part.total = self.total[places]
         part.outer = self.outer[places][:, places]
@@ -65,15 +65,15 @@ class InputMoments:
         return part
 
     def mean(self) -> Tensor:
-        """E[x]: [D]."""
+        """Return E[x]: [D]."""
         return self.total / self.count
 
     def second(self) -> Tensor:
-        """E[x x^T]: [D, D]."""
+        """Return E[x x^T]: [D, D]."""
         return self.outer / self.count
 
     def augmented(self) -> Tensor:
-        """E[[x; 1][x; 1]^T]: [D + 1, D + 1], for weights with the bias as a last column."""
+        """Return E[[x; 1][x; 1]^T]: [D + 1, D + 1], for weights with the bias as a last column."""
         mean = self.mean()
         corner = torch.ones(1, 1, dtype=mean.dtype, device=mean.device)
         return torch.cat(
@@ -81,14 +81,14 @@ class InputMoments:
         )
 
     def centred(self) -> Tensor:
-        """E[(x - mean of its sequence)(...)^T]: [D, D]. What is constant over keys cancels in the softmax."""
+        """Return E[(x - mean of its sequence)(...)^T]: [D, D]. What is constant over keys cancels in the softmax."""
         return self.within / self.count
 
 
 class Listener:
-    """Takes the moments of both sides of one site, with pre-hooks on its projections.
+    """A listener that takes the moments of both sides of one site, with pre-hooks on its projections.
 
-    What both sides receive, as they do in self-attention, is summed once.
+    An input that both sides share, as in self-attention, is summed once.
     """
 
     def __init__(self, site: OpenSite, masks: Mapping[str, Tensor | None]):
@@ -97,7 +97,7 @@ class Listener:
         self.sums: dict[str, InputMoments] = {}  # of "query", "key" and "both"
 
     def hear(self, side: str, states: Tensor) -> None:
-        """Take the input of one side; the second of a call completes it."""
+        """Take the input of one side; the second side completes a call."""
         self.inputs[side] = states
         if len(self.inputs) < len(SIDES):
             return
@@ -114,7 +114,7 @@ class Listener:
         self.inputs = {}
 
     def moments(self) -> tuple[InputMoments, InputMoments]:
-        """Of the query side and of the key side; raises CalibrationError if nothing was heard."""
+        """Return the moments of the query side and of the key side; raise CalibrationError if no token was seen."""
         sums = [[self.sums[name] for name in (side, "both") if name in self.sums] for side in SIDES]
         if not all(parts and parts[0].count for parts in sums):
             raise saw_nothing(self.site)
@@ -125,7 +125,7 @@ class Listener:
 
 
 class HeadListener:
-    """Takes the moments of what the heads of one site put out, with a pre-hook on its output projection."""
+    """A listener that takes the moments of the heads' outputs of one site, with a pre-hook on its output projection."""
 
     def __init__(self, site: OpenSite, masks: Mapping[str, Tensor | None]):
         self.site, self.masks = site, masks
@@ -140,14 +140,14 @@ class HeadListener:
         self.sums.add(heads, mask)
 
     def moments(self) -> InputMoments:
-        """Of the concatenated heads; raises CalibrationError if nothing was heard."""
+        """Return the moments of the concatenated heads; raise CalibrationError if no token was seen."""
         if self.sums is None or not self.sums.count:
             raise saw_nothing(self.site)
         return self.sums
 
 
 def check_inputs(site: OpenSite, name: str, states: Tensor, mask: Tensor | None) -> None:
-    """Raise if a mask does not fit the inputs of a projection, or those that count are not finite."""
+    """Raise CalibrationError if a mask does not fit its inputs, NonFiniteError if inputs that count are not finite."""
     if mask is not None and mask.shape != states.shape[:2]:
         side = sides(site.site)[name == "key"]
         raise CalibrationError(
@@ -159,7 +159,7 @@ def check_inputs(site: OpenSite, name: str, states: Tensor, mask: Tensor | None)
 
 
 def saw_nothing(site: OpenSite) -> CalibrationError:
-    """The error of a site that no token reached."""
+    """Make the error for a site that no token reached."""
     return CalibrationError(
         f"{site.path} saw no tokens: give batches that reach it "
         "(decoder sites need labels or decoder_input_ids), or leave it out with sites="
@@ -168,7 +168,7 @@ def saw_nothing(site: OpenSite) -> CalibrationError:
 
 @contextmanager
 def listening(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> Iterator[list[Listener]]:
-    """Listen to unchanged sites while the context is open; `masks` holds the token masks of the inputs under way."""
+    """Listen to unchanged sites while the context is open; `masks` holds the token masks of the current inputs."""
     listeners, handles = [Listener(site, masks) for site in sites], []
     try:
         for listener in listeners:
@@ -185,7 +185,7 @@ def listening(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> 
 
 @contextmanager
 def listening_to_heads(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> Iterator[list[HeadListener]]:
-    """Listen to what the heads of sites put out, before gates and alphas, while the context is open."""
+    """Listen to the heads' outputs of sites, before gates and alphas, while the context is open."""
     listeners = [HeadListener(site, masks) for site in sites]
     handles = [listener.site.output.register_forward_pre_hook(listener.hear) for listener in listeners]
     try:

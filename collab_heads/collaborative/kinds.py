@@ -1,8 +1,8 @@
-"""How each kind of query/key projection is fitted to a site: a class a kind, and the table of them.
+"""The fits of the kinds of query/key projection: one class per kind, and their table.
 
 A new kind is one class here, one file in `layers/` (named in `layers/query_key_kinds.py`) and one word in
-`state.QueryKeyKind` (and in `state.DIVIDED` if every head has R / H dimensions). Nothing else in the package asks which
-kind it has before it; `tests/test_kinds.py` sees to that.
+`state.QueryKeyKind` (and in `state.DIVIDED` if every head has R / H dimensions). No other code in the package depends
+on the kind; `tests/test_kinds.py` checks this.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,10 @@ from collab_heads.sites.state import DIVIDED, QueryKeyKind
 
 
 class SharedFit(SiteFit[SharedQueryKey]):
-    """Any width; all heads are decomposed together, and the query bias becomes the content bias, which is exact."""
+    """The fit of a shared projection, of any width: all heads are decomposed together.
+
+    The query bias becomes the content bias, which is exact.
+    """
 
     cache_rule = (
         "a shared key of nearly full width is stored beside the content bias; choose a smaller width, or per_head, if "
@@ -48,16 +51,16 @@ class SharedFit(SiteFit[SharedQueryKey]):
 
     @classmethod
     def width_unit(cls, dim: int, weights: AttentionWeights) -> int:
-        """What kernels like, unless the site is narrower than that."""
+        """Return the multiple that kernels prefer, or `dim` if it is smaller."""
         return min(ALIGNMENT, dim)
 
     @classmethod
     def parameters_per_width(cls, weights: AttentionWeights) -> int:
-        """A query row, a key row, and a column of the mixing."""
+        """Count a query row, a key row, and a column of the mixing."""
         return super().parameters_per_width(weights) + weights.num_heads
 
     def decompose(self, dim: int, options: FitOptions) -> Decomposition:
-        """R components that all heads mix."""
+        """Find R components that all heads mix."""
         return decompose_shared(
             self.query,
             self.key,
@@ -72,14 +75,14 @@ class SharedFit(SiteFit[SharedQueryKey]):
     def overlap_and_square(
         self, query_key: SharedQueryKey, left: Tensor, right: Tensor, query: Tensor, key: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """T'[h] = left^T diag(mixing_h) right."""
+        """Compute both for T'[h] = left^T diag(mixing_h) right."""
         heads, mixing = len(query), query_key.mixing
         overlaps = (left @ query.flatten(0, 1).mT) * (right @ key.flatten(0, 1).mT)  # (R, H * d_k)
         overlap = (overlaps.unflatten(1, (heads, -1)).sum(-1) * mixing.mT).sum()
         return overlap, ((mixing @ ((left @ left.mT) * (right @ right.mT))) * mixing).sum()
 
     def copy_rest(self, query_key: SharedQueryKey, decomposition: Decomposition) -> None:
-        """The mixing, and the content bias of the stock weights."""
+        """Copy the mixing, and the content bias of the stock weights."""
         query_key.mixing.copy_(cast(Tensor, decomposition.mixing))
         bias, key = self.weights.query_bias, self.weights.key
         if query_key.content_bias is not None and bias is not None:
@@ -87,7 +90,10 @@ class SharedFit(SiteFit[SharedQueryKey]):
 
 
 class PerHeadFit(SiteFit[PerHeadQueryKey]):
-    """Widths that give every head a multiple of 4; every head is decomposed alone, its query bias along with it."""
+    """The fit of separate heads, with a multiple of 4 dimensions each.
+
+    Every head is decomposed alone, together with its query bias.
+    """
 
     meaningless: ClassVar[Mapping[str, str]] = {
         "method": "which is a plain SVD per head",
@@ -99,35 +105,35 @@ class PerHeadFit(SiteFit[PerHeadQueryKey]):
 
     @classmethod
     def possible_width(cls, asked: int, weights: AttentionWeights) -> int:
-        """R / H rounded up to a multiple of 4, at most the original head width."""
+        """Round R / H up to a multiple of 4, at most the original head width; return the width over all heads."""
         return rounded_up(asked, weights.num_heads, weights.dim_head)
 
     @classmethod
     def width_unit(cls, dim: int, weights: AttentionWeights) -> int:
-        """4 for every head."""
+        """Return the width of 4 dimensions per head."""
         return weights.num_heads * HEAD_MULTIPLE
 
     def decompose(self, dim: int, options: FitOptions) -> Decomposition:
-        """The best R / H components of each head."""
+        """Find the best R / H components of each head."""
         width = dim // self.weights.num_heads
         return decompose_per_head(self.query, self.key, width, query_root=self.query_root, key_root=self.key_root)
 
     def overlap_and_square(
         self, query_key: PerHeadQueryKey, left: Tensor, right: Tensor, query: Tensor, key: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """T'[h] = left[h]^T right[h]."""
+        """Compute both for T'[h] = left[h]^T right[h]."""
         heads = len(query)
         left, right = left.unflatten(0, (heads, -1)), right.unflatten(0, (heads, -1))
         return ((left @ query.mT) * (right @ key.mT)).sum(), squared_norm(left, right)
 
     def copy_rest(self, query_key: PerHeadQueryKey, decomposition: Decomposition) -> None:
-        """The query bias, the last column of the query."""
+        """Copy the query bias, which is the last column of the query."""
         if query_key.shared_query.bias is not None:
             query_key.shared_query.bias.copy_(decomposition.query[:, -1])
 
 
 class RotaryFit(SiteFit[RotaryQueryKey]):
-    """Widths that leave every head whole frequency pairs, those that carry its score; nothing is mixed."""
+    """The fit of rotary heads: every head keeps the whole frequency pairs that carry its score; nothing is mixed."""
 
     meaningless: ClassVar[Mapping[str, str]] = PerHeadFit.meaningless
     width_rule = "heads with rotary positions keep an even number of frequency pairs, so widths are multiples of 4"
@@ -142,26 +148,26 @@ class RotaryFit(SiteFit[RotaryQueryKey]):
 
     @classmethod
     def possible_width(cls, asked: int, weights: AttentionWeights) -> int:
-        """R / H rounded up to a multiple of 4, at most the original head width."""
+        """Round R / H up to a multiple of 4, at most the original head width; return the width over all heads."""
         return rounded_up(asked, weights.num_heads, weights.dim_head)
 
     @classmethod
     def width_unit(cls, dim: int, weights: AttentionWeights) -> int:
-        """4 for every head."""
+        """Return the width of 4 dimensions per head."""
         return weights.num_heads * HEAD_MULTIPLE
 
     @classmethod
     def parameters_per_width(cls, weights: AttentionWeights) -> int:
-        """A query row, and where heads share keys, a part of a key row."""
+        """Count a query row, and a key row divided by the number of heads that share it."""
         return weights.query.shape[-1] + weights.key.shape[-1] * len(weights.key) // weights.num_heads
 
     @cached_property
     def grams(self) -> Tensor:
-        """What the pairs of every key head give to its scores: [H_k, P, P]."""
+        """Return the Gram matrices of the pairs of every key head: [H_k, P, P]; without calls, from the weights."""
         return pair_grams(self.weights, self.calls) if self.calls else grams_by_weights(self.weights)
 
     def decompose(self, dim: int, options: FitOptions) -> Decomposition:
-        """The rows of the pairs that every key head keeps; all of them at full width."""
+        """Keep the rows of the chosen pairs of every key head, queries scaled by `factors_of`; all at full width."""
         if dim == self.weights.dim_query_key:
             return Decomposition(self.query.flatten(0, 1), self.key.flatten(0, 1), None, 0.0)
         pairs = choose_pairs(self.grams, dim // self.weights.num_heads // 2)
@@ -172,14 +178,14 @@ class RotaryFit(SiteFit[RotaryQueryKey]):
         return Decomposition(query, key, None, share_lost(self.grams, pairs, factors), pairs=pairs)
 
     def square(self, query: Tensor, key: Tensor) -> Tensor:
-        """For tokens at any distance from each other."""
+        """Return ||T||^2 on average over all distances between two tokens."""
         query, key = in_pairs(query), in_pairs(key)[groups_of(self.weights)]
         return agreement(query, key, query, key)
 
     def overlap_and_square(
         self, query_key: RotaryQueryKey, left: Tensor, right: Tensor, query: Tensor, key: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Those of the pairs that are kept, for tokens at any distance from each other."""
+        """Compute both for the pairs that are kept, on average over all distances between two tokens."""
         groups, pairs = groups_of(self.weights), query_key.pairs
         left = in_pairs(left.unflatten(0, (len(query), -1)))
         right = in_pairs(right.unflatten(0, (len(key), -1)))[groups]
@@ -189,7 +195,7 @@ class RotaryFit(SiteFit[RotaryQueryKey]):
         return agreement(left, right, in_pairs(query), in_pairs(key)[groups]), agreement(left, right, left, right)
 
     def copy_rest(self, query_key: RotaryQueryKey, decomposition: Decomposition) -> None:
-        """The pairs, and the biases of their rows: that of the query is its last column."""
+        """Copy the pairs and the biases of their rows; the query bias is the last column of the query."""
         pairs, bias = decomposition.pairs, self.weights.key_bias
         if query_key.pairs is not None:
             query_key.pairs.copy_(cast(Tensor, pairs))
@@ -203,15 +209,15 @@ FITS: Mapping[QueryKeyKind, type[SiteFit[Any]]] = {"shared": SharedFit, "per_hea
 
 
 def kind_for(adapter: AttentionAdapter, asked: QueryKeyKind) -> QueryKeyKind:
-    """The kind that the sites of a family get where one is asked for: separate heads are of the family's own."""
+    """Return the kind that sites of a family get for a requested one: separate heads are of the family's exact kind."""
     return adapter.exact_kind if asked in DIVIDED else asked
 
 
 def check_kind(kind: QueryKeyKind, **options: tuple[object, object]) -> None:
-    """Check a kind of query/key projection, and that options other than the default mean something for it.
+    """Check that users may request a kind, and that it supports the options that differ from their defaults.
 
     Args:
-        kind: what the user passed as `kind`.
+        kind: the argument `kind` of the user.
         **options: name -> (value, default).
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which sites get which query/key projection, and which get narrower values."""
+"""Plan which sites get which query/key projection, and which get narrower values."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from collab_heads.sites.state import MixingInit, QueryKeyKind, QueryKeyState, Va
 
 @dataclass(frozen=True)
 class SitePlan:
-    """A stock site and the query/key projection that it is to get.
+    """The plan of a stock site: the query/key projection that it gets.
 
     Attributes:
         site: the site.
         weights: its weights.
-        kind: of the projection.
-        dim_asked: the width that was asked for, over all heads.
-        dim: R, the width that it gets.
-        mixing_init: how training from scratch starts.
+        kind: the kind of the projection.
+        dim_asked: the requested width, over all heads.
+        dim: R, the planned width.
+        mixing_init: the initial mixing, for training from scratch.
     """
 
     site: OpenSite
@@ -38,11 +38,11 @@ class SitePlan:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is lost at this width."""
+        """Return True if nothing is lost at the planned width."""
         return self.dim >= self.weights.dim_query_key
 
     def state(self, dim: int | None = None) -> QueryKeyState:
-        """What is stored of the projection, at the planned width or another one."""
+        """Return the state to record for the projection, at the planned width or at `dim`."""
         has_bias = self.weights.query_bias is not None
         dim = self.dim if dim is None else dim
         more = self.mixing_init, self.weights.groups
@@ -51,12 +51,12 @@ class SitePlan:
 
 @dataclass(frozen=True)
 class ValuePlan:
-    """A site and the width that its values are to get.
+    """The plan of the narrower values of a site.
 
     Attributes:
         site: the site, collaborative or not.
-        dim_asked: the width that was asked for, over all heads.
-        dim: the width that they get, over all heads.
+        dim_asked: the requested width, over all value heads.
+        dim: the planned width, over all value heads.
         dim_head: d_v of the original module.
     """
 
@@ -67,21 +67,21 @@ class ValuePlan:
 
     @property
     def width(self) -> int:
-        """Of a head."""
+        """Return the planned width of one value head."""
         return self.dim // self.site.site.num_key_heads
 
     @property
     def state(self) -> ValueState:
-        """What is stored of the values."""
+        """Return the state to record for the values."""
         return ValueState(self.width, self.dim_head)
 
 
 class Chosen(NamedTuple):
-    """The sites that a user names, in model order.
+    """The sites to change, in model order.
 
     Attributes:
-        swapped: each with the width and the kind of the query/key projection that it is to get.
-        narrowed: each with the width that is asked for its values.
+        swapped: sites that get a query/key projection, each with its requested width and its kind.
+        narrowed: sites that get narrower values, each with their requested width.
     """
 
     swapped: list[tuple[OpenSite, Width, QueryKeyKind]]
@@ -96,22 +96,22 @@ def choose_sites(
     asked_value: Width | Mapping[str, Width],
     kind: QueryKeyKind,
 ) -> Chosen:
-    """Say which sites get what.
+    """Choose the sites to change, with the requested widths and the kinds.
 
-    Where values get narrower and nothing is asked of query and key, these stay what they are: a site that is still a
-    stock one gets the projection that holds its weights, since stock attention knows one width only.
+    If only values are to become narrower, queries and keys keep their weights. A stock site then gets the projection
+    that holds these weights unchanged, since stock attention supports only one width.
 
     Args:
         model: the model.
         adapter: its adapter.
         sites: roles or paths; None for all.
-        asked: widths of query/key projections.
-        asked_value: widths of values; None for no site.
-        kind: of the query/key projections whose width is asked for.
+        asked: requested widths of query/key projections.
+        asked_value: requested widths of values; None for no site.
+        kind: the kind of the query/key projections with a requested width.
 
     Raises:
-        ArgumentError: if a role or a path does not exist, what is asked names a site that is left out, or nothing is
-            asked for.
+        ArgumentError: if a role or a path does not exist, a width is requested for a site that `sites` leaves out, or
+            no width is requested at all.
     """
     values = [] if asked_value is None else sites_to_swap(model, adapter, sites, asked_value, "dim_value")
     narrowed: list[tuple[OpenSite, Width]] = [(site, width) for site, width in values if width is not None]
@@ -126,7 +126,7 @@ def choose_sites(
 
 
 def plan_values(site: OpenSite, asked: Width) -> ValuePlan:
-    """Turn what is asked for the values of a site, a share of the width that they have, into one that they can have.
+    """Turn the width requested for the values of a site into one that they can have; a share is of their present width.
 
     Raises:
         ArgumentError: if the width is out of range.
@@ -144,10 +144,10 @@ def sites_to_swap(
     asked: Width | Mapping[str, Width],
     argument: str = "dim_shared_query_key",
 ) -> list[tuple[OpenSite, Width]]:
-    """The sites that the user names, with heads, each with the width that is asked for it.
+    """Return the sites with heads that the user names, each with the width requested for it.
 
     Raises:
-        ArgumentError: if a role or a path does not exist, or what is asked names a site that is left out.
+        ArgumentError: if a role or a path does not exist, or a width is requested for a site that `sites` leaves out.
     """
     available = adapter.sites_with_heads(model)
     widths = widths_asked(available, select_sites(available, sites), asked, argument)
@@ -156,7 +156,7 @@ def sites_to_swap(
 
 
 def plan_site(site: OpenSite, asked: Width, kind: QueryKeyKind, mixing_init: MixingInit = "concatenate") -> SitePlan:
-    """Read a stock site, and turn what is asked for it into a width that its new projection can have.
+    """Read a stock site, and turn the width requested for it into one that its new projection can have.
 
     Raises:
         ArgumentError: if the width is out of range.

@@ -1,12 +1,12 @@
-"""Refine a decomposed site on what it computes: its own output on the calibration batches.
+"""Refine a decomposed site so that it reproduces its stock output on the calibration batches.
 
-The decomposition minimises the error of scores under second moments, as if queries and keys were independent and every
-key mattered alike. Neither holds. A hundred Adam steps on the site's recorded inputs, a few sentences each, towards the
-output that its stock weights give, close most of the gap. It needs no labels and no gradient through the rest of the
-model: every site is fitted alone.
+The decomposition minimises the error of scores under second moments, as if queries and keys were independent and all
+keys equally important. Neither is true. A hundred Adam steps on the site's recorded inputs, a few sentences each,
+towards the output of its stock weights close most of the gap. This needs no labels and no gradient through the rest of
+the model: every site is fitted alone.
 
-The score error of the decomposition stays in the loss as a penalty. It stands for all pairs of tokens that the
-calibration could have shown, and keeps the fit from learning the few it did show.
+The score error of the decomposition stays in the loss as a penalty. It represents all pairs of tokens that the
+calibration could have shown, and prevents overfitting to the few that it did show.
 """
 
 import copy
@@ -26,17 +26,17 @@ from collab_heads.sites.state import QueryKeyKind
 
 # Adam's step per parameter, relative to the root mean square of its tensor
 RELATIVE_RATE = 0.016
-BETAS = 0.8, 0.98  # Adam's; of a hundred steps its own 0.9 and 0.999 would remember too much
+BETAS = 0.8, 0.98  # Adam's; over a hundred steps its defaults 0.9 and 0.999 would remember too much
 PENALTY = 1.0  # weight of the squared relative score error
-PENALTIES = 20  # how often in a fit its gradient is found: it changes slowly, and costs more than the rest of a step
-# Query positions of a step, or so many rows of a call where they are longer: more steps on less gain more per second
-# than fewer steps on more, down to about here.
+PENALTIES = 20  # times per fit that its gradient is computed: it changes slowly, and costs more than the rest of a step
+# Query positions per step, or rows of a call if these are longer. Down to about these sizes, many small steps gain more
+# per second than few large ones.
 POSITIONS, ROWS = 160, 4
 
 
 @dataclass(frozen=True)
 class Refinement:
-    """Relative error of a site's output on the calibration batches, before and after; None if not measured."""
+    """The relative error of a site's output on the calibration batches, before and after; None if not measured."""
 
     error_before: float | None
     error_after: float | None
@@ -44,15 +44,15 @@ class Refinement:
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows of a recorded call, ready to be computed again.
+    """Some rows of a recorded call, with all that is needed to repeat it and to compare the result.
 
     Attributes:
         query_inputs, key_inputs: [B, T, D_q], [B, S, D_k].
         bias: added to the scores, broadcasts to [B, H, T, S]; None for nothing.
         value: [B, H, S, d_v].
-        used: [B, T] bool, or None for all.
-        positions: cosines and sines, where positions are rotations; or None.
-        target: [B, T, H * d_v], what the heads of the stock site give.
+        used: [B, T] bool, the query tokens that count; None for all.
+        positions: cosines and sines of rotary positions; else None.
+        target: [B, T, H * d_v], the outputs of the heads of the stock site.
     """
 
     query_inputs: Tensor
@@ -64,7 +64,7 @@ class Sample:
     target: Tensor
 
     def of_rows(self, rows: slice) -> "Sample":
-        """Some rows of the batch."""
+        """Return the sample with only some rows of its batch."""
 
         def some(tensor: Tensor) -> Tensor:
             return tensor[rows] if len(tensor) > 1 else tensor
@@ -81,15 +81,15 @@ class Sample:
 
 
 class OutputGap:
-    """How far the output of a site moves when another query/key projection replaces its stock one.
+    """The gap between the output of a site with another query/key projection and that with its stock one.
 
-    Only the outputs of the heads differ, so the distance after W_O is computed from them with its Gram matrix.
+    Only the outputs of the heads differ, so the distance after W_O is computed from them with the Gram matrix of W_O.
 
     Args:
-        weights: of the stock site.
+        weights: the weights of the stock site.
         output: [D, H * d_v], W_O with gates and alphas.
-        calls: recorded of the stock site.
-        kind: of the projection that holds its stock weights.
+        calls: recorded calls of the stock site.
+        kind: the kind of the projection that holds its stock weights unchanged.
     """
 
     @torch.no_grad()
@@ -118,11 +118,11 @@ class OutputGap:
             self.samples += in_pieces(Sample(queries, keys, bias, values, call.used, positions, target))
 
     def square(self, rows: Tensor) -> Tensor:
-        """Squared norm after W_O of what heads give: [tokens, H * d_v] -> []."""
+        """Compute the squared norm after W_O of heads' outputs: [tokens, H * d_v] -> []."""
         return (rows * (rows @ self.gram)).sum()
 
     def squared_gap(self, query_key: QueryKey, index: int) -> Tensor:
-        """The squared gap of one sample, relative to the mean size of the output of one; differentiable."""
+        """Return the squared gap of one sample, relative to the mean square of a sample's output; differentiable."""
         sample = self.samples[index]
         query, key = query_key.meet(sample.query_inputs, sample.key_inputs, sample.positions)
         gap = SquaredGap.apply(query, key, sample.value, self.scale, sample.bias, sample.target, sample.used, self.gram)
@@ -130,19 +130,19 @@ class OutputGap:
 
     @torch.no_grad()
     def error(self, query_key: QueryKey) -> float:
-        """Relative error of the site's output over all calls."""
+        """Return the relative error of the site's output over all calls."""
         squares = [float(self.squared_gap(query_key, index)) for index in range(len(self.samples))]
         return (sum(squares) / len(squares)) ** 0.5 if self.size else 0.0
 
 
 def for_each_head(values: Tensor, weights: AttentionWeights) -> Tensor:
-    """The values of every head of a site, which some may share: [B, S, H_k * d_v] -> [B, H, S, d_v]."""
+    """Split values into heads, and repeat those that heads share: [B, S, H_k * d_v] -> [B, H, S, d_v]."""
     split = split_heads(values, len(weights.value))
     return split if weights.groups is None else split[:, list(weights.groups)]
 
 
 def in_pieces(sample: Sample) -> list[Sample]:
-    """Cut the rows of a sample into pieces of about `POSITIONS` query positions, of `ROWS` rows at least; views."""
+    """Cut the rows of a sample into views of about `POSITIONS` query positions, and at least `ROWS` rows, each."""
     count, length = sample.query_inputs.shape[:2]
     number = max(min(count * length // POSITIONS, count // ROWS), 1)
     bounds = [count * piece // number for piece in range(number + 1)]
@@ -160,13 +160,13 @@ def refine(
 
     Args:
         query_key: the projection, already decomposed, in float64; it is not part of the model yet.
-        gap: what is made small.
+        gap: the gap to minimise.
         score_error: the squared relative score error of a projection, differentiable.
-        steps: Adam steps; one sample each.
-        seed: of the order of the samples.
+        steps: number of Adam steps, each on one sample.
+        seed: seed of the order of the samples.
 
     Returns:
-        The errors before and after. If the fit made the output worse, the projection is left as it was.
+        The errors before and after. If the fit does not improve the output, the projection is not changed.
     """
     fitted = copy.deepcopy(query_key).to(dtype=gap.dtype).requires_grad_(True)
     before, parameters = gap.error(fitted), list(fitted.parameters())

@@ -1,4 +1,4 @@
-"""Make what one site is to get, and report on it, before anything of the model changes."""
+"""Fit the replacement of one site and report on it, before the model changes."""
 
 import time
 from dataclasses import dataclass, replace
@@ -25,14 +25,14 @@ from collab_heads.sites.state import ValueState
 
 @dataclass(frozen=True)
 class Replacement:
-    """One planned change.
+    """The fitted change of one site.
 
     Attributes:
         site: the site.
         query_key: the query/key projection that it gets, or has and keeps.
         values: its narrower values; None if it keeps its own.
-        value_state: what is stored of them.
-        report: on both.
+        value_state: the recorded state of the narrower values; None without them.
+        report: the report on both changes.
     """
 
     site: OpenSite
@@ -49,7 +49,7 @@ def make_replacement(
     calibrations: Calibrations | None,
     options: FitOptions,
 ) -> Replacement:
-    """Fit what is planned for a site; what calibration saw of it is let go."""
+    """Fit the replacement of a site, and remove its entries from `calibrations` to free memory."""
     started = time.perf_counter()
     moments = calibrations or Calibrations({}, {})
     query_key, error, sweeps, refinement = site.query_key, 0.0, 0, Refinement(None, None)
@@ -93,7 +93,7 @@ def make_replacement(
 def fit_site(
     plan: SitePlan, calibration: SiteCalibration | None, options: FitOptions
 ) -> tuple[QueryKey, Decomposition, Refinement]:
-    """Decompose one site and refine it on what calibration saw; nothing of the model changes."""
+    """Decompose one site and refine it on its recorded calls; the model does not change."""
     site, weights = plan.site, plan.weights
     fit = FITS[plan.kind](weights, calibration)
     decomposition = fit.decompose(plan.dim, options)
@@ -108,7 +108,7 @@ def fit_site(
 
 
 def fit_values(plan: ValuePlan, seen: InputMoments | None) -> NarrowValues:
-    """Narrow the values of one site; nothing of the model changes."""
+    """Narrow the values of one site; the model does not change."""
     site = plan.site
     weights = read_values(site.value, site.output)
     moments = head_moments(weights, site.groups, seen, has_gates=gates_of(site.output) is not None)

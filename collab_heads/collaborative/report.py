@@ -1,4 +1,4 @@
-"""What a swap did, per site: for people (`str`) and for machines (`to_dict`)."""
+"""The report of a swap, per site: a table to read (`str`) and numbers to store (`to_dict`)."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -12,29 +12,30 @@ from collab_heads.sites.state import QueryKeyKind
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One swapped site.
+    """The report of one swapped site.
 
     Attributes:
-        path: the site.
+        path: the path of the site.
         role: "enc-self", "dec-self" or "dec-enc".
-        kind: of query/key projection, "shared" or "per_head".
+        kind: the kind of query/key projection: "shared", "per_head" or "rotary".
         dim: R, the width of the query/key projection over all heads.
-        dim_asked: what was asked for; differs where the kind rounds up.
+        dim_asked: the requested width; it differs from `dim` if the kind rounds up.
         dim_exact: H * d_k, the width that needs no approximation.
-        relative_error: of the scores on the calibration inputs, or of the weights without calibration.
-        sweeps: of alternating least squares; 0 where none were needed.
+        relative_error: error of the scores on the calibration inputs, or of the weights without calibration.
+        sweeps: sweeps of alternating least squares; 0 if none were needed.
         output_error_before, output_error: relative error of the site's output on the calibration inputs, before and
-            after the refinement; None without one.
-        parameters_before, parameters_after: of the query/key projections; where values changed, of the value and output
-            projections, too.
+            after the refinement; None without refinement.
+        parameters_before, parameters_after: parameters of the query/key projections; if values changed, including those
+            of the value and output projections.
         cache_before, cache_after: elements cached per token.
-        seconds: to fit the site.
-        dim_value: width of the values over all heads; None, as the following, where values are left as they were.
-        dim_value_asked: what was asked for; differs where it was rounded up.
-        dim_value_exact: H * d_v before.
-        variance_lost: share of the variance of the site's output that narrower values lose: predicted from what its
-            heads put out on the calibration inputs, with the original attention; without calibration for white inputs.
-            Of a site whose W_O has no bias, or that has gates, it is a share of the mean square.
+        seconds: time to fit the site.
+        dim_value: width of the values over all value heads. It is None if values did not change, and so are all
+            attributes below.
+        dim_value_asked: the requested width; it differs from `dim_value` if it was rounded up.
+        dim_value_exact: the width of the values before.
+        variance_lost: share of the variance of the site's output that narrower values lose. It is predicted from the
+            outputs of the heads on the calibration inputs with the original attention; without calibration, for white
+            inputs. If W_O has no bias or the site has gates, it is a share of the mean square.
     """
 
     path: str
@@ -60,13 +61,13 @@ class SiteReport:
 
 @dataclass(frozen=True)
 class SwapReport:
-    """What `swap_to_collaborative` did.
+    """The report of `swap_to_collaborative`.
 
     Attributes:
         sites: one report per swapped site, in model order.
         calibrated: whether errors were weighted by calibration moments.
-        seconds: in all, calibration included.
-        model_parameters_before, model_parameters_after: of the whole model.
+        seconds: total time, including calibration.
+        model_parameters_before, model_parameters_after: parameters of the whole model.
     """
 
     sites: tuple[SiteReport, ...]
@@ -76,7 +77,7 @@ class SwapReport:
     model_parameters_after: int
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -95,7 +96,7 @@ class SwapReport:
         )
 
     def notes(self) -> list[str]:
-        """What a reader should know: widths that were rounded up, caches that grew."""
+        """Return notes for the reader: widths that were rounded up, and caches that grew."""
         notes = []
         for kind in dict.fromkeys(site.kind for site in self.sites):
             sites = [site for site in self.sites if site.kind == kind]
@@ -112,7 +113,7 @@ class SwapReport:
 
 
 def table_row(site: SiteReport, has_values: bool) -> tuple[str, ...]:
-    """The cells of one site, with two about its values if asked for."""
+    """Return the cells of one site, including two for its values if `has_values`."""
     values = ("-", "-")
     if site.dim_value is not None:
         values = (f"{site.dim_value}/{site.dim_value_exact}", f"{site.variance_lost:.4f}")

@@ -26,9 +26,9 @@ TERMS: tuple[Term, ...] = get_args(Term)
 @opening_attention
 @torch.no_grad()
 def restrict_scores(model: PreTrainedModel, terms: Term) -> int:
-    """Keep one term of the score of every site, in place; the other's parameters become zero and stay so in training.
+    """Keep one term of the score of every site, in place; set the parameters of the other to zero and freeze them.
 
-    Works before and after a swap. Restrict after swapping: there is nothing to decompose in a content-only score.
+    This works before and after a swap. To do both, swap first: a content-only score leaves nothing to decompose.
 
     Args:
         model: a supported model.
@@ -39,7 +39,7 @@ def restrict_scores(model: PreTrainedModel, terms: Term) -> int:
 
     Raises:
         ArgumentError: if `terms` is neither.
-        UnsupportedModelError: if "content" is asked of a model without query biases.
+        UnsupportedModelError: if "content" is requested for a model without query biases.
     """
     parameters = check_terms(model, terms)
     for context, content in parameters:
@@ -51,10 +51,10 @@ def restrict_scores(model: PreTrainedModel, terms: Term) -> int:
 
 
 def check_terms(model: PreTrainedModel, terms: Term) -> list[tuple[Tensor, Tensor | None]]:
-    """Check that the scores can be restricted, without doing it; the arguments and errors of `restrict_scores`.
+    """Check that the scores can be restricted, and change nothing; arguments and errors are those of `restrict_scores`.
 
     Returns:
-        Per site, what `term_parameters` says.
+        The `term_parameters` of every site.
     """
     check_choice("terms", terms, TERMS)
     parameters = []
@@ -69,7 +69,7 @@ def check_terms(model: PreTrainedModel, terms: Term) -> list[tuple[Tensor, Tenso
 
 
 def term_parameters(site: OpenSite) -> tuple[Tensor, Tensor | None]:
-    """The parameter whose zero leaves only the content term, and the one whose zero leaves only the context term."""
+    """Return the parameter to set to zero to drop the context term, and that for the content term, if there is one."""
     query_key = getattr(site.module, "query_key", None)
     if isinstance(query_key, QueryKey):
         return query_key.context_parameter, query_key.content_parameter

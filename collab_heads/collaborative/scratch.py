@@ -37,12 +37,12 @@ def collaborative_config(
         torch.Size([4, 32])
 
     Args:
-        config: the stock config; it is left as it is.
+        config: the stock config, which is not changed.
         dim_shared_query_key: as in `swap_to_collaborative`.
         dim_value: as in `swap_to_collaborative`.
         kind: "shared" or "per_head".
-        mixing_init: what a "shared" mixing matrix holds at first: "concatenate" (0/1 blocks: heads begin separate),
-            "ones" (heads begin alike), "normal" (random, standard deviation 0.2) or "xavier" (random, within
+        mixing_init: the initial mixing matrix of kind "shared": "concatenate" (0/1 blocks: heads start separate),
+            "ones" (heads start alike), "normal" (random, standard deviation 0.2) or "xavier" (random, within
             ±√(6 / (heads + width)), Glorot and Bengio 2010).
         sites: roles or paths; None for all.
 
@@ -50,7 +50,7 @@ def collaborative_config(
         A copy of the config: `AutoModel...from_config(copy)` builds the model, freshly initialised.
 
     Raises:
-        UnsupportedModelError: if there is no adapter for the config, or heads of such models cannot share.
+        UnsupportedModelError: if there is no adapter for the config, or its model type does not support the change.
         ArgumentError: on a width, role, path, kind or initial mixing that cannot work.
         SwapError: if the config describes a changed model already.
     """

@@ -1,7 +1,7 @@
-"""The rows that heads which share a value head have in common: the best A for W_O[h] ~ B[h] A, h of one value head.
+"""Find the rows that all heads of one value head share: the best A for W_O[h] ~ B[h] A.
 
-For one A the best B of all heads is a regression, so the error is a function of A alone. No closed form minimises it
-where heads weigh the directions of A differently; L-BFGS does, from the rows that are the best were all weighed alike.
+For a given A the best B of all heads is a regression, so the error is a function of A alone. No closed form minimises
+it if heads weigh the directions of A differently. L-BFGS does, from the rows that are best if all heads weigh alike.
 
 Shapes: m heads, d_v width of a value head, r that of a narrower one, D width of the model.
 """
@@ -9,21 +9,21 @@ Shapes: m heads, d_v width of a value head, r that of a narrower one, D width of
 import torch
 from torch import Tensor
 
-STEPS = 25  # at most, of L-BFGS
+STEPS = 25  # of L-BFGS, at most
 TOLERANCE = 1e-4  # steps end with one that gains less than this share of what was lost
 
 
 def common_rows(target: Tensor, covariance: Tensor, rows: Tensor) -> tuple[Tensor, float, float]:
-    """Find A.
+    """Find the rows A that heads share, by L-BFGS.
 
     Args:
-        target: [D, m * d_v], W C of what the heads together are to compute.
-        covariance: [m * d_v, m * d_v], C of what they put out; positive.
-        rows: [r, d_v], where to start.
+        target: [D, m * d_v], W C of what the heads are to compute together.
+        covariance: [m * d_v, m * d_v], C of the heads' outputs; positive definite.
+        rows: [r, d_v], the start.
 
     Returns:
-        A, with orthonormal rows; how much more variance the heads explain by it than by `rows`, which is not less; and
-        how much they do not explain.
+        A, with orthonormal rows; the gain in explained variance over `rows`, at least 0; and the variance that is not
+        explained.
     """
     heads, shown, rows = len(covariance) // rows.shape[1], target.mT @ target, orthonormal(rows)
     start, _ = explained(rows, covariance, shown, heads)
@@ -46,11 +46,11 @@ def common_rows(target: Tensor, covariance: Tensor, rows: Tensor) -> tuple[Tenso
 
 
 def explained(rows: Tensor, covariance: Tensor, shown: Tensor, heads: int) -> tuple[float, Tensor]:
-    """The variance that heads explain with common rows, tr((P C P^T)^-1 P S P^T), P = diag(A, ..., A); its gradient.
+    """Return the variance that heads explain, tr((P C P^T)^-1 P S P^T) with P = diag(A, ..., A), and its gradient in A.
 
     Args:
         rows: [r, d_v], A.
-        covariance: C.
+        covariance: [m * d_v, m * d_v], C.
         shown: [m * d_v, m * d_v], S = target^T target.
         heads: m.
     """
@@ -58,7 +58,7 @@ def explained(rows: Tensor, covariance: Tensor, shown: Tensor, heads: int) -> tu
     seen, wanted = each @ covariance, each @ shown
     root, failed = torch.linalg.cholesky_ex(seen @ each.mT)
     if failed:
-        return 0.0, torch.zeros_like(rows)  # two rows have become one: nothing that a step should lead to
+        return 0.0, torch.zeros_like(rows)  # rows have become dependent: no step should lead here
     by_seen, by_wanted = (torch.cholesky_solve(part, root) for part in (seen, wanted))
     slope = 2 * (by_wanted - (by_wanted @ each.mT) @ by_seen)
     blocks = slope.unflatten(0, (heads, -1)).unflatten(2, (heads, -1))  # (m, r, m, d_v)
@@ -66,5 +66,5 @@ def explained(rows: Tensor, covariance: Tensor, shown: Tensor, heads: int) -> tu
 
 
 def orthonormal(rows: Tensor) -> Tensor:
-    """Rows that span the same."""
+    """Return orthonormal rows with the same span."""
     return torch.linalg.qr(rows.mT)[0].mT

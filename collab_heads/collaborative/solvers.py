@@ -21,7 +21,7 @@ PROXIMAL = 1e-9
 
 
 def head_svd(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Singular triplets of every slice query[h]^T key[h], through the d_k x d_k core of its QR factors.
+    """Compute the singular triplets of every slice query[h]^T key[h] from the d_k x d_k core of its QR factors.
 
     Returns:
         left [H, d_k, D_q], singular values [H, d_k] in descending order, right [H, d_k, D_k].
@@ -33,7 +33,7 @@ def head_svd(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def largest_triplets(query: Tensor, key: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `rank` largest singular triplets over all heads, each used by its head alone: where ALS begins.
+    """Return the `rank` largest singular triplets over all heads, each used by its own head: the start of ALS.
 
     Returns:
         P [R, D_q], Q [R, D_k], one-hot mixing [H, R].
@@ -48,9 +48,12 @@ def largest_triplets(query: Tensor, key: Tensor, rank: int) -> tuple[Tensor, Ten
 
 
 def als(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps: int):
-    """Alternating least squares on the factored tensor, from `largest_triplets`; the error never grows.
+    """Decompose the factored tensor by alternating least squares from `largest_triplets`; the error never grows.
 
-    Four products of size (H*d_k x D x R) per sweep. Returns P, Q, mixing, relative error, sweeps.
+    A sweep takes four products of size (H*d_k x D x R).
+
+    Returns:
+        P, Q, mixing, relative error, sweeps.
     """
     heads, width = query.shape[:2]
     stacked_query, stacked_key = query.flatten(0, 1), key.flatten(0, 1)  # (H*d_k, D)
@@ -78,7 +81,7 @@ def als(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps
 
 
 def parafac(query: Tensor, key: Tensor, rank: int, tol: float, seed: int, max_sweeps: int):
-    """The reference: tensorly's CP decomposition of the dense tensor from random factors."""
+    """Decompose the dense tensor with tensorly's CP decomposition from random factors, as a reference for `als`."""
     check_method("parafac")
     import tensorly
     from tensorly.decomposition import parafac as tensorly_parafac
@@ -97,7 +100,7 @@ METHODS: dict[Method, Callable] = {"als": als, "parafac": parafac}
 
 
 def check_method(method: object) -> None:
-    """Check, before long work, that a method is known and its package installed.
+    """Check that a method is known and its package installed, before any long computation.
 
     Raises:
         ArgumentError: on a method that is not known.
@@ -109,12 +112,12 @@ def check_method(method: object) -> None:
 
 
 def squared_norm(query: Tensor, key: Tensor) -> Tensor:
-    """||T||^2 of the slices query[h]^T key[h], from the factors: [H, d, D_q], [H, d, D_k] -> []."""
+    """Compute ||T||^2 of the slices query[h]^T key[h] from the factors: [H, d, D_q], [H, d, D_k] -> []."""
     return ((query @ query.mT) * (key @ key.mT)).sum()
 
 
 def explained(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -> Tensor:
-    """||T'||^2 of components that are orthogonal within each head and used by one head each."""
+    """Compute ||T'||^2 of components that are orthogonal within each head and used by one head each."""
     return (shared_query.square().sum(1) * shared_key.square().sum(1) * mixing.square().sum(0)).sum()
 
 
@@ -131,15 +134,16 @@ def solve(normal: Tensor, target: Tensor, last: Tensor) -> Tensor:
 
 
 def unit_rows(matrix: Tensor) -> Tensor:
-    """Scale rows to length one (zero rows stay): the mixing is solved last and takes the scale up."""
+    """Scale rows to length one, except zero rows; the mixing, which is solved last, absorbs the scale."""
     norms = matrix.norm(dim=1, keepdim=True)
     return matrix / norms.where(norms > 0, torch.ones_like(norms))
 
 
 def equalize_factors(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the three factors of every component equal shares of its size, which suits half precision and weight decay.
+    """Rescale the factors of every component to sizes that suit half precision and weight decay.
 
-    The largest mixing entry of a component becomes 1 in magnitude; query and key rows get equal norms.
+    The product of the factors stays the same. The largest mixing entry of a component becomes 1 in magnitude; its query
+    and key rows get equal norms.
     """
     query_norm, key_norm = shared_query.norm(dim=1), shared_key.norm(dim=1)
     mixing_size = mixing.abs().amax(dim=0)
@@ -155,5 +159,5 @@ def equalize_factors(shared_query: Tensor, shared_key: Tensor, mixing: Tensor) -
 
 
 def relative(residual: Tensor, total: Tensor) -> float:
-    """Sqrt(residual / total), both squared norms; rounding below zero counts as zero."""
+    """Return sqrt(residual / total) of two squared norms; a residual below zero, from rounding, counts as zero."""
     return float((residual.clamp(min=0) / total).sqrt()) if total > 0 else 0.0

@@ -52,8 +52,8 @@ def swap_to_collaborative(
     """Replace the query/key projections of a model by collaborative ones, and its values by narrower ones, in place.
 
     The model keeps its class, training mode, dtype, device and hooks; `save_pretrained` and `from_pretrained` work as
-    before. On an error it is left as it was. Swap before making the optimizer, and before DDP, FSDP, PEFT or
-    `torch.compile`.
+    before. If an error is raised, the model is unchanged. Swap before making the optimizer, and before DDP, FSDP, PEFT
+    or `torch.compile`.
 
     Example:
         >>> import torch
@@ -73,28 +73,28 @@ def swap_to_collaborative(
         dim_shared_query_key: width R of the projection over all heads: an int for every site; a float in (0, 1] as a
             share of H * d_k; a dict of those by role or path (only the sites it names are swapped); None keeps the
             width, which is exact.
-        dim_value: width of the values over all heads, in the same forms, rounded up to a multiple of 4 per head; a
-            share is one of the width that the site has now. None leaves them as they are. With it,
-            `dim_shared_query_key=None` leaves query and key as they are, too: only values change, also at sites that
-            are collaborative or have narrower values already.
-        tol: the alternating least squares stop when a sweep improves the relative error by less.
+        dim_value: width of the values over all value heads, in the same forms, rounded up to a multiple of 4 per head;
+            a float is a share of the present width of the site. None does not change values. If `dim_value` is given,
+            `dim_shared_query_key=None` does not change queries and keys: only values change, even in sites that are
+            collaborative or have narrower values already.
+        tol: the alternating least squares stop when a sweep improves the relative error by less than this.
         batches: input dicts as the model takes them, to calibrate on (32 to 512 sentences are enough). The
             decomposition then preserves the scores on such inputs, which is far better than preserving the weights;
             likewise narrower values preserve the site's output.
-        kind: of query/key projection. "shared" is the paper's layer: every head mixes all R dimensions.
-            "per_head" gives every head R / H dimensions (rounded up to a multiple of 4): larger, and faster. Where
-            positions are rotations (Llama, ModernBERT, ...) these are the frequency pairs that carry the score of each
-            key head, and nothing else is possible; where queries and keys are normed per head too (Qwen3, Gemma 3),
-            not even that.
-        allocation: "uniform" gives every site the width that was asked for. "balanced" takes these widths as a budget
-            of parameters and spreads it so that the worst site's output error is small; sites asked to keep their full
-            width keep it. It needs batches.
+        kind: the kind of query/key projection. "shared" is the paper's layer: every head mixes all R dimensions.
+            "per_head" gives every head R / H dimensions (rounded up to a multiple of 4): larger, and faster. With
+            rotary positions (Llama, ModernBERT, ...) these are the frequency pairs that carry the score of each key
+            head, and no other kind is possible. If queries and keys are also normed per head (Qwen3, Gemma 3), they
+            cannot be narrowed at all.
+        allocation: "uniform" gives every site the requested width. "balanced" takes these widths as a budget of
+            parameters and spreads it so that the worst site's output error is small; sites whose requested width is the
+            full one keep it. It needs batches.
         sites: roles ("enc-self", "dec-self", "dec-enc") or paths; None for all.
         method: "als" or "parafac" (tensorly's, on the dense tensor; for comparison).
-        refine_steps: with batches, Adam steps per site. They fit the new projection to the output that the site had
-            on the calibration inputs (or on a sample of them, if they are many), without labels and without training
-            anything else. 0 leaves the decomposition as it is.
-        seed: of the random factors that "parafac" begins with, and of the order of the inputs in the refinement.
+        refine_steps: with batches, Adam steps per site. They fit the new projection to the site's original output on
+            the calibration inputs (or on a sample of them, if they are many), without labels and without training
+            anything else. 0 skips this refinement.
+        seed: seed of the initial random factors of "parafac", and of the order of the inputs in the refinement.
 
     Returns:
         A report with width, relative error, parameters and seconds per site; `print` it.
@@ -161,7 +161,7 @@ def plan_change(
     asked_value: Width | Mapping[str, Width],
     kind: QueryKeyKind,
 ) -> tuple[list[SitePlan], list[ValuePlan]]:
-    """Check that the named sites can be changed, and plan what they get; the errors of `swap_to_collaborative`."""
+    """Check that the named sites can be changed, and plan it; errors are those of `swap_to_collaborative`."""
     if not adapter.sites_with_heads(model):
         raise SwapError("the model has no heads left: there is nothing to swap")
     swapped, narrowed = choose_sites(model, adapter, sites, asked, asked_value, kind)
@@ -172,7 +172,7 @@ def plan_change(
 
 
 def put_in_place(model: PreTrainedModel, replacements: Sequence[Replacement]) -> None:
-    """Change the model. Up to here it is as it was; from here on nothing can fail."""
+    """Install all replacements in the model, which is unchanged until here. Nothing can fail from here on."""
     config, states = CollabConfig.on(model), {}
     for replacement in replacements:
         state = dataclasses.replace(config.site(replacement.site.site), query_key=replacement.query_key.state)

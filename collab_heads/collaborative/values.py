@@ -1,10 +1,10 @@
-"""Narrow the values of a site: the best A[h] and B[h] with B[h] A[h] z_h ~ W_O[h] z_h for what its heads put out.
+"""Narrow the values of a site: find A[h] and B[h] with B[h] A[h] z_h ~ W_O[h] z_h for the outputs z_h of its heads.
 
-With the covariance C of all concatenated heads z the error of the site's output is tr(E C E^T), E[h] = W_O[h] - B[h]
-A[h]. For one head alone an SVD of W_O[h] L, L L^T = C[h, h], is optimal. Heads are correlated, so one can make up for
-what another lost: each in turn is fitted to what the others leave over (a reduced-rank regression, again one SVD),
-which never makes the error larger. Heads that share a value head share A, for which there is no closed form: see
-`shared_values`. All of it comes from C; no token is looked at twice.
+With the covariance C of all concatenated heads z, the error of the site's output is tr(E C E^T), where E[h] = W_O[h] -
+B[h] A[h]. For a single head, an SVD of W_O[h] L, L L^T = C[h, h], is optimal. Heads are correlated, so one head can
+compensate for what another lost. Each head in turn is therefore fitted to what the others leave over (a reduced-rank
+regression, again one SVD), which never increases the error. Heads that share a value head share A, for which there is
+no closed form: see `shared_values`. Everything is computed from C; no token is read twice.
 
 Shapes: as in `layers.values`; n = H * d_v, H_k value heads.
 """
@@ -22,26 +22,26 @@ from collab_heads.collaborative.shared_values import common_rows, orthonormal
 from collab_heads.layers.values import ValueWeights
 from collab_heads.sites.site import per_head
 
-# Share of the variance that a head would have with white inputs, scaled to the one that it has: it decides between
-# directions that the calibration did not show, and keeps heads from making up for others by chance.
+# Share of the covariance that white inputs would give a head, scaled to the variance that the head has. It ranks the
+# directions that the calibration did not show, and keeps heads from compensating for others by chance.
 WHITE = 1e-4
-# Share of the mean square of what a head puts out that is added to every direction: above the rounding errors of a
-# covariance, which are all that there is where a head always puts out the same.
+# Share of the mean square of a head's output that is added to every direction. It exceeds the rounding errors of a
+# covariance, which are all that a covariance holds if the output of the head is constant.
 RIDGE = 1e-10
-# What calibration shows of the relations between heads counts as if as many tokens as there are dimensions had shown
-# none: of few tokens much is chance, and fitting it costs more than it gains.
+# Covariances between heads are shrunk as if further tokens, as many as there are dimensions, had shown none: on few
+# tokens such covariances are largely chance, and fitting chance costs more than it gains.
 DOUBT = 1.0
 SWEEPS = 8  # over the heads of a site
-GAIN = 3e-3  # share of what is lost: where heads share value heads, sweeps end with one that gains less
+GAIN = 3e-3  # share of the loss: where heads share value heads, sweeps end with one that gains less
 TINY = 1e-300  # instead of dividing by zero
 
 
 @dataclass(frozen=True)
 class NarrowValues:
-    """The values of a site in fewer dimensions.
+    """The narrower values of a site.
 
     Attributes:
-        weights: of the narrower values and of what reads them.
+        weights: the weights of the narrower values and of the output projection that reads them.
         variance_lost: predicted share of the variance of the site's output that is lost.
     """
 
@@ -51,12 +51,12 @@ class NarrowValues:
 
 @dataclass(frozen=True)
 class HeadMoments:
-    """What heads put out, as far as it matters for narrowing them.
+    """The moments of the heads' outputs by which the error of narrower values is weighted.
 
     Attributes:
-        mean: [n]; zeros where it may not be taken off.
-        covariance: [n, n], around that mean; smaller between heads than it was seen, by `DOUBT`, and zero where each is
-            to be narrowed alone.
+        mean: [n]; zeros if it may not be subtracted.
+        covariance: [n, n], around that mean. Between heads it is shrunk, see `DOUBT`, and zero if each head is to be
+            narrowed alone.
         roots: [H, d_v, d_v], lower-triangular roots of the heads' own covariances, regularised.
     """
 
@@ -68,16 +68,16 @@ class HeadMoments:
 def head_moments(
     weights: ValueWeights, groups: Sequence[int], seen: InputMoments | None, *, has_gates: bool
 ) -> HeadMoments:
-    """The moments by which errors are weighted.
+    """Return the moments by which errors are weighted.
 
-    A mean can be taken off where a bias can take it over: W_O's, of a site without gates. Gates close heads one by one,
-    with whatever another head left to them, so there each head stands alone.
+    The mean is subtracted if a bias can absorb it: that of W_O, in a site without gates. Gates can close any head,
+    together with what it does to compensate for others, so with gates each head is narrowed alone.
 
     Args:
-        weights: of the site.
+        weights: the weights of the site.
         groups: [H], the value head of every head.
-        seen: of the concatenated heads, by calibration. Without it inputs are taken to be white and heads to have
-            nothing to do with each other: the products W_O[h] W_V[h] are then preserved best.
+        seen: the moments of the concatenated heads from calibration. Without them, inputs are assumed to be white and
+            heads to be uncorrelated, which best preserves the products W_O[h] W_V[h].
         has_gates: whether the site has gates.
     """
     takes_mean, num_heads = weights.output_bias is not None and not has_gates, len(groups)
@@ -105,37 +105,37 @@ def head_moments(
 
 
 def for_each_head(rows: Tensor, groups: Sequence[int]) -> Tensor:
-    """The rows of value heads, repeated for all heads that share one: [H_k * d_v, ...] -> [n, ...]."""
+    """Repeat the rows of each value head for all heads that share it: [H_k * d_v, ...] -> [n, ...]."""
     return per_head(rows, max(groups) + 1)[list(groups)].flatten(0, 1)
 
 
 def doubted(covariance: Tensor, num_tokens: int, num_heads: int, doubt: float) -> Tensor:
-    """Shrink what a covariance [n, n] says of the relations between heads; what it says of each head stays.
+    """Shrink the entries of a covariance [n, n] between heads; the entries within each head stay.
 
     Args:
-        covariance: of the concatenated heads.
-        num_tokens: on which it was seen; 0 leaves no relations.
+        covariance: the covariance of the concatenated heads.
+        num_tokens: the number of tokens that it comes from; 0 sets the entries between heads to zero.
         num_heads: H.
-        doubt: as if doubt * n tokens more had shown no relations.
+        doubt: the shrinkage: as if doubt * n further tokens had shown no covariance between heads.
     """
     trusted = num_tokens / (num_tokens + doubt * len(covariance)) if num_tokens else 0.0
     return trusted * covariance + (1 - trusted) * torch.block_diag(*diagonal_blocks(covariance, num_heads))
 
 
 def diagonal_blocks(matrix: Tensor, num_heads: int) -> Tensor:
-    """What a matrix holds of each head by itself: [n, n] -> [H, d_v, d_v]."""
+    """Return the diagonal block of each head: [n, n] -> [H, d_v, d_v]."""
     blocks = matrix.unflatten(0, (num_heads, -1)).unflatten(2, (num_heads, -1))  # (H, d_v, H, d_v)
     return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 
 @dataclass(frozen=True)
 class NarrowHeads:
-    """B[h] A[h] for every head of a site.
+    """The factors of B[h] A[h] for every head of a site.
 
     Attributes:
-        columns: B, H of [D, r].
-        rows: A, H_k of [r, d_v].
-        lost: [D, n], W_O less what they make of it.
+        columns: B, H matrices [D, r].
+        rows: A, H_k matrices [r, d_v].
+        lost: [D, n], W_O minus the products B[h] A[h].
     """
 
     columns: Sequence[Tensor]
@@ -157,7 +157,7 @@ def narrow_heads(weights: ValueWeights, groups: Sequence[int], width: int, momen
 def narrow_each(
     heads: Tensor, groups: Sequence[int], width: int, moments: HeadMoments
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """B and A of heads [H, D, d_v] that have a value head each: one after the other, to what the others leave over."""
+    """Fit B and A of heads [H, D, d_v] with a value head each, one head in turn to what the others leave over."""
     between = moments.covariance.unflatten(0, (len(heads), -1)).unflatten(2, (len(heads), -1))  # (H, d_v, H, d_v)
     error = torch.zeros_like(heads)
     columns, rows = [heads[0]] * len(heads), [heads[0]] * len(heads)
@@ -174,7 +174,7 @@ def narrow_each(
 def narrow_groups(
     heads: Tensor, groups: Sequence[int], width: int, moments: HeadMoments
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """B and A of heads [H, D, d_v] that share value heads: one A after the other, until a sweep gains little."""
+    """Fit B and A of heads [H, D, d_v] that share value heads, one A after the other, until a sweep gains little."""
     weight = heads.transpose(0, 1).flatten(1)  # (D, n)
     alone = torch.block_diag(*torch.ones_like(moments.roots)) > 0
     covariance = torch.where(alone, torch.block_diag(*(moments.roots @ moments.roots.mT)), moments.covariance)
@@ -204,18 +204,18 @@ def narrow_groups(
 
 
 def alike_rows(heads: Tensor, roots: Tensor, width: int) -> Tensor:
-    """The best A of heads [m, D, d_v] that share it, were they all weighed by the sum of their covariances."""
+    """Return the best A for heads [m, D, d_v] that share it, if the sum of their covariances weighted each of them."""
     stacked, root = heads.flatten(0, 1), torch.linalg.cholesky((roots @ roots.mT).sum(0))
     return orthonormal(leading_directions(stacked @ root, width).mT @ stacked)  # also where there are fewer directions
 
 
 def best_columns(wanted: Tensor, seen: Tensor, project: Tensor) -> Tensor:
-    """The best B [D, H * r] behind P [H * r, n]: B P C P^T = W C P^T.
+    """Return the best B [D, H * r] for a given P: the solution of B P C P^T = W C P^T.
 
     Args:
         wanted: [D, n], W C.
         seen: [H * r, n], P C.
-        project: P.
+        project: [H * r, n], P.
     """
     return torch.cholesky_solve(project @ wanted.mT, torch.linalg.cholesky(seen @ project.mT)).mT
 
@@ -225,10 +225,10 @@ def narrow_values(weights: ValueWeights, groups: Sequence[int], width: int, mome
     """Narrow every value head of a site to `width` dimensions.
 
     Args:
-        weights: of the site.
+        weights: the weights of the site.
         groups: [H], the value head of every head.
         width: r, at most d_v; at d_v only the basis of the heads changes.
-        moments: of what its heads put out.
+        moments: the moments of its heads' outputs.
     """
     heads = narrow_heads(weights, groups, width, moments)
 
@@ -247,11 +247,11 @@ def narrow_values(weights: ValueWeights, groups: Sequence[int], width: int, mome
 
 
 def leading_directions(matrix: Tensor, count: int) -> Tensor:
-    """The left singular vectors of the largest singular values: [D, d] -> [D, count]."""
+    """Return the left singular vectors of the `count` largest singular values: [D, d] -> [D, count]."""
     basis, small = torch.linalg.qr(matrix)
     return basis @ torch.linalg.svd(small)[0][:, :count]
 
 
 def variance(weight: Tensor, covariance: Tensor) -> float:
-    """tr(W C W^T), which rounding must not make negative."""
+    """Return tr(W C W^T); rounding does not make it negative."""
     return max(float(((weight @ covariance) * weight).sum()), 0.0)

@@ -1,4 +1,4 @@
-"""From what a user asks (`dim_shared_query_key`, `dim_value`) to a width per site."""
+"""Turn the arguments of a user (`dim_shared_query_key`, `dim_value`) into a width per site."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ def widths_asked(
     asked: Width | Mapping[str, Width],
     argument: str = "dim_shared_query_key",
 ) -> dict[str, Width]:
-    """Say what was asked for each site: path -> int, share or None.
+    """Return the width that is requested for each site: path -> int, share or None.
 
     Args:
         available: all sites of the model.
         chosen: those that the user's `sites` selected.
-        asked: one value for all, or a dict by role or path; a path outranks its role.
-        argument: the name of what was asked, for errors.
+        asked: one value for all sites, or a dict by role or path; a path takes precedence over its role.
+        argument: the name of the user's argument, for errors.
 
     Returns:
-        The sites to swap. Of a dict, only the sites that it names.
+        The sites to change and their widths. If `asked` is a dict, only the sites that it names.
 
     Raises:
         ArgumentError: if a key of the dict names nothing among the chosen sites.
@@ -51,9 +51,9 @@ def resolve_width(asked: Width, site: AttentionSite, exact: int, argument: str =
 
     Args:
         asked: an int from 1 to `exact`; a float in (0, 1], a share of `exact`, rounded; None for `exact`.
-        site: named in errors.
-        exact: H * d_k, or H * d_v for values.
-        argument: the name of what was asked, for errors.
+        site: the site, for errors.
+        exact: the full width: H * d_k, or H_k * d_v for values.
+        argument: the name of the user's argument, for errors.
 
     Raises:
         ArgumentError: if the value is out of range, a bool, or of another type.
@@ -73,10 +73,10 @@ def resolve_width(asked: Width, site: AttentionSite, exact: int, argument: str =
 
 
 def rounded_up(asked: int, num_heads: int, dim_head: int) -> int:
-    """The width over all heads that gives every head a multiple of 4, at most its original width.
+    """Round a width over all heads up so that every head gets a multiple of 4, at most its original width.
 
     Args:
-        asked: 1 to H * dim_head.
+        asked: the requested width over all heads, 1 to H * dim_head.
         num_heads: H.
         dim_head: the original width of a head.
     """

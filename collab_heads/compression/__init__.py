@@ -1,1 +1,1 @@
-"""compress: the smallest attention that still does the work, under one budget and without labels."""
+"""Compress attention under one budget and without labels: heads, query/key widths and value widths."""

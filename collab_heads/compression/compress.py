@@ -1,4 +1,4 @@
-"""compress: plan, fit, refine and put in place, under a budget or up to an error."""
+"""compress: plan, fit, refine and install smaller attention, within a budget or an error."""
 
 import dataclasses
 import inspect
@@ -26,7 +26,7 @@ from collab_heads.model.offloading import changing_attention
 from collab_heads.model.site_size import size_of
 from collab_heads.sites.state import QueryKeyKind
 
-ATTEMPTS = 5  # to come near to an error
+ATTEMPTS = 5  # to come close to an error
 NEAR = 0.95  # of the error that was asked for
 
 
@@ -46,11 +46,12 @@ def compress(
     refine_steps: int = 120,
     seed: int = 0,
 ) -> CompressReport:
-    """Make attention smaller, in place: heads go, and queries, keys and values get narrower, where it costs least.
+    """Make attention smaller, in place: remove heads, and narrow queries, keys and values, where this costs least.
 
-    It needs no labels and trains nothing: heads, widths and weights are chosen and fitted by what the model does with
-    the batches. `distill` brings back most of what is lost. The result saves and loads as any model does. On an error
-    the model is left as it was. Compress before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
+    `compress` needs no labels. It chooses and fits heads, widths and weights by the outputs of the model on the
+    batches, and `distill` then recovers most of what is lost. The result saves and loads as any model does. If an error
+    is raised, the model is unchanged. Compress before making the optimizer, and before DDP, FSDP, PEFT or
+    `torch.compile`.
 
     Example:
         >>> import torch
@@ -64,29 +65,32 @@ def compress(
         torch.Size([8, 25, 64])
 
     Args:
-        model: a supported transformers model, original, or with heads removed, collaborative or narrowed already.
-        batches: input dicts as the model takes them, without labels: 128 to 512 sentences of the texts that it is used
-            on. Or what `plan` returned for this model; its options then count.
-        budget: the share that is to be left of what attention has now, above 0 and at most 1. Without `max_error` the
-            default is 0.5.
-        max_error: instead of a budget: the error of the model's output, on examples that no fit has seen, that it may
-            make at most. For models without a head and regressions the root mean square of the change, as a share of
-            how the output varies; for classifiers and language models the root of twice the mean Kullback-Leibler
-            divergence. The model becomes as small as that allows.
-        of: what the budget is of: "parameters", "operations", "cache" or "time"; `plan` defines them.
-        sites: roles or paths of the attention that may change; None for all.
-        parts: what may become smaller: some of "heads" (their number), "query_key" and "values" (their widths).
-        kind: of narrower query/key projections: "per_head", or "shared", which is smallest and slow.
-        refine_steps: Adam steps that fit each narrower query/key projection to the output that its site had.
-        seed: of the order of the inputs in the refinement.
+        model: a supported transformers model: an original one, or one with heads removed, with collaborative or with
+            narrower sites.
+        batches: input dicts as the model takes them, without labels: 128 to 512 sentences like those that it is used
+            on. Or a plan that `plan` made for this model, with its own options.
+        budget: the share of attention's present cost to keep, above 0 and at most 1. Without `max_error` the default
+            is 0.5.
+        max_error: instead of a budget, the largest error of the model's output, on examples that no fit has seen. For
+            models without a head and regressions, the error is the root mean square of the change, relative to the
+            standard deviation of the output; for classifiers and language models, the root of twice the mean
+            Kullback-Leibler divergence. The model becomes as small as this allows.
+        of: the measure of the budget: "parameters", "operations", "cache" or "time"; `plan` defines them.
+        sites: roles or paths of the sites that may change; None for all.
+        parts: the parts that may become smaller: some of "heads" (their number), "query_key" and "values" (their
+            widths).
+        kind: the kind of narrower query/key projections: "per_head", or "shared", which is smallest and slow.
+        refine_steps: Adam steps that fit each narrower query/key projection to the original output of its site.
+        seed: seed of the order of the inputs in the refinement.
 
     Returns:
-        What was done where, predicted and measured error, and what attention costs now; `print` it.
+        A report with the changes of every site, the predicted and the measured error, and the cost of attention before
+        and after; `print` it.
 
     Raises:
-        ArgumentError: on a budget that is impossible (the message says what is possible), both a budget and an error,
-            or an error that every smaller model exceeds.
-        CollabHeadsError: as `plan` raises them.
+        ArgumentError: on an impossible budget (the message says what is possible), if both a budget and an error are
+            given, or on an error that every smaller model exceeds.
+        CollabHeadsError: as in `plan`.
     """
     started = time.perf_counter()
     if budget is not None and max_error is not None:
@@ -128,7 +132,7 @@ def compress(
 
 
 class FittedChoice(NamedTuple):
-    """What sites are to have: path -> choice; the fits of those that change; and the error of the output with them."""
+    """The choices for all sites, path -> choice, with the fits of those that change and the error of the output."""
 
     choices: Choices
     fitted: Mapping[str, Sequence[Fit]]
@@ -136,13 +140,19 @@ class FittedChoice(NamedTuple):
 
     @classmethod
     def of(cls, made: CompressionPlan, choices: Choices) -> "FittedChoice":
-        """Fit choices, and try them; the model stays as it is."""
+        """Fit choices, and measure the error of the output with them; the model stays as it is."""
         fitted = made.fit(choices)
         return cls(choices, fitted, made.measured_error(fitted))
 
 
 def smallest(made: CompressionPlan, max_error: float) -> FittedChoice:
-    """Return the smallest model within an error, of some that are tried; how far each misses it leads to the next."""
+    """Return the choices of the smallest model within an error, among a few attempts.
+
+    The error of each attempt sets the limit of the next one.
+
+    Raises:
+        ArgumentError: if no attempt is within the error.
+    """
     limit, best, least, errors = max_error, None, 1.0, []
     for _ in range(ATTEMPTS):
         chosen = FittedChoice.of(made, made.within(limit))
@@ -162,7 +172,7 @@ def smallest(made: CompressionPlan, max_error: float) -> FittedChoice:
 
 
 def costs(made: CompressionPlan, choices: Choices) -> dict[Measure, Cost]:
-    """What attention costs by every measure that is known, and of which it has something."""
+    """Return the cost of attention by every known measure, unless it is zero; "time" only if the plan is of it."""
     found = {}
     for measure, cost in COUNTED.items():
         before = sum(cost(use, UNCHANGED) for use in made.uses.values())
@@ -175,7 +185,6 @@ def costs(made: CompressionPlan, choices: Choices) -> dict[Measure, Cost]:
 
 
 def site_report(made: CompressionPlan, path: str, choices: Choices) -> CompressedSite:
-    """What becomes of one site."""
     use, choice = made.uses[path], choices[path]
     whole, geometry = use.shape.geometry, resized(use.shape, choice)
     before, after, projection = size_of(whole), size_of(geometry), geometry.query_key

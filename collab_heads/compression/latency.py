@@ -1,4 +1,4 @@
-"""How long a site takes on this machine, as it is and as it would be, for the inputs that the user gives."""
+"""Measure the time of a site on this machine, as it is and at smaller sizes, for the inputs that the user gives."""
 
 import itertools
 import math
@@ -22,18 +22,18 @@ from collab_heads.model.open_site import OpenSite, reopened
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.site import Role
 
-KNOTS = 4  # sizes of each part that are timed, or one more; between them times are interpolated
-TURNS, TURNS_AGAIN = 3, 10  # of a table; and of what was chosen beside what was there
-ROUNDS, LEAST_SECONDS = 2, 0.01  # calls in a turn, at least
+KNOTS = 4  # sizes of each part that are timed, or one more; times in between are interpolated
+TURNS, TURNS_AGAIN = 3, 10  # for a table; and for the chosen sizes beside the original ones
+ROUNDS, LEAST_SECONDS = 2, 0.01  # the least number of calls in a turn, and their least time
 
 
 class Latencies:
-    """Seconds of a site by what it has: a table for every shape of site, measured when it is made.
+    """The times of sites by their sizes: one table per shape and role, measured at construction.
 
     Args:
-        model: it is left as it was.
-        sites: those that may change.
-        shapes: path -> shape.
+        model: the model, which is not changed.
+        sites: the sites that may change.
+        shapes: path -> shape of the site.
         batch: input as the model takes it, of the size that matters to the user.
     """
 
@@ -47,15 +47,17 @@ class Latencies:
             self.tables[shape, role] = time_site(model, site, shape, batch)
 
     def __call__(self, use: SiteUse, choice: Choice) -> float:
-        """Seconds that a site takes in one forward pass."""
+        """Return the seconds that a site takes in one forward pass."""
         return use.work.calls * self.tables[use.shape, use.role].seconds(use.shape, choice)
 
     def again(self, uses: Mapping[str, SiteUse], choices: Mapping[str, Choice]) -> tuple[float, float]:
-        """Time sites as they are and as chosen, in turns: the least of a table's many times is least by chance, too.
+        """Time sites again as they are and as chosen, in turns.
+
+        The choices were made by the smallest of a table's many times, which are smallest partly by chance.
 
         Args:
-            uses: path -> use.
-            choices: path -> choice.
+            uses: path -> use of the site.
+            choices: path -> choice for the site.
 
         Returns:
             Seconds of all sites in one forward pass, before and after.
@@ -73,18 +75,18 @@ class Latencies:
 
 
 class Table:
-    """Seconds at some sizes of heads, queries and keys, and values.
+    """The times of a site in seconds, at some sizes of each part.
 
     Args:
-        axes: the sizes that were timed, of each part, ascending.
-        seconds: their times, an array with an axis for each part.
+        axes: the sizes of each part that were timed, ascending.
+        seconds: their times, an array with one axis per part.
     """
 
     def __init__(self, axes: Sequence[Sequence[int]], seconds: np.ndarray):
         self.axes, self.times = axes, seconds
 
     def seconds(self, shape: SiteShape, choice: Choice) -> float:
-        """The time of a choice, linear between those that were measured."""
+        """Return the time of a choice in seconds, interpolated linearly between the measured sizes."""
         times = self.times
         for axis, size in zip(self.axes, (part.size(shape, choice) for part in PARTS.values()), strict=True):
             place = np.interp(size, axis, range(len(axis)))
@@ -94,16 +96,17 @@ class Table:
 
 
 def knots(smaller: Sequence[int], whole: int) -> list[int]:
-    """A few of the sizes: the smallest, the largest and the whole one among them.
+    """Return a few of the sizes, including the smallest, the largest and the whole one.
 
-    Between the largest and the whole one nothing is interpolated: there the site changes its class.
+    No size lies between the largest and the whole one, where the class of the site changes, so no time is interpolated
+    there.
     """
     every = -(-len(smaller) // (KNOTS - 1)) or 1
     return sorted({*smaller[::every], *smaller[-1:], whole})
 
 
 def time_site(model: PreTrainedModel, site: OpenSite, shape: SiteShape, batch: Mapping) -> Table:
-    """Time a site at all combinations of some sizes."""
+    """Time a site at all combinations of the `knots` of its parts."""
     axes = [knots(part.sizes(shape), part.whole(shape)) for part in PARTS.values()]
     smaller = [
         [size if size < part.whole(shape) else None for size in axis]
@@ -117,7 +120,10 @@ def time_site(model: PreTrainedModel, site: OpenSite, shape: SiteShape, batch: M
 def time_choices(
     model: PreTrainedModel, site: OpenSite, shape: SiteShape, choices: Sequence[Choice], batch: Mapping, turns: int
 ) -> list[float]:
-    """The shortest of some calls of a site at some sizes, in turns: what disturbs the machine for a while hits all."""
+    """Return the shortest time of a site with each choice, in seconds.
+
+    The choices are timed in turns, so that a temporary disturbance of the machine affects all of them.
+    """
     call, seconds = captured(model, site, batch), [math.inf] * len(choices)
     with evaluating(model):
         for _ in range(turns):
@@ -130,7 +136,7 @@ def time_choices(
 
 
 def captured(model: PreTrainedModel, site: OpenSite, batch: Mapping) -> Callable[[OpenSite], object]:
-    """What repeats the first call that a site gets for a batch, its output projection included."""
+    """Return a function that repeats the first call of a site for a batch, including its output projection."""
     calls: list[tuple[tuple, dict[str, Any]]] = []
     heads: list[Tensor] = []
     hooks = (
@@ -155,14 +161,14 @@ def captured(model: PreTrainedModel, site: OpenSite, batch: Mapping) -> Callable
 
 
 def resize(site: OpenSite, shape: SiteShape, choice: Choice) -> None:
-    """Give a site the sizes of a choice, with weights that mean nothing."""
+    """Give a site the sizes of a choice, with arbitrary weights."""
     state, geometry = CollabConfig.on(site.model).site(site.site), resized(shape, choice)
     for part in PARTS.values():
         state = part.resize(site, state, shape, geometry)
 
 
 def best_seconds(function: Callable[[], object]) -> float:
-    """The shortest of some calls."""
+    """Return the shortest time of some calls in seconds, after one call to warm up."""
     function()
     times: list[float] = []
     while len(times) < ROUNDS or sum(times) < LEAST_SECONDS:

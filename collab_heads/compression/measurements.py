@@ -1,8 +1,8 @@
-"""Measure a model before anything is planned: what each part of a site costs, and how much it matters.
+"""Measure a model before a plan is made: the error of each part of a site by its size, and its effect on the output.
 
-Everything is fitted to some calibration examples and measured on others: on the same ones, narrow values and refitted
-heads look better than they are. Errors are squares: the mean square by which the output of a site moves, as a share of
-its variance. Those of its parts add up, nearly, as long as they are small.
+Everything is fitted to some calibration examples and measured on others: on the same examples, narrow values and
+refitted heads look better than they are. Errors are squares: the mean square of the change of a site's output, as a
+share of its variance. The errors of the parts of a site nearly add up as long as they are small.
 """
 
 import math
@@ -36,7 +36,7 @@ from collab_heads.sites.state import QueryKeyKind
 
 HELD_OUT = 8  # one example of so many is measured on, and not fitted to
 EXAMPLE = 0.1  # squared error of a site at which its sensitivity is measured: as large as errors of interest are
-REFINED_SITES = 4  # on which it is measured what refinement leaves of the errors of refined parts
+REFINED_SITES = 4  # sites on which the gain of refinement is measured
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SiteErrors:
     """The squared errors of one site.
 
     Attributes:
-        shape: of the site.
+        shape: the shape of the site.
         errors: part -> size, as in `Choice` -> squared error, by rising size.
     """
 
@@ -71,10 +71,10 @@ class Measurements:
     Attributes:
         model: the model, unchanged.
         adapter: its adapter.
-        sites: those that may change.
+        sites: the sites that may change.
         options: how queries and keys are fitted in the end.
-        fitted: what calibration saw on the examples to fit to.
-        work: path -> what the site is given to do on the batches.
+        fitted: the calibration on the examples to fit to.
+        work: path -> work of the site on the batches.
         probe: measures how far the output of the model moves, on examples that no fit sees.
         errors: path -> squared errors of the site.
         sensitivity: path -> part -> squared error of the output by that of the site.
@@ -100,7 +100,7 @@ def measure_model(
     parts: tuple[SitePart, ...],
     options: FitOptions,
 ) -> Measurements:
-    """Measure a model, which is left as it was; the arguments and errors of `plan`."""
+    """Measure a model, which is not changed; arguments and errors are those of `plan`."""
     sites = choose_sites(model, adapter, names)
     may_narrow = FITS[kind].capability in adapter.capabilities
     stock = [site for site in sites if may_narrow and not site.is_swapped]
@@ -116,7 +116,7 @@ def measure_model(
             shape = SiteShape.of(site, kind, parts)
             found = site_errors(site, shape, fitted.of(site.path), shown.of(site.path))
             errors[site.path] = SiteErrors(shape, found)
-    del shown  # as large as what was seen of the examples to fit to
+    del shown  # as large as `fitted`
     sensitivity = sensitivities(sites, errors, fitted, probe, options)
     return Measurements(model, adapter, sites, options, fitted, work, probe, errors, sensitivity)
 
@@ -156,14 +156,15 @@ def sensitivities(
 ) -> dict[str, dict[SitePart, float]]:
     """Measure how the squared error of the model's output grows with that of each part of each site.
 
-    Parts that are refined in the end count as much less as a few sites show.
+    For parts that are refined in the end, it is multiplied by the share of the error that refinement leaves, which is
+    estimated on a few sites.
 
     Args:
-        sites: those that may change; the model is as it was afterwards.
-        errors: path -> what its parts cost, in fits without refinement.
-        fitted: what calibration saw.
+        sites: the sites that may change; the model is unchanged afterwards.
+        errors: path -> errors of the parts of the site, in fits without refinement.
+        fitted: the calibration on the examples to fit to.
         probe: measures the error of the output.
-        options: of the final fits.
+        options: the options of the final fits.
 
     Returns:
         path -> part -> squared error of the output, by squared error of the site.

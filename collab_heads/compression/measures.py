@@ -1,4 +1,4 @@
-"""The measures that a budget can be of, and what a site costs by each."""
+"""The measures of a budget, and the cost of a site by each of them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ UNITS: Mapping[Measure, str] = {
 
 @dataclass(frozen=True)
 class SiteUse:
-    """How a site is used.
+    """The use of a site, on which its cost depends.
 
     Attributes:
-        shape: of it.
-        role: of it.
+        shape: the shape of the site.
+        role: its role.
         work: its tokens and pairs of tokens on the calibration batches.
-        cached: the tokens that it caches in generation, as a share of the site that caches most. Models that do not
-            generate are counted as if they did.
+        cached: the tokens that it caches in generation, as a share of those of the site that caches most. Models that
+            do not generate are counted as if they did.
     """
 
     shape: SiteShape
@@ -38,22 +38,22 @@ class SiteUse:
 
 
 def parameters(use: SiteUse, choice: Choice) -> float:
-    """Numbers in its four projections, which all its calls share."""
+    """Count the parameters of the four projections, which all calls of a site share."""
     return size_with(use.shape, choice).parameters
 
 
 def operations(use: SiteUse, choice: Choice) -> float:
     """Count the multiplications of matrix products: projections, scores, and the weighted sum of values.
 
-    Element-wise products (scale, mixing, rotations) are left out, and so are the zeros with which a fused kernel pads
-    the narrower of keys and values.
+    Element-wise products (scale, mixing, rotations) do not count, nor do the zeros with which a fused kernel pads the
+    narrower of keys and values.
     """
     size, work = size_with(use.shape, choice), use.work
     return work.queries * size.per_query + work.keys * size.per_key + work.pairs * size.per_pair
 
 
 def cache(use: SiteUse, choice: Choice) -> float:
-    """Elements that are cached per token, of the site that caches most."""
+    """Count the elements that a site caches, per token of the site that caches most."""
     return use.work.calls * size_with(use.shape, choice).cache * use.cached
 
 
@@ -66,7 +66,7 @@ COUNTED: Mapping[Measure, Callable[[SiteUse, Choice], float]] = {
 
 
 def uses_of(measured: Measurements) -> dict[str, SiteUse]:
-    """Return the use of each site, by path. The encoder of an encoder-decoder runs once, and caches nothing."""
+    """Return the use of each site, by path. The encoder of an encoder-decoder runs once, so it caches nothing."""
     work, translates = measured.work, measured.model.config.is_encoder_decoder
     cached = {
         site.path: 0.0 if translates and site.role == "enc-self" else work[site.path].keys / work[site.path].calls

@@ -1,4 +1,4 @@
-"""plan: what every budget would cost in quality, before anything is changed, and what each site gets under it."""
+"""plan: predict the error at every budget, and what each site gets under it, before the model is changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from collab_heads.sites.state import QueryKeyKind
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-POINTS = 64  # of the curve
+POINTS = 64  # of a curve
 TABLE_BUDGETS = (0.9, 0.75, 0.66, 0.5, 0.4, 0.33, 0.25, 0.2, 0.15, 0.1)
 
 Choices = Mapping[str, Choice]
@@ -59,11 +59,11 @@ def plan(
     refine_steps: int = 120,
     seed: int = 0,
 ) -> CompressionPlan:
-    """Find out what every budget would cost in quality; the model is not changed.
+    """Predict the error of the model's output at every budget; the model is not changed.
 
-    Per site it measures how the error of the site rises with fewer heads, narrower queries and keys, and narrower
-    values (each fitted in closed form to seven eighths of the examples, and measured on the others), and how much an
-    error there moves the model's output. A budget is then spent where it costs least.
+    For each site, `plan` measures how its error rises with fewer heads, narrower queries and keys, and narrower values,
+    and how much this error moves the model's output. The smaller sizes are fitted in closed form to seven eighths of
+    the examples, and measured on the others. A budget is then spent where it reduces the error most.
 
     Example:
         >>> import torch
@@ -76,26 +76,27 @@ def plan(
         >>> report = compress(model, planned, 0.5)
 
     Args:
-        model: a supported transformers model, original, or with heads removed, collaborative or narrowed already: what
-            is left is compressed further.
-        batches: input dicts as the model takes them, without labels (128 to 512 sentences are enough). What a decoder
-            reads may be given, as decoder inputs or labels; else the model translates its inputs itself, greedily.
-        of: what budgets are of: "parameters" of attention's four projections, "operations" (multiplications in its
-            products of matrices on the batches, as torch computes them: with padding, and in a decoder for all target
+        model: a supported transformers model: an original one, or one with heads removed, with collaborative or with
+            narrower sites, which is compressed further.
+        batches: input dicts as the model takes them, without labels (128 to 512 sentences are enough). The text that a
+            decoder reads may be given, as decoder inputs or labels; if not, the model translates its inputs, greedily.
+        of: the measure of budgets: "parameters" of attention's four projections, "operations" (multiplications of its
+            matrix products on the batches, as torch computes them: with padding, and in a decoder for all target
             tokens at once), "cache" (elements per token; sources and targets count by their lengths in the batches), or
             "time" (seconds on this machine, measured for the first batch as it is).
-        sites: roles or paths of what may change; None for all.
-        parts: what may become smaller: some of "heads" (their number), "query_key" and "values" (their widths).
-        kind: of narrower query/key projections, see `swap_to_collaborative`. "shared" makes the most of
-            parameters and cache, and is slow.
-        refine_steps: Adam steps that fit each narrower query/key projection in the end, to what its site put out.
-        seed: of the order of the inputs in the refinement.
+        sites: roles or paths of the sites that may change; None for all.
+        parts: the parts that may become smaller: some of "heads" (their number), "query_key" and "values" (their
+            widths).
+        kind: the kind of narrower query/key projections, see `swap_to_collaborative`. "shared" saves most parameters
+            and cache, and is slow.
+        refine_steps: Adam steps that finally fit each narrower query/key projection to the original output of its site.
+        seed: seed of the order of the inputs in the refinement.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, its output cannot be compared, or
             `parts` names nothing that can become smaller in its family.
-        ArgumentError: on an unknown role, path, measure, part or kind, a number that cannot be, or a measure of which
-            the sites have nothing.
+        ArgumentError: on an unknown role, path, measure, part or kind, an impossible number, or a measure that is zero
+            for the sites.
         CalibrationError: if the batches are empty or too few, or the model cannot take them.
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
         SwapError: if a site has gates or alphas, or cannot be changed safely.
@@ -125,13 +126,15 @@ def plan(
 
 
 class CompressionPlan:
-    """What every budget would cost in quality. Nothing of the model is changed by it; `print` it, or draw it.
+    """The plan of a compression: the predicted error at every budget, and what each site gets under it.
+
+    It does not change the model. `print` it for a table, or draw it with `picture`.
 
     Attributes:
-        measured: what was measured of the model.
-        of: what budgets are of.
-        whole: what the attention that may change costs now, in the units of `of`.
-        seconds: that planning took, where `plan` made it.
+        measured: the measurements of the model.
+        of: the measure of budgets.
+        whole: the present cost of the attention that may change, in the units of `of`.
+        seconds: the time that `plan` took to make it.
     """
 
     def __init__(self, measured: Measurements, of: Measure, cost: Callable[[SiteUse, Choice], float]):
@@ -147,18 +150,18 @@ class CompressionPlan:
             raise ArgumentError(f"of={of!r}: the sites that may change have none of it: name others, or count another")
 
     def option(self, path: str, choice: Choice) -> Option:
-        """What a choice costs, and what it adds to the squared error of the output."""
+        """Return the cost of a choice, and what it adds to the squared error of the output."""
         errors, gains = self.measured.errors[path].of(choice), self.measured.sensitivity[path]
         return Option(self.cost(self.uses[path], choice), sum(gains[part] * errors[part] for part in PARTS))
 
     @property
     def least(self) -> float:
-        """The smallest budget there is, as a share."""
+        """Return the smallest possible budget, as a share."""
         return self.spending.least / self.whole
 
     @property
     def least_error(self) -> float:
-        """The smallest error of the output that any change is expected to make."""
+        """Return the smallest predicted error of the output among all changes."""
         changes = (
             self.option(path, choice).error
             for path, choices in self.choices.items()
@@ -168,38 +171,38 @@ class CompressionPlan:
         return math.sqrt(min(changes, default=0.0))
 
     def choose(self, budget: float) -> dict[str, Choice]:
-        """What each site gets under a budget: path -> choice.
+        """Choose what each site gets under a budget: path -> choice.
 
         Raises:
-            ArgumentError: if the budget is no share, or below what the smallest widths give.
+            ArgumentError: if the budget is no share, or below that of the fewest heads and the smallest widths.
         """
         if check_budget(budget) < self.least:
             raise ArgumentError(
                 f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "
                 "heads and the smallest widths give"
             )
-        if budget == 1:  # not even what costs no quality
+        if budget == 1:  # changes nothing, not even where this would cost no error
             return dict.fromkeys(self.uses, UNCHANGED)
         return self.named(self.spending.choose(largest(budget * self.whole, lambda cost: cost / self.whole <= budget)))
 
     def within(self, error: float) -> dict[str, Choice]:
-        """The cheapest that each site can get so that the error of the output is predicted to be no larger."""
+        """Choose the cheapest sites whose predicted error of the output is at most `error`: path -> choice."""
         return self.named(self.spending.within(largest(error * error, lambda square: math.sqrt(square) <= error)))
 
     def named(self, indices: Sequence[int]) -> dict[str, Choice]:
-        """Indices of options as choices of sites."""
+        """Turn indices of options into choices: path -> choice."""
         return {path: choices[i] for (path, choices), i in zip(self.choices.items(), indices, strict=True)}
 
     def share(self, choices: Choices) -> float:
-        """What choices cost, as a share of what attention costs now."""
+        """Return the cost of choices, as a share of the present cost of attention."""
         return math.fsum(self.cost(self.uses[path], choice) for path, choice in choices.items()) / self.whole
 
     def predicted(self, choices: Choices) -> float:
-        """The error of the output that choices are expected to make, see `Probe.error`."""
+        """Return the predicted error of the output with some choices, in the units of `Probe.error`."""
         return math.sqrt(math.fsum(self.option(path, choice).error for path, choice in choices.items()))
 
     def fit(self, choices: Choices) -> dict[str, list[Fit]]:
-        """Fit what sites are to have; the model stays as it is."""
+        """Fit choices for sites: path -> fits of every site that changes; the model stays as it is."""
         measured, fitted = self.measured, {}
         changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
         with few_threads(max((site.dim_value for site in changing), default=1)):
@@ -209,38 +212,38 @@ class CompressionPlan:
         return fitted
 
     def measured_error(self, fitted: Mapping[str, Sequence[Fit]]) -> float:
-        """The error of the model's output with some fits in it, which are taken out again."""
+        """Install some fits, measure the error of the model's output, and remove them again."""
         with undone(self.measured.model, self.measured.sites):
             install(self.measured.model, self.measured.adapter, fitted)
             return self.measured.probe.error()
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Raise ArgumentError unless the plan is one for this model as it is now."""
+        """Raise ArgumentError unless the plan was made for this model as it is now."""
         if self.measured.model is not model:
             raise ArgumentError("the plan was made for another model: pass that one, or batches")
         if condition_of(model) != self.seen:
             raise ArgumentError("the model was changed since the plan was made: make a new one")
 
     def measure(self, budgets: Iterable[float]) -> list[tuple[float, float]]:
-        """Put plans into the model, measure the error of its output, and take them out again.
+        """Measure the error of the output at some budgets: install the choices of each budget, and remove them again.
 
         Returns:
-            (budget, error).
+            (budget, error) for every budget.
         """
         with in_memory(attention_modules(self.measured.model, self.measured.adapter)):
             return [(budget, self.measured_error(self.fit(self.choose(budget)))) for budget in budgets]
 
     def curve(self) -> list[tuple[float, float]]:
-        """The predicted error by budget: (budget, error), from the smallest budget to 1."""
+        """Return the predicted error by budget: (budget, error), from the smallest budget to 1."""
         budgets = torch.linspace(self.least, 1.0, POINTS, dtype=torch.float64).tolist()
         return [(budget, self.predicted(self.choose(min(budget, 1.0)))) for budget in budgets]
 
     def picture(self, measured: Sequence[tuple[float, float]] = ()) -> Figure:
-        """The curve of error against budget; with points that `measure` gave, if any."""
+        """Draw the curve of error against budget, with the points that `measure` returned, if any."""
         return budget_curve(self.curve(), measured, of=self.of)
 
     def to_dict(self) -> dict:
-        """All numbers of the curve, ready for JSON."""
+        """Return all numbers of the curve, ready for JSON."""
         return {"of": self.of, "whole": self.whole, "least": self.least, "curve": self.curve()}
 
     def __str__(self) -> str:
@@ -255,9 +258,9 @@ class CompressionPlan:
 
 
 def condition_of(model: PreTrainedModel) -> tuple[CollabConfig, list]:
-    """Return what differs once a model was changed: its record, its shapes, and how often tensors were written to.
+    """Return what differs once a model is changed: its record, its shapes, and the number of writes to its tensors.
 
-    Offloaded tensors, and those made in inference mode, do not count writes.
+    Offloaded tensors, and those made in inference mode, do not count writes and are left out.
     """
     shapes = [parameter.shape for parameter in model.parameters()]
     tensors = (tensor for tensor in model.parameters() if not tensor.is_inference() and not is_offloaded(tensor))
@@ -265,7 +268,7 @@ def condition_of(model: PreTrainedModel) -> tuple[CollabConfig, list]:
 
 
 def largest(near: float, fits: Callable[[float], bool]) -> float:
-    """The largest number that fits, next to one that misses it by rounding at most."""
+    """Return the largest number that fits, given a number that is off by rounding errors at most."""
     while fits(above := math.nextafter(near, math.inf)):
         near = above
     while not fits(near):
@@ -281,6 +284,6 @@ def check_budget(budget: float) -> float:
 
 
 def spread(uses: Mapping[str, SiteUse], choices: Choices) -> list[str]:
-    """What is left of each part, over all sites."""
+    """Summarise what is left of each part, over all sites."""
     shapes = {path: uses[path].shape for path in choices}
     return [part.summary([(shapes[path], choice) for path, choice in choices.items()]) for part in PARTS.values()]

@@ -1,4 +1,4 @@
-"""How far the output of a model moves when its attention is changed, on examples that no fit has seen."""
+"""Measure how far the output of a model moves when its attention changes, on examples that no fit has seen."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,23 +13,23 @@ from collab_heads.model.open_site import OpenSite
 from collab_heads.model.outputs import Output, read_output
 from collab_heads.model.portions import portions
 
-ELEMENTS = 8 * 2**20  # of the output of a portion that are kept; of more an even sample of its rows
+ELEMENTS = 8 * 2**20  # of the output of a portion that are kept; of a larger one, an even sample of its rows
 
 
 class Probe:
-    """What a model puts out on some batches, as it was when the probe was made.
+    """The outputs of a model on some batches when the probe was made, to compare later outputs with.
 
     Args:
-        model: the model, as it is to be compared with.
+        model: the model, unchanged.
         batches: input dicts as the model takes them.
-        sites: whose tokens are counted.
+        sites: the sites whose tokens are counted.
 
     Attributes:
-        longest: the most tokens that a site attends to, without padding after them.
+        longest: the largest number of tokens that a site attends to, without padding after them.
 
     Raises:
-        CalibrationError: if there are no batches, the model cannot take one, or what it puts out does not vary.
-        NonFiniteError: if it puts out NaN or inf.
+        CalibrationError: if there are no batches, the model cannot take one, or its output does not vary.
+        NonFiniteError: if its output contains NaN or inf.
     """
 
     def __init__(self, model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenSite]):
@@ -55,21 +55,21 @@ class Probe:
             )
 
     def error(self) -> float:
-        """How far the model is from what it was: relative, 0 for the same.
+        """Return the relative error of the model's present output: 0 if it is the same as when the probe was made.
 
-        For numbers and states the root mean square of the change, as a share of how they vary; for distributions the
-        root of 2 KL, the root mean square of the change of log-odds.
+        For numbers and states this is the root mean square of the change, relative to their standard deviation; for
+        distributions it is the root of 2 KL: for small changes, the root mean square of the change of log-odds.
         """
         gaps = [float(kept.squared_gap(output)) for kept, output in zip(self.kept, self.outputs(), strict=True)]
         return math.sqrt(max(sum(gaps), 0.0) / self.square)
 
     def portions(self, batch: Mapping) -> Iterator[Mapping]:
-        """A batch in portions that give outputs with names, whatever the model's config says."""
+        """Yield the portions of a batch, with `return_dict` set: outputs have names whatever the config says."""
         for portion in portions(batch, self.model.config.is_encoder_decoder):
             yield {**portion, "return_dict": True}
 
     def outputs(self) -> list[Output]:
-        """What the model puts out now, for one portion of a batch after the other."""
+        """Run the model on all batches; return its present output for each portion."""
         found: list[Output] = []
 
         def hook(model: PreTrainedModel, args: tuple, inputs: Mapping, outputs: Mapping) -> None:
@@ -85,6 +85,6 @@ class Probe:
 
 
 def sampled(output: Output) -> Output:
-    """The part of an output that is kept."""
+    """Return an output with at most about `ELEMENTS` elements: all rows, or an even sample."""
     stride = math.ceil(output.rows.numel() / ELEMENTS)
     return Output(output.rows[::stride].clone(), output.is_distribution) if stride > 1 else output

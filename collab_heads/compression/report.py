@@ -1,4 +1,4 @@
-"""What a compression did, per site: for people (`str`) and for machines (`to_dict`)."""
+"""The report of a compression, per site: a table to read (`str`) and numbers to store (`to_dict`)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ from collab_heads.compression.parts.table import PARTS
 from collab_heads.sites.site import Role
 from collab_heads.sites.state import QueryKeyKind
 
-SURPRISE = 2  # times the predicted error that a measured one may be, before the reader is told
-LATE = 1.1  # times the budget of time that attention may take, before the reader is told
+SURPRISE = 2  # times the predicted error: a note tells the reader if the measured error exceeds this
+LATE = 1.1  # times the budget of time: a note tells the reader if attention takes longer
 
 
 @dataclass(frozen=True)
 class CompressedSite:
-    """What became of one site.
+    """The report of one site.
 
     Attributes:
-        path, role: the site.
-        kind: of the query/key projection that it has now; None for the stock one.
+        path, role: the path and the role of the site.
+        kind: the kind of its query/key projection after the compression; None for the stock projection.
         sizes: part -> its size before and after: the number of "heads", the width of the "query_key" projection over
-            all heads, that of the "values" over all heads.
-        parameters_before, parameters_after: of its four projections.
+            all heads, and that of the "values" over all value heads.
+        parameters_before, parameters_after: parameters of its four projections.
         cache_before, cache_after: elements cached per token.
-        predicted_error: what it was expected to add to the error of the output, as if it alone had changed.
+        predicted_error: the predicted error of the model's output if only this site had changed.
     """
 
     path: str
@@ -40,7 +40,7 @@ class CompressedSite:
     predicted_error: float
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON; sizes as `heads_before`, `heads_after` and so on."""
+        """Return all numbers, ready for JSON; sizes as `heads_before`, `heads_after` and so on."""
         entries = dataclasses.asdict(self)
         for name, (before, after) in entries.pop("sizes").items():
             field = PARTS[name].field
@@ -50,34 +50,34 @@ class CompressedSite:
 
 @dataclass(frozen=True)
 class Cost:
-    """What attention costs by one measure, before and after."""
+    """The cost of attention by one measure, before and after."""
 
     before: float
     after: float
 
     @property
     def share(self) -> float:
-        """What is left."""
+        """Return the share of the cost that is left."""
         return self.after / self.before
 
 
 @dataclass(frozen=True)
 class CompressReport:
-    """What `compress` did.
+    """The report of `compress`.
 
     Attributes:
-        sites: one per site that could change, in model order.
-        of: what the budget was of.
-        budget: the share of it that was asked for; None if an error was.
-        max_error: the error of the output that was asked for; None if a budget was.
-        predicted_error: the error of the model's output that was expected.
-        measured_error: the error on calibration examples that no fit has seen. For numbers and states the root mean
-            square of the change, as a share of how they vary; for distributions the root of twice the mean
-            Kullback-Leibler divergence.
-        costs: measure -> what the attention that could change costs. "time" is not the plan's: sites that changed were
-            timed again, in turns with the original.
-        model_parameters_before, model_parameters_after: of the whole model.
-        seconds: in all, those of a plan that was handed over included.
+        sites: one report per site that could change, in model order.
+        of: the measure of the budget.
+        budget: the requested share of that measure; None if `max_error` was given.
+        max_error: the requested bound on the error of the output; None if a budget was used.
+        predicted_error: the predicted error of the model's output.
+        measured_error: the error on calibration examples that no fit has seen. For numbers and states this is the root
+            mean square of the change, relative to their standard deviation; for distributions, the root of twice the
+            mean Kullback-Leibler divergence.
+        costs: measure -> the cost of the attention that could change. "time" is not taken from the plan: changed sites
+            are timed again, in turns with the original ones.
+        model_parameters_before, model_parameters_after: parameters of the whole model.
+        seconds: total time, including that of the plan if `compress` was given one.
     """
 
     sites: tuple[CompressedSite, ...]
@@ -92,7 +92,7 @@ class CompressReport:
     seconds: float
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         return dataclasses.asdict(self) | {"sites": [site.to_dict() for site in self.sites]}
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class CompressReport:
         return "\n".join([text_table(header, [table_row(site) for site in self.sites], last), *self.notes()])
 
     def notes(self) -> list[str]:
-        """What a reader should know: a plan that did not hold."""
+        """Return notes for the reader: where the result misses the plan."""
         notes = []
         if self.of == "time" and self.budget is not None and self.costs["time"].share > LATE * self.budget:
             notes.append(
@@ -129,7 +129,6 @@ class CompressReport:
 
 
 def table_row(site: CompressedSite) -> tuple[str, ...]:
-    """The cells of one site."""
     return (
         site.path,
         site.role,

@@ -1,9 +1,9 @@
-"""Choose one option per site so that the errors add up to as little as a budget allows: a multiple-choice knapsack.
+"""Choose one option per site so that the sum of errors is as small as a budget allows: a multiple-choice knapsack.
 
-Solved exactly, in two steps. Dynamic programming over costs that are rounded down to units bounds from below what the
-first sites can add to the error, for every budget at once. A search from the last site to the first then keeps the
-partial plans that these bounds do not rule out and no other one beats, with their costs as they are. Few are left: the
-bounds are as close as the units are small.
+It is solved exactly (but see `PARTIAL`), in two steps. Dynamic programming over costs that are rounded down to units
+gives lower bounds of what the first sites add to the error, for every budget at once. A search from the last site to
+the first, with exact costs, then keeps the partial plans that these bounds do not rule out and that no other plan
+beats. Few are left, since small units make close bounds.
 """
 
 import math
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-UNITS = 1 << 14  # into which the range from the cheapest to the dearest options is divided
-PARTIAL = 1 << 15  # partial plans that are kept; of more, one for each unit of cost (seen: 2,000 of 64 sites)
-AT_ONCE = 1 << 20  # partial plans that are looked at together
-CLOSE = 1e-9  # of a unit, and of an error: more than rounding errors
+UNITS = 1 << 14  # of cost, between the cheapest and the most expensive options
+PARTIAL = 1 << 15  # partial plans that are kept; if there are more, one per unit of cost (seen: 2,000 for 64 sites)
+AT_ONCE = 1 << 20  # partial plans that are examined together
+CLOSE = 1e-9  # tolerance, relative to a unit and to an error: more than rounding errors
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to have a site.
+    """One option of a site.
 
     Attributes:
-        cost: what it costs.
+        cost: its cost.
         error: what it adds to the error.
     """
 
@@ -33,13 +33,13 @@ class Option:
 
 @dataclass(frozen=True)
 class Partial:
-    """Options of some sites; all arrays [plans].
+    """The partial plans for some sites, one option each; all arrays are [plans].
 
     Attributes:
-        costs: above those of the cheapest options.
-        errors: of these sites.
-        places: the option of the site that was added last.
-        before: the number of the plan that it was added to.
+        costs: cost of these sites above that of their cheapest options.
+        errors: sum of the errors of these sites.
+        places: index of the option of the site that was added last.
+        before: index of the plan that this site was added to.
     """
 
     costs: np.ndarray
@@ -55,15 +55,15 @@ class Partial:
 
 
 class Spending:
-    """The best choices for every budget.
+    """The solver: it finds the best options for any budget.
 
     Args:
-        options: per site, the ways to have it.
+        options: the options of every site.
 
     Attributes:
         least, most: the cost of the cheapest options, and of the best ones.
-        bounds: [sites + 1, units], what the first sites add to the error at least, by what is spent on them above the
-            least.
+        bounds: [sites + 1, units + 1], lower bounds of what the first sites add to the error, by the units spent on
+            them above the least.
     """
 
     def __init__(self, options: Sequence[Sequence[Option]]):
@@ -83,10 +83,10 @@ class Spending:
                 np.minimum(after[units:], before[: UNITS + 1 - units] + error, out=after[units:])
 
     def choose(self, budget: float) -> list[int]:
-        """The option of every site, as its index, that makes the smallest error within a budget of at least `least`."""
+        """Return the options, as an index per site, that have the least error within a budget of at least `least`."""
         room = budget - self.least + self.rounding
-        # What is found with two units less for every site is within the budget: one for the rounding of its cost, one
-        # for what may be lost where there are too many partial plans.
+        # A plan for two units per site less stays within the budget: one unit covers the rounding of the site's cost,
+        # the other what is lost if there are too many partial plans.
         spare = self.units(room) - 2 * len(self.options)
         enough = self.bounds[-1][spare] if spare >= 0 else math.fsum(errors[0] for errors in self.errors)
 
@@ -98,7 +98,7 @@ class Spending:
         return self.first(plans, lambda plan: math.fsum(option.cost for option in plan) <= budget)
 
     def within(self, error: float) -> list[int]:
-        """The cheapest options whose errors add up to no more than one; the best ones where none do."""
+        """Return the cheapest options, as indices, whose errors add up to at most `error`; the best ones if none do."""
         limit, bounds = error * (1 + CLOSE), -self.bounds  # rising, as a search in them wants
         enough = (np.searchsorted(bounds[-1], -error * (1 - CLOSE)) + 2 * len(self.options)) * self.unit
 
@@ -109,11 +109,11 @@ class Spending:
         return self.first(self.search(may_win), lambda plan: math.fsum(option.error for option in plan) <= error)
 
     def units(self, cost: np.ndarray | float) -> np.ndarray:
-        """How many units a cost holds, no more than there are."""
+        """Convert costs to whole units, at most `UNITS`."""
         return np.floor(np.minimum(cost / self.unit + CLOSE, UNITS)).astype(int)
 
     def first(self, plans: Iterator[list[int]], fits: Callable[[list[Option]], bool]) -> list[int]:
-        """The first plan that fits, as indices of options; without one the best options."""
+        """Return the first plan that fits, as indices of the given options; without one the best options."""
         best = [len(each) - 1 for each in self.options]
         for places in plans:
             if fits([each[place] for each, place in zip(self.options, places, strict=True)]):
@@ -122,11 +122,11 @@ class Spending:
         return [each[place] for each, place in zip(self.indices, best, strict=True)]
 
     def search(self, may_win: Callable[[int, np.ndarray, np.ndarray], np.ndarray]) -> Iterator[list[int]]:
-        """All plans that may win and that no other beats in both cost and error, by rising cost: an option per site.
+        """Yield the plans, an option per site, that may win and that no other beats in cost and error, by rising cost.
 
         Args:
-            may_win: which partial plans are to be followed, by the number of sites that are still to choose for, their
-                costs and their errors.
+            may_win: marks the partial plans to continue, given the number of sites still to choose for, and the costs
+                and errors of the partial plans.
         """
         none = np.zeros(1, dtype=np.int64)
         steps = [Partial(np.zeros(1), np.zeros(1), none, none)]
@@ -149,7 +149,10 @@ class Spending:
             yield plan
 
     def unbeaten(self, found: Sequence[Partial]) -> Partial:
-        """Those of some partial plans that no other beats in both cost and error, by rising cost."""
+        """Return the partial plans that no other beats in both cost and error, by rising cost.
+
+        If there are more than `PARTIAL`, only one is kept per unit of cost.
+        """
         plans = Partial(*(np.concatenate([getattr(each, name) for each in found]) for name in Partial.__annotations__))
         plans = plans[np.lexsort((plans.errors, plans.costs))]
         least = np.minimum.accumulate(plans.errors)
@@ -161,7 +164,7 @@ class Spending:
 
 
 def worthwhile(options: Sequence[Option]) -> list[int]:
-    """The indices of options that no other one beats in both cost and error, by rising cost."""
+    """Return the indices of the options that no other one beats in both cost and error, by rising cost."""
     kept: list[int] = []
     for index in sorted(range(len(options)), key=lambda i: (options[i].cost, options[i].error)):
         if not kept or options[index].error < options[kept[-1]].error:

@@ -1,7 +1,7 @@
-"""What attention is given to do on some batches: how many tokens, and pairs of tokens, each site computes with.
+"""Count the work of attention on some batches: the tokens, and pairs of tokens, that each site computes with.
 
-Counted as torch computes. Padding is computed with, and so are pairs that a mask rules out, where attention is causal
-or looks at a window. A decoder reads what a batch gives it, all at once and without a cache.
+They are counted as torch computes them. Padding counts, and so do the pairs that a mask rules out in causal attention
+or outside of a window. A decoder reads its inputs in a batch all at once, without a cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from collab_heads.model.open_site import OpenSite
 
 @dataclass(frozen=True)
 class Workload:
-    """What one site is given to do.
+    """The work of one site on some batches.
 
     Attributes:
-        calls: how often it is called in one forward pass: more than once where layers share it.
+        calls: its calls in one forward pass: more than one if layers share it.
         queries: tokens that attend, in all calls.
-        keys: tokens that keys and values are made of, in all calls; in cross-attention those of the source.
-        pairs: of a token that attends and one that is attended to, in all calls.
+        keys: tokens that keys and values are computed from, in all calls; in cross-attention those of the source.
+        pairs: pairs of a token that attends and one that is attended to, in all calls.
     """
 
     calls: int
@@ -34,12 +34,14 @@ class Workload:
 
 
 def count_work(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenSite]) -> dict[str, Workload]:
-    """Count what sites are given to do on batches, of each of which one example is run: the others are as long.
+    """Count the work of sites on batches.
+
+    Only one example of each batch is run: the others are as long.
 
     Args:
-        model: it is left as it was.
+        model: the model, which is not changed.
         batches: input dicts as the model takes them.
-        sites: whose work is counted.
+        sites: the sites whose work is counted.
 
     Returns:
         path -> workload.
@@ -77,7 +79,13 @@ def count_work(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequen
 
 
 def added(work: Workload, seen: Sequence[tuple[int, int]], times: int) -> Workload:
-    """A workload with the calls of one more forward pass, on so many times what was seen."""
+    """Add the work of one more forward pass to a workload.
+
+    Args:
+        work: the workload so far.
+        seen: rows and tokens of the keys and of the queries of every call, in turns.
+        times: how often `seen` counts.
+    """
     queries, keys, pairs = work.queries, work.keys, work.pairs
     for (_, sources), (rows, targets) in zip(seen[::2], seen[1::2], strict=True):
         queries += times * rows * targets

@@ -1,1 +1,1 @@
-"""Label-free distillation of a changed model from its original."""
+"""Distil a changed model from its original, without labels."""

@@ -1,4 +1,4 @@
-"""What a distillation did: for people (`str`) and for machines (`to_dict`)."""
+"""The report of a distillation, and the checkpoints of a run."""
 
 import dataclasses
 import hashlib
@@ -24,36 +24,37 @@ from collab_heads.files.reading import parse_json
 
 @dataclass(frozen=True)
 class HeldOutError:
-    """How far the changed model is from the original on the part that is held out.
+    """The error of the changed model on the held-out part, relative to the original.
 
     Attributes:
         hidden: squared error of the hidden states as a share of their variance over tokens, mean over layers.
-        output: the same of the numbers that a head gives, or, without one, of the mean of the last hidden state over
-            the tokens of an example; for a head that gives distributions p, 2 KL(p, q), mean over rows.
+        output: for a head that returns numbers, their squared error as a share of their variance; without a head, that
+            of the mean of the last hidden state over the tokens of an example; for a head that returns distributions p,
+            2 KL(p, q), mean over rows.
     """
 
     hidden: float
     output: float
 
     def total(self, output_weight: float) -> float:
-        """What the distillation makes small."""
+        """Return the total error, which the distillation minimises."""
         return self.hidden + output_weight * self.output
 
 
 @dataclass(frozen=True)
 class DistillReport:
-    """What `distill` did.
+    """The report of `distill`.
 
     Attributes:
-        before, after: errors on the part that is held out, of the model as it came and as it is now.
-        best_step: after which the model was best, and to which it was put back; 0 if it is as it came.
-        steps: taken; fewer than asked for if it stopped because nothing improved any more.
-        steps_asked: for how many steps the learning rate was planned.
+        before, after: errors on the held-out part, of the model before the call and as it is now.
+        best_step: the step after which the model was best, to which it was restored; 0 if it is unchanged.
+        steps: number of steps taken; less than requested if the distillation stopped without further improvement.
+        steps_asked: requested number of steps, for which the learning rate was planned.
         history: (step, error) of every evaluation.
-        trained_parameters: how many numbers were trained.
-        batches, held_out_batches: to train on, and held out.
-        tokens: seen in training, without padding; of an encoder-decoder those of both sides.
-        seconds: in all, also those of runs that were interrupted.
+        trained_parameters: number of parameters that were trained.
+        batches, held_out_batches: number of batches to train on, and held out.
+        tokens: tokens seen in training, without padding; for an encoder-decoder those of both sides.
+        seconds: total time, including that of interrupted runs up to their last checkpoint.
     """
 
     before: HeldOutError
@@ -69,7 +70,7 @@ class DistillReport:
     seconds: float
 
     def to_dict(self) -> dict:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -92,14 +93,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        step: steps taken.
-        tokens: seen in training.
-        seconds: so far.
+        step: number of steps taken.
+        tokens: tokens seen in training.
+        seconds: time so far.
         history: (step, error) of every evaluation, the first before any step.
-        best_step: after which it was best.
+        best_step: the step after which the model was best.
         best: name -> weights after that step.
     """
 
@@ -111,34 +112,34 @@ class Progress:
     best: dict[str, Tensor] = field(default_factory=dict)
 
     def to_dict(self) -> dict:
-        """What goes into `progress.json`."""
+        """Return the content of `progress.json`: everything but the best weights."""
         plain = {name: getattr(self, name) for name in ("step", "tokens", "seconds", "best_step")}
         return plain | {"history": [[step, dataclasses.asdict(error)] for step, error in self.history]}
 
     @classmethod
     def from_dict(cls, record: Mapping, best: dict[str, Tensor]) -> "Progress":
-        """What `to_dict` gave."""
+        """Restore the progress from what `to_dict` returned, and the best weights."""
         history = [(step, HeldOutError(**error)) for step, error in record["history"]]
         plain = {name: record[name] for name in ("step", "tokens", "seconds", "best_step")}
         return cls(**plain, history=history, best=best)
 
 
 class Checkpoint:
-    """The checkpoint of a run in its output folder, each written over the one before.
+    """The checkpoint of a run in its output folder; each one replaces the one before.
 
     Args:
-        output_dir: it is the folder `distillation` in there.
-        run: what the run is, JSON; a checkpoint of another run is refused.
+        output_dir: the output folder; the checkpoint is its subfolder `distillation`.
+        run: the description of the run, ready for JSON; a checkpoint of another run is refused.
     """
 
     def __init__(self, output_dir: str | Path, run: Mapping[str, Any]):
         self.folder, self.run = Path(output_dir) / NAME, json.loads(json.dumps(run))
 
     def save(self, progress: Progress, state: Mapping[str, Tensor]) -> None:
-        """Write it, instead of the one before.
+        """Write the checkpoint in place of the one before.
 
         Raises:
-            OutputError: if it cannot be written; what was there stays.
+            OutputError: if it cannot be written; the one before stays.
         """
         best = {f"best/{name}": tensor.cpu().contiguous() for name, tensor in progress.best.items()}
         content = save({**state, **best}, metadata={"format": "pt"})
@@ -151,10 +152,14 @@ class Checkpoint:
         write_folder(self.folder, fill, len(content))
 
     def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
-        """Read it, None if there is none; then one can be written.
+        """Read the checkpoint; make the output folder if it does not exist.
+
+        Returns:
+            The progress and all stored tensors; None if there is no checkpoint.
 
         Raises:
-            OutputError: if it is damaged, of another run, or no checkpoint of ours, or there is no place for one.
+            OutputError: if the checkpoint is damaged, of another run or not written by `distill`, or if the output
+                folder cannot be made.
         """
         with writing(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +185,7 @@ class Checkpoint:
             raise OutputError(f"{self.folder} is no checkpoint to go on from ({error!r}): {again}") from error
 
     def check_same_run(self, recorded: Mapping[str, Any], again: str) -> None:
-        """Raise OutputError, with what differs, unless the checkpoint is of this run."""
+        """Raise OutputError, which says what differs, unless the checkpoint is of this run."""
         names = sorted(recorded.keys() | self.run)
         differing = [name for name in names if recorded.get(name) != self.run.get(name)]
         if differing:
@@ -188,7 +193,7 @@ class Checkpoint:
             raise OutputError(f"{self.folder} is of another run: {pairs}: give what it was given; {again}")
 
     def retire(self) -> None:
-        """Delete it: the run is complete, also where it cannot be deleted. What others put into the folder stays."""
+        """Delete the checkpoint of a complete run, except files of others; log a warning if it cannot be deleted."""
         try:
             if self.folder.exists():
                 retire(self.folder)
@@ -197,7 +202,7 @@ class Checkpoint:
 
 
 def digest_of(named: Iterable[tuple[str, Any]]) -> str:
-    """The first 16 digits of a SHA-256 of tensors, and other values, with their names."""
+    """Return the first 16 hexadecimal digits of a SHA-256 of named tensors and other values."""
     sha256 = hashlib.sha256()
     for name, value in named:
         sha256.update(name.encode())

@@ -1,4 +1,4 @@
-"""distill: a changed model learns to be like its original, without labels."""
+"""distill: train a changed model to reproduce its original, without labels."""
 
 import dataclasses
 import time
@@ -43,20 +43,20 @@ def distill(
     output_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
 ) -> DistillReport:
-    """Train the changed attention of a model, in place, so that the model does what its original did. No labels.
+    """Train the changed attention of a model, in place, to reproduce its original, without labels.
 
-    Only the projections of changed sites are trained (query/key, values, output with its bias), but for what is frozen
-    (`requires_grad=False`). Gates and alphas stay as they are, and so does everything else. Made small is the squared
-    error of the hidden states of every layer, relative to how they vary over tokens, plus that of the output: of the
-    logits where there is a head, as 2 KL where they are a distribution; else of the mean of the last hidden state over
-    tokens. Padding does not count.
+    `distill` trains only the projections of changed sites (query/key, values, output with its bias), except parameters
+    that are frozen (`requires_grad=False`). Gates, alphas and everything else stay as they are. The loss is the squared
+    error of the hidden states of every layer, relative to their variance over tokens, plus the error of the output. The
+    latter is that of the logits if there is a head (2 KL if they are a distribution), else that of the mean of the last
+    hidden state over tokens. Padding does not count.
 
-    Both models run in evaluation mode, without dropout: what is to be learned is what they do in use. Modes, gradients
-    and which parameters are trainable are as before afterwards. On any error, or an interruption, the model is left as
-    it was before the call.
+    Both models run in evaluation mode, without dropout, since the model should reproduce what the original does in use.
+    Afterwards modes, gradients and `requires_grad` are as before. After any error or interruption the model is as
+    before the call.
 
-    A part of the batches is held out (every eighth). The model is put back to where it was best on it; it never
-    comes back worse on that part than it came.
+    A part of the batches is held out (every eighth). In the end the model gets the weights that were best on this part,
+    so its held-out error is never larger than before.
 
     Example:
         >>> import copy
@@ -71,37 +71,39 @@ def distill(
         True
 
     Args:
-        model: changed by `swap_to_collaborative`, `prune_heads` or the like; in float32, float64 or bfloat16 (then the
-            steps add up in float32 copies).
-        original: what it was made from, or a model of the same class and sizes; in any mode, it is only run.
+        model: a model changed by `swap_to_collaborative`, `prune_heads` or the like; in float32, float64 or bfloat16
+            (then the steps add up in float32 copies).
+        original: the model that it was made from, or one of the same class and sizes, in any mode; it is only run.
         batches: input dicts as the model takes them, an iterable that is listed once (it has to fit in memory). Labels
-            are used only as what the decoder of an encoder-decoder reads; where there is nothing for it to read, the
-            original translates the batches first, greedily.
-        steps: optimizer steps at most, one batch each.
-        learning_rate: of AdamW at its highest, for each tensor relative to its root mean square: a short rise, then a
-            cosine to 0.
-        output_weight: of the output's error beside the mean of the layers' errors.
-        evaluate_every: steps between measurements of the held-out part; None for a tenth of `steps`.
-        patience: stop when so many measurements in a row bring nothing better.
-        seed: of the order of the batches.
-        mixed_precision: "bf16" for autocast, "no", or None for what the accelerator or the launcher says.
-        accelerator: an `accelerate.Accelerator`, prepared for one or several processes that hold the whole model each
-            and are given the same batches: they share every batch. None for what the launcher says.
-        output_dir: checkpoints go into its folder `distillation`. A run that was killed goes on there when it is called
-            again with the same arguments, and ends with the same bits. The folder is removed when the run is complete.
+            serve only as inputs for the decoder of an encoder-decoder. If the decoder has no inputs, the original first
+            translates the batches, greedily.
+        steps: the largest number of optimizer steps, one batch each.
+        learning_rate: the highest learning rate of AdamW, for each tensor relative to its root mean square. It rises
+            for a short time, then falls to 0 as a cosine.
+        output_weight: weight of the output's error, relative to the mean of the layers' errors.
+        evaluate_every: steps between evaluations on the held-out part; None for a tenth of `steps`.
+        patience: stop after this number of evaluations in a row without improvement.
+        seed: seed of the order of the batches.
+        mixed_precision: "bf16" for autocast, "no", or None for the setting of the accelerator or the launcher.
+        accelerator: an `accelerate.Accelerator`, prepared for one or several processes. Each of them holds the whole
+            model and is given the same batches; they divide every batch among them. None for the launcher's processes.
+        output_dir: checkpoints are written to its subfolder `distillation`. To resume a run that was killed, call
+            `distill` again with the same arguments; the result is the same bit by bit. The subfolder is removed when
+            the run is complete.
         checkpoint_every: steps between checkpoints; None for `evaluate_every`.
 
     Returns:
-        Errors on the held-out part before and after, and what it took; `print` it.
+        A report with the held-out errors before and after, and the steps, tokens and time used; `print` it.
 
     Raises:
         ArgumentError: on an argument that cannot work, models that do not fit each other, or nothing to train.
-        UnsupportedModelError: if a model is wrapped, or has nothing by which it could be compared.
-        CalibrationError: if there are no batches, one holds no tokens, or the models cannot take it; it is numbered.
-        NonFiniteError: if a model puts out NaN or inf, or has it in a weight of its attention, which is named.
-        SwapError: if a changed projection serves another site, too.
+        UnsupportedModelError: if a model is wrapped, or returns nothing by which it can be compared.
+        CalibrationError: if there are no batches, one holds no tokens, or the models cannot take one; the message has
+            its number.
+        NonFiniteError: if an output of a model, or a weight of its attention, contains NaN or inf; the weight is named.
+        SwapError: if a changed site shares a projection with another site.
         OutputError: if a checkpoint cannot be written, is damaged, or is of another run.
-        MissingPackageError: without Accelerate.
+        MissingPackageError: if Accelerate is not installed.
     """
     started = time.perf_counter()
     options = DistillOptions(steps, learning_rate, output_weight, evaluate_every, checkpoint_every, patience, seed)
@@ -126,7 +128,7 @@ def distill(
         chosen = dict(zip(read, found, strict=False))
         in_turn, held_out = [chosen[place] for place in places], found[len(read) :]
         for parameter in trained.values():
-            parameter.data.copy_(processes.of_first(parameter.data))  # last bits of what each computed may differ
+            parameter.data.copy_(processes.of_first(parameter.data))  # processes may differ in the last bits
         gap = Gap.measured(model, original, processes, held_out, output_weight)
         training = Training(gap, MasterWeights(trained, learning_rate, steps), options, in_turn, held_out, checkpoint)
         progress = training.run(saved, started)
@@ -150,7 +152,7 @@ def distill(
 
 
 def digests(model: PreTrainedModel, original: PreTrainedModel, batches: list[Batch]) -> dict[str, str]:
-    """By which a checkpoint knows its run: of both models, and of what was given."""
+    """Return digests of both models and of the batches, by which a checkpoint recognises its run."""
     inputs = ((f"{index}/{name}", value) for index, batch in enumerate(batches) for name, value in batch.items())
     return {
         "model": digest_of(model.state_dict().items()),

@@ -1,4 +1,4 @@
-"""The batches of a distillation: listed, checked, and a part of them held out."""
+"""List and check the batches of a distillation, and hold out a part of them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +25,15 @@ from collab_heads.model.refusals import check_wrapper
 from collab_heads.sites.record import FIELD
 
 HELD_OUT = 8  # one batch of so many is held out
-MOST_HELD_OUT = 16  # batches: more take time at every evaluation and say no more
+MOST_HELD_OUT = 16  # batches: more cost time at every evaluation and add little
 
 
 def list_batches(model: PreTrainedModel, batches: Iterable[Mapping]) -> list[Batch]:
-    """List batches, without labels that no decoder reads.
+    """List batches, and drop labels that no decoder reads.
 
     Raises:
-        CalibrationError: if there are none, one is no dict or holds no tokens, or they cannot be read; it is numbered.
+        CalibrationError: if there are none, or one is no dict, holds no tokens or cannot be read; the message has its
+            number.
     """
     listed: list[Batch] = []
     try:
@@ -48,7 +49,7 @@ def list_batches(model: PreTrainedModel, batches: Iterable[Mapping]) -> list[Bat
 
 
 def check_tokens(model: PreTrainedModel, index: int, batch: Batch) -> None:
-    """Raise CalibrationError if a batch has no rows, or nothing in it counts."""
+    """Raise CalibrationError if the model cannot take a batch, or the batch has no rows or no tokens that count."""
     tensors = [value for value in batch.values() if isinstance(value, Tensor)]
     if not tensors:
         raise CalibrationError(f"batch {index} holds no tensors but {sorted(batch)}: pass return_tensors='pt'")
@@ -66,15 +67,16 @@ def check_tokens(model: PreTrainedModel, index: int, batch: Batch) -> None:
 
 
 def num_examples(steps: int, size: int) -> int:
-    """How many examples a distillation can use: a batch of so many for every step, and those held out."""
+    """Return how many examples a distillation can use: a batch of `size` for every step, plus those held out."""
     return size * max(steps + math.ceil(steps / (HELD_OUT - 1)), HELD_OUT)
 
 
 def split(batches: Sequence[Batch]) -> tuple[Part, Part]:
     """Divide batches into those to train on and those that are held out, with their numbers.
 
-    Of eight batches or more every eighth is held out, at most about 16 in all; of fewer an eighth of the rows of each,
-    one at least. Where every batch is a single row the last one is; where there is but one it is both.
+    Of eight batches or more, every eighth is held out, at most about 16 in total. Of fewer batches, an eighth of the
+    rows of each is held out, at least one row. If no batch can be divided, the last one is held out; if there is only
+    one, it is in both.
     """
     every_one = list(enumerate(batches))
     if len(batches) >= HELD_OUT:
@@ -88,7 +90,7 @@ def split(batches: Sequence[Batch]) -> tuple[Part, Part]:
 
 
 def split_rows(batch: Batch) -> tuple[Batch, Batch | None]:
-    """The rows of a batch to train on, and those held out; None where it cannot be divided."""
+    """Divide the rows of a batch into those to train on and those held out; None if it cannot be divided."""
     rows = num_rows(batch)
     if rows is None or rows < 2:
         return batch, None
@@ -97,7 +99,7 @@ def split_rows(batch: Batch) -> tuple[Batch, Batch | None]:
 
 
 def in_order(count: int, seed: int, steps: int) -> list[int]:
-    """Which of `count` batches each step takes; every epoch has an order of its own."""
+    """Return the index, below `count`, of the batch of each step; every epoch has its own order."""
     places: list[int] = []
     generator = torch.Generator().manual_seed(seed)
     while len(places) < steps:
@@ -105,7 +107,7 @@ def in_order(count: int, seed: int, steps: int) -> list[int]:
     return places[:steps]
 
 
-# what two configs may differ in: how the models came about, and how they run
+# entries that may differ between two configs: how the models were made, and how they run
 MAY_DIFFER = {FIELD, "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 MAY_DIFFER |= {"return_dict", "output_hidden_states", "output_attentions"}
 
@@ -114,8 +116,8 @@ def check_pair(model: PreTrainedModel, original: PreTrainedModel) -> None:
     """Raise an error unless both are plain models of one class and the same sizes.
 
     Raises:
-        UnsupportedModelError: if one is wrapped, or no transformers model, or the weights of `model` are offloaded.
-        ArgumentError: if they are one model, or do not fit each other; what differs is named.
+        UnsupportedModelError: if one is wrapped or no transformers model, or if the weights of `model` are offloaded.
+        ArgumentError: if they are one object, or do not fit each other; the message says what differs.
     """
     check_wrapper(model)
     check_wrapper(original)
@@ -133,7 +135,7 @@ def check_pair(model: PreTrainedModel, original: PreTrainedModel) -> None:
 
 
 def flat(config: Mapping, prefix: str = "") -> dict[str, object]:
-    """The entries of a config that matter, those of inner configs under dotted names."""
+    """Return the entries of a config except `MAY_DIFFER`, those of inner configs under dotted names."""
     found: dict[str, object] = {}
     for name, value in config.items():
         if name in MAY_DIFFER:
@@ -146,7 +148,7 @@ def flat(config: Mapping, prefix: str = "") -> dict[str, object]:
 
 
 def check_apart(trained: Mapping[str, nn.Parameter], original: PreTrainedModel) -> None:
-    """Raise ArgumentError if training would change the original, since it holds the same tensor."""
+    """Raise ArgumentError if the original shares a trained tensor, so that training would change it."""
     theirs = {parameter.data_ptr() for parameter in original.parameters()}
     for name, parameter in trained.items():
         if parameter.numel() and parameter.data_ptr() in theirs:

@@ -1,4 +1,4 @@
-"""What is compared of two models: the hidden states of every layer, and the output. Padding does not count."""
+"""Compare two models by the hidden states of every layer and by the output. Padding does not count."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from collab_heads.model.offloading import input_device
 from collab_heads.model.outputs import Output, embeddings_of, read_output
 from collab_heads.model.portions import PORTION, portions
 
-# the hidden states of a model -> whose padding they have
+# name of the hidden states in an output -> side of the model whose padding they have
 STATES = {"encoder_hidden_states": "encoder", "decoder_hidden_states": "decoder", "hidden_states": "decoder"}
 STATES |= {"text_model_output.hidden_states": "text", "vision_model_output.hidden_states": "vision"}
 
 
 def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> list[Output]:
-    """The hidden states of every layer, after that the output; embeddings are left out, nothing changes them.
+    """Return the hidden states of every layer, then the output. Embeddings are left out, since nothing changes them.
 
     Raises:
         UnsupportedModelError: if a model returns no hidden states, or no output that can be compared.
@@ -40,17 +40,17 @@ def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> lis
 
 
 def nested(outputs: Mapping | None, name: str) -> tuple[Tensor, ...] | None:
-    """An entry of what a model returns, or of what one of its stacks does: "text_model_output.hidden_states"."""
+    """Return an entry of a model's output or, as in "text_model_output.hidden_states", of a stack's; None if absent."""
     first, _, rest = name.partition(".")
     found = None if outputs is None else outputs.get(first)
     return nested(cast(Mapping | None, found), rest) if rest else found
 
 
 def whole_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Output:
-    """The output of a model; of one without a head the mean of the last hidden state over tokens, a row per example.
+    """Return the output of a model; without a head, the mean of the last hidden state over tokens, a row per example.
 
-    The last hidden state itself is a layer like the others. What is systematic about its errors adds up in a mean,
-    and a mean is what such models mostly serve for.
+    The last hidden state itself is compared like the other layers. Its systematic errors add up in the mean, and such
+    models are mostly used for this mean.
     """
     states = outputs.get("last_hidden_state")
     if outputs.get("logits") is not None or embeddings_of(outputs) or states is None or states.ndim != 3:
@@ -62,14 +62,14 @@ def whole_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> O
 
 
 class Spread:
-    """The mean square of rows around their mean, summed up over portions in float64."""
+    """The mean square of rows around their mean, accumulated over portions in float64."""
 
     def __init__(self):
         self.count, self.square, self.mean = 0.0, 0.0, torch.zeros(())
         self.raw = 0.0
 
     def add(self, part: Output) -> None:
-        """Take some rows in."""
+        """Add the rows of an output."""
         rows, count = float64(part.rows), len(part.rows)
         if not count:
             return
@@ -81,24 +81,24 @@ class Spread:
         self.count = total
 
     def value(self) -> float:
-        """The mean square per row; around 0 where all rows are one, 1 where they are 0."""
+        """Return the mean square per row around the mean; around 0 if all rows are equal, and 1 if all are zero."""
         return next((square / self.count for square in (self.square, self.raw) if square > 0), 1.0)
 
 
 def row_counts(parts: list[Output]) -> Tensor:
-    """How many rows count: [parts], float64."""
+    """Count the rows of every part: [parts], float64."""
     return torch.tensor([len(part.rows) for part in parts], dtype=torch.float64)
 
 
 def num_tokens(model: PreTrainedModel, inputs: Batch) -> int:
-    """How many tokens of a batch count, on both sides of an encoder-decoder."""
+    """Count the tokens of a batch without padding, on both sides of an encoder-decoder."""
     masks = token_masks(model, inputs)
     sides = masks.values() if model.config.is_encoder_decoder else [masks["decoder"]]
     return sum(every_token(inputs) if mask is None else int(mask.sum()) for mask in sides)
 
 
 def every_token(inputs: Batch) -> int:
-    """Positions of a batch without a mask; an image counts as one."""
+    """Count the positions of a batch without a mask; an image counts as one."""
     ids = inputs.get("input_ids")
     return ids.numel() if isinstance(ids, Tensor) else num_rows(inputs) or 1
 
@@ -108,11 +108,11 @@ class Gap:
     """The gap between two models.
 
     Attributes:
-        model: the changed one.
-        original: what it should be like.
-        processes: that share the work.
-        scales: [parts], float64, on the CPU: by what the squared error of a row is divided, for layers and output.
-        weights: [parts], the same way: the share of each in what is made small.
+        model: the changed model.
+        original: the model that it should reproduce.
+        processes: the processes that share the work.
+        scales: [parts], float64, on the CPU: divisors of the squared error of a row, for every layer and the output.
+        weights: [parts], likewise: the weight of each in the loss.
     """
 
     model: PreTrainedModel
@@ -130,7 +130,10 @@ class Gap:
         held_out: Part,
         output_weight: float,
     ) -> "Gap":
-        """With the scales that the original has on some batches: every process looks at all, and finds the same."""
+        """Make the gap, with scales measured on the original.
+
+        Every process runs all batches; all use the scales of the first process.
+        """
         spreads: list[Spread] = []
         alone = cls(model, original, processes.alone(), torch.ones(()), torch.ones(()))
         is_distribution = False
@@ -147,14 +150,17 @@ class Gap:
         return cls(model, original, processes, *processes.of_first(found))
 
     def references(self, index: int, batch: Batch) -> Iterator[tuple[Batch, list[Output]]]:
-        """This process's portions of a batch, and what the original makes of them."""
+        """Yield this process's portions of a batch, each with the parts of the original."""
         for number, portion in enumerate(self.portions(batch)):
             if number % self.processes.count == self.processes.index:
                 with torch.no_grad():
                     yield portion, self.run(self.original, index, portion)
 
     def portions(self, batch: Batch) -> Iterator[Batch]:
-        """A batch without padding that is not needed: small portions on a CPU, else one for every process."""
+        """Yield the portions of a batch, without unneeded padding: small ones on a CPU, else about one per process.
+
+        A batch that stays whole keeps its padding.
+        """
         size, count = PORTION, self.processes.count
         if self.model.device.type != "cpu":
             rows = num_rows(batch)
@@ -166,7 +172,7 @@ class Gap:
         yield from map(dict, portions(batch, self.model.config.is_encoder_decoder, size))
 
     def run(self, model: PreTrainedModel, index: int, portion: Batch) -> list[Output]:
-        """What a model makes of a portion; whatever it raises names the batch."""
+        """Run a model on a portion and return its parts; an error of the model names the batch."""
         inputs = moved(portion, input_device(model))
         caches = model.config.is_encoder_decoder or is_lone_decoder(model.config)
         more = {"use_cache": False} if caches else {}
@@ -182,7 +188,7 @@ class Gap:
             ) from error
 
     def squares(self, index: int, portion: Batch, references: list[Output]) -> Tensor:
-        """The squared errors of the changed model, summed over rows, differentiable: [parts]."""
+        """Return the squared errors of the changed model, summed over rows, differentiable: [parts]."""
         parts = self.run(self.model, index, portion)
         return torch.stack(
             [
@@ -192,7 +198,7 @@ class Gap:
         )
 
     def backward(self, index: int, batch: Batch) -> tuple[float, int]:
-        """Add the gradient of this process's part of the loss on a batch to the parameters.
+        """Add the gradient of this process's share of the loss on a batch to the gradients of the parameters.
 
         Returns:
             The loss and the tokens of the batch, over all processes.
@@ -217,7 +223,7 @@ class Gap:
 
     @torch.no_grad()
     def error(self, held_out: Part) -> HeldOutError:
-        """The error on some batches, which the processes share.
+        """Return the error on some batches, which the processes divide among them.
 
         Raises:
             NonFiniteError: if it is NaN or inf.
@@ -236,7 +242,7 @@ class Gap:
 
 
 def check_finite(loss: float, index: int, part: str) -> None:
-    """Raise NonFiniteError unless a loss is a number."""
+    """Raise NonFiniteError unless a loss is finite."""
     if not loss - loss == 0:
         raise NonFiniteError(
             f"the gap to the original is {loss} on {part} batch {index}: one of the models puts out NaN or inf there, "

@@ -1,4 +1,4 @@
-"""What a distillation trains: the projections of the sites that were changed, and nothing else."""
+"""Select and train the parameters of a distillation: the projections of changed sites, and nothing else."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ from collab_heads.sites.record import CollabConfig
 
 
 def trained_parameters(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, nn.Parameter]:
-    """The parameters of the query/key, value and output projections of changed sites, by name; no gates, no alphas.
+    """Return the parameters of the query/key, value and output projections of changed sites by name.
 
-    What the user froze stays frozen.
+    Gates and alphas are left out, and so is what the user froze.
 
     Raises:
-        ArgumentError: if no site was changed, all is frozen, or one is in a dtype that cannot be trained.
-        SwapError: if a projection of a changed site is another one's, too.
+        ArgumentError: if no site was changed, all parameters are frozen, or one has a dtype that cannot be trained.
+        SwapError: if a changed site shares a projection with another site.
     """
     changed = CollabConfig.on(model).sites
     sites = [site for site in adapter.sites(model) if site.path in changed]
@@ -55,7 +55,7 @@ def trained_parameters(model: PreTrainedModel, adapter: AttentionAdapter) -> dic
 
 
 def site_parameters(site: OpenSite) -> Iterator[nn.Parameter]:
-    """The parameters of a site's projections; those of gates and alphas stay as they are."""
+    """Yield the parameters of a site's projections, without those of gates and alphas."""
     inner = getattr(site.module, "query_key", None)
     modules = [] if isinstance(inner, NoHeads) else [*([inner] if site.is_swapped else site.projections), site.value]
     for module in modules:
@@ -66,9 +66,9 @@ def site_parameters(site: OpenSite) -> Iterator[nn.Parameter]:
 
 @contextmanager
 def trained_alone(model: PreTrainedModel, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Let only some parameters have gradients; what had gradients, and which, is as before afterwards.
+    """Give only some parameters gradients, and restore all `requires_grad` and `grad` when the context ends.
 
-    After an error their values are, too.
+    After an error the values of these parameters are restored, too.
     """
     before = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     values = {name: parameter.detach().clone() for name, parameter in trained.items()}
@@ -91,13 +91,13 @@ def trained_alone(model: PreTrainedModel, trained: Mapping[str, nn.Parameter]) -
 
 @torch.no_grad()
 def put_back(trained: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Set parameters to what they were, or are to be."""
+    """Copy values into parameters, by name."""
     for name, parameter in trained.items():
         parameter.copy_(values[name])
 
 
-WARM_UP = 20  # the rate rises over one of so many steps
-SMALLEST = 0.1  # a tensor counts as no smaller than this share of the mean size of all, so that one of zeros can learn
+WARM_UP = 20  # the learning rate rises over 1/20 of the steps
+SMALLEST = 0.1  # least size of a tensor, as a share of the mean size of all, so that a tensor of zeros can learn
 LARGEST_NORM = 1.0  # of the gradient
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
@@ -105,15 +105,16 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 class MasterWeights:
     """The trained parameters, with float32 copies of those in half precision, and their AdamW without weight decay.
 
-    A step of 1 % of a weight is lost in bfloat16, which has eight bits: it adds up in the copy.
+    A step of 0.1 % of a weight is lost in bfloat16, which has eight significant bits; such steps add up in the copy.
 
-    Every tensor's rate is relative to its root mean square. The factors of a decomposition have sizes of their own, a
-    mixing of about 1 and a key of about 0.1: one rate for all harms the one, or does not move the other.
+    The learning rate of every tensor is relative to its root mean square. The factors of a decomposition differ in
+    size, with a mixing of about 1 and a key of about 0.1: the same rate for all is too large for one or too small for
+    the other.
 
     Args:
         trained: name -> parameter.
-        learning_rate: at its highest, relative to the root mean square of a tensor.
-        steps: of the whole run.
+        learning_rate: the highest learning rate, relative to the root mean square of a tensor.
+        steps: number of steps of the whole run.
     """
 
     def __init__(self, trained: Mapping[str, nn.Parameter], learning_rate: float, steps: int):
@@ -132,7 +133,7 @@ class MasterWeights:
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.0, fused=fused or None)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0: a short rise, then half a cosine to 0."""
+        """Return the learning rate of a step, counted from 0: a short rise, then half a cosine to 0."""
         rise = max(1, self.steps // WARM_UP)
         if step < rise:
             return self.learning_rate * (step + 1) / rise
@@ -140,7 +141,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def take_step(self, step: int, processes: Processes) -> None:
-        """One step down the gradient, summed over processes; the gradients are gone after it."""
+        """Take one step down the gradient, summed over processes, and clear the gradients."""
         for name, master in self.masters.items():
             gradient = self.trained[name].grad
             given = torch.zeros_like(master) if gradient is None else gradient.to(master.dtype)
@@ -154,11 +155,11 @@ class MasterWeights:
         self.show()
 
     def show(self) -> None:
-        """Put the float32 copies into the parameters."""
+        """Copy the float32 copies into the parameters."""
         put_back(self.trained, self.masters)
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and moments, named, to be stored."""
+        """Return weights and moments by name, on the CPU, to be stored."""
         found = {f"weight/{name}": master for name, master in self.masters.items()}
         for name, master in self.masters.items():
             found |= {f"{part}/{name}": self.adamw.state[master][part] for part in MOMENTS}
@@ -166,7 +167,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         for name, master in self.masters.items():
             master.copy_(state[f"weight/{name}"])
             moments = {part: state[f"{part}/{name}"].clone() for part in MOMENTS}

@@ -1,4 +1,4 @@
-"""The arguments of a distillation, checked once."""
+"""The checked options of a distillation, and the processes that run it."""
 
 import dataclasses
 import os
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 Precision = Literal["no", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-EVALUATIONS = 10  # of the held-out part in a run, where `evaluate_every` is not given
+EVALUATIONS = 10  # of the held-out part in a run, if `evaluate_every` is not given
 
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """How a model is distilled; the arguments of `distill`.
+    """The options of a distillation: arguments of `distill`.
 
     Raises:
         ArgumentError: on a value that cannot work.
@@ -52,24 +52,24 @@ class DistillOptions:
 
     @property
     def steps_between_evaluations(self) -> int:
-        """As asked for, or a tenth of the run."""
+        """Return `evaluate_every`, by default a tenth of the steps."""
         return self.evaluate_every or max(1, self.steps // EVALUATIONS)
 
     @property
     def steps_between_checkpoints(self) -> int:
-        """As asked for, or as the evaluations."""
+        """Return `checkpoint_every`, by default the steps between evaluations."""
         return self.checkpoint_every or self.steps_between_evaluations
 
 
 def check_precision(precision: object) -> None:
-    """Raise ArgumentError unless a precision is one that a distillation can have; None leaves it to Accelerate."""
+    """Raise ArgumentError unless a distillation supports a precision; None leaves the choice to Accelerate."""
     if precision == "fp16":
         raise ArgumentError("mixed_precision 'fp16': small gradients become 0 in it; use 'bf16' or 'no'")
     if precision is not None:
         check_choice("mixed_precision", precision, PRECISIONS)
 
 
-# ways of training that divide or replace the model, which is to be trained as it is
+# ways of training that divide or replace the model, while a distillation needs each process to hold it whole
 REFUSED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 Value = TypeVar("Value")
 
@@ -79,8 +79,8 @@ class Processes:
     """The processes of a run.
 
     Attributes:
-        count, index: how many there are, and which one this is.
-        device: where they exchange tensors.
+        count, index: the number of processes, and the index of this one.
+        device: the device on which they exchange tensors.
         precision: "no", or "bf16" for autocast.
     """
 
@@ -91,11 +91,16 @@ class Processes:
 
     @classmethod
     def found(cls, accelerator: "Accelerator | None", precision: str | None, on_cpu: bool = True) -> "Processes":
-        """Those of an accelerator, or of the launcher that started this process; models on a CPU exchange there.
+        """Return the processes of an accelerator, or of the launcher that started this process.
+
+        Args:
+            accelerator: an `accelerate.Accelerator`; None for the launcher.
+            precision: "no" or "bf16"; None for that of the accelerator or the launcher.
+            on_cpu: whether models are on the CPU, so that several processes exchange tensors there.
 
         Raises:
-            ArgumentError: if the accelerator is none, or works in a way that is not supported.
-            MissingPackageError: without Accelerate.
+            ArgumentError: if the accelerator is no Accelerator, or it or the precision is not supported.
+            MissingPackageError: if Accelerate is not installed.
         """
         check_precision(precision)
         check_extra("train", "distillations", ("accelerate",))
@@ -103,8 +108,8 @@ class Processes:
 
         if accelerator is not None and not isinstance(accelerator, Accelerator):
             raise ArgumentError(f"accelerator is a {type(accelerator).__name__}, expected an accelerate.Accelerator")
-        # not an Accelerator of our own: its precision would be that of the process for good; so would be the choice of
-        # the CPU, which matters to several processes only
+        # Making an Accelerator here would fix its precision for the life of the process. So does the choice of the CPU,
+        # which is therefore made only for several processes.
         cpu = on_cpu and int(os.environ.get("WORLD_SIZE", 1)) > 1
         state: Any = PartialState(cpu=cpu) if accelerator is None else accelerator
         if state.distributed_type.name in REFUSED:
@@ -120,19 +125,19 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes and shows."""
+        """Return True if this process writes files and shows progress."""
         return self.index == 0
 
     def alone(self) -> "Processes":
-        """This process as if it were the only one."""
+        """Return this process as if it were the only one."""
         return dataclasses.replace(self, count=1, index=0)
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
-        """Products in bfloat16, if asked for."""
+        """Return the context for products in bfloat16; without effect at precision "no"."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over processes, the same on all."""
+        """Return the sum over processes, the same on all."""
         if self.count == 1:
             return tensor
         from accelerate.utils import reduce
@@ -140,7 +145,7 @@ class Processes:
         return reduce(tensor.to(self.device), "sum").to(tensor.device)
 
     def of_first(self, tensor: Tensor) -> Tensor:
-        """A tensor as the first process has it, on all."""
+        """Return the tensor of the first process, on all."""
         if self.count == 1:
             return tensor
         from accelerate.utils import broadcast
@@ -148,7 +153,7 @@ class Processes:
         return broadcast(tensor.detach().clone().to(self.device)).to(tensor.device)
 
     def first_says(self, function: Callable[[], Value]) -> Value:
-        """Call a function on the first process, and hand its result or its error to all: none is left waiting."""
+        """Call a function on the first process; return its result, or raise its CollabHeadsError, on all."""
         if self.count == 1:
             return function()
         from accelerate.utils import broadcast_object_list
@@ -165,7 +170,7 @@ class Processes:
         return outcome[0]
 
     def check_same(self, what: str, digest: str) -> None:
-        """Raise CalibrationError, on all processes, unless they were all given the same."""
+        """Raise CalibrationError on all processes unless they were all given the same."""
         if self.count == 1:
             return
         from accelerate.utils import gather_object

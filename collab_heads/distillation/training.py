@@ -1,4 +1,4 @@
-"""The steps of a distillation, and where it was best."""
+"""Run the steps of a distillation, and keep the best weights."""
 
 import time
 
@@ -13,15 +13,15 @@ from collab_heads.model.batches import Part
 
 
 class Training:
-    """Steps on one part of the batches, evaluations on the other.
+    """The training loop: steps on one part of the batches, evaluations on the other.
 
     Args:
-        gap: what is made small.
-        weights: what is trained.
-        options: how.
+        gap: the gap to minimise.
+        weights: the trained parameters and their optimizer.
+        options: the options of the distillation.
         in_turn: the batch of every step, with its number.
-        held_out: those to measure on.
-        checkpoint: where to save; None for nowhere.
+        held_out: the batches to evaluate on, with their numbers.
+        checkpoint: where to save; None for no checkpoints.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class Training:
         self.in_turn, self.held_out, self.checkpoint = in_turn, held_out, checkpoint
 
     def run(self, saved: tuple[Progress, dict[str, Tensor]] | None, started: float) -> Progress:
-        """Train from the beginning, or from what was saved, to the end.
+        """Train to the end, from the beginning or from a checkpoint.
 
         Args:
-            saved: what a checkpoint held.
+            saved: the content of a checkpoint; None to start at the beginning.
             started: `time.perf_counter()` at the start of the call.
         """
         first = self.gap.processes.is_first
@@ -66,14 +66,13 @@ class Training:
         return progress
 
     def take_step(self, progress: Progress) -> None:
-        """One step on one batch."""
         _, tokens = self.gap.backward(*self.in_turn[progress.step])
         self.weights.take_step(progress.step, self.gap.processes)
         progress.step += 1
         progress.tokens += tokens
 
     def is_due(self, progress: Progress, every: int) -> bool:
-        """Whether something that happens every so many steps, and after the last, happens now."""
+        """Return True after `every` steps, and after the last step."""
         return progress.step % every == 0 or progress.step == self.options.steps
 
     def evaluate(self, progress: Progress) -> None:
@@ -85,15 +84,15 @@ class Training:
             progress.best = {name: p.detach().clone() for name, p in self.weights.trained.items()}
 
     def total(self, index: int, progress: Progress) -> float:
-        """What is made small, at an evaluation."""
+        """Return the total held-out error of an evaluation, given by its index in the history."""
         return progress.history[index][1].total(self.options.output_weight)
 
     def is_stale(self, progress: Progress) -> bool:
-        """Whether the last evaluations brought nothing better."""
+        """Return True if the last `patience` evaluations brought no improvement."""
         return len([step for step, _ in progress.history if step > progress.best_step]) >= self.options.patience
 
     def save(self, progress: Progress) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint on the first process; an error is raised on all."""
         checkpoint, processes = self.checkpoint, self.gap.processes
         if checkpoint is not None:
             processes.first_says(lambda: checkpoint.save(progress, self.weights.state()))

@@ -1,4 +1,4 @@
-"""Fewer heads, with W_O fitted anew for those that stay.
+"""Remove heads, and refit W_O for those that stay.
 
 Shapes: n the width of the concatenated heads, D width of the model.
 """
@@ -17,20 +17,19 @@ from collab_heads.sites.state import DIVIDED
 
 
 class Heads(Part):
-    """The number of heads; where heads share a key head, all heads of it go together."""
+    """The number of heads; heads that share a key head are removed together."""
 
     name, field, column, heading = "heads", "heads", "heads", "heads"
 
     def capability(self, kind):
-        """Heads must be removable."""
         return "prune"
 
     def whole(self, shape):
-        """H."""
+        """Return H."""
         return shape.geometry.num_heads
 
     def sizes(self, shape):
-        """Multiples of the smallest number of heads that can go, at most about `LEVELS` of them."""
+        """Return fewer than 2 * `LEVELS` smaller numbers of heads, multiples of the heads per key head."""
         group = shape.heads_per_key
         if group is None or self.name not in shape.parts:
             return []
@@ -38,7 +37,7 @@ class Heads(Part):
         return list(range(unit, self.whole(shape), unit))
 
     def resized(self, shape, choice, geometry):
-        """A collaborative projection that is divided among the heads gets narrower with them."""
+        """Return the geometry with fewer heads; a projection that is divided among the heads becomes narrower, too."""
         heads, groups, query_key = choice.get(self.name), geometry.groups, geometry.query_key
         if heads is None:
             return geometry
@@ -50,7 +49,7 @@ class Heads(Part):
         return replace(geometry, num_heads=heads, groups=groups, query_key=query_key)
 
     def errors(self, site, shape, fitted, held):
-        """With W_O refitted for the heads that stay."""
+        """Measure the error with W_O refitted for the heads that stay."""
         if not self.sizes(shape):
             return {}
         regression = head_regression(site, fitted.heads[site.path])
@@ -63,7 +62,7 @@ class Heads(Part):
         return errors
 
     def fit(self, fitting):
-        """Choose the heads that stay; what calibration saw of the others is forgotten."""
+        """Choose the heads that stay, and drop the calibration of the others."""
         site, seen, path = fitting.site, fitting.calibrations, fitting.site.path
         regression = head_regression(site, seen.heads[path])
         kept_keys = most_costly(regression.removal_costs(), fitting.geometry.key_heads)
@@ -76,43 +75,41 @@ class Heads(Part):
         fitting.try_out()
 
     def resize(self, site, state, shape, geometry):
-        """Leave the first heads."""
+        """Keep the first heads."""
         return prune_site(site, state, site.head_numbers[: geometry.num_heads])
 
     def total(self, geometry):
-        """The number of heads."""
         return geometry.num_heads
 
     def summary(self, choices):
-        """Of all sites."""
+        """Return the number of heads that all sites keep, and that they have."""
         left = sum(self.size(shape, choice) for shape, choice in choices)
         return f"{left} of {sum(self.whole(shape) for shape, _ in choices)}"
 
 
 @dataclass(frozen=True)
 class KeptHeads(Fit):
-    """The heads that stay.
+    """The fit of fewer heads: those that stay.
 
     Attributes:
         numbers: their original numbers, ascending.
-        output: W_O for them.
+        output: W_O, refitted for them.
     """
 
     numbers: Sequence[int]
     output: OutputWeights
 
     def put_into(self, site, state):
-        """Remove the others."""
         return prune_site(site, state, self.numbers, self.output)
 
 
 def head_regression(site: OpenSite, moments: InputMoments) -> HeadRegression:
-    """The regression of what a site adds on what its heads put out; heads that share a key head count as one."""
+    """Return the regression of the site's output on its heads' outputs; heads that share a key head count as one."""
     weight, _ = regressed_weight(site, folds_gates=False)
     has_bias = getattr(site.output, "bias", None) is not None
     return HeadRegression.of(weight, moments, site.site.num_key_heads, has_bias=has_bias)
 
 
 def most_costly(costs: Tensor, count: int) -> tuple[int, ...]:
-    """The heads that stay when so many do: indices, ascending; see `HeadRegression.removal_costs`."""
+    """Return the indices, ascending, of the `count` heads that stay; for costs see `HeadRegression.removal_costs`."""
     return tuple(sorted(costs.topk(count).indices.tolist()))

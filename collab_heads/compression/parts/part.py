@@ -1,4 +1,4 @@
-"""Helpers of several parts: the error of a changed output projection, and the widths to choose from."""
+"""The base classes of parts and of their fits, with helpers that several parts use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,15 +23,15 @@ from collab_heads.model.site_size import Geometry
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import QueryKeyKind, SiteState
 
-LEVELS = 8  # sizes of a part that are considered, or a few more
+LEVELS = 8  # sizes of a part to consider, about; fewer than twice as many
 
 
 def share(missing: Tensor, bias: Tensor, weight: Tensor, held: InputMoments) -> float:
     """Return the mean square of missing @ z - bias, as a share of the variance of weight @ z.
 
     Args:
-        missing: [D, n], what of W_O is lost.
-        bias: [D], what W_O's bias gained for it.
+        missing: [D, n], what is missing from W_O.
+        bias: [D], what is added to the bias of W_O to compensate.
         weight: [D, n], W_O.
         held: the moments of z.
     """
@@ -42,22 +42,21 @@ def share(missing: Tensor, bias: Tensor, weight: Tensor, held: InputMoments) -> 
 
 
 def narrower(width: int) -> list[int]:
-    """Return the smaller widths to consider: multiples of 4, at most about `LEVELS` of them."""
+    """Return the smaller widths to consider: multiples of 4, fewer than 2 * `LEVELS` of them."""
     unit = max(HEAD_MULTIPLE, width // LEVELS // HEAD_MULTIPLE * HEAD_MULTIPLE)
     return list(range(unit, width, unit))
 
 
 class Part(ABC):
-    """Something of a site that can become smaller.
+    """A part of a site that can become smaller.
 
     Attributes:
-        name: as in `parts=` and `Choice`.
-        field: what the names of its sizes begin with in a stored report.
+        name: its name in `parts=` and `Choice`.
+        field: the prefix of its sizes in a stored report.
         column: its heading in the report.
         heading: its heading in the table of a plan.
-        is_refined: whether its fit is refined at the end of `compress`, so that a plan measures what that leaves of its
-            errors.
-        may_stay: whether it is left alone in families that cannot make it smaller, where others are asked for, too.
+        is_refined: whether its fit is refined at the end of `compress`, so that a plan measures the gain of refinement.
+        may_stay: whether it is skipped in families that cannot make it smaller, if other parts are requested, too.
     """
 
     name: ClassVar[SitePart]
@@ -84,7 +83,7 @@ class Part(ABC):
         """Return the geometry with a choice, given the geometry that the parts before this one in the table leave."""
 
     def allows(self, shape: SiteShape, choice: Choice, geometry: Geometry) -> bool:
-        """Return whether a choice, which gives this geometry, makes sense beside the other parts."""
+        """Return True if a choice, which gives this geometry, makes sense beside the other parts."""
         return True
 
     @abstractmethod
@@ -92,13 +91,13 @@ class Part(ABC):
         """Measure what each of `sizes` costs.
 
         Args:
-            site: without gates and alphas.
-            shape: of it.
-            fitted: what calibration saw on the examples to fit to.
-            held: on those to measure on, with recorded calls.
+            site: the site, without gates and alphas.
+            shape: the shape of the site.
+            fitted: the calibration on the examples to fit to.
+            held: the calibration on the examples to measure on, with recorded calls.
 
         Returns:
-            size -> mean square by which the output of the site moves, as a share of its variance.
+            size -> mean square of the change of the site's output, as a share of its variance.
         """
 
     @abstractmethod
@@ -107,13 +106,13 @@ class Part(ABC):
 
     @abstractmethod
     def resize(self, site: OpenSite, state: SiteState, shape: SiteShape, geometry: Geometry) -> SiteState:
-        """Resize a site that is to be timed, with weights that mean nothing.
+        """Resize a site that is to be timed, with arbitrary weights.
 
         Args:
-            site: the parts before this one are resized already.
-            state: what is recorded of it.
-            shape: of it as it was.
-            geometry: what it is to have.
+            site: the site, in which the parts before this one are resized already.
+            state: its recorded state.
+            shape: its original shape.
+            geometry: the geometry to give it.
 
         Returns:
             The state to record.
@@ -148,17 +147,17 @@ class Fit(ABC):
 
 @dataclass
 class Fitting:
-    """A fit of one site under way; the model is as it was when the context of `stack` ends.
+    """A fit of one site in progress; the model is restored when the context of `stack` ends.
 
     Attributes:
-        site: without gates and alphas, as what was tried out leaves it.
-        shape: of the site as it was.
-        choice: what it is to have.
-        geometry: what it has then.
-        calibrations: what calibration saw of the unchanged model. They are changed: a fit takes out what it uses.
+        site: the site, without gates and alphas, with the fits that were tried out.
+        shape: the original shape of the site.
+        choice: the choice to fit.
+        geometry: the geometry of the site with the choice.
+        calibrations: the calibration of the unchanged model. A fit removes the entries that it uses.
         options: how queries and keys are fitted.
-        stack: open.
-        fits: what the parts give, so far.
+        stack: the open context.
+        fits: the fits of the parts, so far.
     """
 
     site: OpenSite
@@ -179,7 +178,7 @@ class Fitting:
 
 
 def install_fits(model: PreTrainedModel, fitted: Mapping[str, Sequence[Fit]], sites: Iterable[OpenSite]) -> None:
-    """Change sites of a model: path -> what a site gets. Nothing can fail from here on."""
+    """Install fits, path -> fits of the site, in the sites of a model. Nothing can fail from here on."""
     config, states = CollabConfig.on(model), {}
     for site in sites:
         if site.path in fitted:

@@ -1,4 +1,4 @@
-"""Narrower queries and keys: a collaborative query/key projection in the place of the stock one."""
+"""Narrow queries and keys: replace the stock query/key projection by a collaborative one."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,33 +16,31 @@ from collab_heads.layers.query_key import QueryKey
 from collab_heads.model.apply_state import SiteWeights, apply_state
 from collab_heads.sites.state import DIVIDED, QueryKeyState
 
-QUICK = FitOptions(tol=1e-2, refine_steps=0)  # of the fits behind a curve
+QUICK = FitOptions(tol=1e-2, refine_steps=0)  # for the fits of a measurement
 MEASURED_CALLS = 4  # of the recorded calls of a site
 
 
 class QueryKeys(Part):
-    """The width of queries and keys: of a head where the kind of projection divides it among the heads, else of all."""
+    """The width of queries and keys: of one head if the kind divides the projection among heads, else of all heads."""
 
     name, field, column, heading = "query_key", "query_key", "query/key", "query/key width"
     is_refined = True
     may_stay = True
 
     def capability(self, kind):
-        """That of the kind."""
         return FITS[kind].capability
 
     def whole(self, shape):
-        """The width of the original projection."""
+        """Return the width of the original projection, per head if the kind divides it."""
         return shape.geometry.dim_head * (1 if shape.kind in DIVIDED else shape.geometry.num_heads)
 
     def sizes(self, shape):
-        """None where a site has a collaborative projection already."""
+        """Return no size if the site has a collaborative projection already."""
         if shape.geometry.query_key is not None or self.name not in shape.parts:
             return []
         return narrower(self.whole(shape))
 
     def resized(self, shape, choice, geometry):
-        """With a projection of the kind that the site gets."""
         width = choice.get(self.name)
         if width is None:
             return geometry
@@ -53,11 +51,11 @@ class QueryKeys(Part):
         )
 
     def allows(self, shape, choice, geometry):
-        """No projection is wider than that of the heads that stay."""
+        """Return True unless the projection is wider than the original one of the heads that stay."""
         return choice.get(self.name) is None or geometry.query_key_width <= geometry.num_heads * geometry.dim_head
 
     def errors(self, site, shape, fitted, held):
-        """By the output that recorded calls give with each width."""
+        """Measure the error of the output on recorded calls with each width, decomposed without refinement."""
         if not self.sizes(shape):
             return {}
         weights, calls = site.read(), held.query_key[site.path].calls
@@ -70,14 +68,13 @@ class QueryKeys(Part):
         return errors
 
     def fit(self, fitting):
-        """Decompose and refine."""
         fitting.fits.append(fitted_projection(fitting))
 
     def resize(self, site, state, shape, geometry):
         """Fill the projection with small constants, so that denormal numbers do not change the time."""
         keeps_values = geometry.dim_value == shape.geometry.dim_value
         if geometry.query_key is None or site.is_swapped or (shape.geometry.query_key is not None and keeps_values):
-            return state  # the last: heads went, and a stock forward runs those that are left
+            return state  # last case: heads were removed, and a stock forward runs those that are left
         state = replace(state, query_key=geometry.query_key)
         apply_state(site, state)
         for parameter in site.query_key.parameters():
@@ -87,22 +84,20 @@ class QueryKeys(Part):
         return state
 
     def total(self, geometry):
-        """Over all heads."""
         return geometry.query_key_width
 
     def cell(self, before, after, kind):
-        """With the kind, where the width differs."""
+        """Append the kind if the width differs."""
         return super().cell(before, after, kind) + ("" if kind is None or before == after else f" {kind}")
 
 
 @dataclass(frozen=True)
 class Projection(Fit):
-    """A query/key projection."""
+    """The fitted query/key projection of a site."""
 
     query_key: QueryKey
 
     def put_into(self, site, state):
-        """Install it."""
         state = replace(state, query_key=self.query_key.state)
         apply_state(site, state, SiteWeights(query_key=self.query_key))
         return state
@@ -117,6 +112,6 @@ def fitted_projection(fitting: Fitting) -> Projection:
 
 
 def gap_of(plan: SitePlan, fit: SiteFit, gap: OutputGap) -> float:
-    """The squared error of a decomposition."""
+    """Return the squared relative error of the site's output with a quick decomposition."""
     projection = fit.projection(plan.state(), fit.decompose(plan.dim, QUICK))
     return gap.error(projection.to(dtype=gap.dtype)) ** 2

@@ -13,7 +13,7 @@ from collab_heads.sites.state import QueryKeyKind
 
 @dataclass(frozen=True)
 class Choice:
-    """The sizes of the parts of a site that get smaller; every other part stays as it is.
+    """The chosen sizes of the parts of a site that become smaller; every other part stays as it is.
 
     Attributes:
         sizes: part -> size, in the order of the parts. Of heads it is their number. Of queries and keys it is the width
@@ -38,15 +38,15 @@ UNCHANGED = Choice()
 
 @dataclass(frozen=True)
 class SiteShape:
-    """What a site has, and what of it may become smaller.
+    """The shape of a site: its geometry, and the parts that may become smaller.
 
     Attributes:
-        geometry: what it has.
-        kind: of the query/key projection that it gets.
-        exact_kind: of the projection that holds the stock weights.
-        scale: of its scores.
-        parts: what may become smaller.
-        decodes: whether it is of a decoder, which is called for one token after the other.
+        geometry: the present geometry.
+        kind: the kind of the query/key projection that it gets.
+        exact_kind: the kind of the projection that holds the stock weights unchanged.
+        scale: the scale of its scores.
+        parts: the parts that may become smaller.
+        decodes: whether it belongs to a decoder, which is called for one token after the other.
     """
 
     geometry: Geometry
@@ -58,7 +58,7 @@ class SiteShape:
 
     @classmethod
     def of(cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[SitePart, ...] = SITE_PARTS) -> "SiteShape":
-        """Read it from a site."""
+        """Read the shape of a site; queries and keys stay if its family cannot narrow them to the kind."""
         exact, can_narrow = site.adapter.exact_kind, FITS[kind].capability in site.adapter.capabilities
         return cls(
             Geometry.of(site),
@@ -71,5 +71,5 @@ class SiteShape:
 
     @property
     def heads_per_key(self) -> int | None:
-        """Return how many heads share a key head and are removed together; None if that differs, and all heads stay."""
+        """Return how many heads share a key head and are removed together; None if it differs: then all heads stay."""
         return 1 if self.geometry.groups is None else group_size(self.geometry.groups)

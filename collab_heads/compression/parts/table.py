@@ -38,7 +38,7 @@ def size_with(shape: SiteShape, choice: Choice) -> SiteSize:
 
 
 def choices_of(shape: SiteShape) -> Iterator[Choice]:
-    """Yield all that a site can have; the site as it is comes last."""
+    """Yield all choices of a site; the site as it is comes last."""
     for sizes in itertools.product(*([*part.sizes(shape), None] for part in PARTS.values())):
         choice = Choice.of(**dict(zip(PARTS, sizes, strict=True)))
         geometry = resized(shape, choice)
@@ -49,7 +49,7 @@ def choices_of(shape: SiteShape) -> Iterator[Choice]:
 def site_errors(
     site: OpenSite, shape: SiteShape, fitted: Calibrations, held: Calibrations
 ) -> dict[SitePart, dict[int, float]]:
-    """Measure what each part of a site costs at each size: part -> size -> squared error, by rising size.
+    """Measure the error of each part of a site at each size: part -> size -> squared error, by rising size.
 
     For the arguments see `Part.errors`.
     """
@@ -65,13 +65,13 @@ def falling(errors: Mapping[int, float]) -> dict[int, float]:
 def fit_site(
     site: OpenSite, shape: SiteShape, choice: Choice, calibrations: Calibrations, options: FitOptions
 ) -> list[Fit]:
-    """Fit what a site is to have; the model is as it was afterwards.
+    """Fit a choice for a site; the model is unchanged afterwards.
 
     Args:
         site: the site, without gates and alphas.
-        shape: of it.
-        choice: what it is to have.
-        calibrations: what calibration saw of the unchanged model.
+        shape: its shape.
+        choice: the choice to fit.
+        calibrations: the calibration of the unchanged model.
         options: how queries and keys are fitted.
     """
     seen = Calibrations(dict(calibrations.query_key), dict(calibrations.heads))  # a fit takes out what it uses
@@ -83,5 +83,5 @@ def fit_site(
 
 
 def install(model: PreTrainedModel, adapter: AttentionAdapter, fitted: Mapping[str, Sequence[Fit]]) -> None:
-    """Change the model: path -> what a site gets. Nothing can fail from here on."""
+    """Install fits in the model: path -> fits of the site. Nothing can fail from here on."""
     install_fits(model, fitted, open_sites(model, adapter))

@@ -1,4 +1,4 @@
-"""Narrower values, and the columns of W_O that read them."""
+"""Narrow values, and the columns of W_O that read them."""
 
 from dataclasses import dataclass, replace
 
@@ -19,19 +19,20 @@ class Values(Part):
     name, field, column, heading = "values", "value", "values", "value width"
 
     def capability(self, kind):
-        """Values must be narrowable."""
         return "values"
 
     def whole(self, shape):
-        """d_v."""
+        """Return d_v."""
         return shape.geometry.dim_value
 
     def sizes(self, shape):
-        """See `narrower`."""
         return narrower(self.whole(shape)) if self.name in shape.parts else []
 
     def resized(self, shape, choice, geometry):
-        """Stock attention knows one width only: a stock site gets a projection of ours that holds its weights."""
+        """Return the geometry with narrower values.
+
+        Stock attention supports only one width, so a stock site also gets a projection that holds its weights.
+        """
         width, query_key = choice.get(self.name), geometry.query_key
         if width is None:
             return geometry
@@ -42,17 +43,17 @@ class Values(Part):
         return replace(geometry, dim_value=width, query_key=query_key)
 
     def allows(self, shape, choice, geometry):
-        """Nothing that makes a step of decoding slower than it is now.
+        """Return False if the choice would make a step of decoding slower than it is now.
 
-        Kernels want one width, so the narrower of keys and values is padded, all that is cached at every step: beside a
-        full width that costs more than the narrow one saves (measured: `benchmarks/compression_speed.py`).
+        Kernels need one width, so every step pads all that is cached of the narrower of keys and values. If only one of
+        them is narrower, this costs more than it saves (measured: `benchmarks/compression_speed.py`).
         """
         may_differ = shape.geometry.query_key is not None or not {"query_key", self.name} <= set(shape.parts)
         is_even = (choice.get("query_key") is None) == (choice.get(self.name) is None)
         return may_differ or is_even or not shape.decodes
 
     def errors(self, site, shape, fitted, held):
-        """In the basis of each head that the moments of its output give."""
+        """Measure the error with the best `narrow_heads` of each width."""
         if not self.sizes(shape):
             return {}
         weights, errors = read_values(site.value, site.output), {}
@@ -72,7 +73,7 @@ class Values(Part):
         fitting.fits.append(NarrowValues(narrow.weights, plan.state))
 
     def resize(self, site, state, shape, geometry):
-        """Leave the leading rows."""
+        """Keep the leading rows."""
         if geometry.dim_value < shape.geometry.dim_value:
             whole = shape.geometry.dim_value if state.values is None else state.values.dim_head
             state = replace(state, values=ValueState(geometry.dim_value, whole))
@@ -80,19 +81,18 @@ class Values(Part):
         return state
 
     def total(self, geometry):
-        """Over all key heads."""
+        """Return the width over all key heads."""
         return geometry.key_heads * geometry.dim_value
 
 
 @dataclass(frozen=True)
 class NarrowValues(Fit):
-    """Narrower values, and what is recorded of them."""
+    """The fitted narrower values of a site, with the state to record."""
 
     weights: ValueWeights
     state: ValueState
 
     def put_into(self, site, state):
-        """Write them."""
         state = replace(state, values=self.state)
         apply_state(site, state, SiteWeights(values=self.weights))
         return state
