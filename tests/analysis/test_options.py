@@ -1,8 +1,7 @@
 """The value that groups what a user asked for names what the public call takes."""
 
-import dataclasses
 import inspect
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import pytest
 
@@ -18,11 +17,15 @@ def options(**given):
     return AnalysisOptions(**{each.name: parameters[each.name].default for each in fields(AnalysisOptions)} | given)
 
 
-@pytest.mark.parametrize("call, options", ((analyze_heads, AnalysisOptions), (HeadPenalty, PenaltyOptions)))
-def test_options_have_the_names_and_defaults_of_the_call(call, options):
+@pytest.mark.parametrize("call, of_call", ((analyze_heads, AnalysisOptions), (HeadPenalty, PenaltyOptions)))
+def test_options_have_the_names_of_the_call_and_no_other_defaults(call, of_call):
     parameters = inspect.signature(call).parameters.values()
-    asked = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY} | {"adapter": None}
-    assert {field.name: field.default for field in dataclasses.fields(options)} | {"adapter": None} == asked
+    asked = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    found = {each.name: each.default for each in fields(of_call)}
+    assert found.keys() == asked.keys()
+    assert {name: asked[name] for name, value in found.items() if value is not MISSING} == {
+        name: value for name, value in found.items() if value is not MISSING
+    }
 
 
 @pytest.mark.parametrize(
