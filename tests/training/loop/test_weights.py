@@ -8,6 +8,7 @@ import translation_models as tiny
 
 from collab_heads.errors import OutputError
 from collab_heads.training.loop.weights import last_checkpoints, load_weights
+from collab_heads.training.storage.checkpoint import FORMAT
 
 
 @pytest.fixture
@@ -15,9 +16,9 @@ def folder(tmp_path):
     """Two phases, and what is no checkpoint."""
     for phase, step in ((0, 2), (0, 4), (0, 10), (1, 2), (1, 10)):
         (tmp_path / f"step_{phase}_{step}").mkdir()
-        progress = {"phase": phase, "step": step, "arguments": {}, "processes": 1}
+        progress = {"phase": phase, "step": step, "arguments": {}, "processes": 1, "format": FORMAT}
         (tmp_path / f"step_{phase}_{step}" / "progress.json").write_text(json.dumps(progress))
-        for name in ("config.json", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"):
+        for name in ("config.json", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "manifest.json"):
             (tmp_path / f"step_{phase}_{step}" / name).touch()
     (tmp_path / "step_1_12.partial").mkdir()
     (tmp_path / "best").mkdir()
