@@ -21,7 +21,7 @@ PUBLIC = {
     "collab_heads": set(collab_heads.__all__),
     "collab_heads.analysis": {"plots"},
     "collab_heads.analysis.plots": None,  # any name that is not private
-    "collab_heads.analysis.measures.gate_history": {"GateHistory"},
+    "collab_heads.analysis.measures.head_history": {"HeadHistory", "Moment"},
 }
 TRAIN_STEPS, TRAIN_BATCH = 60, 32
 SMALL = {"PAIRS": 12, "STEPS": 6, "MAX_TOKENS": 12, "SENTENCE": 1}

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate, ablation_curve, leave_one_out, mean_loss
-from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.analysis.measures.passes import Observer, observe
 from collab_heads.analysis.measures.sentences import AttentionExamples, Sentences, typical_sentences
 from collab_heads.analysis.measures.statistics import Statistics
@@ -61,7 +61,7 @@ def analyze_heads(
     contribution_sentences: int = 64,
     prefixes: PrefixKind | Sequence[PrefixKind] = "reference",
     compare_with: Mapping[str, PreTrainedModel | str | Path] | Sequence[str | Path] = (),
-    gate_history: GateHistory | None = None,
+    gate_history: HeadHistory | None = None,
     data: str = "given batches",
 ) -> HeadReport:
     """Measure what the heads of a model do, and how much they matter.
@@ -105,7 +105,7 @@ def analyze_heads(
             batches), "own", "random"; see `token_contributions`.
         compare_with: other models, or the checkpoints of a training in order, as `compare_contributions` takes them.
             Their contributions are measured on the same sentences and stand before this model's in the report.
-        gate_history: the gates during training, to show in the report.
+        gate_history: a history of a training with "gates", to show in the report.
         data: a description of the batches, for the report.
 
     Returns:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate
-from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.analysis.relevance.contribution_comparison import named_models
 from collab_heads.analysis.relevance.prefixes import check_prefixes
 from collab_heads.analysis.roles.labelling import RoleThresholds
@@ -47,7 +47,7 @@ class AnalysisOptions:
     contribution_sentences: int
     prefixes: PrefixKind | Sequence[PrefixKind]
     compare_with: Mapping[str, PreTrainedModel | str | Path] | Sequence[str | Path]
-    gate_history: GateHistory | None
+    gate_history: HeadHistory | None
     data: str
 
     def __post_init__(self):

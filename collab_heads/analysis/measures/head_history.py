@@ -24,6 +24,7 @@ from collab_heads.sites.site import AttentionSite
 VERSION = 1
 DIGITS = 6  # that are kept: a picture shows three
 ALPHAS = "alphas"  # the one measure that is a matrix per site
+GATES = "gates"  # P(open) of every gate
 
 
 class Moment(NamedTuple):

@@ -12,7 +12,6 @@ from collab_heads.analysis.plots.distributions import importance_distributions
 from collab_heads.analysis.plots.head_history import history_animation, history_curves, history_strip
 from collab_heads.analysis.plots.head_maps import head_map, role_map
 from collab_heads.analysis.plots.matrices import alpha_maps, matrix_maps
-from collab_heads.analysis.plots.over_training import gate_animation, gate_strip
 
 __all__ = [
     "alpha_maps",
@@ -22,8 +21,6 @@ __all__ = [
     "contribution_curves",
     "contribution_history",
     "contribution_map",
-    "gate_animation",
-    "gate_strip",
     "head_map",
     "history_animation",
     "history_curves",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory
+from collab_heads.analysis.measures.head_history import ALPHAS, GATES, HeadHistory
 from collab_heads.analysis.plots.canvas import (
     SEQUENTIAL,
     colour_scale,
@@ -51,10 +51,10 @@ LABELS = {
     "map_distance": "distance between maps",
     "base": "largest weight of a map",
     "wasserstein": "distance from equal weights",
-    "gates": "P(gate is open)",
+    GATES: "P(gate is open)",
     ALPHAS: "nuclear norm of alpha / heads",
 }
-ENDS: dict[str, dict[str, float]] = {"gates": {"lowest": 0.0, "highest": 1.0}}
+ENDS: dict[str, dict[str, float]] = {GATES: {"lowest": 0.0, "highest": 1.0}}
 FEW_STEPS = 20  # with fewer, each is marked
 MOST_LAYERS = 12  # that a legend names, at most
 

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from collab_heads.analysis.measures.gate_history import GateHistory
-from collab_heads.analysis.plots.canvas import GREY, bare, colour_scale, drawn, new_figure, our_style, panel_grid
+from collab_heads.analysis.plots.canvas import GREY, bare, new_figure, panel_grid
 from collab_heads.analysis.plots.head_maps import FEW_CELLS, draw_cells, head_panels, legend
-from collab_heads.analysis.plots.panels import Panel, Totals, panels_of
+from collab_heads.analysis.plots.panels import Panel
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import ArgumentError
-from collab_heads.files.atomic import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,77 +176,3 @@ def gif_bytes(pictures: Sequence[Image], seconds: float) -> bytes:
     options: dict[str, Any] = {"append_images": pictures[1:], "duration": durations, "loop": 0, "disposal": 1}
     pictures[0].save(buffer, format="GIF", save_all=True, optimize=False, **options)
     return buffer.getvalue()
-
-
-LABEL = "P(gate is open)"
-
-
-@drawn
-def gate_strip(history: GateHistory, *, title: str | None = None, label: str = LABEL) -> Figure:
-    """Draw how open every gate was: a row per head, grouped by layer, a column per recorded step, a panel per role.
-
-    Args:
-        history: a history with at least one step.
-        title: a title for the figure.
-        label: the label of the colour bar.
-
-    Raises:
-        ArgumentError: if nothing was recorded.
-        MissingPackageError: if matplotlib is not installed.
-    """
-    scale = colour_scale([], lowest=0.0, highest=1.0)
-    return draw_strip(recorded_panels(history, None), history.steps, history.probabilities, scale, label, title)
-
-
-def gate_animation(
-    history: GateHistory,
-    path: str | Path,
-    *,
-    totals: Totals | None = None,
-    title: str | None = None,
-    label: str = LABEL,
-    seconds: float = 8.0,
-    frames: int = 80,
-    dpi: int = 80,
-) -> Path:
-    """Write an animated GIF of gates: a map layer x head per step.
-
-    It repeats forever; the last step stays two seconds longer.
-
-    Args:
-        history: a history with at least one step.
-        path: the path of the file, ".gif"; it replaces an existing one only when complete.
-        totals: number of heads that the sites had before any was removed, as in `head_map`.
-        title: a title for the pictures.
-        label: the label of the colour bar.
-        seconds: the length of the animation, in seconds.
-        frames: the largest number of steps to show, the first and the last among them.
-        dpi: pixels per inch.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: if nothing was recorded, `seconds` is not positive, there are fewer than two frames, or the path
-            does not end in ".gif".
-        MissingPackageError: if matplotlib or Pillow is not installed.
-    """
-    check_path(path)
-    check_animation(seconds, frames)
-    panels = recorded_panels(history, totals)
-    shown = shown_of(len(history.steps), frames)
-    values = [{path: each[i] for path, each in history.probabilities.items()} for i in shown]
-    width = len(str(history.steps[-1]))
-    clocks = [f"step {history.steps[i]:>{width}}" for i in shown]
-    with our_style():
-        scale = colour_scale([], lowest=0.0, highest=1.0)
-        pictures = head_frames(panels, values, clocks, scale, label, title, dpi)
-    return write_file(path, gif_bytes(pictures, seconds))
-
-
-def recorded_panels(history: GateHistory, totals: Totals | None) -> list[Panel]:
-    """Return the panels of a history; raise ArgumentError if it is empty."""
-    if not history.steps:
-        raise ArgumentError("this history of gates is empty: record() at least one step")
-    heads = {site.path: history.heads.get(site.path, range(site.num_heads)) for site in history.sites}
-    return panels_of(history.sites, list(heads), heads if history.heads else None, totals)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.plots import gate_animation
+from collab_heads.analysis.measures.head_history import GATES
 from collab_heads.analysis.plots.canvas import png_bytes, save_drawings, svg_bytes
+from collab_heads.analysis.plots.head_history import history_animation
 from collab_heads.analysis.report.html import Drawing, Section, page
 from collab_heads.analysis.report.legends import LEGENDS, TITLES
 from collab_heads.analysis.report.measurements import HeadMeasurements, group_name
@@ -137,7 +138,7 @@ class HeadReport(HeadMeasurements):
         page = full_page(self, {name: png for name, (png, _) in drawn.items()}, plan)
         for name, drawings in drawn.items():
             save_drawings(folder / name, *drawings)
-        if figures and self.gate_history is not None and self.gate_history.steps:
-            gate_animation(self.gate_history, folder / "gate_history.gif")
+        if figures and self.gate_history is not None and self.gate_history.where(GATES):
+            history_animation(self.gate_history, GATES, folder / "gate_history.gif")
         write_file(folder / "report.json", (self.to_json() + "\n").encode())
         return write_file(folder / "report.html", page.encode("utf-8"))

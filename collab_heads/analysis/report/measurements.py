@@ -10,7 +10,7 @@ from torch import Tensor
 
 from collab_heads.analysis.measures.ablation import Ablation
 from collab_heads.analysis.measures.comparison import rank_correlation
-from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.analysis.measures.results import OF_HEADS, HeadStatistics
 from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.relevance.contribution_comparison import ContributionComparison
@@ -46,7 +46,7 @@ class HeadMeasurements:
         ablation: the metric without each head.
         curves: measure -> (heads kept, metric).
         gates: path -> [H], P(open) of the model's present gates.
-        gate_history: P(open) of the gates over training.
+        gate_history: the history of a training, of which the gates are shown.
         examples: attention maps of some sentences.
         seconds: part -> seconds it took.
         notes: notes for the reader, such as what was left out, and why.
@@ -68,7 +68,7 @@ class HeadMeasurements:
     ablation: Ablation | None = None
     curves: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
     gates: Scores = field(default_factory=dict)
-    gate_history: GateHistory | None = None
+    gate_history: HeadHistory | None = None
     examples: tuple[AttentionExample, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

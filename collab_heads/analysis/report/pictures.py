@@ -10,6 +10,7 @@ import torch
 from collab_heads.analysis import plots
 from collab_heads.analysis.measures.ablation import Ablation
 from collab_heads.analysis.measures.comparison import balance
+from collab_heads.analysis.measures.head_history import GATES
 from collab_heads.analysis.relevance.contribution_results import PARTS, TokenContributions
 from collab_heads.analysis.report.legends import SECTIONS, measure_title
 from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
@@ -52,9 +53,9 @@ def pictures_of(report: HeadMeasurements) -> list[Picture]:
     if report.curves and report.ablation is not None:
         draw_quality = partial(quality, report, report.ablation)
         pictures.append(Picture("quality", "ablation", draw_quality, quality_in_words(report, report.ablation)))
-    if report.gate_history is not None and report.gate_history.steps:
-        alt = f"The probability of every gate to be open, over {len(report.gate_history.steps)} steps of training"
-        pictures.append(Picture("gate_history", "gate", lambda: plots.gate_strip(report.gate_history), alt))
+    if report.gate_history is not None and (seen := report.gate_history.where(GATES)):
+        alt = f"The probability of every gate to be open, over {len(seen)} steps of training"
+        pictures.append(Picture("gate_history", "gate", lambda: plots.history_strip(report.gate_history, GATES), alt))
     return pictures + attention_of(report)
 
 

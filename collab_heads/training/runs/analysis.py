@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.analyze import analyze_heads
-from collab_heads.analysis.measures.gate_history import GateHistory
-from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory, Moment
+from collab_heads.analysis.measures.head_history import ALPHAS, GATES, HeadHistory, Moment
 from collab_heads.analysis.measures.head_scores import SAME, head_scores
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.analysis.measures.statistics import head_statistics
@@ -53,9 +52,9 @@ class GateRecorder:
         self.every = max(1, steps // RECORDS)
         self.last_step = steps
         sites = tuple(site for site, _ in self.sites)
-        self.history = GateHistory(sites, {site.path: numbers[site.path] for site in sites})
+        self.history = HeadHistory(sites, {site.path: numbers[site.path] for site in sites})
         for step, rows in state or ():
-            self.history = self.history.record(step, rows)
+            self.record(step, rows)
         if state is None:
             self.note(0)
 
@@ -67,14 +66,16 @@ class GateRecorder:
     def note(self, step: int) -> None:
         """Record how open the gates are after `step` optimizer steps."""
         with torch.no_grad():
-            rows = {site.path: gates.open_probability() for site, gates in self.sites}
-        self.history = self.history.record(step, rows)
+            self.record(step, {site.path: gates.open_probability() for site, gates in self.sites})
+
+    def record(self, step: int, rows: Mapping[str, Tensor]) -> None:
+        self.history = self.history.record(Moment(step, 0, "training"), {GATES: rows})
 
     def state(self) -> list:
         """Return the record for the argument `state` of a resumed recorder, ready for JSON."""
         return [
-            [step, {path: rows[index].tolist() for path, rows in self.history.probabilities.items()}]
-            for index, step in enumerate(self.history.steps)
+            [moment.step, {path: rows[index].tolist() for path, rows in self.history.values[GATES].items()}]
+            for index, moment in enumerate(self.history.moments)
         ]
 
 
@@ -110,7 +111,7 @@ def shown_batches(learner: Learner) -> Iterable[Mapping]:
     return Sentences(batches).first(count) if count else batches
 
 
-def save_report(learner: Learner, gate_history: GateHistory | None) -> None:
+def save_report(learner: Learner, gate_history: HeadHistory | None) -> None:
     """Analyze the final model on the validation examples and write the report, if asked to."""
     session, args = learner.session, learner.session.args
     if not args.analyze or (output := session.writes_to) is None:
@@ -197,7 +198,7 @@ class HeadWatch:
             self.batches = self.batches or list(shown_batches(self.learner))
             values.update(head_scores(model, self.batches, self.metrics, exclude=self.learner.end_tokens))
         with torch.no_grad():
-            values["gates"] = {site.path: gates.open_probability() for site, gates in gated_sites(model, adapter)}
+            values[GATES] = {site.path: gates.open_probability() for site, gates in gated_sites(model, adapter)}
         values[ALPHAS] = {site.path: alphas.alpha for site, alphas in mixed_sites(model, adapter)}
         present = {name: of_sites for name, of_sites in values.items() if of_sites}
         self.history = self.history.record(moment, present, numbers)

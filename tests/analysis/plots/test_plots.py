@@ -9,7 +9,6 @@ import torch
 
 from collab_heads.analysis import plots
 from collab_heads.analysis.measures.comparison import balance
-from collab_heads.analysis.measures.gate_history import GateHistory
 from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
@@ -229,33 +228,6 @@ def test_attention_of_a_sentence_with_its_tokens():
         plots.attention_map(weights, ["a"], ["b", "c"])
     with pytest.raises(NonFiniteError, match="head 0"):
         plots.attention_map(weights * float("nan"), ["a", "b"], ["c", "d"])
-
-
-def history() -> GateHistory:
-    found = GateHistory(SITES[:2], {"e0": (0, 2)})
-    for step, share in ((0, 1.0), (5, 0.5), (10, 0.0)):
-        found = found.record(step, {"e0": [share, 1.0], "e1": [1.0, 1.0, share]})
-    return found
-
-
-def test_gates_over_training_as_a_strip_and_moving(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    figure = plots.gate_strip(history())
-    strip = next(axes for axes in figure.axes if axes.collections)
-    grid = grid_of(strip).reshape(5, 3)
-    assert grid[0].tolist() == [1.0, 0.5, 0.0] == grid[4].tolist() and (grid[1:4] == 1.0).all()
-    path = plots.gate_animation(history(), tmp_path / "gates.gif", dpi=40)
-    with image.open(path) as moving:
-        frames = []
-        for number in range(moving.n_frames):
-            moving.seek(number)
-            frames.append(moving.convert("RGB").tobytes())
-        assert moving.n_frames == 3 and len(set(frames)) == 3
-    assert [each.name for each in tmp_path.iterdir()] == ["gates.gif"]
-    with pytest.raises(ArgumentError, match=r"\.gif"):
-        plots.gate_animation(history(), tmp_path / "gates.mp4")
-    with pytest.raises(ArgumentError, match="empty"):
-        plots.gate_strip(GateHistory(SITES[:2]))
 
 
 def test_files_are_the_same_every_time_and_settings_stay(tmp_path):

@@ -11,7 +11,7 @@ from translation_script import SCRATCH, write_lines
 
 import run_translation
 import tiny
-from collab_heads.analysis.measures.gate_history import GateHistory
+from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.training.runs import analysis
@@ -116,9 +116,10 @@ def test_gates_over_training_are_the_same_after_a_resumed_run(
     resumed = ("--resume_from_checkpoint", out / "step_0_3")
     translation_script.run(marian, bilingual, out, *more, *resumed)
     whole, again = histories
-    assert whole.steps == again.steps == tuple(range(7))
-    assert all(torch.equal(whole.probabilities[path], again.probabilities[path]) for path in whole.probabilities)
-    rows = torch.cat([*whole.probabilities.values()], dim=1)
+    assert whole.moments == again.moments and [moment.step for moment in whole.moments] == list(range(7))
+    whole, again = (history.values["gates"] for history in histories)
+    assert all(torch.equal(whole[path], again[path]) for path in whole)
+    rows = torch.cat([*whole.values()], dim=1)
     assert rows.shape == (7, 12) and rows[0].min() > 0.9 and rows[-1].min() < 0.5
 
 
@@ -128,9 +129,10 @@ def test_a_recorder_keeps_some_hundred_steps_and_the_last():
     recorder = analysis.GateRecorder(model, 1050)
     for step in range(1, 1051):
         recorder(step)
-    assert recorder.history.steps == (0, *range(10, 1051, 10)) and isinstance(recorder.history, GateHistory)
+    steps = [moment.step for moment in recorder.history.moments]
+    assert steps == [0, *range(10, 1051, 10)] and isinstance(recorder.history, HeadHistory)
     again = analysis.GateRecorder(model, 1050, json.loads(json.dumps(recorder.state())))
-    assert again.history.steps == recorder.history.steps
+    assert again.history.moments == recorder.history.moments
     assert again.state() == recorder.state()
 
 
