@@ -27,8 +27,7 @@ from collab_heads import (
 from collab_heads.collaborative import frequency_pairs, kinds
 from collab_heads.errors import SwapError
 from collab_heads.layers import rotary_query_key
-from collab_heads.layers.rotary_pairs import dims_of, turned
-from collab_heads.layers.rotary_query_key import RotaryQueryKey
+from collab_heads.layers.rotary_query_key import RotaryQueryKey, dims_of, turned
 from families import FAMILIES
 from test_contract import real, stepwise
 
@@ -111,7 +110,7 @@ def neighbours(pairs, dim_head):
 
 
 def break_rows(monkeypatch):
-    monkeypatch.setattr("collab_heads.layers.rotary_pairs.dims_of", neighbours)
+    monkeypatch.setattr("collab_heads.layers.rotary_query_key.dims_of", neighbours)
 
 
 def break_turning(monkeypatch):

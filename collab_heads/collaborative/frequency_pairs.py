@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from collab_heads.base.numerics import float64
-from collab_heads.layers.rotary_pairs import turned
+from collab_heads.layers.rotary_query_key import turned
 from collab_heads.model.attention_calls import Call
 from collab_heads.sites.site import AttentionWeights, count_key_heads
 

@@ -31,8 +31,7 @@ from collab_heads.collaborative.widths import HEAD_MULTIPLE, rounded_up
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.per_head_query_key import PerHeadQueryKey
-from collab_heads.layers.rotary_pairs import rows_of
-from collab_heads.layers.rotary_query_key import RotaryQueryKey
+from collab_heads.layers.rotary_query_key import RotaryQueryKey, rows_of
 from collab_heads.layers.shared_query_key import ALIGNMENT, SharedQueryKey, content_bias
 from collab_heads.sites.site import AttentionWeights
 from collab_heads.sites.state import DIVIDED, QueryKeyKind

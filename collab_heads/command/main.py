@@ -10,14 +10,13 @@ import re
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any
 
 from collab_heads.base.checks import check_choice
 from collab_heads.base.command_start import INTERRUPTED, change_handler, leave
-from collab_heads.command.completion import SHELLS, completion
 from collab_heads.command.flags.parsing import Parser
 from collab_heads.errors import ArgumentError, CollabHeadsError
 
@@ -155,3 +154,50 @@ def run(name: str, args: Namespace) -> Any:
 def as_document(result: Any) -> Any:
     """Return a report in a form that JSON can hold."""
     return result.to_dict() if hasattr(result, "to_dict") else result
+
+
+Flags = Mapping[str, Sequence[str]]  # command -> its flags
+
+
+def bash(flags: Flags) -> str:
+    """Return the script for bash: `eval "$(collab-heads --print_completion bash)"` in ~/.bashrc."""
+    cases = "\n".join(f"        {name}) words='{' '.join(known)}' ;;" for name, known in flags.items())
+    return f"""_collab_heads() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W '{" ".join(flags)} --help --version --print_completion' -- "$word"))
+        return
+    fi
+    case "${{COMP_WORDS[1]}}" in
+{cases}
+    esac
+    case "$word" in
+        -*) COMPREPLY=($(compgen -W "$words" -- "$word")) ;;
+        *) COMPREPLY=() ;;
+    esac
+}}
+complete -o default -F _collab_heads collab-heads"""
+
+
+def zsh(flags: Flags) -> str:
+    """Return the script for zsh, which runs bash's: `eval "$(collab-heads --print_completion zsh)"` in ~/.zshrc."""
+    return f"autoload -Uz compinit bashcompinit && compinit && bashcompinit\n{bash(flags)}"
+
+
+def fish(flags: Flags) -> str:
+    """Return the script for fish: `collab-heads --print_completion fish | source` in ~/.config/fish/config.fish."""
+    lines = [f"complete -c collab-heads -n __fish_use_subcommand -f -a '{' '.join(flags)}'"]
+    lines += [
+        f"complete -c collab-heads -n '__fish_seen_subcommand_from {name}' -l {flag.removeprefix('--')}"
+        for name, known in flags.items()
+        for flag in known
+    ]
+    return "\n".join(lines)
+
+
+SHELLS: dict[str, Callable[[Flags], str]] = {"bash": bash, "zsh": zsh, "fish": fish}
+
+
+def completion(shell: str, flags: Flags) -> str:
+    """Return the completion script of a shell, one of `SHELLS`."""
+    return SHELLS[shell](flags)

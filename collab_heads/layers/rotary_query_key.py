@@ -1,7 +1,7 @@
 """The kind "rotary": ordinary query/key heads whose positions are rotations between projection and score.
 
 Rotations differ from token to token, so heads cannot mix dimensions here. But query heads may share key heads, and a
-narrower head keeps some of the frequency pairs of its key head (`rotary_pairs`).
+narrower head keeps some of the frequency pairs of its key head.
 
 Shapes: as in `query_key`; H_k key heads, d = R / H the width of a head.
 """
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from collab_heads.layers.query_key import QueryKey, split_heads
 from collab_heads.layers.removed import keep_rows
-from collab_heads.layers.rotary_pairs import of_pairs, rows_of, turned
 from collab_heads.sites.site import AttentionWeights, count_key_heads, group_size, kept_groups
 from collab_heads.sites.state import QueryKeyState
 
@@ -146,3 +145,24 @@ def turned_both(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
     """Rotate queries and keys of the original width to their positions."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return turned(query, cos, sin), turned(key, cos, sin)
+
+
+def dims_of(pairs: Tensor, dim_head: int) -> Tensor:
+    """Return the dimensions of pairs: [..., n] -> [..., 2n], first the first one of each pair, then the second ones."""
+    return torch.cat([pairs, pairs + dim_head // 2], dim=-1)
+
+
+def rows_of(heads: Tensor, pairs: Tensor) -> Tensor:
+    """Return the rows of the pairs that heads keep: [H, d, ...], [H, n] -> [H * 2n, ...]."""
+    return torch.cat([head[each] for head, each in zip(heads, dims_of(pairs, heads.shape[1]), strict=True)])
+
+
+def of_pairs(angles: Tensor, pairs: Tensor) -> Tensor:
+    """Select cosines or sines of the pairs of every key head: [B, T, d], [H_k, n] -> [B, H_k, T, 2n]."""
+    return angles[..., dims_of(pairs, angles.shape[-1])].transpose(1, 2)
+
+
+def turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads [..., T, 2n] to their positions, whose cosines and sines broadcast to them."""
+    first, second = heads.chunk(2, dim=-1)
+    return (heads * cos + torch.cat([-second, first], dim=-1) * sin).to(heads.dtype)

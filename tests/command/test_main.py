@@ -15,7 +15,7 @@ from collab_heads.base.checks import check_choice
 from collab_heads.base.command_start import is_command
 from collab_heads.base.option_values import POLICY_WORDS
 from collab_heads.command import main
-from collab_heads.command.completion import SHELLS
+from collab_heads.command.main import SHELLS
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.rotation.role_settings import POLICIES
 

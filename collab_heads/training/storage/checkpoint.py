@@ -12,6 +12,7 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -21,7 +22,6 @@ from collab_heads.errors import OutputError
 from collab_heads.files.atomic import PARTIAL, write_json, writing
 from collab_heads.files.folders import DELETED, MANIFEST, OLD, begin, commit, damage, is_ours, retire, unharmed
 from collab_heads.training.storage.optimizer_file import OPTIMIZER
-from collab_heads.training.storage.progress import check_progress
 from collab_heads.training.storage.reservation import LOCK
 from collab_heads.training.storage.sharding import load_optimizer, save_optimizer, without_divided
 
@@ -29,7 +29,6 @@ PROGRESS = "progress.json"
 FORMAT = 2
 NAME = re.compile(r"(?:epoch|step)_\d+(?:_\d+)?")
 RESUME = "--resume_from_checkpoint"
-
 logger = logging.getLogger(__name__)
 
 
@@ -242,3 +241,57 @@ def prune_checkpoints(output_dir: Path, keep: int | None, newest: Path | None = 
         known = known[: known.index(newest) + 1]
     for folder in known[:-keep] if keep else []:
         retire(folder)
+
+
+MOST = {"phase": 100, "step": 10**12, "processes": 10**5}
+WHOLE = (int,)
+# name -> its types; what is not named here is checked by whoever reads it
+TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(MOST, WHOLE),
+    "format": WHOLE,
+    "arguments": (dict,),
+    "history": (list,),
+    "trained": (list,),
+    "heads": (dict,),
+    "signatures": (dict,),
+    **dict.fromkeys(("swap", "distilled", "penalty", "best", "rotation", "head_history"), (dict, type(None))),
+    "best_manifest": (str, type(None)),
+    **dict.fromkeys(("frozen", "gates_over_training"), (list, type(None))),
+}
+ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {
+    "history": {"stage": (str,), "epoch": WHOLE, "step": WHOLE, "metrics": (dict,)},
+    "trained": {"stage": (str,), "steps": WHOLE, "examples": WHOLE},
+}
+
+
+def check_progress(progress: Any) -> None:
+    """Raise ValueError, with the reason, if this cannot be the progress of a run."""
+    if not isinstance(progress, dict):
+        raise ValueError(f"it is {type_name(progress)}, not an object")
+    for name in (*MOST, "arguments"):
+        if name not in progress:
+            raise ValueError(f"{name!r} is missing")
+    check_types(progress, TYPES, "")
+    for name, most in MOST.items():
+        least = 1 if name == "processes" else 0
+        if not least <= progress[name] <= most:
+            raise ValueError(f"{name!r} is not between {least} and {most:,}")  # it may have thousands of digits
+    for name, types in ENTRIES.items():
+        for number, entry in enumerate(progress.get(name, [])):
+            if not isinstance(entry, dict) or (missing := types.keys() - entry.keys()):
+                lacking = f"without {', '.join(sorted(missing))}" if isinstance(entry, dict) else type_name(entry)
+                raise ValueError(f"{name}[{number}] is {lacking}")
+            check_types(entry, types, f"{name}[{number}].")
+
+
+def check_types(values: Mapping, types: Mapping[str, tuple[type, ...]], prefix: str) -> None:
+    """Raise ValueError if a value has the wrong type for its name; `prefix` is its place, for the message."""
+    for name in types.keys() & values:
+        value = values[name]
+        if not isinstance(value, types[name]) or isinstance(value, bool):
+            expected = " or ".join("null" if each is type(None) else each.__name__ for each in types[name])
+            raise ValueError(f"{prefix}{name} is {type_name(value)}, not {expected}")
+
+
+def type_name(value: object) -> str:
+    return "null" if value is None else type(value).__name__
