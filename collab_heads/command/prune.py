@@ -47,7 +47,7 @@ def scores(args: Namespace, model: PreTrainedModel, batches: Sequence[Mapping] |
     criterion = criterion_of(args.head_selection, seed=args.seed)
     if criterion.needs_labels:
         batches = [with_labels(model, batch) for batch in batches or ()]
-    measured = head_importance(model, batches or (), criterion=criterion)
+    measured = head_importance(model, batches, criterion=criterion)
     return {site.path: measured[site.path] for site in sites}
 
 

@@ -1,14 +1,14 @@
 """Criteria by which heads are ranked: each is one class, with an entry in `CRITERIA`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.base.checks import check_choice
+from collab_heads.base.checks import check_choice, check_seed
 from collab_heads.base.display import progress_bar
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
 from collab_heads.heads.reconstruction import regressions
@@ -33,6 +33,11 @@ class HeadCriterion(ABC):
     needs_labels: ClassVar[bool] = False
     needs_gradients: ClassVar[bool] = False
     refits: ClassVar[bool] = False
+
+    def check_given(self, batches: Iterable[Mapping] | None) -> None:
+        """Raise ArgumentError if the criterion needs batches and there are none."""
+        if self.needs_batches and batches is None:
+            raise ArgumentError(f"criterion {self.name!r} ranks heads by what they do: pass batches")
 
     @abstractmethod
     def scores(
@@ -140,6 +145,7 @@ class Random(HeadCriterion):
     needs_batches = False
 
     def __init__(self, *, seed: int = 0):
+        check_seed(seed)
         self.seed = seed
 
     def scores(self, model, sites, batches):

@@ -22,7 +22,7 @@ from collab_heads.sites.site import check_name
 @checking_arguments
 def head_importance(
     model: PreTrainedModel,
-    batches: Iterable[Mapping],
+    batches: Iterable[Mapping] | None = None,
     *,
     criterion: str | HeadCriterion = "gradient",
 ) -> dict[str, Tensor]:
@@ -40,7 +40,8 @@ def head_importance(
 
     Args:
         model: a supported transformers model; it is not changed.
-        batches: input dicts as the model takes them; some hundred examples are enough.
+        batches: input dicts as the model takes them; some hundred examples are enough. The criterion "random" needs
+            none.
         criterion: "gradient", the sensitivity of the loss to a gate on each head, which needs labels; "reconstruction",
             how well the other heads reconstruct the output without each head, which needs none; "random"; or a
             `HeadCriterion`, such as `criteria.Gradient(normalize=False)` or one of your own.
@@ -49,7 +50,7 @@ def head_importance(
         path -> [H], float32, for every site that has heads.
 
     Raises:
-        ArgumentError: on an unknown criterion.
+        ArgumentError: on an unknown criterion, or one that needs batches, without them.
         CalibrationError: if there are no batches, or the model cannot take one or gives no loss for it (its index is
             named).
         NonFiniteError: if a loss, a gradient or the output of a head is NaN or inf; the batch, or the site whose
@@ -57,8 +58,9 @@ def head_importance(
     """
     check_wrapper(model)
     criterion = criterion_of(criterion)
+    criterion.check_given(batches)
     adapter = get_adapter(model)
-    batches = check_batches(batches) if criterion.needs_batches else ()
+    batches = check_batches(batches) if criterion.needs_batches and batches is not None else ()
     sites = adapter.sites_with_heads(model)
     if not sites:
         return {}

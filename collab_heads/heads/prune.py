@@ -136,12 +136,11 @@ def heads_to_remove(
     batches: Sequence[Mapping] | None,
 ) -> dict[str, list[int]]:
     """Return the original numbers of the heads that a criterion ranks below those that stay, by path."""
-    if criterion.needs_batches and batches is None:
-        raise ArgumentError(f"criterion {criterion.name!r} ranks heads by what they do: pass batches")
+    criterion.check_given(batches)
     available = adapter.sites_with_heads(model)
     sites = [site for site in available if not isinstance(keep, Mapping) or site.role in keep]
     check_target(keep, roles_of_heads(sites or available), "keep")
-    scores = head_importance(model, batches or (), criterion=criterion)
+    scores = head_importance(model, batches, criterion=criterion)
     named = {site.path: scores[site.path] for site in sites}
     alive = most_important(model, named, keep)
     numbers = {site.path: site.head_numbers for site in open_sites(model, adapter)}
