@@ -3,8 +3,8 @@
 import copy
 from argparse import Namespace
 
-from collab_heads.base.option_values import SITE_PARTS
 from collab_heads.collaborative.kinds import check_kind
+from collab_heads.command.flags.signatures import options_of
 from collab_heads.command.inputs import batches_of, check_class, load, read_data, sampled
 from collab_heads.command.writing import drawing, write_model, write_plan
 from collab_heads.compression.compress import compress
@@ -30,13 +30,8 @@ def run(args: Namespace) -> CompressReport | CompressionPlan:
     texts = sampled(args, loaded, all_texts, args.samples)
     check_enough(args, texts)
     batches = batches_of(args, model, tokenizer, texts)
-    how = {
-        "parts": args.parts or SITE_PARTS,
-        "kind": args.kind,
-        "refine_steps": args.refine_steps,
-        "seed": args.seed,
-    }
-    made = plan(model, batches, of=args.of, sites=args.sites, **how)
+    given = {name: getattr(args, name) for name in options_of("compression.plan", "plan")}
+    made = plan(model, batches, **{name: value for name, value in given.items() if value is not None})
     print(made)
     if args.plan:
         if args.output_dir is not None:
