@@ -30,7 +30,7 @@ from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import compress, distill
 from collab_heads.base.option_values import SITE_PARTS as PARTS
-from collab_heads.data.tokenizing import embed
+from collab_heads.demo.model import embed
 from common import WORK, minilm, shared, table, write
 
 STORE = WORK / "compression.jsonl"

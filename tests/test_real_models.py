@@ -12,8 +12,8 @@ from model_sizes import FP32_NOISE, KINDS
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from collab_heads import swap_to_collaborative
-from collab_heads.data.tokenizing import agreement, embed
 from collab_heads.demo import model_folder, sentences
+from collab_heads.demo.model import agreement, embed
 
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 PROMPTS, NEW_TOKENS = 200, 20

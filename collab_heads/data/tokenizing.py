@@ -1,4 +1,4 @@
-"""Keep downloads and tokenized pairs for later runs; tokenize in several processes; embed sentences."""
+"""Keep downloads and tokenized pairs for later runs; tokenize in several processes."""
 
 import hashlib
 import json
@@ -13,7 +13,6 @@ from typing import Any
 
 import datasets
 import huggingface_hub.constants as hub
-import torch
 from datasets import Dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 
@@ -97,20 +96,3 @@ def tokenized_by(
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         made = list(progress_bar(pool.map(work, portions), desc=f"tokenizing {name}", total=len(portions), leave=False))
     return Dataset.from_dict({column: [row for part in made for row in part[column]] for column in made[0]})
-
-
-@torch.no_grad()
-def embed(model, batches: list[dict]) -> torch.Tensor:
-    """Return mean-pooled sentence embeddings [N, D] of unit length."""
-    rows = []
-    for batch in batches:
-        hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
-        rows.append((hidden * mask).sum(1) / mask.sum(1))
-    return torch.nn.functional.normalize(torch.cat(rows), dim=-1)
-
-
-def agreement(ours: torch.Tensor, original: torch.Tensor) -> tuple[float, float]:
-    """Return the mean cosine to the original embeddings, and Spearman's correlation of all pairwise similarities."""
-    upper = torch.triu_indices(len(ours), len(ours), offset=1)
-    ranks = [(e @ e.T)[upper[0], upper[1]].argsort().argsort().double() for e in (ours, original)]
-    return float((ours * original).sum(-1).mean()), float(torch.corrcoef(torch.stack(ranks))[0, 1])
