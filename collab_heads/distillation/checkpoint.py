@@ -182,7 +182,7 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             if isinstance(error, OutputError):
                 raise
-            raise OutputError(f"{self.folder} is no checkpoint to go on from ({error!r}): {again}") from error
+            raise OutputError(f"{self.folder} cannot be resumed ({error!r}): {again}") from error
 
     def check_same_run(self, recorded: Mapping[str, Any], again: str) -> None:
         """Raise OutputError, which says what differs, unless the checkpoint is of this run."""

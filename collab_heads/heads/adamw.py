@@ -71,6 +71,8 @@ class HeadAdamW(torch.optim.AdamW):
                 moments.append("max_exp_avg_sq")
             on_device = (group["fused"] or group["capturable"]) and not group.get("shared")
             for p in group["params"]:
-                if p.requires_grad and not self.state.get(p):
+                if p.requires_grad and "step" not in self.state.get(
+                    p, {}
+                ):  # the first of a group may hold its mean square
                     step = torch.zeros((), device=p.device if on_device else "cpu")
-                    self.state[p] = {"step": step} | {name: torch.zeros_like(p) for name in moments}
+                    self.state[p].update({"step": step} | {name: torch.zeros_like(p) for name in moments})

@@ -109,3 +109,15 @@ def test_a_completed_state_changes_no_step(options):
             keys = [set(optimizers[1].state[held]) - {"mean_square"} for held in completed]
             assert keys[0] == keys[1] and keys[2] == keys[3]
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(completed, plain, strict=True))
+
+
+def test_the_first_of_a_group_may_have_no_gradient():
+    """Its state holds the second moment of the group, and is completed all the same."""
+    first, second = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    optimizer = HeadAdamW([{"params": [first, second], "shared": True, "lr": 0.1}])
+    second.grad = torch.ones(3)
+    optimizer.step()
+    assert optimizer.state[first].keys() == {"mean_square"}
+    optimizer.complete_state()
+    assert optimizer.state[first].keys() == {"mean_square", "step", "exp_avg"}
+    assert optimizer.state[second].keys() == {"step", "exp_avg"}

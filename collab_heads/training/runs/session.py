@@ -141,7 +141,7 @@ class Session:
         checkpoint, progress = agreed(accelerator, lambda: prepared_output(args, arguments, accelerator.num_processes))
         output = None if args.output_dir is None else Output(Path(args.output_dir))
         if checkpoint is not None:
-            accelerator.print(f"going on from {checkpoint}")
+            accelerator.print(f"resuming from {checkpoint}")
         return cls(args, accelerator, arguments, output, checkpoint, progress)
 
     @property

@@ -134,7 +134,7 @@ class Translator(Learner):
         if session.checkpoint is not None and not session.resumes_in_place:
             raise ArgumentError(
                 f"--output_dir {args.output_dir}: --load_best_model_at_end and --average_checkpoints need what the run "
-                f"left in {session.checkpoint.parent}: go on there"
+                f"left in {session.checkpoint.parent}: resume there"
             )
         self.best.check()
         for phase in self.phases:

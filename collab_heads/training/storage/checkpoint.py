@@ -192,7 +192,7 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
                 "--checkpointing_steps writes checkpoints to resume from"
             )
         for each in wrong:
-            logger.warning("%s; going on from %s, the newest that is whole", each, newest)
+            logger.warning("%s; resuming from %s, the newest that is whole", each, newest)
         return newest
     folder = Path(resume_from)
     try:

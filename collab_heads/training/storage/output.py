@@ -214,7 +214,7 @@ def check_output(output: Output, *, overwrite: bool, resume: bool, inputs: Itera
     there = [path for path in output.path.iterdir() if path.name != LOCK] if output.path.is_dir() else []
     if there and not overwrite and not resume:
         raise OutputError(
-            f"--output_dir {output.path} is in use: choose another, go on with --resume_from_checkpoint, "
+            f"--output_dir {output.path} is in use: choose another, resume it with --resume_from_checkpoint, "
             "or replace what an earlier run wrote there with --overwrite_output_dir"
         )
     if overwrite and not resume:

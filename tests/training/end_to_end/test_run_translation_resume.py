@@ -97,7 +97,7 @@ def test_what_earlier_checkpoints_hold_is_not_looked_for_elsewhere(more, marian,
     more = (*more, "--max_train_steps", 4, "--checkpointing_steps", 2)
     run(marian, bilingual, out, *more)
     resume = ("--resume_from_checkpoint", out / "step_0_4")
-    with pytest.raises(CollabHeadsError, match=f"need what the run left in {out}: go on there"):
+    with pytest.raises(CollabHeadsError, match=f"need what the run left in {out}: resume there"):
         run(marian, bilingual, tmp_path / "other", *more, *resume)
     assert not (tmp_path / "other").exists()
     if (out / "best").exists():

@@ -78,8 +78,8 @@ def test_the_newest_whole_checkpoint_is_taken_and_that_is_said(kind, bert, files
     run(bert, files, out, *STEPS, RESUME)
     for step in (2, 3):
         assert any(str(out / f"step_0_{step}") in text and name in text for text in caplog.messages)
-    assert f"going on from {out / 'step_0_1'}, the newest that is whole" in caplog.text
-    assert f"going on from {out / 'step_0_1'}" in capsys.readouterr().out
+    assert f"resuming from {out / 'step_0_1'}, the newest that is whole" in caplog.text
+    assert f"resuming from {out / 'step_0_1'}" in capsys.readouterr().out
     weights = load_file(out / "model.safetensors")
     assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 
