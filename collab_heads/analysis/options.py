@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate
-from collab_heads.analysis.measures.head_history import HeadHistory
+from collab_heads.analysis.measures.head_history import GATES, HeadHistory
 from collab_heads.analysis.relevance.contribution_comparison import named_models
 from collab_heads.analysis.relevance.prefixes import check_prefixes
 from collab_heads.analysis.roles.labelling import RoleThresholds
@@ -55,6 +55,8 @@ class AnalysisOptions:
         check_count("num_examples", self.num_examples)
         check_count("contribution_sentences", self.contribution_sentences, least=1)
         check_prefixes(self.prefixes)
+        if self.gate_history is not None and not self.gate_history.where(GATES):
+            raise ArgumentError(f"gate_history has no {GATES!r} at any step: there is nothing to show of it")
         if self.compare_with:
             named_models(self.compare_with)
 

@@ -69,7 +69,8 @@ def swap_to_collaborative(
 
     Args:
         model: a supported transformers model, base or with a head.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        adapter: the family's adapter, as class or instance; None looks it up by model type. Everything else that is
+            done with the model, loading included, uses the adapter that `register` made known.
         dim_shared_query_key: width R of the projection over all heads: an int for every site; a float in (0, 1] as a
             share of H * d_k; a dict of those by role or path (only the sites it names are swapped); None keeps the
             width, which is exact.

@@ -61,7 +61,7 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
     raise UnsupportedModelError(
         f"model type {model_type!r} is not supported{did_you_mean(model_type, known)}. "
         f"Supported: {', '.join(known)}. Another family needs an adapter, made known with `register`: see 'Add a "
-        "family' in the README."
+        "family' in the documentation"
     )
 
 

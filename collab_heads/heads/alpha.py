@@ -46,7 +46,8 @@ def swap_to_alpha(
 
     Args:
         model: a supported transformers model, original or collaborative, gated, pruned.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        adapter: the family's adapter, as class or instance; None looks it up by model type. Everything else that is
+            done with the model, loading included, uses the adapter that `register` made known.
         sites: roles or paths; None for all sites that have heads.
 
     Returns:
@@ -98,6 +99,7 @@ def alpha_report(model: PreTrainedModel) -> AlphaReport:
     return report_alphas(model, get_adapter(model))
 
 
+@torch.no_grad()
 def report_alphas(model: PreTrainedModel, adapter: AttentionAdapter) -> AlphaReport:
     """Return the report of `alpha_report` for a model whose adapter is known."""
     sites = []

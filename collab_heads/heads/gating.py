@@ -52,7 +52,8 @@ def swap_to_gated(
 
     Args:
         model: a supported transformers model, original or collaborative, whole or pruned.
-        adapter: the family's adapter, as class or instance; None looks it up by model type.
+        adapter: the family's adapter, as class or instance; None looks it up by model type. Everything else that is
+            done with the model, loading included, uses the adapter that `register` made known.
         sites: roles or paths; None for all sites that have heads.
         alive_heads: a fixed configuration instead of learned gates: role -> a list of 0 and 1 per layer, or path -> one
             list. Only the sites that it names are gated.
@@ -146,6 +147,7 @@ def gate_report(model: PreTrainedModel) -> GateReport:
     return report_gates(model, get_adapter(model))
 
 
+@torch.no_grad()
 def report_gates(model: PreTrainedModel, adapter: AttentionAdapter) -> GateReport:
     """Return the report of `gate_report` for a model whose adapter is known."""
     record, sites = CollabConfig.on(model).sites, []

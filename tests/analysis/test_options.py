@@ -6,9 +6,11 @@ from dataclasses import MISSING, fields
 import pytest
 
 from collab_heads import HeadPenalty, analyze_heads
+from collab_heads.analysis.measures.head_history import HeadHistory, Moment
 from collab_heads.analysis.options import PARTS, AnalysisOptions, check_parts
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.parts import PenaltyOptions
+from collab_heads.sites.site import AttentionSite
 
 
 def options(**given):
@@ -53,3 +55,11 @@ def test_parts_that_are_asked_for():
     for wrong, message in (([], "parts is empty"), ("role", "did you mean 'roles'"), (["gradients"], "gradient")):
         with pytest.raises(ArgumentError, match=message):
             check_parts(wrong)
+
+
+def test_a_history_without_gates_is_refused():
+    history = HeadHistory((AttentionSite("one", "enc-self", 0, 2),), {"one": (0, 1)})
+    with pytest.raises(ArgumentError, match="gate_history has no 'gates' at any step"):
+        options(gate_history=history)
+    gates = {"gates": {"one": [0.5, 1.0]}}
+    assert options(gate_history=history.record(Moment(0, 0, "training"), gates)).gate_history.moments

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from model_runs import aligned, output, swap
 from model_sizes import HEADS
 from unchanged import refused
 
-from collab_heads import HeadPenalty, gate_report, prune_heads, swap_to_gated
+from collab_heads import HeadPenalty, gate_report, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.gating import gated_sites
@@ -241,3 +242,16 @@ def test_gates_on_a_collaborative_model_stay_in_its_record():
     assert states[LAYER_0].query_key == states[LAYER_1].query_key
     assert states[LAYER_0].gates == GateState()
     assert states[LAYER_1].gates is None
+
+
+@pytest.mark.parametrize("change", (swap_to_gated, swap_to_alpha))
+def test_the_report_of_a_change_needs_no_gradient(change):
+    """Else torch warns, and where warnings are errors the model is changed by then."""
+    model, always = bert(), torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            change(model)
+    finally:
+        torch.set_warn_always(always)

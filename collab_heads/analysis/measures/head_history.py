@@ -79,10 +79,13 @@ class HeadHistory:
             heads: path -> the original numbers of the H' present heads; None for those at the beginning.
 
         Raises:
-            ArgumentError: if the moment is before the last one, or a path or a head was not there at the beginning.
+            ArgumentError: if the moment is none, or before the last one, a path or a head was not there at the
+                beginning, or one of "gates" is no probability.
             ShapeError: if there is not one number per head.
             NonFiniteError: if one is NaN or infinite.
         """
+        if not isinstance(moment, Moment):
+            raise ArgumentError(f"moment must be a Moment(step, epoch, stage), not {moment!r:.80}")
         if self.moments and moment.step < self.moments[-1].step:
             raise ArgumentError(f"step {moment.step} comes after step {self.moments[-1].step}: a history goes forward")
         heads = self.heads if heads is None else heads
@@ -111,6 +114,8 @@ class HeadHistory:
             raise ShapeError(f"{measure} of {path}: {tuple(values.shape)} numbers for {len(now)} heads")
         if not values.isfinite().all():
             raise NonFiniteError(f"{measure} of {path}: a number is NaN or infinite")
+        if measure == GATES and len(wrong := values[(values < 0) | (values > 1)]):
+            raise ArgumentError(f"{measure} of {path}: {float(wrong[0]):g} is no probability")
         if unknown := [head for head in now if head not in numbers]:
             raise ArgumentError(f"{path} had no head {unknown[0]} when the history began")
         places = torch.tensor([numbers.index(head) for head in now], dtype=torch.long)

@@ -126,9 +126,7 @@ def load_progress(folder: Path) -> dict:
         ) from error
     random_states = [f"random_states_{rank}.pkl" for rank in range(progress["processes"])]
     if (version := progress.pop("format", 1)) != FORMAT:
-        raise OutputError(
-            f"{RESUME}: {folder} is of format {version}, and this version resumes format {FORMAT}: begin again"
-        )
+        raise OutputError(f"{RESUME}: {folder} is of format {version}, and this version resumes format {FORMAT} only")
     optimizer = OPTIMIZER if (folder / OPTIMIZER).exists() else "optimizer.bin"
     expected = ["config.json", optimizer, "scheduler.bin", *random_states, MANIFEST]
     if missing := [name for name in expected if not (folder / name).is_file()]:

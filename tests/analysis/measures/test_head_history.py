@@ -124,3 +124,12 @@ def test_files_that_are_damaged(change, message, tmp_path):
             HeadHistory.load(path)
     with pytest.raises(DataError, match=r"cannot read .*missing\.json"):
         HeadHistory.load(tmp_path / "missing.json")
+
+
+def test_gates_are_probabilities_and_moments_are_moments():
+    history = HeadHistory((AttentionSite("one", "enc-self", 0, 2),), {"one": (0, 1)})
+    with pytest.raises(ArgumentError, match="gates of one: 7 is no probability"):
+        history.record(Moment(0, 0, "training"), {"gates": {"one": [0.5, 7.0]}})
+    with pytest.raises(ArgumentError, match=r"moment must be a Moment\(step, epoch, stage\), not 3"):
+        history.record(3, {"gates": {"one": [0.5, 1.0]}})
+    assert history.record(Moment(0, 0, "training"), {"confidence": {"one": [0.5, 7.0]}}).moments

@@ -99,7 +99,7 @@ def test_a_checkpoint_of_another_format_is_refused(version, bert, files, out):
     progress = json.loads(path.read_text())
     del progress["format"]
     path.write_text(json.dumps(progress if version is None else progress | {"format": version}))
-    with pytest.raises(CollabHeadsError, match=f"is of format {version or 1}, and this version resumes format 2"):
+    with pytest.raises(CollabHeadsError, match=f"is of format {version or 1}, and this version resumes format 2 only"):
         run(bert, files, out, *STEPS, RESUME, out / "step_0_2")
 
 
