@@ -27,7 +27,7 @@ test-share: $(VENV)/.test
 SETTINGS := "ATEN_CPU_CAPABILITY=default" \
             "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41" \
             "OMP_NUM_THREADS=1"
-NUMERIC  := tests/test_*contract.py tests/test_*mutations.py tests/contract/test_registry.py tests/layers tests/model \
+NUMERIC  := tests/test_*contract.py tests/test_*mutations.py tests/contract tests/layers tests/model \
             tests/collaborative tests/heads tests/rotation tests/analysis \
             --ignore=tests/analysis/plots --ignore=tests/analysis/report
 
@@ -39,8 +39,9 @@ test-portable: $(VENV)/.test
 # The lowest version of everything that pyproject.toml declares, and the newest on another Python, each in an environment
 # of its own. uv finds the interpreter or brings it: PYTHON_VERSION=3.13, or the path of one. Where torch comes from:
 # UV_ARGS="--find-links ...", else it is the build for CUDA, as above.
-LOWEST   ?= tests/contract/test_registry.py tests/test_readme.py tests/test_docs.py tests/base/test_extras.py tests/test_contract.py \
-            tests/test_head_contract.py tests/layers tests/model tests/collaborative tests/heads tests/training
+LOWEST   ?= tests/contract tests/test_readme.py tests/test_docs.py tests/base/test_extras.py tests/test_contract.py \
+            tests/test_head_contract.py tests/layers tests/model tests/collaborative tests/heads tests/data \
+            tests/command/flags tests/training
 NEWEST   ?= tests
 PYTHON_VERSION ?= 3.13
 UV       := $(BIN)/uv

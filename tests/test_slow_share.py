@@ -29,7 +29,7 @@ pytest_plugins = ("pytester",)
             "tests/test_hub.py::test_x",
         ),
         ("benchmarks/digits.py", "tests/benchmarks/test_digits.py::test_x", "tests/benchmarks/test_gpu.py::test_x"),
-        ("tests/test_hub.py", "tests/test_hub.py::test_x", "tests/base/test_text.py::test_x"),
+        ("tests/test_hub.py", "tests/test_hub.py::test_x", "tests/base/test_display_text.py::test_x"),
         ("tests/compression/conftest.py", "tests/compression/test_compress.py::test_x", "tests/test_hub.py::test_x"),
         (
             "adapters/bert.py",

@@ -1,4 +1,4 @@
-"""How to install this package, and checks for the optional packages that only parts of it need."""
+"""Check for the optional packages that only parts of this package need, and say how to install it."""
 
 import sys
 from collections.abc import Collection

@@ -71,8 +71,7 @@ class HeadAdamW(torch.optim.AdamW):
                 moments.append("max_exp_avg_sq")
             on_device = (group["fused"] or group["capturable"]) and not group.get("shared")
             for p in group["params"]:
-                if p.requires_grad and "step" not in self.state.get(
-                    p, {}
-                ):  # the first of a group may hold its mean square
+                has_state = "step" in self.state.get(p, {})  # the first of a shared group may hold `mean_square` alone
+                if p.requires_grad and not has_state:
                     step = torch.zeros((), device=p.device if on_device else "cpu")
                     self.state[p].update({"step": step} | {name: torch.zeros_like(p) for name in moments})

@@ -88,7 +88,6 @@ def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple
 
 
 @checking_arguments
-@torch.no_grad()
 @opening_attention
 def alpha_report(model: PreTrainedModel) -> AlphaReport:
     """Return norms and distances of the alphas as they are now; empty for a model without alphas.

@@ -1,7 +1,7 @@
 """Criteria by which heads are ranked: each is one class, with an entry in `CRITERIA`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -33,11 +33,6 @@ class HeadCriterion(ABC):
     needs_labels: ClassVar[bool] = False
     needs_gradients: ClassVar[bool] = False
     refits: ClassVar[bool] = False
-
-    def check_given(self, batches: Iterable[Mapping] | None) -> None:
-        """Raise ArgumentError if the criterion needs batches and there are none."""
-        if self.needs_batches and batches is None:
-            raise ArgumentError(f"criterion {self.name!r} ranks heads by what they do: pass batches")
 
     @abstractmethod
     def scores(

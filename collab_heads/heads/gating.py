@@ -140,7 +140,6 @@ def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["l
 
 
 @checking_arguments
-@torch.no_grad()
 @opening_attention
 def gate_report(model: PreTrainedModel) -> GateReport:
     """Return which heads are open now, by the rule of evaluation; empty for a model without gates."""

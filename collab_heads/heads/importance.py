@@ -58,9 +58,13 @@ def head_importance(
     """
     check_wrapper(model)
     criterion = criterion_of(criterion)
-    criterion.check_given(batches)
     adapter = get_adapter(model)
-    batches = check_batches(batches) if criterion.needs_batches and batches is not None else ()
+    if not criterion.needs_batches:
+        batches = ()
+    elif batches is None:
+        raise ArgumentError(f"criterion {criterion.name!r} ranks heads by what they do: pass batches")
+    else:
+        batches = check_batches(batches)
     sites = adapter.sites_with_heads(model)
     if not sites:
         return {}

@@ -136,7 +136,6 @@ def heads_to_remove(
     batches: Sequence[Mapping] | None,
 ) -> dict[str, list[int]]:
     """Return the original numbers of the heads that a criterion ranks below those that stay, by path."""
-    criterion.check_given(batches)
     available = adapter.sites_with_heads(model)
     sites = [site for site in available if not isinstance(keep, Mapping) or site.role in keep]
     check_target(keep, roles_of_heads(sites or available), "keep")

@@ -53,7 +53,7 @@ def check_tie(config: PretrainedConfig, files: Iterable[str | Path]) -> bool:
     """Check that files of weights belong to the record of a config.
 
     Returns:
-        Whether their metadata say so. Files not written by `save_pretrained`, such as accelerate's, have no such entry.
+        True if their metadata say so. Files not written by `save_pretrained`, such as accelerate's, have no such entry.
 
     Raises:
         ConfigError: if they belong to another record; the file is named.

@@ -225,7 +225,9 @@ def named_models(models: Mapping[str, Model] | Sequence[str | Path]) -> dict[str
         pairs = [(portable_name(str(each)), each) for each in models]
     named = dict(pairs)
     if len(named) < len(pairs):
-        raise ArgumentError(f"two models are called {pairs[-1][0]!r}: give a dict with names that differ")
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ArgumentError(f"two models are called {double!r}: give a dict with names that differ")
     return named
 
 

@@ -102,7 +102,7 @@ def test_folders_of_one_name_are_told_apart(tmp_path):
     assert list(named_models(folders)) == ["one/model", "two/model"]
     assert list(named_models([folders[0], tmp_path / "other"])) == ["model", "other"]
     with pytest.raises(ArgumentError, match="two models are called 'one/model'"):
-        named_models([folders[0], folders[0]])
+        named_models([folders[0], folders[0], folders[1]])
 
 
 def test_it_is_stored_whole(compared, tmp_path):
