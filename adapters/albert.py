@@ -5,6 +5,7 @@ from dataclasses import replace
 from transformers.models.albert.modeling_albert import AlbertAttention, eager_attention_forward
 
 from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 
@@ -31,6 +32,11 @@ class AlbertAdapter(AttentionAdapter):
     replacements = {AlbertAttention: CollaborativeAlbertAttention}
     output, width = "dense", "all_head_size"
     roles = ("enc-self",)
+    feed_forwards = (
+        FeedForwardNames(
+            r"encoder\.albert_layer_groups\.\d+\.albert_layers\.\d+", ("ffn",), "ffn_output", "activation"
+        ),
+    )
 
     def sites(self, model):
         """List the modules that serve a layer; `layer` counts inner layers one by one, as `output_attentions` does."""

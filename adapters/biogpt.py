@@ -4,6 +4,7 @@ from transformers.models.biogpt import modeling_biogpt
 
 from collab_heads.adapters.marian import attention  # type: ignore[import-untyped]
 from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 
 
@@ -23,3 +24,4 @@ class BioGptAdapter(AttentionAdapter):
     replacements = {modeling_biogpt.BioGptAttention: CollaborativeBioGptAttention}
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     roles = ("dec-self",)
+    feed_forwards = (FeedForwardNames(r"layers\.\d+", ("fc1",), "fc2", "activation_fn"),)

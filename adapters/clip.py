@@ -10,6 +10,7 @@ from transformers.models.clip import modeling_clip
 from transformers.models.siglip import modeling_siglip
 
 from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.sites.site import AttentionSite, Role
@@ -59,6 +60,9 @@ class CLIPAdapter(AttentionAdapter):
     }
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     roles = ("enc-self", "dec-self")
+    feed_forwards = (
+        FeedForwardNames(r"(?:(?:text|vision)_model\.)?encoder\.layers\.\d+\.mlp", ("fc1",), "fc2", "activation_fn"),
+    )
 
     def role(self, role: Role, module: nn.Module) -> Role:
         """Return "dec-self" for CLIP's text stack, which reads from left to right."""

@@ -3,6 +3,7 @@
 from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAttention, eager_attention_forward
 
 from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 
@@ -28,3 +29,4 @@ class DistilBertAdapter(AttentionAdapter):
     replacements = {DistilBertSelfAttention: CollaborativeDistilBertSelfAttention}
     query, key, value, output, heads = "q_lin", "k_lin", "v_lin", "out_lin", "n_heads"
     roles = ("enc-self",)
+    feed_forwards = (FeedForwardNames(r"transformer\.layer\.\d+\.ffn", ("lin1",), "lin2", "activation"),)

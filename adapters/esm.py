@@ -3,6 +3,7 @@
 from transformers.models.esm.modeling_esm import EsmSelfAttention, apply_rotary_pos_emb, eager_attention_forward
 
 from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import RotaryAdapter
 from collab_heads.layers.attention import attend, cached_key_value
@@ -67,6 +68,7 @@ class EsmLayout(AttentionAdapter):
     replacements = {EsmSelfAttention: CollaborativeEsmSelfAttention}
     roles = ("enc-self", "dec-self")
     width = "all_head_size"
+    feed_forwards = (FeedForwardNames(r"encoder\.layer\.\d+", ("intermediate.dense",), "output.dense", None),)
 
     def role(self, role, module):
         """Return "dec-self" for a model with `config.is_decoder`, which has the paths of an encoder."""

@@ -6,6 +6,7 @@ Its weights are stored as (in, out): see `collab_heads.layers.layout`.
 from torch import nn
 from transformers.models.gpt2 import modeling_gpt2
 
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import FusedAdapter
 from collab_heads.layers.attention import attend, cached_key_value
@@ -48,6 +49,7 @@ class GPT2Adapter(FusedAdapter):
     paths = {r"h\.(\d+)\.attn": "dec-self", r"h\.(\d+)\.crossattention": "dec-enc"}
     replacements = {modeling_gpt2.GPT2Attention: CollaborativeGPT2Attention}
     roles = ("dec-self", "dec-enc")
+    feed_forwards = (FeedForwardNames(r"h\.\d+\.mlp", ("c_fc",), "c_proj", "act"),)
     output, heads, width = "c_proj", "num_heads", "split_size"  # query, key and value have no names of their own
 
     def fused(self, module):

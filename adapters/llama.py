@@ -12,6 +12,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import RotaryAdapter
 from collab_heads.layers.query_key import is_swapped
@@ -81,6 +82,7 @@ class LlamaLayout(RotaryAdapter):
 
     paths = {r"layers\.(\d+)\.self_attn": "dec-self"}
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
+    feed_forwards = (FeedForwardNames(r"layers\.\d+\.mlp", ("gate_proj", "up_proj"), "down_proj", "act_fn"),)
     roles = ("dec-self",)
     head_width, head_counts = ("head_dim", "head_dim"), ("num_attention_heads", "num_key_value_heads")
 

@@ -8,6 +8,7 @@ from transformers.models.pegasus import modeling_pegasus
 
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.blueprints import Blueprint, VocabularyForm
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 
@@ -95,3 +96,4 @@ class MarianAdapter(AttentionAdapter):
         )
     }
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
+    feed_forwards = (FeedForwardNames(r"(?:en|de)coder\.layers\.\d+", ("fc1",), "fc2", "activation_fn"),)

@@ -3,6 +3,7 @@
 from torch import nn
 from transformers.models.modernbert import modeling_modernbert
 
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import FusedAdapter, RotaryAdapter
 from collab_heads.layers.query_key import is_swapped
@@ -42,6 +43,7 @@ class ModernBertAdapter(FusedAdapter, RotaryAdapter):
     replacements = {modeling_modernbert.ModernBertAttention: RotaryModernBertAttention}
     gated = {modeling_modernbert.ModernBertMLP: "act"}
     roles = ("enc-self",)
+    feed_forwards = (FeedForwardNames(r"layers\.\d+\.mlp", ("Wi",), "Wo", "act", fused=True),)
     output = "Wo"
 
     def fused(self, module):

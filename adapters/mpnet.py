@@ -6,6 +6,7 @@ from torch.nn.functional import dropout as drop
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
 from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.position_bias import kept_columns, note_kept_heads
@@ -59,6 +60,11 @@ class MPNetAdapter(AttentionAdapter):
     query, key, value, output, width = "q", "k", "v", "o", "all_head_size"
     weights_argument, uses_interface = "output_attentions", False
     roles = ("enc-self",)
+    feed_forwards = (
+        FeedForwardNames(
+            r"encoder\.layer\.\d+", ("intermediate.dense",), "output.dense", "intermediate.intermediate_act_fn"
+        ),
+    )
 
     def scale(self, module):
         """Return 1 / sqrt(width of a head)."""

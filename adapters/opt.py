@@ -3,6 +3,7 @@
 from transformers.models.opt.modeling_opt import OPTAttention, eager_attention_forward
 
 from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 
@@ -28,3 +29,4 @@ class OPTAdapter(AttentionAdapter):
     replacements = {OPTAttention: CollaborativeOPTAttention}
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     roles = ("dec-self",)
+    feed_forwards = (FeedForwardNames(r"decoder\.layers\.\d+", ("fc1",), "fc2", "activation_fn"),)

@@ -10,6 +10,7 @@ from transformers.models.t5 import modeling_t5
 
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.blueprints import Blueprint, VocabularyForm
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.position_bias import kept_columns, note_kept_heads
@@ -145,6 +146,10 @@ class T5Adapter(AttentionAdapter):
     query, key, value, output, heads, width = "q", "k", "v", "o", "n_heads", "inner_dim"
     head_width, head_counts = ("d_kv", "key_value_proj_dim"), ("num_heads", None)
     position_table = "relative_attention_bias"
+    feed_forwards = (
+        FeedForwardNames(r"(?:en|de)coder\.block\.\d+\.layer\.\d+\.DenseReluDense", ("wi",), "wo", "act"),
+        FeedForwardNames(r"(?:en|de)coder\.block\.\d+\.layer\.\d+\.DenseReluDense", ("wi_0", "wi_1"), "wo", "act"),
+    )
 
     def shrink(self, module, kept):
         """As `AttentionAdapter`; also note which columns of the position bias are left."""

@@ -10,6 +10,7 @@ from transformers.models.vit import modeling_vit
 
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.blueprints import ImageBlueprint
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 
@@ -83,3 +84,7 @@ class ViTAdapter(AttentionAdapter):
     query, key, value, output = "q_proj", "k_proj", "v_proj", "o_proj"
     head_width, head_counts = ("head_dim", "head_dim"), ("num_attention_heads", None)
     roles = ("enc-self",)
+    feed_forwards = (
+        FeedForwardNames(r"(?:encoder\.layer|layers)\.\d+\.mlp", ("fc1",), "fc2", "activation_fn"),
+        FeedForwardNames(r"encoder\.layer\.\d+\.mlp", ("gate_proj", "up_proj"), "down_proj", "act_fn"),
+    )

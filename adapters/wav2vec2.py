@@ -9,6 +9,7 @@ from transformers.models.hubert import modeling_hubert
 from transformers.models.wav2vec2 import modeling_wav2vec2
 
 from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 
@@ -48,6 +49,11 @@ class Wav2Vec2Adapter(AttentionAdapter):
     }
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     roles = ("enc-self",)
+    feed_forwards = (
+        FeedForwardNames(
+            r"encoder\.layers\.\d+\.feed_forward", ("intermediate_dense",), "output_dense", "intermediate_act_fn"
+        ),
+    )
 
     def token_masks(
         self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]

@@ -24,6 +24,9 @@ PICTURES = ROOT / "docs" / "pictures"
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", ROOT.parent / "shared"))
 
 
+ATTENTION = ("heads", "query_key", "values")  # the parts of attention that `compress` makes smaller
+
+
 def shared(path: str) -> Path:
     """Return the path of a file or folder in the shared data; exit with a message if it is missing."""
     found = SHARED / path

@@ -1,7 +1,8 @@
-r"""Compress attention to a share of its parameters, without labels: closed form, refined, distilled.
+r"""Compress attention, or layers, to a share of their parameters, without labels: closed form, refined, distilled.
 
     python benchmarks/compression.py minilm [--draws 3] [--steps 300]
     python benchmarks/compression.py marian t5 [--draws 3] [--steps 300] [--sentences N]
+    python benchmarks/compression.py minilm --parts layers [--draws 3]
     python benchmarks/compression.py marian --parts heads --budgets 0.25 [--steps 1200]
     python benchmarks/compression.py --table
 
@@ -29,9 +30,9 @@ from transformers.utils import logging
 from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import compress, distill
-from collab_heads.base.option_values import SITE_PARTS as PARTS
+from collab_heads.base.option_values import SITE_PARTS
 from collab_heads.demo.model import embed
-from common import WORK, minilm, shared, table, write
+from common import ATTENTION, WORK, minilm, shared, table, write
 
 STORE = WORK / "compression.jsonl"
 METHODS = ("closed form", "refined", "distilled")
@@ -51,6 +52,11 @@ COLUMNS = {
     "error": ".3f",
     "seconds": ".0f",
 }
+
+
+def parts_of(named: Sequence[str] | None) -> Sequence[str]:
+    """Return the parts that the flag names; in stored rows "all" are those of attention."""
+    return SITE_PARTS if named == ["layers"] else named or ATTENTION
 
 
 class SentenceEncoder:
@@ -139,7 +145,9 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
         wanted = [
             {
                 "model": name,
-                "parts": ", ".join(arguments.parts or ["all"]),
+                "parts": ", ".join(
+                    arguments.parts or ["all"]
+                ),  # stored before feed-forward blocks were compressed, too
                 "draw": draw,
                 "budget": budget,
                 "method": method,
@@ -154,7 +162,7 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
         for row in missing:
             model, started = task.load(), time.perf_counter()
             steps = 0 if row["method"] == "closed form" else 120
-            more = {"parts": arguments.parts or PARTS, "refine_steps": steps, "seed": draw}
+            more = {"parts": parts_of(arguments.parts), "refine_steps": steps, "seed": draw}
             row |= numbers(compress(model, task.batches(draw), row["budget"], **more))
             if row["steps"]:
                 report = distill(model, task.load(), task.unlabelled(draw), row["steps"], seed=draw)
@@ -211,7 +219,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(BUDGETS)}")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="what may become smaller (default: all)")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=[*SITE_PARTS, "layers"],
+        help="what may become smaller: some parts, or whole layers (default: all parts of attention)",
+    )
     parser.add_argument("--budgets", nargs="+", type=float, help="shares (default: three, by model)")
     parser.add_argument("--draws", type=int, default=3, help="of calibration sentences")
     parser.add_argument("--steps", type=int, default=300, help="of distillation")

@@ -30,7 +30,7 @@ from transformers.utils import logging
 
 from collab_heads import compress, distill, head_importance, most_important, prune_heads
 from collab_heads.errors import CollabHeadsError
-from common import WORK, shared, table, write
+from common import ATTENTION, WORK, shared, table, write
 
 STORE = WORK / "lm.jsonl"
 FOLDERS = {"gpt2": "models/gpt2-multi30k-en", "qwen3": "models/qwen3-multi30k-en"}
@@ -160,7 +160,7 @@ def methods(name: str) -> list[Method]:
     def compressed(budget: float) -> Callable[..., tuple[PreTrainedModel, dict]]:
         def make(text: Text, draw: int) -> tuple[PreTrainedModel, dict]:
             model = load(name)
-            report = compress(model, text.calibration(draw), budget, of=OF[name], seed=draw)
+            report = compress(model, text.calibration(draw), budget, of=OF[name], parts=ATTENTION, seed=draw)
             return model, {"error": report.measured_error, "predicted": report.predicted_error}
 
         return make

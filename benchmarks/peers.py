@@ -34,7 +34,7 @@ from collab_heads import compress, distill, head_importance, prune_heads
 from collab_heads.data.classification import Labels, calibration_batches, draw, encode, predict
 from collab_heads.data.glue import from_folder
 from collab_heads.data.metrics import glue_metric
-from common import ROOT, WORK, minilm, shared, table, write
+from common import ATTENTION, ROOT, WORK, minilm, shared, table, write
 
 sys.path.insert(0, str(ROOT))
 import run_glue
@@ -91,7 +91,7 @@ def our_heads(model, draw: Draw, budget: float):
 def compressed(model, draw: Draw, budget: float, steps: int = 0):
     """Apply `compress` on a quarter of the examples, then optionally distil for some steps on all of them."""
     original = copy.deepcopy(model)
-    compress(model, draw.unlabelled[::4], budget, seed=draw.number)
+    compress(model, draw.unlabelled[::4], budget, parts=ATTENTION, seed=draw.number)
     if steps:
         distill(model, original, draw.unlabelled, steps, seed=draw.number)
     return model

@@ -33,7 +33,7 @@ from transformers import (
 from transformers.utils import logging
 
 from collab_heads import compress, swap_to_collaborative
-from common import table, write
+from common import ATTENTION, table, write
 
 Batches = list[dict[str, torch.Tensor]]
 GENERATOR = torch.Generator().manual_seed(1)
@@ -101,7 +101,8 @@ WORK: dict[str, Callable[[PreTrainedModel, Batches], object]] = {
     "forward": forward,
     "swap": lambda model, batches: swap_to_collaborative(model),
     "swap, half": lambda model, batches: narrow(model),
-    "compress": lambda model, batches: compress(model, batches, 0.5),
+    "compress": lambda model, batches: compress(model, batches, 0.5, parts=ATTENTION),
+    "compress layers": lambda model, batches: compress(model, batches, 0.5),
 }
 FILES = ("save", "load")
 COLUMNS = {"model": "", "work": "", "model_mb": ".0f", "peak": ".2f", "of forward": ".2f", "cpu_seconds": ".1f"}

@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 from transformers.utils import logging
 
 from collab_heads import analyze_heads, compress, swap_to_collaborative
+from common import ATTENTION
 
 VOCABULARY, HEAD = 1000, 64  # pieces; width of a head
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -75,7 +76,7 @@ WORK: dict[str, Callable[[PreTrainedModel, list[dict]], object]] = {
     "swap, refined": lambda model, given: swap_to_collaborative(
         model, dim_shared_query_key=half(model), dim_value=half(model), batches=unlabelled(given), refine_steps=10
     ),
-    "compress": lambda model, given: compress(model, unlabelled(given), 0.5, refine_steps=0),
+    "compress": lambda model, given: compress(model, unlabelled(given), 0.5, parts=ATTENTION, refine_steps=0),
     "analyze": lambda model, given: analyze_heads(model, given, parts=["statistics", "relevance", "gradient"]),
     "train": train,
 }

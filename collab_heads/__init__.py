@@ -46,6 +46,7 @@ from collab_heads.heads.report import AlphaReport, FoldReport, GateReport, Prune
 from collab_heads.model.card import model_card
 from collab_heads.model.peft_targets import peft_targets
 from collab_heads.model.transformers_hooks import install_hooks
+from collab_heads.neurons.prune import PruneNeuronsReport, prune_neurons
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.exchange import swap_heads
 from collab_heads.rotation.manual import HeadRotation
@@ -81,6 +82,7 @@ __all__ = [
     "HeadRotation",
     "HeadStatistics",
     "HeadTraining",
+    "PruneNeuronsReport",
     "PruneReport",
     "SiteReport",
     "SwapReport",
@@ -108,6 +110,7 @@ __all__ = [
     "peft_targets",
     "plan",
     "prune_heads",
+    "prune_neurons",
     "register",
     "save_heads",
     "supported_model_types",

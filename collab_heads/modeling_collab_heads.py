@@ -1,4 +1,4 @@
-"""Loads a model whose attention collab_heads changed, for `AutoModel.from_pretrained(..., trust_remote_code=True)`.
+"""Loads a model that collab_heads changed, for `AutoModel.from_pretrained(..., trust_remote_code=True)`.
 
 It does no more than import the package collab_heads, whose README says how to install it: the models are those of
 transformers.
@@ -10,7 +10,7 @@ try:
     import collab_heads  # noqa: F401  from now on transformers loads what it changed
 except ModuleNotFoundError as error:
     raise ImportError(
-        "collab_heads changed the attention of this model: install the package collab_heads (its README says how)"
+        "collab_heads changed this model: install the package collab_heads (its README says how)"
     ) from error
 
 

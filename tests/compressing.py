@@ -4,7 +4,10 @@ import torch
 from model_sizes import END, VOCABULARY
 
 import collab_heads
+from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.model.open_site import open_sites
+
+ATTENTION = ("heads", "query_key", "values")  # parts
 
 
 def batches_of(family, count=3, seed=0):
@@ -25,3 +28,8 @@ def batches_of(family, count=3, seed=0):
 
 def first_site(model):
     return open_sites(model, collab_heads.get_adapter(model))[0]
+
+
+def first_block(model):
+    """The first feed-forward block."""
+    return open_feed_forwards(model, collab_heads.get_adapter(model))[0]

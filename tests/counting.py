@@ -1,4 +1,4 @@
-"""Operations of attention, counted by torch."""
+"""Operations of attention and of feed-forward blocks, counted by torch."""
 
 from collections import defaultdict
 
@@ -7,11 +7,32 @@ from model_runs import set_backend
 from torch.utils.flop_counter import FlopCounterMode
 
 import collab_heads
+from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.model.open_site import open_sites
 
 
 def attention_operations(model, batches):
-    """path -> multiplications in attention and its output projection; with eager scores, which torch counts."""
+    """path -> multiplications in attention and its output projection."""
+    modules = {}
+    for site in open_sites(model, collab_heads.get_adapter(model)):
+        is_inside = any(module is site.output for module in site.module.modules())
+        modules[site.path] = (site.module,) if is_inside else site.modules
+    return operations_in(model, batches, modules)
+
+
+def feed_forward_operations(model, batches):
+    """path -> multiplications in feed-forward blocks."""
+    blocks = open_feed_forwards(model, collab_heads.get_adapter(model))
+    return operations_in(model, batches, {block.path: block.modules for block in blocks})
+
+
+def layer_operations(model, batches):
+    """path -> multiplications in attention and in feed-forward blocks."""
+    return attention_operations(model, batches) | feed_forward_operations(model, batches)
+
+
+def operations_in(model, batches, modules):
+    """path -> multiplications in its modules; with eager scores, which torch counts."""
     set_backend(model, "eager")
     counter, found, started, handles = FlopCounterMode(display=False), defaultdict(int), {}, []
 
@@ -24,10 +45,9 @@ def attention_operations(model, batches):
 
         handles.extend([module.register_forward_pre_hook(begin), module.register_forward_hook(end)])
 
-    for site in open_sites(model, collab_heads.get_adapter(model)):
-        watch(site.path, site.module)
-        if not any(module is site.output for module in site.module.modules()):
-            watch(site.path, site.output)
+    for path, of_site in modules.items():
+        for module in of_site:
+            watch(path, module)
     with torch.no_grad(), counter:
         for batch in batches:
             model(**batch)

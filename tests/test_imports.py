@@ -22,6 +22,7 @@ LAYERS = (
     ("collaborative",),
     ("heads",),
     ("heads.penalty",),
+    ("neurons",),
     ("distillation",),
     ("analysis.treebank",),
     ("analysis.measures",),

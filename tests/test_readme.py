@@ -11,8 +11,8 @@ README = PAGES["README.md"]
 def support_table() -> str:
     """One row per adapter: what the toolkit can do with it, and the roles it finds."""
     lines = ["| adapter | model types | roles | collaborative | narrower queries and keys | narrower values |"]
-    lines[0] += " gated | mixed | removal |"
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    lines[0] += " gated | mixed | removal | neurons |"
+    lines.append("|---|---|---|---|---|---|---|---|---|---|")
     adapters = {model_type: registry._ADAPTERS[model_type] for model_type in supported_model_types()}
     served = {}
     for adapter in adapters.values():
@@ -21,7 +21,7 @@ def support_table() -> str:
             served |= {variant(): f" with `{entry}={value!r}`" for value, variant in variants.items()}
     for adapter, which in served.items():
         types = ", ".join(f"`{t}`" for t in adapter.model_types) + which
-        kinds = ("collaborative", "per_head", "values", "gated", "alpha", "prune")
+        kinds = ("collaborative", "per_head", "values", "gated", "alpha", "prune", "neurons")
         can = " | ".join("yes" if kind in adapter.capabilities else "no" for kind in kinds)
         lines.append(f"| `{type(adapter).__name__}` | {types} | {', '.join(adapter.roles)} | {can} |")
     return "\n".join(lines)

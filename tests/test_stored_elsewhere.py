@@ -59,11 +59,11 @@ def test_trainer_stores_goes_on_and_loads_the_best(trained, tmp_path):
 def test_the_card_of_trainer_is_completed_at_the_next_save(trained, tmp_path):
     trained.save_model()
     trained.create_model_card()  # Trainer writes over what is there
-    assert "Attention changed" not in card(tmp_path).text
+    assert "Changed by collab_heads" not in card(tmp_path).text
     trained.model.save_pretrained(tmp_path)
     said = card(tmp_path)
     assert {"collab-heads", "generated_from_trainer"} <= set(said.data.tags)
-    assert "Training procedure" in said.text and "## Attention changed" in said.text
+    assert "Training procedure" in said.text and "## Changed by" in said.text
 
 
 @pytest.mark.slow

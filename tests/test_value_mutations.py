@@ -77,8 +77,8 @@ def padding_counted(monkeypatch):
         PADDED.setdefault(self.site.path, input_moments.InputMoments(args[0])).add(args[0], None)
         heard(self, projection, args)
 
-    heard = input_moments.HeadListener.hear
-    monkeypatch.setattr(input_moments.HeadListener, "hear", hear)
+    heard = input_moments.OutputListener.hear
+    monkeypatch.setattr(input_moments.OutputListener, "hear", hear)
     monkeypatch.setattr(replacement, "fit_values", fit_values)
 
 

@@ -170,6 +170,7 @@ CALLS = {
     "peft_targets": Call(bert, lambda tmp: {}),
     "plan": Call(bert, lambda tmp: {"batches": eight(), "refine_steps": 0}),
     "prune_heads": Call(bert, lambda tmp: {"heads": {SITE: [0]}}),
+    "prune_neurons": Call(bert, lambda tmp: {"batches": [batch()], "keep": 0.5}),
     "register": Call(None, lambda tmp: {"adapter": OfATest}),
     "save_heads": Call(gated, lambda tmp: {"folder": tmp}),
     "supported_model_types": Call(None, lambda tmp: {}),

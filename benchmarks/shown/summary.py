@@ -14,6 +14,7 @@ CAPABILITIES = {
     "gated": "gated",
     "alpha": "mixed",
     "prune": "removal",
+    "neurons": "neurons",
 }
 
 

@@ -5,6 +5,8 @@ from typing import Literal, get_args
 # The names of the field's papers (Voita et al. 2019, arXiv:1905.09418).
 Role = Literal["enc-self", "dec-self", "dec-enc"]
 ROLES: tuple[Role, ...] = get_args(Role)
+FeedForwardRole = Literal["enc-ffn", "dec-ffn"]  # of feed-forward blocks
+FEED_FORWARD_ROLES: tuple[FeedForwardRole, ...] = get_args(FeedForwardRole)
 
 Allocation = Literal["uniform", "balanced"]  # of widths to sites
 ALLOCATIONS: tuple[Allocation, ...] = get_args(Allocation)
@@ -20,7 +22,7 @@ POLICY_WORDS: tuple[Policy, ...] = get_args(Policy)
 Metric = Literal["confidence", "output_distance", "map_distance", "base", "wasserstein", "l2", "pairwise"]
 METRIC_WORDS: tuple[Metric, ...] = get_args(Metric)  # what heads are ranked by
 
-SitePart = Literal["heads", "query_key", "values"]  # what of a site can become smaller
+SitePart = Literal["heads", "query_key", "values", "neurons"]  # what of a site can become smaller
 SITE_PARTS: tuple[SitePart, ...] = get_args(SitePart)
 
 Measure = Literal["parameters", "operations", "cache", "time"]  # what a budget is of

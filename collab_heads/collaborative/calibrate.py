@@ -8,9 +8,11 @@ from typing import NamedTuple
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.collaborative.input_moments import InputMoments, listening, listening_to_heads
+from collab_heads.collaborative.input_moments import InputMoments, listening, listening_to_outputs
+from collab_heads.layers.layout import widths
 from collab_heads.model.attention_calls import Call, recording_calls
 from collab_heads.model.batches import check_batches, run_batches
+from collab_heads.model.open_feed_forward import OpenLayerSite
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.portions import portions
 
@@ -20,11 +22,11 @@ class Calibrations(NamedTuple):
 
     Attributes:
         query_key: path -> the calibration for the fit of a query/key projection.
-        heads: path -> the moments of the heads' outputs, for sites whose values are to be narrowed.
+        outputs: path -> the moments of what the output projection of a site reads: its heads, or neurons.
     """
 
     query_key: dict[str, "SiteCalibration"]
-    heads: dict[str, InputMoments]
+    outputs: dict[str, InputMoments]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def calibrate(
     model: PreTrainedModel,
     sites: Sequence[OpenSite],
     recorded: Sequence[OpenSite],
-    narrowed: Sequence[OpenSite],
+    narrowed: Sequence[OpenLayerSite],
     batches: Iterable[Mapping],
 ) -> Calibrations:
     """Run calibration batches through an unchanged model, without gradients, in evaluation mode.
@@ -55,7 +57,7 @@ def calibrate(
         model: the model, which is not changed.
         sites: the sites whose input moments are taken.
         recorded: those of `sites` whose calls are kept, too.
-        narrowed: the sites, collaborative or not, whose heads' output moments are taken.
+        narrowed: the sites, collaborative or not, and feed-forward blocks, for whose outputs moments are taken.
         batches: input dicts as the model takes them; tensors are moved to the model's device. An encoder-decoder needs
             decoder inputs or labels.
 
@@ -68,7 +70,7 @@ def calibrate(
     cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
     with (
         listening(sites, masks) as listeners,
-        listening_to_heads(narrowed, masks) as head_listeners,
+        listening_to_outputs(narrowed, masks) as head_listeners,
         recording_calls(model, recorded, masks) as recorder,
     ):
         run_batches(model, batches, masks, "calibrating", cut=cut)
@@ -93,7 +95,7 @@ class CalibratedSites:
         model: the model, which must not change while groups are calibrated.
         sites: the sites whose input moments are taken.
         recorded: those of `sites` whose calls are kept, too.
-        narrowed: the sites whose heads' output moments are taken.
+        narrowed: the sites and feed-forward blocks for whose outputs moments are taken.
         batches: see `calibrate`; listed if several passes are needed.
 
     Attributes:
@@ -108,7 +110,7 @@ class CalibratedSites:
         model: PreTrainedModel,
         sites: Sequence[OpenSite],
         recorded: Sequence[OpenSite],
-        narrowed: Sequence[OpenSite],
+        narrowed: Sequence[OpenLayerSite],
         batches: Iterable[Mapping],
     ):
         self.model, self.sites, self.recorded, self.narrowed = model, sites, recorded, narrowed
@@ -128,20 +130,19 @@ class CalibratedSites:
 
     def calibrated(self, group: Sequence[str]) -> Calibrations:
         """Calibrate one group in one pass over the batches."""
-        sites, recorded, narrowed = (
-            [site for site in sites if site.path in group] for sites in (self.sites, self.recorded, self.narrowed)
-        )
+        sites, recorded = ([site for site in sites if site.path in group] for sites in (self.sites, self.recorded))
+        narrowed = [site for site in self.narrowed if site.path in group]
         return calibrate(self.model, sites, recorded, narrowed, self.batches)
 
 
-def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenSite]) -> dict[str, int]:
-    """Count the numbers in the moments of each site: path -> count. An input has two matrices, the heads have one."""
-    counts = dict.fromkeys([site.path for site in (*sites, *narrowed)], 0)
+def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenLayerSite]) -> dict[str, int]:
+    """Count the numbers in the moments of each site: path -> count. An input has two matrices, an output has one."""
+    counts = dict.fromkeys([site.path for site in (*narrowed, *sites)], 0)  # in model order
     for site in sites:
-        widths = [projection.in_features for projection in site.projections]
-        counts[site.path] += 2 * sum(width**2 for width in (widths[:1] if site.role != "dec-enc" else widths))
-    for site in narrowed:
-        counts[site.path] += (site.num_heads * site.value_width) ** 2  # of heads, which may share values
+        dims = [projection.in_features for projection in site.projections]
+        counts[site.path] += 2 * sum(width**2 for width in (dims[:1] if site.role != "dec-enc" else dims))
+    for each in narrowed:
+        counts[each.path] += widths(each.output)[0] ** 2
     return counts
 
 

@@ -1,4 +1,4 @@
-"""Second moments of the inputs of each site and of the outputs of its heads, on real batches.
+"""Second moments of the inputs of each site, of the outputs of its heads and of neurons, on real batches.
 
 A decomposition should preserve the scores and the output on real inputs, not the weights: see `decompose` and `values`.
 Padding does not count. A module that serves several layers accumulates over all of them.
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from collab_heads.base.numerics import float64
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.batches import sides
+from collab_heads.model.open_feed_forward import OpenLayerSite
 from collab_heads.model.open_site import OpenSite
 
 SIDES = ("query", "key")
 
 
 class InputMoments:
-    """The running sums of one side (query or key) of one site, or of the outputs of its heads, in float64.
+    """The running sums of one side (query or key) of one site, or of what its output projection reads, in float64.
 
     Attributes:
         count: tokens seen.
@@ -124,29 +125,34 @@ class Listener:
         return sums[0][0], sums[1][0]
 
 
-class HeadListener:
-    """A listener that takes the moments of the heads' outputs of one site, with a pre-hook on its output projection."""
+class OutputListener:
+    """A listener that takes the moments of what the output projection of a site reads, with a pre-hook on it.
 
-    def __init__(self, site: OpenSite, masks: Mapping[str, Tensor | None]):
+    Of attention that is the concatenated heads, of a feed-forward block the neurons.
+    """
+
+    def __init__(self, site: OpenLayerSite, masks: Mapping[str, Tensor | None]):
         self.site, self.masks = site, masks
         self.sums: InputMoments | None = None
 
     def hear(self, projection: nn.Module, args: tuple) -> None:
-        """Take the concatenated heads of a call, [B, T, H * d_v]."""
+        """Take the input of a call, [B, T, n], or [B * T, n] where a layer takes all tokens in a row."""
         heads, mask = args[0], self.masks.get(sides(self.site.site)[0])
+        if heads.ndim == 2:
+            heads = heads[None] if mask is None else heads.unflatten(0, mask.shape)
         check_inputs(self.site, "output", heads, mask)
         if self.sums is None:
             self.sums = InputMoments(heads, centres=False)
         self.sums.add(heads, mask)
 
     def moments(self) -> InputMoments:
-        """Return the moments of the concatenated heads; raise CalibrationError if no token was seen."""
+        """Return the moments; raise CalibrationError if no token was seen."""
         if self.sums is None or not self.sums.count:
             raise saw_nothing(self.site)
         return self.sums
 
 
-def check_inputs(site: OpenSite, name: str, states: Tensor, mask: Tensor | None) -> None:
+def check_inputs(site: OpenLayerSite, name: str, states: Tensor, mask: Tensor | None) -> None:
     """Raise CalibrationError if a mask does not fit its inputs, NonFiniteError if inputs that count are not finite."""
     if mask is not None and mask.shape != states.shape[:2]:
         side = sides(site.site)[name == "key"]
@@ -158,7 +164,7 @@ def check_inputs(site: OpenSite, name: str, states: Tensor, mask: Tensor | None)
         raise NonFiniteError(f"{site.path}: calibration inputs of its {name} contain NaN or inf")
 
 
-def saw_nothing(site: OpenSite) -> CalibrationError:
+def saw_nothing(site: OpenLayerSite) -> CalibrationError:
     """Make the error for a site that no token reached."""
     return CalibrationError(
         f"{site.path} saw no tokens: give batches that reach it "
@@ -184,9 +190,11 @@ def listening(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> 
 
 
 @contextmanager
-def listening_to_heads(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> Iterator[list[HeadListener]]:
-    """Listen to the heads' outputs of sites, before gates and alphas, while the context is open."""
-    listeners = [HeadListener(site, masks) for site in sites]
+def listening_to_outputs(
+    sites: Sequence[OpenLayerSite], masks: Mapping[str, Tensor | None]
+) -> Iterator[list[OutputListener]]:
+    """Listen to what output projections read, heads before gates and alphas, while the context is open."""
+    listeners = [OutputListener(site, masks) for site in sites]
     handles = [listener.site.output.register_forward_pre_hook(listener.hear) for listener in listeners]
     try:
         yield listeners

@@ -56,7 +56,7 @@ def make_replacement(
     if plan is not None:
         query_key, decomposition, refinement = fit_site(plan, moments.query_key.pop(site.path, None), options)
         error, sweeps = decomposition.relative_error, decomposition.sweeps
-    values = None if value_plan is None else fit_values(value_plan, moments.heads.pop(site.path, None))
+    values = None if value_plan is None else fit_values(value_plan, moments.outputs.pop(site.path, None))
     query_key = cast(QueryKey, query_key)  # a site gets one, or has one already
     state, geometry = query_key.state, Geometry.of(site)
     width = geometry.dim_value if value_plan is None else value_plan.width

@@ -58,7 +58,7 @@ def collaborative_config(
     check_choice("mixing_init", mixing_init, MIXING_INITS)
     if not isinstance(config, PretrainedConfig):
         raise ArgumentError(f"expected a transformers config, got {type(config).__name__}")
-    if CollabConfig.of(config).sites:
+    if CollabConfig.of(config).states:
         raise SwapError(f"config.{FIELD} describes changed sites already: start from the stock config")
     config = copy.deepcopy(config)
     with torch.device("meta"):

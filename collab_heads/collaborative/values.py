@@ -119,7 +119,9 @@ def doubted(covariance: Tensor, num_tokens: int, num_heads: int, doubt: float) -
         doubt: the shrinkage: as if doubt * n further tokens had shown no covariance between heads.
     """
     trusted = num_tokens / (num_tokens + doubt * len(covariance)) if num_tokens else 0.0
-    return trusted * covariance + (1 - trusted) * torch.block_diag(*diagonal_blocks(covariance, num_heads))
+    found = trusted * covariance
+    diagonal_blocks(found, num_heads).add_(diagonal_blocks(covariance, num_heads), alpha=1 - trusted)
+    return found
 
 
 def diagonal_blocks(matrix: Tensor, num_heads: int) -> Tensor:

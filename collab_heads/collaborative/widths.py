@@ -3,20 +3,22 @@
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
+from typing import TypeVar
 
 from collab_heads.errors import ArgumentError
-from collab_heads.sites.site import AttentionSite, check_name
+from collab_heads.sites.site import AttentionSite, Site, check_name
 
 Width = int | float | None
+Asked = TypeVar("Asked")
 HEAD_MULTIPLE = 4  # of a narrowed head's width; odd widths are slow everywhere
 
 
 def widths_asked(
-    available: Sequence[AttentionSite],
-    chosen: Sequence[AttentionSite],
-    asked: Width | Mapping[str, Width],
+    available: Sequence[Site],
+    chosen: Sequence[Site],
+    asked: Asked | Mapping[str, Asked],
     argument: str = "dim_shared_query_key",
-) -> dict[str, Width]:
+) -> dict[str, Asked]:
     """Return the width that is requested for each site: path -> int, share or None.
 
     Args:

@@ -21,8 +21,9 @@ from collab_heads.errors import DataError, NonFiniteError
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import gates_of
 from collab_heads.model.loading import explaining, load_or_explain
+from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forwards
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.model.site_size import site_size
+from collab_heads.model.site_size import FeedForwardGeometry, site_size, size_of
 from collab_heads.model.ties import check_stored
 from collab_heads.sites.record import CollabConfig
 
@@ -125,6 +126,31 @@ class SiteFacts:
 
 
 @dataclass(frozen=True)
+class BlockFacts:
+    """The facts about one feed-forward block.
+
+    Attributes:
+        path, role, layer: the block.
+        neurons: the number of its neurons.
+        neurons_before: the number of its neurons before any was removed.
+        parameters: of its projections.
+    """
+
+    path: str
+    role: str
+    layer: int
+    neurons: int
+    neurons_before: int
+    parameters: int
+
+    def row(self) -> tuple[str, ...]:
+        """Return the block's row of the table."""
+        is_whole = self.neurons == self.neurons_before
+        neurons = str(self.neurons) if is_whole else f"{self.neurons} of {self.neurons_before}"
+        return self.role, self.path, neurons, f"{self.parameters:,}"
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """The facts about a model.
 
@@ -133,6 +159,7 @@ class ModelFacts:
         model_class: name of its class.
         family: the facts about its type.
         sites: its attention modules, in order.
+        blocks: its feed-forward blocks, in order; none if the adapter does not say where they are.
         parameters: of the whole model.
     """
 
@@ -140,13 +167,16 @@ class ModelFacts:
     model_class: str
     family: FamilyFacts
     sites: Sequence[SiteFacts]
+    blocks: Sequence[BlockFacts]
     parameters: int
 
     @property
     def totals(self) -> dict[str, int]:
-        """Return the sums over all sites: heads, parameters of attention, elements cached per token."""
+        """Return sums over sites (heads, parameters, elements cached per token) and over feed-forward blocks."""
         names = ("heads", "heads_before", "parameters", "cache")
-        return {name: sum(getattr(site, name) for site in self.sites) for name in names}
+        found = {name: sum(getattr(site, name) for site in self.sites) for name in names}
+        found |= {name: sum(getattr(block, name) for block in self.blocks) for name in ("neurons", "neurons_before")}
+        return found | {"feed_forward": sum(block.parameters for block in self.blocks)}
 
     def to_dict(self) -> dict:
         """Return the facts and the totals."""
@@ -161,7 +191,18 @@ class ModelFacts:
         cache = f", {totals['cache']:,} elements cached per token" if totals["cache"] else ""
         last = f"{heads}, {totals['parameters']:,} parameters of attention ({share:.0%} of {self.parameters:,}){cache}"
         table = text_table(header, [site.row() for site in self.sites], last)
-        return f"{self.model}: {self.model_class}\n{self.family}\n\n{table}"
+        return f"{self.model}: {self.model_class}\n{self.family}\n\n{table}" + self.table_of_blocks()
+
+    def table_of_blocks(self) -> str:
+        """Return the table of the feed-forward blocks, if there are any."""
+        if not self.blocks:
+            return ""
+        neurons, before, count = (self.totals[name] for name in ("neurons", "neurons_before", "feed_forward"))
+        last = f"{neurons:,} neurons" + (f" of {before:,}" if neurons < before else "")
+        last += f", {count:,} parameters of feed-forward blocks ({count / self.parameters:.0%})"
+        return "\n\n" + text_table(
+            ("role", "block", "neurons", "parameters"), [block.row() for block in self.blocks], last
+        )
 
 
 def run(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
@@ -206,8 +247,14 @@ def facts_of_model(name: str, config: PretrainedConfig) -> ModelFacts:
     adapter = adapter.variant(model.config)
     gates = stored_gates(model, Path(name))
     sites = [facts_of_site(site, gates) for site in open_sites(model, adapter, adapter.sites(model))]
+    blocks = tuple(map(facts_of_block, open_feed_forwards(model, adapter)))
     return ModelFacts(
-        name, type(model).__name__, family(adapter, config.model_type), tuple(sites), parameters=model.num_parameters()
+        name,
+        type(model).__name__,
+        family(adapter, config.model_type),
+        tuple(sites),
+        blocks,
+        parameters=model.num_parameters(),
     )
 
 
@@ -236,6 +283,13 @@ def facts_of_site(site: OpenSite, gates: Mapping[str, Tensor]) -> SiteFacts:
         alphas=state.alphas,
         parameters=size.parameters,
         cache=size.cache if site.role.startswith("dec") else 0,
+    )
+
+
+def facts_of_block(block: OpenFeedForward) -> BlockFacts:
+    state, size = CollabConfig.on(block.model).site(block.site), size_of(FeedForwardGeometry.of(block))
+    return BlockFacts(
+        block.path, block.role, block.site.layer, block.num_neurons, state.num_neurons, parameters=size.parameters
     )
 
 

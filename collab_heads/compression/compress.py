@@ -1,4 +1,4 @@
-"""compress: plan, fit, refine and install smaller attention, within a budget or an error."""
+"""compress: plan, fit, refine and install smaller layers, within a budget or an error."""
 
 import dataclasses
 import inspect
@@ -18,11 +18,11 @@ from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measures import COUNTED, Measure
 from collab_heads.compression.parts.part import Fit
 from collab_heads.compression.parts.shape import UNCHANGED
-from collab_heads.compression.parts.table import PARTS, install, resized
+from collab_heads.compression.parts.table import install, parts_of, resized
 from collab_heads.compression.plan import Choices, CompressionPlan, check_budget, plan
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
-from collab_heads.model.offloading import changing_attention
+from collab_heads.model.offloading import changing_layers
 from collab_heads.model.site_size import size_of
 from collab_heads.sites.state import QueryKeyKind
 
@@ -32,7 +32,7 @@ NEAR = 0.95  # of the error that was asked for
 
 @checking_arguments
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
-@changing_attention
+@changing_layers
 def compress(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | CompressionPlan,
@@ -46,12 +46,12 @@ def compress(
     refine_steps: int = 120,
     seed: int = 0,
 ) -> CompressReport:
-    """Make attention smaller, in place: remove heads, and narrow queries, keys and values, where this costs least.
+    """Make the layers of a model smaller, in place, where this costs least.
 
-    `compress` needs no labels. It chooses and fits heads, widths and weights by the outputs of the model on the
-    batches, and `distill` then recovers most of what is lost. The result saves and loads as any model does. If an error
-    is raised, the model is unchanged. Compress before making the optimizer, and before DDP, FSDP, PEFT or
-    `torch.compile`.
+    Heads and neurons of feed-forward blocks are removed, and queries, keys and values become narrower. `compress` needs
+    no labels. It chooses and fits sizes and weights by the outputs of the model on the batches, and `distill` then
+    recovers most of what is lost. The result saves and loads as any model does. If an error is raised, the model is
+    unchanged. Compress before making the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
 
     Example:
         >>> import torch
@@ -69,23 +69,25 @@ def compress(
             narrower sites.
         batches: input dicts as the model takes them, without labels: 128 to 512 sentences like those that it is used
             on. Or a plan that `plan` made for this model, with its own options.
-        budget: the share of attention's present cost to keep, above 0 and at most 1. Without `max_error` the default
-            is 0.5.
+        budget: the share of the layers' present cost to keep, above 0 and at most 1: of attention and feed-forward
+            blocks, unless `parts` or `sites` say otherwise. Embeddings are not among them. Without `max_error` the
+            default is 0.5.
         max_error: instead of a budget, the largest error of the model's output, on examples that no fit has seen. For
             models without a head and regressions, the error is the root mean square of the change, relative to the
             standard deviation of the output; for classifiers and language models, the root of twice the mean
             Kullback-Leibler divergence. The model becomes as small as this allows.
         of: the measure of the budget: "parameters", "operations", "cache" or "time"; `plan` defines them.
-        sites: roles or paths of the sites that may change; None for all.
+        sites: roles or paths of the sites that may change, feed-forward blocks ("enc-ffn", "dec-ffn") included; None
+            for all.
         parts: the parts that may become smaller: some of "heads" (their number), "query_key" and "values" (their
-            widths).
+            widths), and "neurons" (of feed-forward blocks). Only sites that have one of them count in the budget.
         kind: the kind of narrower query/key projections: "per_head", or "shared", which is smallest and slow.
         refine_steps: Adam steps that fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
 
     Returns:
-        A report with the changes of every site, the predicted and the measured error, and the cost of attention before
-        and after; `print` it.
+        A report with the changes of every site, the predicted and the measured error, and the costs before and after;
+        `print` it.
 
     Raises:
         ArgumentError: on an impossible budget (the message says what is possible), if both a budget and an error are
@@ -110,7 +112,7 @@ def compress(
     else:
         made = plan(model, batches, **options)
     chosen = smallest(made, max_error) if max_error is not None else FittedChoice.of(made, made.choose(share))
-    choices, parameters = chosen.choices, model.num_parameters()
+    choices, parameters, size = chosen.choices, model.num_parameters(), num_bytes(model)
     report = CompressReport(
         sites=tuple(site_report(made, path, choices) for path in choices),
         of=made.of,
@@ -121,6 +123,8 @@ def compress(
         costs=costs(made, choices),
         model_parameters_before=parameters,
         model_parameters_after=parameters,
+        model_bytes_before=size,
+        model_bytes_after=size,
         seconds=0.0,
     )
     # Nothing has changed up to here; nothing can fail from here on.
@@ -128,7 +132,14 @@ def compress(
     parameters, seconds = model.num_parameters(), time.perf_counter() - started
     if made is batches:
         seconds += made.seconds
-    return dataclasses.replace(report, model_parameters_after=parameters, seconds=seconds)
+    return dataclasses.replace(
+        report, model_parameters_after=parameters, model_bytes_after=num_bytes(model), seconds=seconds
+    )
+
+
+def num_bytes(model: PreTrainedModel) -> int:
+    """Return the memory that the parameters of a model take, in bytes; those that are used twice count once."""
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 class FittedChoice(NamedTuple):
@@ -172,7 +183,7 @@ def smallest(made: CompressionPlan, max_error: float) -> FittedChoice:
 
 
 def costs(made: CompressionPlan, choices: Choices) -> dict[Measure, Cost]:
-    """Return the cost of attention by every known measure, unless it is zero; "time" only if the plan is of it."""
+    """Return the cost of the sites by every known measure, unless it is zero; "time" only if the plan is of it."""
     found = {}
     for measure, cost in COUNTED.items():
         before = sum(cost(use, UNCHANGED) for use in made.uses.values())
@@ -187,12 +198,12 @@ def costs(made: CompressionPlan, choices: Choices) -> dict[Measure, Cost]:
 def site_report(made: CompressionPlan, path: str, choices: Choices) -> CompressedSite:
     use, choice = made.uses[path], choices[path]
     whole, geometry = use.shape.geometry, resized(use.shape, choice)
-    before, after, projection = size_of(whole), size_of(geometry), geometry.query_key
+    before, after, projection = size_of(whole), size_of(geometry), getattr(geometry, "query_key", None)
     return CompressedSite(
         path=path,
         role=use.role,
         kind=None if projection is None else projection.kind,
-        sizes={name: (part.total(whole), part.total(geometry)) for name, part in PARTS.items()},
+        sizes={name: (part.total(whole), part.total(geometry)) for name, part in parts_of(use.shape).items()},
         parameters_before=before.parameters,
         parameters_after=after.parameters,
         cache_before=before.cache * bool(use.cached),

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.display import progress_bar
 from collab_heads.compression.measures import SiteUse
-from collab_heads.compression.parts.shape import UNCHANGED, Choice, SiteShape
-from collab_heads.compression.parts.table import PARTS, resized
+from collab_heads.compression.parts.shape import UNCHANGED, Choice, Shape
+from collab_heads.compression.parts.table import parts_of, resized
 from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import evaluating, run_batches
-from collab_heads.model.open_site import OpenSite, reopened
+from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite, reopened
+from collab_heads.model.open_site import OpenSite
 from collab_heads.sites.record import CollabConfig
-from collab_heads.sites.site import Role
 
 KNOTS = 4  # sizes of each part that are timed, or one more; times in between are interpolated
 TURNS, TURNS_AGAIN = 3, 10  # for a table; and for the chosen sizes beside the original ones
@@ -38,10 +38,10 @@ class Latencies:
     """
 
     def __init__(
-        self, model: PreTrainedModel, sites: Sequence[OpenSite], shapes: Mapping[str, SiteShape], batch: Mapping
+        self, model: PreTrainedModel, sites: Sequence[OpenLayerSite], shapes: Mapping[str, Shape], batch: Mapping
     ):
         self.model, self.sites, self.batch = model, sites, batch
-        self.tables: dict[tuple[SiteShape, Role], Table] = {}
+        self.tables: dict[tuple[Shape, str], Table] = {}
         different = {(shapes[site.path], site.role): site for site in sites}
         for (shape, role), site in progress_bar(different.items(), desc="timing sites", leave=False):
             self.tables[shape, role] = time_site(model, site, shape, batch)
@@ -62,7 +62,7 @@ class Latencies:
         Returns:
             Seconds of all sites in one forward pass, before and after.
         """
-        timed: dict[tuple[SiteShape, Role, Choice], list[float]] = {}
+        timed: dict[tuple[Shape, str, Choice], list[float]] = {}
         before = after = 0.0
         for site in progress_bar(self.sites, desc="timing what was chosen", leave=False):
             use, choice = uses[site.path], choices[site.path]
@@ -85,10 +85,10 @@ class Table:
     def __init__(self, axes: Sequence[Sequence[int]], seconds: np.ndarray):
         self.axes, self.times = axes, seconds
 
-    def seconds(self, shape: SiteShape, choice: Choice) -> float:
+    def seconds(self, shape: Shape, choice: Choice) -> float:
         """Return the time of a choice in seconds, interpolated linearly between the measured sizes."""
-        times = self.times
-        for axis, size in zip(self.axes, (part.size(shape, choice) for part in PARTS.values()), strict=True):
+        times, sizes = self.times, (part.size(shape, choice) for part in parts_of(shape).values())
+        for axis, size in zip(self.axes, sizes, strict=True):
             place = np.interp(size, axis, range(len(axis)))
             low, high = math.floor(place), math.ceil(place)
             times = times[low] + (place - low) * (times[high] - times[low])
@@ -105,20 +105,21 @@ def knots(smaller: Sequence[int], whole: int) -> list[int]:
     return sorted({*smaller[::every], *smaller[-1:], whole})
 
 
-def time_site(model: PreTrainedModel, site: OpenSite, shape: SiteShape, batch: Mapping) -> Table:
+def time_site(model: PreTrainedModel, site: OpenLayerSite, shape: Shape, batch: Mapping) -> Table:
     """Time a site at all combinations of the `knots` of its parts."""
-    axes = [knots(part.sizes(shape), part.whole(shape)) for part in PARTS.values()]
+    parts = parts_of(shape)
+    axes = [knots(part.sizes(shape), part.whole(shape)) for part in parts.values()]
     smaller = [
         [size if size < part.whole(shape) else None for size in axis]
-        for part, axis in zip(PARTS.values(), axes, strict=True)
+        for part, axis in zip(parts.values(), axes, strict=True)
     ]
-    choices = [Choice.of(**dict(zip(PARTS, each, strict=True))) for each in itertools.product(*smaller)]
+    choices = [Choice.of(**dict(zip(parts, each, strict=True))) for each in itertools.product(*smaller)]
     seconds = time_choices(model, site, shape, choices, batch, TURNS)
     return Table(axes, np.array(seconds).reshape([len(axis) for axis in axes]))
 
 
 def time_choices(
-    model: PreTrainedModel, site: OpenSite, shape: SiteShape, choices: Sequence[Choice], batch: Mapping, turns: int
+    model: PreTrainedModel, site: OpenLayerSite, shape: Shape, choices: Sequence[Choice], batch: Mapping, turns: int
 ) -> list[float]:
     """Return the shortest time of a site with each choice, in seconds.
 
@@ -135,8 +136,10 @@ def time_choices(
     return seconds
 
 
-def captured(model: PreTrainedModel, site: OpenSite, batch: Mapping) -> Callable[[OpenSite], object]:
+def captured(model: PreTrainedModel, site: OpenLayerSite, batch: Mapping) -> Callable[[Any], object]:
     """Return a function that repeats the first call of a site for a batch, including its output projection."""
+    if isinstance(site, OpenFeedForward):
+        return captured_block(model, site, batch)
     calls: list[tuple[tuple, dict[str, Any]]] = []
     heads: list[Tensor] = []
     hooks = (
@@ -160,10 +163,27 @@ def captured(model: PreTrainedModel, site: OpenSite, batch: Mapping) -> Callable
     return call
 
 
-def resize(site: OpenSite, shape: SiteShape, choice: Choice) -> None:
+def captured_block(
+    model: PreTrainedModel, block: OpenFeedForward, batch: Mapping
+) -> Callable[[OpenFeedForward], object]:
+    """Return a function that repeats the first call of a feed-forward block for a batch."""
+    states: list[Tensor] = []
+    handle = block.first[0].register_forward_pre_hook(lambda _, args: states.append(args[0]))
+    try:
+        run_batches(model, [batch], {}, "timing")
+    finally:
+        handle.remove()
+
+    def call(now: OpenFeedForward) -> None:
+        now.output(now.neurons(states[0]))
+
+    return call
+
+
+def resize(site: OpenLayerSite, shape: Shape, choice: Choice) -> None:
     """Give a site the sizes of a choice, with arbitrary weights."""
     state, geometry = CollabConfig.on(site.model).site(site.site), resized(shape, choice)
-    for part in PARTS.values():
+    for part in parts_of(shape).values():
         state = part.resize(site, state, shape, geometry)
 
 

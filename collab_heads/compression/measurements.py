@@ -19,18 +19,20 @@ from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.compression.parts.query_key import QUICK
-from collab_heads.compression.parts.shape import Choice, SiteShape
-from collab_heads.compression.parts.table import PARTS, fit_site, install, site_errors
+from collab_heads.compression.parts.shape import AttentionShape, Choice, FeedForwardShape, Shape, shape_of
+from collab_heads.compression.parts.table import PARTS, fit_site, install, parts_of, site_errors
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.workload import Workload, count_work
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import CalibrationError, SwapError
+from collab_heads.errors import CalibrationError, SwapError, UnsupportedModelError
 from collab_heads.heads.prune import check_prunable
+from collab_heads.layers.layout import widths
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import each_batch, num_rows, select
-from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.model.refusals import check_swappable, check_values
+from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite, open_layers
+from collab_heads.model.open_site import OpenSite
+from collab_heads.model.refusals import check_feed_forwards, check_swappable, check_values
 from collab_heads.sites.site import select_sites
 from collab_heads.sites.state import QueryKeyKind
 
@@ -48,7 +50,7 @@ class SiteErrors:
         errors: part -> size, as in `Choice` -> squared error, by rising size.
     """
 
-    shape: SiteShape
+    shape: Shape
     errors: Mapping[SitePart, Mapping[int, float]]
 
     def of(self, choice: Choice) -> dict[SitePart, float]:
@@ -57,8 +59,11 @@ class SiteErrors:
         return {part: errors.get(sizes[part], 0.0) if part in sizes else 0.0 for part, errors in self.errors.items()}
 
     def example(self, part: SitePart, error: float) -> Choice | None:
-        """Return the choice of one part with the squared error nearest to `error`; None if the part cannot change."""
-        squares = {size: square for size, square in self.errors[part].items() if square > 0}
+        """Return the choice of one part with the squared error nearest to `error`; None if the part cannot change.
+
+        Size 0 is no example: the output of a model without a site says little about small errors of the site.
+        """
+        squares = {size: square for size, square in self.errors.get(part, {}).items() if size and square > 0}
         if not squares:
             return None
         return Choice.of(**{part: min(squares, key=lambda size: abs(math.log(squares[size] / error)))})
@@ -82,7 +87,7 @@ class Measurements:
 
     model: PreTrainedModel
     adapter: AttentionAdapter
-    sites: list[OpenSite]
+    sites: list[OpenLayerSite]
     options: FitOptions
     fitted: CalibratedSites
     work: Mapping[str, Workload]
@@ -101,54 +106,67 @@ def measure_model(
     options: FitOptions,
 ) -> Measurements:
     """Measure a model, which is not changed; arguments and errors are those of `plan`."""
-    sites = choose_sites(model, adapter, names)
+    sites = choose_sites(model, adapter, names, parts)
+    attention = [site for site in sites if isinstance(site, OpenSite)]
     may_narrow = FITS[kind].capability in adapter.capabilities
-    stock = [site for site in sites if may_narrow and not site.is_swapped]
+    stock = [site for site in attention if may_narrow and not site.is_swapped]
     to_fit, held = hold_out(batches)
     fitted = CalibratedSites(model, stock, stock, sites, to_fit)
     shown = CalibratedSites(model, stock, stock, sites, held)
-    work, probe = count_work(model, batches, sites), Probe(model, held, sites)
-    if probe.longest <= 1:
+    work, probe = count_work(model, batches, sites), Probe(model, held, attention)
+    if attention and probe.longest <= 1:
         raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
-    with few_threads(max(site.dim_value for site in sites)):
-        errors = {}
-        for site in progress_bar(sites, desc="measuring sites", leave=False):
-            shape = SiteShape.of(site, kind, parts)
-            found = site_errors(site, shape, fitted.of(site.path), shown.of(site.path))
-            errors[site.path] = SiteErrors(shape, found)
+    errors = {}
+    for site in progress_bar(sites, desc="measuring sites", leave=False):
+        shape, both = shape_of(site, kind, parts), (fitted.of(site.path), shown.of(site.path))
+        with few_threads(widths(site.output)[0]):
+            errors[site.path] = SiteErrors(shape, site_errors(site, shape, *both))
     del shown  # as large as `fitted`
     sensitivity = sensitivities(sites, errors, fitted, probe, options)
     return Measurements(model, adapter, sites, options, fitted, work, probe, errors, sensitivity)
 
 
 def choose_sites(
-    model: PreTrainedModel, adapter: AttentionAdapter, names: str | Iterable[str] | None
-) -> list[OpenSite]:
-    """Return the named sites that have heads, if all of them can be changed.
+    model: PreTrainedModel,
+    adapter: AttentionAdapter,
+    names: str | Iterable[str] | None,
+    parts: tuple[SitePart, ...],
+) -> list[OpenLayerSite]:
+    """Return the named sites that have some of the parts, if all of them can be changed, in model order.
 
     Raises:
         ArgumentError: if a name is neither a role nor a path of the model.
+        UnsupportedModelError: if only feed-forward blocks may change, and the adapter does not say where they are.
         SwapError: if a site has gates or alphas, or cannot be changed safely.
     """
-    available = adapter.sites_with_heads(model)
+    shapes = {PARTS[name].shape for name in parts}
+    kinds = {AttentionShape: OpenSite, FeedForwardShape: OpenFeedForward}
+    wanted = tuple(kinds[shape] for shape in shapes)
+    available = [site for site in open_layers(model, adapter) if isinstance(site, wanted)]
+    if not available and not adapter.feed_forwards:
+        raise UnsupportedModelError(f"{type(adapter).__name__} does not say where feed-forward blocks are")
+    available = [site for site in available if isinstance(site, OpenSite) or site.num_neurons]
     if not available:
-        raise SwapError("the model has no heads left: there is nothing to compress")
-    sites = open_sites(model, adapter, select_sites(available, names))
-    check_prunable(model, adapter, sites)
-    check_swappable(model, adapter, [site for site in sites if not site.is_swapped])
-    check_values(model, adapter, sites)
-    for site in sites:
+        raise SwapError("the model has no heads or neurons left: there is nothing to compress")
+    chosen = {site.path for site in select_sites([site.site for site in available], names)}
+    sites = [site for site in available if site.path in chosen]
+    attention = [site for site in sites if isinstance(site, OpenSite)]
+    check_prunable(model, adapter, attention)
+    check_swappable(model, adapter, [site for site in attention if not site.is_swapped])
+    check_values(model, adapter, attention)
+    for site in attention:
         if isinstance(site.output, HeadOutputProjection):
             what = "gates" if site.output.gates is not None else "alphas"
             raise SwapError(
                 f"{site.path} has {what}, whose heads are still being chosen: prune_heads(model) first, or "
                 "fold_heads(model) to keep all heads"
             )
+    check_feed_forwards(model, [site for site in sites if isinstance(site, OpenFeedForward)])
     return sites
 
 
 def sensitivities(
-    sites: Sequence[OpenSite],
+    sites: Sequence[OpenLayerSite],
     errors: Mapping[str, SiteErrors],
     fitted: CalibratedSites,
     probe: Probe,
@@ -170,9 +188,9 @@ def sensitivities(
         path -> part -> squared error of the output, by squared error of the site.
     """
 
-    def moved(site: OpenSite, choice: Choice, options: FitOptions) -> float:
+    def moved(site: OpenLayerSite, choice: Choice, options: FitOptions) -> float:
         """Return the squared error of the output when one site has a choice."""
-        with few_threads(site.dim_value):
+        with few_threads(widths(site.output)[0]):
             fit = fit_site(site, errors[site.path].shape, choice, fitted.of(site.path), options)
         with undone(site.model, [site]):
             install(site.model, site.adapter, {site.path: fit})
@@ -180,10 +198,11 @@ def sensitivities(
 
     found: dict[str, dict[SitePart, float]] = {}
     left: dict[SitePart, list[float]] = {}  # part -> what refinement leaves of the squared errors of some sites
-    refined = {site.path for site in sites[:: -(-len(sites) // REFINED_SITES)]} if options.refine_steps else set()
+    attention = [site.path for site in sites if isinstance(site, OpenSite)]
+    refined = set(attention[:: -(-len(attention) // REFINED_SITES) or 1]) if options.refine_steps else set()
     for site in progress_bar(sites, desc="measuring sensitivities", leave=False):
-        of_site, found[site.path] = errors[site.path], dict.fromkeys(PARTS, 0.0)
-        for name, part in PARTS.items():
+        of_site, found[site.path] = errors[site.path], dict.fromkeys(errors[site.path].errors, 0.0)
+        for name, part in parts_of(of_site.shape).items():
             if (choice := of_site.example(name, EXAMPLE)) is None:
                 continue
             error = moved(site, choice, QUICK)
@@ -191,8 +210,8 @@ def sensitivities(
             if part.is_refined and site.path in refined and error:
                 left.setdefault(name, []).append(min(moved(site, choice, options) / error, 1.0))
     for of_parts in found.values():
-        for name, shares in left.items():
-            of_parts[name] *= math.prod(shares) ** (1 / len(shares))
+        for name in of_parts.keys() & left.keys():
+            of_parts[name] *= math.prod(left[name]) ** (1 / len(left[name]))
     return found
 
 

@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from collab_heads.base.option_values import MEASURES as MEASURES
-from collab_heads.base.option_values import Measure
+from collab_heads.base.option_values import FeedForwardRole, Measure, Role
 from collab_heads.compression.measurements import Measurements
-from collab_heads.compression.parts.shape import Choice, SiteShape
+from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.table import size_with
 from collab_heads.compression.workload import Workload
-from collab_heads.sites.site import Role
+from collab_heads.model.open_site import OpenSite
 
 UNITS: Mapping[Measure, str] = {
-    "parameters": "parameters of attention",
-    "operations": "multiplications of attention on the calibration batches",
+    "parameters": "parameters of layers",
+    "operations": "multiplications of layers on the calibration batches",
     "cache": "cached elements per token",
-    "time": "seconds of attention per batch",
+    "time": "seconds of layers per batch",
 }
 
 
@@ -31,19 +31,19 @@ class SiteUse:
             do not generate are counted as if they did.
     """
 
-    shape: SiteShape
-    role: Role
+    shape: Shape
+    role: Role | FeedForwardRole
     work: Workload
     cached: float = 1.0
 
 
 def parameters(use: SiteUse, choice: Choice) -> float:
-    """Count the parameters of the four projections, which all calls of a site share."""
+    """Count the parameters of the projections, which all calls of a site share."""
     return size_with(use.shape, choice).parameters
 
 
 def operations(use: SiteUse, choice: Choice) -> float:
-    """Count the multiplications of matrix products: projections, scores, and the weighted sum of values.
+    """Count the multiplications of matrix products: projections, scores, the weighted sum of values, feed-forward.
 
     Element-wise products (scale, mixing, rotations) do not count, nor do the zeros with which a fused kernel pads the
     narrower of keys and values.
@@ -66,10 +66,15 @@ COUNTED: Mapping[Measure, Callable[[SiteUse, Choice], float]] = {
 
 
 def uses_of(measured: Measurements) -> dict[str, SiteUse]:
-    """Return the use of each site, by path. The encoder of an encoder-decoder runs once, so it caches nothing."""
+    """Return the use of each site, by path.
+
+    Feed-forward blocks cache nothing, nor does the encoder of an encoder-decoder, which runs once.
+    """
     work, translates = measured.work, measured.model.config.is_encoder_decoder
     cached = {
-        site.path: 0.0 if translates and site.role == "enc-self" else work[site.path].keys / work[site.path].calls
+        site.path: work[site.path].keys / work[site.path].calls
+        if isinstance(site, OpenSite) and not (translates and site.role == "enc-self")
+        else 0.0
         for site in measured.sites
     }
     most = max(cached.values()) or 1.0

@@ -22,15 +22,16 @@ from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measurements import Measurements, measure_model
 from collab_heads.compression.measures import COUNTED, MEASURES, UNITS, Measure, SiteUse, uses_of
 from collab_heads.compression.parts.part import Fit
-from collab_heads.compression.parts.shape import UNCHANGED, Choice
+from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice
 from collab_heads.compression.parts.table import PARTS, choices_of, fit_site, install
 from collab_heads.compression.spending import Option, Spending
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
+from collab_heads.layers.layout import widths
 from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import each_batch, without_unread_labels
 from collab_heads.model.device_hooks import is_offloaded
-from collab_heads.model.offloading import attention_modules, changing_attention, in_memory
+from collab_heads.model.offloading import changing_layers, in_memory, layer_modules
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.model.translations import with_translations
 from collab_heads.sites.record import CollabConfig
@@ -47,7 +48,7 @@ Choices = Mapping[str, Choice]
 
 @checking_arguments
 @torch.inference_mode(False)  # what is seen now is learned from in `compress`
-@changing_attention
+@changing_layers
 def plan(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
@@ -61,9 +62,9 @@ def plan(
 ) -> CompressionPlan:
     """Predict the error of the model's output at every budget; the model is not changed.
 
-    For each site, `plan` measures how its error rises with fewer heads, narrower queries and keys, and narrower values,
-    and how much this error moves the model's output. The smaller sizes are fitted in closed form to seven eighths of
-    the examples, and measured on the others. A budget is then spent where it reduces the error most.
+    For each site, `plan` measures how its error rises with fewer heads, narrower queries, keys and values, or fewer
+    neurons, and how much this error moves the model's output. The smaller sizes are fitted in closed form to seven
+    eighths of the examples, and measured on the others. A budget is then spent where it reduces the error most.
 
     Example:
         >>> import torch
@@ -80,13 +81,15 @@ def plan(
             narrower sites, which is compressed further.
         batches: input dicts as the model takes them, without labels (128 to 512 sentences are enough). The text that a
             decoder reads may be given, as decoder inputs or labels; if not, the model translates its inputs, greedily.
-        of: the measure of budgets: "parameters" of attention's four projections, "operations" (multiplications of its
-            matrix products on the batches, as torch computes them: with padding, and in a decoder for all target
-            tokens at once), "cache" (elements per token; sources and targets count by their lengths in the batches), or
-            "time" (seconds on this machine, measured for the first batch as it is).
-        sites: roles or paths of the sites that may change; None for all.
+        of: the measure of budgets: "parameters" of attention's four projections and of feed-forward blocks,
+            "operations" (multiplications of their matrix products on the batches, as torch computes them: with padding,
+            and in a decoder for all target tokens at once), "cache" (elements per token; sources and targets count by
+            their lengths in the batches), or "time" (seconds on this machine, measured for the first batch as it is).
+        sites: roles or paths of the sites that may change, feed-forward blocks ("enc-ffn", "dec-ffn") included; None
+            for all.
         parts: the parts that may become smaller: some of "heads" (their number), "query_key" and "values" (their
-            widths).
+            widths), and "neurons" (of feed-forward blocks). Only sites that have one of them count in budgets; a budget
+            of cache is of attention alone.
         kind: the kind of narrower query/key projections, see `swap_to_collaborative`. "shared" saves most parameters
             and cache, and is slow.
         refine_steps: Adam steps that finally fit each narrower query/key projection to the original output of its site.
@@ -108,6 +111,8 @@ def plan(
         check_choice("part", name, PARTS)
     if not parts:
         raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
+    if of == "cache":  # feed-forward blocks have none
+        parts = tuple(name for name in parts if PARTS[name].shape is AttentionShape) or parts
     check_kind(kind)
     check_wrapper(model)
     adapter = get_adapter(model)
@@ -133,7 +138,7 @@ class CompressionPlan:
     Attributes:
         measured: the measurements of the model.
         of: the measure of budgets.
-        whole: the present cost of the attention that may change, in the units of `of`.
+        whole: the present cost of the sites that may change, in the units of `of`.
         seconds: the time that `plan` took to make it.
     """
 
@@ -152,7 +157,7 @@ class CompressionPlan:
     def option(self, path: str, choice: Choice) -> Option:
         """Return the cost of a choice, and what it adds to the squared error of the output."""
         errors, gains = self.measured.errors[path].of(choice), self.measured.sensitivity[path]
-        return Option(self.cost(self.uses[path], choice), sum(gains[part] * errors[part] for part in PARTS))
+        return Option(self.cost(self.uses[path], choice), sum(gains[part] * error for part, error in errors.items()))
 
     @property
     def least(self) -> float:
@@ -194,7 +199,7 @@ class CompressionPlan:
         return {path: choices[i] for (path, choices), i in zip(self.choices.items(), indices, strict=True)}
 
     def share(self, choices: Choices) -> float:
-        """Return the cost of choices, as a share of the present cost of attention."""
+        """Return the cost of choices, as a share of the present cost."""
         return math.fsum(self.cost(self.uses[path], choice) for path, choice in choices.items()) / self.whole
 
     def predicted(self, choices: Choices) -> float:
@@ -205,10 +210,10 @@ class CompressionPlan:
         """Fit choices for sites: path -> fits of every site that changes; the model stays as it is."""
         measured, fitted = self.measured, {}
         changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
-        with few_threads(max((site.dim_value for site in changing), default=1)):
-            for site in progress_bar(changing, desc="fitting sites", leave=False):
-                choice, shape = choices[site.path], self.uses[site.path].shape
-                fitted[site.path] = fit_site(site, shape, choice, measured.fitted.of(site.path), measured.options)
+        for site in progress_bar(changing, desc="fitting sites", leave=False):
+            choice, shape, seen = choices[site.path], self.uses[site.path].shape, measured.fitted.of(site.path)
+            with few_threads(widths(site.output)[0]):
+                fitted[site.path] = fit_site(site, shape, choice, seen, measured.options)
         return fitted
 
     def measured_error(self, fitted: Mapping[str, Sequence[Fit]]) -> float:
@@ -230,7 +235,7 @@ class CompressionPlan:
         Returns:
             (budget, error) for every budget.
         """
-        with in_memory(attention_modules(self.measured.model, self.measured.adapter)):
+        with in_memory(layer_modules(self.measured.model, self.measured.adapter)):
             return [(budget, self.measured_error(self.fit(self.choose(budget)))) for budget in budgets]
 
     def curve(self) -> list[tuple[float, float]]:
@@ -279,11 +284,15 @@ def largest(near: float, fits: Callable[[float], bool]) -> float:
 def check_budget(budget: float) -> float:
     """Return a budget, or raise ArgumentError if it is no share."""
     if not is_number(budget) or not 0 < budget <= 1:
-        raise ArgumentError(f"budget {budget!r} must be a share of what attention has now: above 0, at most 1")
+        raise ArgumentError(f"budget {budget!r} must be a share of what the layers have now: above 0, at most 1")
     return budget
 
 
 def spread(uses: Mapping[str, SiteUse], choices: Choices) -> list[str]:
     """Summarise what is left of each part, over all sites."""
     shapes = {path: uses[path].shape for path in choices}
-    return [part.summary([(shapes[path], choice) for path, choice in choices.items()]) for part in PARTS.values()]
+    found = []
+    for part in PARTS.values():
+        of_part = [(shape, choices[path]) for path, shape in shapes.items() if isinstance(shape, part.shape)]
+        found.append(part.summary(of_part) if of_part else "")
+    return found

@@ -22,7 +22,7 @@ class Probe:
     Args:
         model: the model, unchanged.
         batches: input dicts as the model takes them.
-        sites: the sites whose tokens are counted.
+        sites: the sites of attention whose tokens are counted.
 
     Attributes:
         longest: the largest number of tokens that a site attends to, without padding after them.

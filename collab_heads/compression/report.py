@@ -1,11 +1,11 @@
 """The report of a compression, per site: a table to read (`str`) and numbers to store (`to_dict`)."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from collab_heads.base.display import text_table
-from collab_heads.base.option_values import SitePart
+from collab_heads.base.option_values import FeedForwardRole, SitePart
 from collab_heads.compression.measures import UNITS, Measure
 from collab_heads.compression.parts.table import PARTS
 from collab_heads.sites.site import Role
@@ -21,16 +21,18 @@ class CompressedSite:
 
     Attributes:
         path, role: the path and the role of the site.
-        kind: the kind of its query/key projection after the compression; None for the stock projection.
-        sizes: part -> its size before and after: the number of "heads", the width of the "query_key" projection over
-            all heads, and that of the "values" over all value heads.
-        parameters_before, parameters_after: parameters of its four projections.
+        kind: the kind of its query/key projection after the compression; None for the stock projection, and for a
+            feed-forward block.
+        sizes: part -> its size before and after. Of attention: the number of "heads", the width of the "query_key"
+            projection over all heads, and that of the "values" over all value heads. Of a feed-forward block: the
+            number of "neurons".
+        parameters_before, parameters_after: parameters of its projections.
         cache_before, cache_after: elements cached per token.
         predicted_error: the predicted error of the model's output if only this site had changed.
     """
 
     path: str
-    role: Role
+    role: Role | FeedForwardRole
     kind: QueryKeyKind | None
     sizes: Mapping[SitePart, tuple[int, int]]
     parameters_before: int
@@ -50,7 +52,7 @@ class CompressedSite:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of attention by one measure, before and after."""
+    """The cost of the sites that could change by one measure, before and after."""
 
     before: float
     after: float
@@ -74,9 +76,10 @@ class CompressReport:
         measured_error: the error on calibration examples that no fit has seen. For numbers and states this is the root
             mean square of the change, relative to their standard deviation; for distributions, the root of twice the
             mean Kullback-Leibler divergence.
-        costs: measure -> the cost of the attention that could change. "time" is not taken from the plan: changed sites
+        costs: measure -> the cost of the sites that could change. "time" is not taken from the plan: changed sites
             are timed again, in turns with the original ones.
-        model_parameters_before, model_parameters_after: parameters of the whole model.
+        model_parameters_before, model_parameters_after: parameters of the whole model, embeddings included.
+        model_bytes_before, model_bytes_after: the memory that they take.
         seconds: total time, including that of the plan if `compress` was given one.
     """
 
@@ -89,6 +92,8 @@ class CompressReport:
     costs: dict[Measure, Cost]
     model_parameters_before: int
     model_parameters_after: int
+    model_bytes_before: int
+    model_bytes_after: int
     seconds: float
 
     def to_dict(self) -> dict:
@@ -96,25 +101,26 @@ class CompressReport:
         return dataclasses.asdict(self) | {"sites": [site.to_dict() for site in self.sites]}
 
     def __str__(self) -> str:
-        columns = [part.column for part in PARTS.values()]
-        header = ["site", "role", *columns, "parameters", "cache/token", "adds to error"]
-        costs = "\n".join(
+        before, after = self.model_parameters_before, self.model_parameters_after
+        megabytes = [size / 1e6 for size in (self.model_bytes_before, self.model_bytes_after)]
+        first = (
+            f"model: {before:,} -> {after:,} parameters ({after / before - 1:+.1%}), "
+            f"{megabytes[0]:,.1f} -> {megabytes[1]:,.1f} MB; {self.seconds:.1f} s"
+        )
+        costs = [
             f"{UNITS[measure]}: {cost.before:,.6g} -> {cost.after:,.6g} ({cost.share:.1%})"
             for measure, cost in self.costs.items()
-        )
-        before, after = self.model_parameters_before, self.model_parameters_after
-        last = (
-            f"{costs}\nmodel parameters: {before:,} -> {after:,} ({after / before - 1:+.1%}), {self.seconds:.1f} s\n"
-            f"error of the output: predicted {self.predicted_error:.4f}, measured {self.measured_error:.4f}"
-        )
-        return "\n".join([text_table(header, [table_row(site) for site in self.sites], last), *self.notes()])
+        ]
+        error = f"error of the output: predicted {self.predicted_error:.4f}, measured {self.measured_error:.4f}"
+        tables = [table_of(self.sites, parts) for parts in dict.fromkeys(tuple(site.sizes) for site in self.sites)]
+        return "\n".join([first, *costs, error, *tables, *self.notes()])
 
     def notes(self) -> list[str]:
         """Return notes for the reader: where the result misses the plan."""
         notes = []
         if self.of == "time" and self.budget is not None and self.costs["time"].share > LATE * self.budget:
             notes.append(
-                f"note: attention takes {self.costs['time'].share:.1%} of the time that it took, timed again in turns "
+                f"note: the layers take {self.costs['time'].share:.1%} of the time that it took, timed again in turns "
                 f"with the original, and {self.budget:.1%} was asked for: times say little where other programs run, "
                 "or where a batch is small; try a larger first batch on a quiet machine, or a budget of operations"
             )
@@ -128,12 +134,16 @@ class CompressReport:
         ]
 
 
-def table_row(site: CompressedSite) -> tuple[str, ...]:
-    return (
-        site.path,
-        site.role,
-        *(PARTS[name].cell(*sizes, site.kind) for name, sizes in site.sizes.items()),
-        f"{site.parameters_before:,} -> {site.parameters_after:,}",
-        f"{site.cache_before} -> {site.cache_after}",
-        f"{site.predicted_error:.4f}",
-    )
+def table_of(sites: Sequence[CompressedSite], parts: tuple[SitePart, ...]) -> str:
+    """Return the table of the sites that have these parts; only attention has a cache."""
+    caches = any(site.cache_before for site in sites if tuple(site.sizes) == parts)
+    header = ["site", "role", *(PARTS[name].column for name in parts), "parameters"]
+    header += [*(["cache/token"] if caches else []), "adds to error"]
+    rows = []
+    for site in sites:
+        if tuple(site.sizes) == parts:
+            cells = [PARTS[name].cell(*sizes, site.kind) for name, sizes in site.sizes.items()]
+            cells += [f"{site.parameters_before:,} -> {site.parameters_after:,}"]
+            cells += [f"{site.cache_before} -> {site.cache_after}"] if caches else []
+            rows.append([site.path, site.role, *cells, f"{site.predicted_error:.4f}"])
+    return text_table(header, rows, "")

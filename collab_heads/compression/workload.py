@@ -1,4 +1,4 @@
-"""Count the work of attention on some batches: the tokens, and pairs of tokens, that each site computes with.
+"""Count the work of sites on some batches: the tokens, and pairs of tokens, that each site computes with.
 
 They are counted as torch computes them. Padding counts, and so do the pairs that a mask rules out in causal attention
 or outside of a window. A decoder reads its inputs in a batch all at once, without a cache.
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from collab_heads.errors import CalibrationError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.model.batches import num_rows, run_batches, select
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_feed_forward import OpenLayerSite
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Workload:
     pairs: int
 
 
-def count_work(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenSite]) -> dict[str, Workload]:
+def count_work(
+    model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenLayerSite]
+) -> dict[str, Workload]:
     """Count the work of sites on batches.
 
     Only one example of each batch is run: the others are as long.
@@ -53,15 +55,16 @@ def count_work(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequen
 
     def listen(path: str, module: nn.Module | FusedPart) -> None:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            tokens.setdefault(path, []).append((args[0].shape[0], args[0].shape[1]))
+            states = args[0] if args[0].ndim > 2 else args[0][None]  # a layer may take all tokens in a row
+            tokens.setdefault(path, []).append((states.shape[0], states.shape[1]))
 
         handles.append(module.register_forward_pre_hook(hook))
 
     found = {site.path: Workload(0, 0, 0, 0) for site in sites}
     handles: list = []
     for site in sites:
-        listen(site.path, site.value)
-        listen(site.path, site.output)
+        for module in site.token_modules:
+            listen(site.path, module)
     try:
         for batch in batches:
             rows = num_rows(batch)

@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.contract.blueprints import Blueprint, ImageBlueprint
+from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.fused import Projection, whole_of
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.removed import NoHeads, NoValues, is_empty, keep_rows
 from collab_heads.sites.site import ROLES, AttentionSite, AttentionWeights, Role, count_key_heads, kept_groups, per_head
-from collab_heads.sites.state import QueryKeyKind
+from collab_heads.sites.state import FeedForwardState, QueryKeyKind, SiteState
 
-Capability = Literal["collaborative", "per_head", "gated", "alpha", "prune", "values"]
+Capability = Literal["collaborative", "per_head", "gated", "alpha", "prune", "values", "neurons"]
 CAPABILITIES: tuple[Capability, ...] = get_args(Capability)
 
 
@@ -51,6 +52,7 @@ class AttentionAdapter:
             and keys; else None.
         rms_norms: the norms that only scale, without a mean and a bias.
         gated: class of a gated feed-forward -> name of the activation whose output multiplies its other branch.
+        feed_forwards: where its feed-forward blocks are.
         roles: the roles that models of the family can have.
         capabilities: what the toolkit can do with this family.
         why_not: for each missing capability: the reason, and what to do instead.
@@ -79,6 +81,7 @@ class AttentionAdapter:
     positions: ClassVar[str | None] = None
     rms_norms: ClassVar[tuple[type[nn.Module], ...]] = ()
     gated: ClassVar[Mapping[type[nn.Module], str]] = {}
+    feed_forwards: ClassVar[tuple[FeedForwardNames, ...]] = ()
     roles: ClassVar[tuple[Role, ...]] = ROLES
     capabilities: ClassVar[frozenset[Capability]] = frozenset(CAPABILITIES)
     why_not: ClassVar[Mapping[Capability, str]] = {}
@@ -104,6 +107,12 @@ class AttentionAdapter:
                         heads, groups = self.num_heads(module), self.groups(module)
                         sites.append(AttentionSite(path, self.role(role, module), int(match[1]), heads, groups))
         return sites
+
+    def knows(self, path: str, state: SiteState | FeedForwardState) -> bool:
+        """Return True if a site with a state can have a path in models of the family."""
+        if isinstance(state, SiteState):
+            return any(re.fullmatch(pattern, path) for pattern in self.paths)
+        return any(re.fullmatch(rf"{names.block}\.{re.escape(names.last)}", path) for names in self.feed_forwards)
 
     def num_heads(self, module: nn.Module) -> int:
         """Return the number of heads of an attention module, stock or changed."""

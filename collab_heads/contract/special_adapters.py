@@ -100,7 +100,9 @@ class RotaryAdapter(AttentionAdapter):
     unequal numbers of heads), a replacement class does, with a projection of the kind "rotary".
     """
 
-    capabilities: ClassVar[frozenset[Capability]] = frozenset({"per_head", "gated", "alpha", "prune", "values"})
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(
+        {"per_head", "gated", "alpha", "prune", "values", "neurons"}
+    )
     why_not: ClassVar[Mapping[Capability, str]] = {
         "collaborative": "rotary positions come between its projections and the score, so heads cannot share one "
         'query/key projection; narrower queries and keys of each head (kind="per_head"), narrower values '

@@ -18,7 +18,7 @@ from collab_heads.distillation.optimizer import MasterWeights, put_back, trained
 from collab_heads.distillation.processes import DistillOptions, Precision, Processes
 from collab_heads.distillation.training import Training
 from collab_heads.model.batches import Batch, evaluating
-from collab_heads.model.offloading import check_finite
+from collab_heads.model.offloading import check_finite_layers
 from collab_heads.model.translations import with_translations
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def distill(
     trained = trained_parameters(model, get_adapter(model))
     check_apart(trained, original)
     for each in (model, original):
-        check_finite(each, get_adapter(each))
+        check_finite_layers(each, get_adapter(each))
     processes = Processes.found(accelerator, mixed_precision, model.device.type == "cpu")
     listed = list_batches(model, batches)
     run = {**dataclasses.asdict(options), "mixed_precision": processes.precision, "processes": processes.count}

@@ -14,13 +14,14 @@ from collab_heads.errors import ArgumentError
 from collab_heads.layers.fused import whole_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.layers.removed import NoHeads
+from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.model.refusals import check_unshared
+from collab_heads.model.refusals import check_feed_forwards, check_unshared
 from collab_heads.sites.record import CollabConfig
 
 
 def trained_parameters(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, nn.Parameter]:
-    """Return the parameters of the query/key, value and output projections of changed sites by name.
+    """Return the parameters of the projections of changed sites, feed-forward blocks included, by name.
 
     Gates and alphas are left out, and so is what the user froze.
 
@@ -28,12 +29,15 @@ def trained_parameters(model: PreTrainedModel, adapter: AttentionAdapter) -> dic
         ArgumentError: if no site was changed, all parameters are frozen, or one has a dtype that cannot be trained.
         SwapError: if a changed site shares a projection with another site.
     """
-    changed = CollabConfig.on(model).sites
+    changed = CollabConfig.on(model).states
     sites = [site for site in adapter.sites(model) if site.path in changed]
+    blocks = [block for block in open_feed_forwards(model, adapter) if block.path in changed]
     with_heads = [site for site in sites if site.num_heads]
     check_unshared(model, adapter, with_heads, ("query", "key", "value", "output"))
+    check_feed_forwards(model, [block for block in blocks if block.num_neurons])
     ours = {id(p) for site in open_sites(model, adapter, sites) for p in site_parameters(site)}
-    found = {name: p for name, p in model.named_parameters() if id(p) in ours}
+    ours |= {id(p) for block in blocks for module in block.modules for p in module.parameters()}
+    found = {name: p for name, p in model.named_parameters() if id(p) in ours and p.numel()}
     if not found:
         raise ArgumentError(
             f"nothing in this {type(model).__name__} was changed, so there is nothing to train: change it first "

@@ -19,17 +19,24 @@ from collab_heads.heads.report import FoldReport
 from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.layers.removed import kept_parameter
-from collab_heads.model.apply_state import apply_state
-from collab_heads.model.offloading import changing_attention, input_device
+from collab_heads.model.apply_state import apply_state, restore_neurons
+from collab_heads.model.offloading import changing_layers, input_device
+from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.record_sync import is_alike
-from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_wrapper
+from collab_heads.model.refusals import (
+    check_feed_forwards,
+    check_forward,
+    check_outputs,
+    check_projection,
+    check_wrapper,
+)
 from collab_heads.sites.record import FIELD, CollabConfig, own_configs
 from collab_heads.sites.state import SiteState
 
 
 @checking_arguments
-@changing_attention
+@changing_layers
 def fold_heads(model: PreTrainedModel) -> FoldReport:
     """Multiply gates and alphas into W_O and make a stock model again, in place.
 
@@ -54,8 +61,10 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
         >>> type(model.encoder.layer[0].attention.output.dense)  # stock again: loads without this package
         <class 'torch.nn.modules.linear.Linear'>
 
+    Removed neurons of feed-forward blocks are restored as zeros: a stock config has one number for all layers.
+
     Args:
-        model: a supported transformers model with gates, alphas or removed heads, or with such narrower ones.
+        model: a supported transformers model with gates, alphas, removed heads or neurons, or such narrower heads.
 
     Returns:
         The folded and restored parts; `print` it.
@@ -70,8 +79,9 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
     config = CollabConfig.on(model)
     sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
     changed = {path: state for path, state in config.sites.items() if path in sites}
-    if not changed:
-        raise SwapError("the model has no gates, alphas or removed heads: there is nothing to fold")
+    narrower = [block for block in open_feed_forwards(model, adapter) if block.path in config.feed_forwards]
+    if not changed and not narrower:
+        raise SwapError("the model has no gates, alphas, removed heads or neurons: there is nothing to fold")
     held = [path for path, state in changed.items() if is_held(adapter, state)]
     narrow = None
     if any(state.query_key is not None for path, state in changed.items() if path not in held):
@@ -83,6 +93,7 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
         if sites[path].num_heads:  # beside quantised weights a checkpoint with a folded one would not load again
             check_projection(sites[path].site, sites[path].value)
     check_prunable(model, adapter, [sites[path] for path, state in changed.items() if state.kept])
+    check_feed_forwards(model, [block for block in narrower if block.num_neurons])
     before = model.num_parameters()
     kept = {path: state.kept for path, state in changed.items() if state.kept is not None}
     counts = fold_counts(adapter, model.config, list(sites.values()), changed)
@@ -103,13 +114,18 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
         restore_output(site.output, places, len(has), adapter.output_projection(stock, site.site), like)
         adapter.restore(site.module, whole, places)
         keep_positions(adapter, site.module, has)
+    neurons = {}
+    for block in narrower:
+        whole_block = config.feed_forwards[block.path].num_neurons
+        neurons[block.path] = whole_block - block.num_neurons
+        restore_neurons(block, whole_block)
     write_entries(model, entries)
     CollabConfig().write(model)
     removed = {path: tuple(sorted({*counts.heads[path]} - {*heads})) for path, heads in kept.items()}
     gated = tuple(path for path, state in changed.items() if state.gates is not None)
     mixed = tuple(path for path, state in changed.items() if state.alphas)
     count = counts.entries[adapter.head_counts[0]] if counts.entries and adapter.head_counts else None
-    return FoldReport(gated, mixed, removed, before, model.num_parameters(), narrow, count)
+    return FoldReport(gated, mixed, removed, before, model.num_parameters(), narrow, count, neurons)
 
 
 def is_held(adapter: AttentionAdapter, state: SiteState) -> bool:

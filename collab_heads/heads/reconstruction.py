@@ -11,13 +11,14 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.base.numerics import float64
-from collab_heads.collaborative.input_moments import InputMoments, listening_to_heads
+from collab_heads.collaborative.input_moments import InputMoments, listening_to_outputs
 from collab_heads.collaborative.values import DOUBT, doubted
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.layout import weight_of
@@ -27,6 +28,7 @@ from collab_heads.model.batches import run_batches
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.portions import portions
 
+Regression = TypeVar("Regression", bound="HeadRegression")
 RIDGE = 1e-6  # ridge on every direction, as a share of the mean square of the outputs of heads
 
 
@@ -60,14 +62,15 @@ class HeadRegression:
 
     @classmethod
     def of(
-        cls,
+        cls: type[Regression],
         weight: Tensor,
         moments: InputMoments,
         num_heads: int,
         *,
         gates: Tensor | None = None,
         has_bias: bool = True,
-    ) -> "HeadRegression":
+        doubt: float | None = None,
+    ) -> Regression:
         """Set up the regression from W_O and the moments of the heads.
 
         Args:
@@ -76,6 +79,7 @@ class HeadRegression:
             num_heads: H.
             gates: [H], the values of gates that stay and multiply the inputs of W_O; None for 1.
             has_bias: whether W_O has a bias.
+            doubt: how far covariances between heads are shrunk, see `doubted`; None for `DOUBT`.
         """
         second, mean = moments.second(), moments.mean()
         if gates is not None:
@@ -84,13 +88,26 @@ class HeadRegression:
         if not has_bias:
             mean = torch.zeros_like(mean)
         scatter = second - mean.outer(mean)
-        scatter = doubted(scatter, moments.count, num_heads, DOUBT)
+        scatter = doubted(scatter, moments.count, num_heads, DOUBT if doubt is None else doubt)
         return cls(float64(weight), scatter, mean, num_heads)
 
+    @functools.cached_property
     def ridged(self) -> Tensor:
-        """Return the second moments with a ridge, so that they can be inverted: [n, n]."""
+        """The second moments with a ridge, so that they can be inverted: [n, n]."""
         square = self.scatter.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny ** 0.5)
-        return self.scatter + RIDGE * square * torch.eye(len(self.scatter)).to(self.scatter)
+        ridged = self.scatter.clone()
+        ridged.diagonal().add_(RIDGE * square)
+        return ridged
+
+    @functools.cached_property
+    def products(self) -> Tensor:
+        """The weight times the second moments: [D, n]."""
+        return self.weight @ self.scatter
+
+    @functools.cached_property
+    def whole(self) -> float:
+        """The mean square of the site's output."""
+        return max(float((self.products * self.weight).sum()), 0.0)
 
     def columns(self, heads: Sequence[int]) -> Tensor:
         """Return the indices of some heads in z."""
@@ -99,17 +116,13 @@ class HeadRegression:
 
     def refit(self, kept: Sequence[int]) -> Refit:
         """Return W_O for the kept heads, given by their indices."""
-        columns, scatter = self.columns(kept), self.ridged()
-        right = self.weight @ scatter[:, columns]
-        weight = torch.linalg.solve(scatter[columns][:, columns], right, left=False)
-        missing = self.weight.clone()
-        missing[:, columns] -= weight
-        whole = self.square(self.weight)
-        return Refit(weight, missing @ self.mean, float(self.square(missing) / whole) if whole else 0.0)
-
-    def square(self, weight: Tensor) -> Tensor:
-        """Return the mean square of W z; never negative, despite rounding."""
-        return ((weight @ self.scatter) * weight).sum().clamp(min=0)
+        columns = self.columns(kept)
+        ridge = self.ridged.diagonal()[columns] - self.scatter.diagonal()[columns]
+        right = self.products[:, columns] + self.weight[:, columns] * ridge
+        weight = torch.linalg.solve(self.ridged[columns][:, columns], right, left=False)
+        bias = self.weight @ self.mean - weight @ self.mean[columns]
+        lost = missing_square(self.whole, self.products, self.scatter, columns, weight)
+        return Refit(weight, bias, lost / self.whole if self.whole else 0.0)
 
     def removal_costs(self) -> Tensor:
         """Remove one head after the other, each time the one that the others reconstruct best.
@@ -118,8 +131,8 @@ class HeadRegression:
             [H], float64: for every head the share of the site's output that is lost once it and all heads removed
             before it are gone; 1 for the last one.
         """
-        whole, width = self.square(self.weight), len(self.scatter) // self.num_heads
-        inverse, weight = torch.linalg.inv(self.ridged()), self.weight.clone()
+        whole, width = self.whole, len(self.scatter) // self.num_heads
+        inverse, weight = torch.linalg.inv(self.ridged), self.weight.clone()
         left, lost = list(range(self.num_heads)), 0.0
         costs = torch.ones(self.num_heads, dtype=torch.float64)
         while len(left) > 1 and whole:
@@ -137,6 +150,21 @@ class HeadRegression:
             weight = weight[:, stay] - weight[:, gone] @ step
             inverse = inverse[stay][:, stay] - inverse[stay][:, gone] @ step
         return costs
+
+
+def missing_square(whole: float, products: Tensor, second: Tensor, columns: Tensor, refit: Tensor) -> float:
+    """Return the mean square of what is missing, W z - W' z[columns]; never negative, despite rounding.
+
+    Args:
+        whole: the mean square of W z.
+        products: [D, n], W times the second moments.
+        second: [n, n], the second moments of z.
+        columns: [k], the places of what is left.
+        refit: [D, k], W'.
+    """
+    both = (products[:, columns] * refit).sum()
+    left = ((refit @ second[columns][:, columns]) * refit).sum()
+    return max(whole - 2 * float(both) + float(left), 0.0)
 
 
 @torch.no_grad()
@@ -161,7 +189,7 @@ def regressions(
     masks: dict[str, Tensor | None] = {}
     cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
     fixed = [gates for gates in map(fixed_gates, sites) if gates is not None and folds_gates]
-    with listening_to_heads(sites, masks) as listeners, opened(fixed):
+    with listening_to_outputs(sites, masks) as listeners, opened(fixed):
         run_batches(model, batches, masks, "listening to heads", cut=cut)
     found: dict[str, HeadRegression] = {}
     for site, listener in zip(sites, listeners, strict=True):

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from collab_heads.base.display import text_table
 
@@ -180,6 +180,7 @@ class FoldReport:
         model_parameters_before, model_parameters_after: of the whole model.
         head_width: the width of all heads, where narrower heads stayed narrow; None where there were none.
         head_count: the number of heads of every layer, where the config now says fewer than before; else None.
+        neurons: path of a feed-forward block -> number of removed neurons that were restored as zeros.
     """
 
     gates: tuple[str, ...]
@@ -189,6 +190,7 @@ class FoldReport:
     model_parameters_after: int
     head_width: int | None = None
     head_count: int | None = None
+    neurons: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict:
         """Return all numbers, ready for JSON."""
@@ -197,6 +199,7 @@ class FoldReport:
     def __str__(self) -> str:
         zeros = sum(map(len, self.restored.values()))
         narrow = "" if self.head_width is None else f"heads of width {self.head_width} stay; "
+        narrow += f"{sum(self.neurons.values()):,} removed neurons, too; " if self.neurons else ""
         narrow += "" if self.head_count is None else f"every layer has {self.head_count} heads now; "
         return (
             f"gates of {len(self.gates)} sites and alphas of {len(self.alphas)} folded into W_O, "

@@ -1,4 +1,4 @@
-"""Bring a site to a state, in place: remove heads, and install projections, gates and alphas.
+"""Bring a site to a state, in place: remove heads or neurons, and install projections, gates and alphas.
 
 Loading, catching up with another process, timing, swapping, pruning and trying a plan all call this module. The caller
 writes the record of the model (`CollabConfig.write`).
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.base.numerics import float64
-from collab_heads.layers.layout import weight_of
+from collab_heads.layers.layout import ConstantConv1D, is_transposed, set_weight, weight_of
 from collab_heads.layers.output import (
     HeadOutputProjection,
     alphas_of,
@@ -27,20 +27,22 @@ from collab_heads.layers.output import (
 )
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key, exact_query_key
+from collab_heads.layers.removed import keep_rows
 from collab_heads.layers.values import ValueWeights, keep_value_rows, write_values
-from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite, open_layers
+from collab_heads.model.open_site import OpenSite
 from collab_heads.model.record_sync import sync_record
 from collab_heads.sites.record import FIELD
-from collab_heads.sites.state import SiteState
+from collab_heads.sites.state import FeedForwardState, SiteState
 
 
 @dataclass(frozen=True)
 class OutputWeights:
-    """W_O as a regression fits it to the heads that are left.
+    """The last projection of a site as a regression fits it to the heads or neurons that are left.
 
     Attributes:
-        weight: [D, K * d_v].
-        bias: [D], the correction that is added to the bias of W_O; not used where it has none.
+        weight: [D, width of what is left].
+        bias: [D], the correction that is added to its bias; not used where it has none.
     """
 
     weight: Tensor
@@ -94,7 +96,8 @@ def remove_heads(site: OpenSite, numbers: Sequence[int]) -> None:
 def refit_output(output: nn.Module, weights: OutputWeights) -> None:
     """Replace the weight of an output projection, and correct its bias, in place; the shape stays."""
     bias = cast(Tensor | None, output.bias)
-    weight_of(output).copy_(weights.weight)
+    if weights.weight.numel():  # else nothing is left that it could read
+        weight_of(output).copy_(weights.weight)
     if bias is not None:
         bias.copy_(float64(bias) + weights.bias.to(bias.device))
 
@@ -176,6 +179,60 @@ def prune_site(
     return state
 
 
+def keep_neurons(
+    block: OpenFeedForward, state: FeedForwardState, kept: Sequence[int], output: OutputWeights | None = None
+) -> FeedForwardState:
+    """Keep only some neurons of a feed-forward block, in place.
+
+    Args:
+        block: the block.
+        state: its recorded state.
+        kept: indices among the neurons that it has now, ascending.
+        output: the last projection for them; None for its present columns.
+
+    Returns:
+        The state to record.
+    """
+    neurons = block.num_neurons
+    if len(kept) < neurons:
+        rows = [part * neurons + index for part in range(block.parts) for index in kept]
+        for first in block.first:
+            keep_rows(first, rows, block.parts * neurons)
+        weight = weight_of(block.output)
+        set_weight(block.output, weight.detach()[:, list(kept)], requires_grad=weight.requires_grad)
+        if not kept and is_transposed(block.output):
+            block.output.__class__ = ConstantConv1D
+    if output is not None:
+        refit_output(block.output, output)
+    return replace(state, neurons=len(kept))
+
+
+@torch.no_grad()
+def restore_neurons(block: OpenFeedForward, count: int) -> None:
+    """Undo `keep_neurons`, in place: removed neurons come back as zeros, behind those that are left."""
+    missing, like = count - block.num_neurons, weight_of(block.first[0])
+    for first in block.first:
+        weight, bias = weight_of(first).detach(), cast(Tensor | None, first.bias)
+        set_weight(first, padded(weight, block.parts, missing), requires_grad=like.requires_grad)
+        if bias is not None:
+            first.bias = nn.Parameter(padded(bias, block.parts, missing), bias.requires_grad)
+    block.output.__class__ = type(block.first[0])  # a Conv1D without inputs had a class of its own
+    columns = weight_of(block.output).detach()
+    whole = torch.cat([columns, columns.new_zeros(len(columns), missing)], dim=1)
+    set_weight(block.output, whole, requires_grad=like.requires_grad)
+
+
+def padded(rows: Tensor, parts: int, missing: int) -> Tensor:
+    """Add rows of zeros to each part: [parts * n, ...] -> [parts * (n + missing), ...]."""
+    each = rows.reshape(parts, len(rows) // parts, *rows.shape[1:])
+    return torch.cat([each, each.new_zeros(parts, missing, *rows.shape[1:])], dim=1).flatten(0, 1)
+
+
+def apply_feed_forward(block: OpenFeedForward, state: FeedForwardState) -> None:
+    """Bring a feed-forward block to a state with fewer neurons: the first ones stay, for weights to be loaded."""
+    keep_neurons(block, state, range(min(state.neurons, block.num_neurons)))
+
+
 def as_trained(site: OpenSite, query_key: QueryKey) -> QueryKey:
     """Give a new query/key projection the mode of a site, and make it trainable if the stock projections are."""
     query_key.requires_grad_(any(projection.weight.requires_grad for projection in site.projections))
@@ -183,7 +240,7 @@ def as_trained(site: OpenSite, query_key: QueryKey) -> QueryKey:
 
 
 @contextmanager
-def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
+def undone(model: PreTrainedModel, sites: Sequence[OpenLayerSite]) -> Iterator[None]:
     """Undo all changes of some sites of a model, and of its record, when the context ends, also on an error.
 
     While the context is open, copies replace the modules of these sites, so that the modules themselves stay as they
@@ -199,8 +256,8 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenSite]) -> Iterator[None]:
         for name, child in parent.named_children():
             places.setdefault(child, []).append((parent, name))
     paths = {site.path for site in sites}
-    now = [site for site in open_sites(model, sites[0].adapter) if site.path in paths] if sites else []
-    originals = list(dict.fromkeys(module for site in now for module in (site.module, site.output)))
+    now = [site for site in open_layers(model, sites[0].adapter) if site.path in paths] if sites else []
+    originals = list(dict.fromkeys(module for site in now for module in site.modules))
     stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     records = [(stack.config, getattr(stack.config, FIELD, None)) for stack in stacks]
     shared = [stack.config for stack in stacks] + [hook for module in originals for hook in hooks_of(module)]

@@ -11,10 +11,11 @@ from torch import Tensor, device
 from transformers import PreTrainedModel
 
 from collab_heads.base.display import progress_bar
+from collab_heads.base.option_values import FeedForwardRole, Role
 from collab_heads.contract.registry import is_lone_decoder, known_adapter
 from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.offloading import input_device
-from collab_heads.sites.site import AttentionSite
+from collab_heads.sites.site import AttentionSite, Site
 
 
 @contextmanager
@@ -92,10 +93,16 @@ def check_modalities(model: PreTrainedModel, batch: Mapping) -> None:
 
 # role -> the stack whose padding counts on the query side and on the key side
 IMAGES = "vision"  # the one side of which no batch holds token ids
-MASKS = {"enc-self": ("encoder", "encoder"), "dec-self": ("decoder", "decoder"), "dec-enc": ("decoder", "encoder")}
+MASKS: dict[Role | FeedForwardRole, tuple[str, str]] = {
+    "enc-self": ("encoder", "encoder"),
+    "dec-self": ("decoder", "decoder"),
+    "dec-enc": ("decoder", "encoder"),
+    "enc-ffn": ("encoder", "encoder"),
+    "dec-ffn": ("decoder", "decoder"),
+}
 
 
-def sides(site: AttentionSite) -> tuple[str, str]:
+def sides(site: Site) -> tuple[str, str]:
     """Return the stacks whose padding counts on the query side and on the key side of a site."""
     return MASKS[site.role] if site.stack is None else (site.stack, site.stack)
 

@@ -1,10 +1,10 @@
-"""Write the model card of a changed model: its attention now, its base, how to load it, what was measured."""
+"""Write the model card of a changed model: its layers now, its base, how to load it, what was measured."""
 
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import transformers
@@ -20,13 +20,16 @@ from collab_heads.files.atomic import write_file
 from collab_heads.model.marks import is_changed, marked, names_our_code
 from collab_heads.model.record_sync import sync_record
 from collab_heads.sites.record import FIELD, CollabConfig, configs_in
-from collab_heads.sites.state import SiteState
+from collab_heads.sites.state import FeedForwardState, SiteState
 
 LIBRARY, TAG = "transformers", "collab-heads"
 # part of a site's state -> tag of a model that has it
 TAGS = {"query_key": "low-rank-attention", "kept": "pruned-heads", "gates": "gated-heads", "alphas": "mixed-heads"}
-CHANGED = ", with its attention changed"  # in the title of a card
+BLOCK_TAG = "pruned-neurons"  # of a model with fewer neurons
+OURS = {*TAGS.values(), BLOCK_TAG}
+CHANGED = ", changed with collab_heads"  # in the title of a card
 HEADER = ("site", "role", "heads", "query/key", "values", "gates", "mixed")
+BLOCK_HEADER = ("feed-forward block", "role", "neurons")
 
 
 def title(config: PretrainedConfig) -> str:
@@ -35,25 +38,31 @@ def title(config: PretrainedConfig) -> str:
     return f"\n# {base}{CHANGED}\n"
 
 
-def attention(config: PretrainedConfig, name: str) -> str:
-    """Return the section on the changed attention of a model and on how to load it."""
+def changes(config: PretrainedConfig, name: str) -> str:
+    """Return the section on what is changed in a model and on how to load it."""
+    states = changed_states(config)
     key_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
-    rows = [row(path, state, key_heads) for path, state in changed_sites(config).items()]
+    rows = [row(path, state, key_heads) for path, state in states.sites.items()]
+    of_blocks = [block_row(path, state) for path, state in states.feed_forwards.items()]
+    tables = [table(HEADER, rows) if rows else "", table(BLOCK_HEADER, of_blocks) if of_blocks else ""]
     return "\n".join(
         [
-            "## Attention changed by collab_heads",
+            "## Changed by collab_heads",
             "",
             "This model needs the package `collab_heads`; without it, it does not load.",
             "",
             *loading(config, name),
             "",
-            "What each changed site of attention is now, and in brackets what it was:",
+            "What each changed part is now, and in brackets what it was:",
             "",
-            markdown_row(HEADER),
-            markdown_row(["---"] * len(HEADER)),
-            *map(markdown_row, rows),
+            "\n\n".join(filter(None, tables)),
         ]
     )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    return "\n".join(map(markdown_row, [header, ["---"] * len(header), *rows]))
 
 
 def loading(config: PretrainedConfig, name: str) -> list[str]:
@@ -79,13 +88,14 @@ def loading(config: PretrainedConfig, name: str) -> list[str]:
     return lines
 
 
-def changed_sites(config: PretrainedConfig) -> dict[str, SiteState]:
-    """Return the sites that a config and its inner configs record, by path; inner paths begin with the inner name."""
-    sites = dict(CollabConfig.of(config).sites)
+def changed_states(config: PretrainedConfig) -> CollabConfig:
+    """Return what a config and its inner configs record; inner paths begin with the inner name."""
+    states = dict(CollabConfig.of(config).states)
     if not hasattr(config, FIELD):
         for name, inner in configs_in(config).items():
-            sites |= {f"{name.removesuffix('_config')}.{path}": state for path, state in changed_sites(inner).items()}
-    return sites
+            prefix = f"{name.removesuffix('_config')}."
+            states |= {prefix + path: state for path, state in changed_states(inner).states.items()}
+    return CollabConfig(states)
 
 
 def row(path: str, state: SiteState, key_heads: int | None) -> list[str]:
@@ -106,15 +116,20 @@ def row(path: str, state: SiteState, key_heads: int | None) -> list[str]:
     ]
 
 
-def markdown_row(cells: list[str] | tuple[str, ...]) -> str:
+def block_row(path: str, state: FeedForwardState) -> list[str]:
+    """Return the cells of one feed-forward block."""
+    return [f"`{path}`", state.role, f"{state.neurons} ({state.num_neurons})"]
+
+
+def markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def results(report: object, metrics: Mapping[str, float]) -> str:
     """Return the sections on what was done and what was measured."""
     done = ["## What was done", "", "```text", *str(report).splitlines(), "```"] if report is not None else []
-    table = [("metric", "value"), ("---", "---"), *((name, f"{value:.6g}") for name, value in metrics.items())]
-    measured = ["## What was measured", "", *map(markdown_row, table)] if metrics else []
+    rows = [(name, f"{value:.6g}") for name, value in metrics.items()]
+    measured = ["## What was measured", "", *table(("metric", "value"), rows).split("\n")] if metrics else []
     return "\n".join([*done, *([""] if done and measured else []), *measured])
 
 
@@ -123,10 +138,11 @@ def metadata(config: PretrainedConfig, said: Mapping) -> dict:
     tags = said.get("tags") or []
     tags = [tags] if isinstance(tags, str) else list(tags)
     if not is_changed(config):
-        return {**said, "tags": [tag for tag in tags if tag not in {TAG, *TAGS.values()}] or None}
-    sites = changed_sites(config).values()
-    ours = [TAG, *(tag for part, tag in TAGS.items() if any(getattr(site, part) for site in sites))]
-    tags = [tag for tag in tags if tag not in TAGS.values()]
+        return {**said, "tags": [tag for tag in tags if tag not in {TAG, *OURS}] or None}
+    states = changed_states(config)
+    ours = [TAG, *(tag for part, tag in TAGS.items() if any(getattr(site, part) for site in states.sites.values()))]
+    ours += [BLOCK_TAG] if states.feed_forwards else []
+    tags = [tag for tag in tags if tag not in OURS]
     return {
         "library_name": LIBRARY,
         **base_of(config),
@@ -164,8 +180,8 @@ def said_of(readme: Path) -> dict[str, str]:
 
 
 def record_digest(config: PretrainedConfig) -> str:
-    """Return a digest of the attention that a config records."""
-    record = json.dumps(CollabConfig(changed_sites(config)).to_dict(), sort_keys=True)
+    """Return a digest of the changes that a config records."""
+    record = json.dumps(changed_states(config).to_dict(), sort_keys=True)
     return hashlib.sha256(record.encode()).hexdigest()[:12]
 
 
@@ -197,7 +213,7 @@ def model_card(
     """Write, or complete, the card of a changed model: what was changed, from which base, how to load it.
 
     `save_pretrained` and `push_to_hub` do this automatically, without a report. They keep the existing text of a card,
-    and also the report as long as the model has the attention for which it was written.
+    and also the report as long as the model is the one for which it was written.
 
     Args:
         model: a changed model; the card of an unchanged one, or of one that is stock again, has no section of ours.
@@ -231,7 +247,7 @@ def completed(
     if not is_changed(config):
         text = TITLE.sub(r"\1", text)
     changed, done = is_changed(config), f"report {record_digest(config)}"
-    wanted = {"attention": attention(config, name)} if changed else {}
+    wanted = {"changes": changes(config, name)} if changed else {}
     if changed and (report is not None or metrics):
         wanted[done] = results(report, metrics or {})
     elif changed and done in sections:

@@ -28,7 +28,7 @@ from collab_heads.files.atomic import write_file
 from collab_heads.sites.record import FIELD, configs_in
 
 WEIGHTS, FUSION, CODE = "transformers_weights", "fusion_config", "auto_map"  # fields of a config, of transformers
-BEGINNING = "collab_heads changed the attention of this model"
+BEGINNING = "collab_heads changed this model"
 SENTENCE = (
     f"{BEGINNING}: {INSTALL}, then `import collab_heads` before it is loaded "
     "(or AutoModel.from_pretrained with trust_remote_code=True)"

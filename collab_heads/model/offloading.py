@@ -22,6 +22,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.layers.layout import is_quantised
 from collab_heads.model.device_hooks import HOOK, HookedModule, Place, aligning, check_hooks, hook_new
+from collab_heads.model.open_feed_forward import OpenLayerSite, open_feed_forwards, open_layers
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import noting_replaced
 
@@ -41,6 +42,11 @@ def changing_attention(function: Callable[Arguments, Result]) -> Callable[Argume
     As `opening_attention`, but NaN and inf in these weights are refused before the function runs.
     """
     return opening(function, attention_modules, check_finite)
+
+
+def changing_layers(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function that changes or fits weights of attention and of feed-forward blocks."""
+    return opening(function, layer_modules, check_finite_layers)
 
 
 def opening_model(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -153,12 +159,18 @@ def attention_modules(model: PreTrainedModel, adapter: AttentionAdapter) -> list
     return [module for site in open_sites(model, adapter, adapter.sites(model)) for module in modules_of(site)]
 
 
-def modules_of(site: OpenSite) -> list[nn.Module]:
-    """Return the attention module of a site and its output projection, if the adapter knows it."""
+def layer_modules(model: PreTrainedModel, adapter: AttentionAdapter) -> list[nn.Module]:
+    """Return the modules of attention and of feed-forward blocks that changes replace or write to."""
+    blocks = open_feed_forwards(model, adapter)
+    return [*attention_modules(model, adapter), *(module for block in blocks for module in block.modules)]
+
+
+def modules_of(site: OpenLayerSite) -> list[nn.Module]:
+    """Return the modules of a site; only the attention module if the adapter does not know the output projection."""
     try:
-        return [site.module, site.output]
+        return list(site.modules)
     except ArgumentError:
-        return [site.module]
+        return [site.module] if isinstance(site, OpenSite) else []
 
 
 def check_finite(model: PreTrainedModel, adapter: AttentionAdapter) -> None:
@@ -166,8 +178,18 @@ def check_finite(model: PreTrainedModel, adapter: AttentionAdapter) -> None:
 
     Offloaded and quantised weights are skipped. Each weight is read once, and nothing is allocated.
     """
+    check_finite_sites(model, open_sites(model, adapter))
+
+
+def check_finite_layers(model: PreTrainedModel, adapter: AttentionAdapter) -> None:
+    """As `check_finite`, also for feed-forward blocks."""
+    check_finite_sites(model, open_layers(model, adapter))
+
+
+def check_finite_sites(model: PreTrainedModel, sites: Sequence[OpenLayerSite]) -> None:
+    """Raise NonFiniteError if a weight of some sites contains NaN or inf; the site and the weight are named."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for site in open_sites(model, adapter):
+    for site in sites:
         for parameter in (each for module in modules_of(site) for each in module.parameters()):
             is_here = parameter.numel() and not parameter.is_meta and not is_quantised(parameter)
             if is_here and parameter.dtype in FLOATS:

@@ -53,6 +53,16 @@ class OpenSite:
         return self.site.num_heads
 
     @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The attention module and the output projection, which may be inside it."""
+        return self.module, self.output
+
+    @property
+    def token_modules(self) -> tuple[Projection, nn.Module]:
+        """The modules that see the tokens that are attended to, and those that attend."""
+        return self.value, self.output
+
+    @property
     def is_swapped(self) -> bool:
         """True if the site has a collaborative query/key projection."""
         return is_swapped(self.module)
@@ -115,9 +125,3 @@ def open_sites(
         OpenSite(site, base.get_submodule(site.path), adapter, model, tuple(kept_heads(states, site)))
         for site in (adapter.sites_with_heads(model) if sites is None else sites)
     ]
-
-
-def reopened(site: OpenSite) -> OpenSite:
-    """Open a site again, in its current state."""
-    (now,) = [each for each in open_sites(site.model, site.adapter) if each.path == site.path]
-    return now

@@ -1,6 +1,5 @@
 """Bring a freshly built model to the state that its config records."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,11 +8,12 @@ from transformers import PreTrainedModel
 from collab_heads.contract.registry import adapter_for_config, known_adapter
 from collab_heads.errors import ConfigError
 from collab_heads.layers.query_key_kinds import EXACT_KIND
-from collab_heads.model.apply_state import apply_state
+from collab_heads.model.apply_state import apply_feed_forward, apply_state
+from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forwards
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.sites.record import FIELD, STATE, CollabConfig
 from collab_heads.sites.site import kept_groups
-from collab_heads.sites.state import DIVIDED, QueryKeyKind, SiteState
+from collab_heads.sites.state import DIVIDED, FeedForwardState, QueryKeyKind, SiteState
 
 
 def rebuild(model: PreTrainedModel) -> None:
@@ -27,40 +27,48 @@ def rebuild(model: PreTrainedModel) -> None:
         UnsupportedModelError: if no adapter is registered for the model type.
     """
     record = CollabConfig.of(model.config)
-    if not record.sites or (known_adapter(model.config) is None and not hasattr(model.config, FIELD)):
+    if not record.states or (known_adapter(model.config) is None and not hasattr(model.config, FIELD)):
         return
     adapter = adapter_for_config(model.config)
     stacks = {name for name, _ in model.base_model.named_children()}
     sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
-    for path, state in record.sites.items():
-        if not any(re.fullmatch(pattern, path) for pattern in adapter.paths):
-            raise ConfigError(f"config.{FIELD}: {path!r} is not a site of attention in a {model.config.model_type}")
+    blocks = {block.path: block for block in open_feed_forwards(model, adapter)} if record.feed_forwards else {}
+    for path, state in record.states.items():
+        if not adapter.knows(path, state):
+            what = "site of attention" if isinstance(state, SiteState) else "feed-forward block"
+            raise ConfigError(f"config.{FIELD}: {path!r} is not a {what} in a {model.config.model_type}")
         if path.split(".")[0] not in stacks:
             continue
-        if path not in sites:
+        if path not in sites and path not in blocks:
             raise ConfigError(
                 f"config.{FIELD} records {path!r}, which this {type(model).__name__} does not have; "
-                f"it has {', '.join(sites) or 'no sites'}"
+                f"it has {', '.join((*sites, *blocks)) or 'no sites'}"
             )
-        rebuild_site(sites[path], state)
+        if isinstance(state, SiteState):
+            rebuild_site(sites[path], state)
+        else:
+            rebuild_feed_forward(blocks[path], state)
 
 
 def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:
     """Bring a model in use to the recorded state of a model that was changed further, for example on another process.
 
-    Only the structure follows (heads, projections, values, gates, alphas); copy the weights from the other model.
+    Only the structure follows (heads, projections, values, gates, alphas, neurons); copy the weights yourself.
 
     Args:
         model: a model in the state that the other one had before; changed in place.
         record: `config.collab_heads` of the other model; None if it has none.
     """
-    sites = open_sites(model, adapter_for_config(model.config))
+    adapter = adapter_for_config(model.config)
+    sites, blocks = open_sites(model, adapter), open_feed_forwards(model, adapter)
     if record is None:
         return
     config = CollabConfig.read(record)
     config.write(model)
     for site in sites:
         apply_state(site, config.site(site.site))
+    for block in blocks:
+        apply_feed_forward(block, config.site(block.site))
 
 
 def rebuild_site(site: OpenSite, state: SiteState) -> None:
@@ -74,6 +82,26 @@ def rebuild_site(site: OpenSite, state: SiteState) -> None:
     setattr(site.module, STATE, state)
     apply_state(site, state)
     changed: list[Any] = [site.module, site.output] if state.changes_output else [site.module]
+    for module in changed:
+        module._is_hf_initialized = False  # an inner stack may have initialised the stock module already
+
+
+def rebuild_feed_forward(block: OpenFeedForward, state: FeedForwardState) -> None:
+    """Bring one feed-forward block from stock to its recorded state.
+
+    Raises:
+        ConfigError: if the recorded number of neurons is not that of the stock block.
+    """
+    if vars(block.output).get(STATE) == state:
+        return
+    if block.num_neurons != state.num_neurons:
+        raise ConfigError(
+            f"config.{FIELD}, site {block.path!r}: the recorded {state.num_neurons} neurons do not fit the model's "
+            f"{block.num_neurons}"
+        )
+    setattr(block.output, STATE, state)
+    apply_feed_forward(block, state)
+    changed: tuple[Any, ...] = block.modules
     for module in changed:
         module._is_hf_initialized = False  # an inner stack may have initialised the stock module already
 

@@ -6,7 +6,6 @@ taken from the modules.
 """
 
 import copy
-import re
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -29,13 +28,12 @@ def sync_record(model: PreTrainedModel) -> None:
         settle_inner(model)
         return
     beside = models_beside(model)
-    patterns = (".*",) if adapter is None else adapter.paths
-    unknown = [path for path in record.sites if not any(re.fullmatch(pattern, path) for pattern in patterns)]
+    unknown = [path for path, state in record.states.items() if adapter is not None and not adapter.knows(path, state)]
     if unknown and beside and model.base_model is model:  # its base has a name that is not the family's
         settle_as(model, CollabConfig.on(beside[0][1]))
     elif unknown:
         raise UnsupportedModelError(
-            f"the attention of {unknown[0]} in this {type(model).__name__} is changed, and is no site of a "
+            f"{unknown[0]} in this {type(model).__name__} is changed, and is no site of a "
             f"{model.config.model_type} model that is loaded by itself: save the whole model that has it"
         )
     elif not record.is_in(model):
@@ -92,7 +90,7 @@ def has_sites(model: PreTrainedModel) -> bool:
 def settle_inner(model: PreTrainedModel) -> None:
     """Settle the models inside a model that is of no known family, and put their records into its config."""
     for path, inner in models_in(model):
-        if not (CollabConfig.on(inner).sites or CollabConfig.of(inner.config).sites):
+        if not (CollabConfig.on(inner).states or CollabConfig.of(inner.config).states):
             continue
         name = config_of(model, path, inner)
         sync_record(inner)

@@ -17,8 +17,9 @@ from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.layers.fused import FusedPart, identity, whole_of
 from collab_heads.layers.layout import PLAIN, is_quantised
 from collab_heads.layers.output import HeadOutputProjection
+from collab_heads.model.open_feed_forward import OpenFeedForward
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.sites.site import AttentionSite
+from collab_heads.sites.site import AttentionSite, Site
 
 
 def check_wrapper(model: nn.Module) -> None:
@@ -113,7 +114,37 @@ def named_projections(site: OpenSite, names: Sequence[str]) -> dict[str, nn.Modu
     return {name: projections[name] for name in names if name in projections}
 
 
-def check_forward(site: AttentionSite, module: nn.Module) -> None:
+def check_feed_forwards(model: PreTrainedModel, blocks: Sequence[OpenFeedForward]) -> None:
+    """Raise SwapError unless every block is one that its family computes, with projections that can be replaced.
+
+    A layer of a class of its own may use the neurons otherwise, and a projection that stands elsewhere, too, would
+    change there.
+    """
+    owners: dict[int, set[int]] = {}  # parameter -> modules that hold it, or places where a module stands
+    places: dict[int, int] = {}
+    for module in model.modules():
+        for child in module.children():
+            places[id(child)] = places.get(id(child), 0) + 1
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(id(module))
+    for block in blocks:
+        family = {cls.__module__ for cls in block.adapter.replacements}
+        if type(block.block).__module__ not in family:
+            raise SwapError(
+                f"{block.path} belongs to a {type(block.block).__name__}, which is no block of the family: "
+                'leave it out with sites=, or all of them with parts=("heads", "query_key", "values")'
+            )
+        for module in block.modules:
+            check_forward(block.site, module)
+            check_projection(block.site, module)
+            if places[id(module)] > 1 or any(len(owners[id(each)]) > 1 for each in module.parameters()):
+                raise SwapError(
+                    f"{block.path}: a projection of this feed-forward block stands in another place, too, which would "
+                    "change with it; give one a copy of its own (copy.deepcopy) first"
+                )
+
+
+def check_forward(site: Site, module: nn.Module) -> None:
     """Raise SwapError if a module's forward is overridden on the instance: it would hide a change of class."""
     if "forward" in vars(module):
         raise SwapError(
@@ -122,7 +153,7 @@ def check_forward(site: AttentionSite, module: nn.Module) -> None:
         )
 
 
-def check_projection(site: AttentionSite, projection: nn.Module | FusedPart) -> None:
+def check_projection(site: Site, projection: nn.Module | FusedPart) -> None:
     """Raise SwapError unless a projection is a plain Linear or Conv1D with real weights, or a part of one."""
     whole = whole_of(projection)
     if type(whole) not in PLAIN:
@@ -133,7 +164,7 @@ def check_projection(site: AttentionSite, projection: nn.Module | FusedPart) -> 
     check_weight(site, whole)
 
 
-def check_weight(site: AttentionSite, projection: nn.Module) -> None:
+def check_weight(site: Site, projection: nn.Module) -> None:
     """Raise SwapError unless a projection has real, floating point weights."""
     weight = cast(Tensor, projection.weight)
     if weight.is_meta:

@@ -1,19 +1,44 @@
-"""Compute the size of a site now, or with fewer heads, another query/key projection or narrower values.
+"""Compute the size of a site now, or with fewer heads, narrower queries, keys and values, or fewer neurons.
 
 Shapes: H heads, H_k key heads, d_k and d_v the widths of a query/key head and of a value head; D_q, D_k and D those of
-the inputs of queries and of keys, and of the output of W_O.
+the inputs of queries and of keys, and of the output of W_O; F neurons.
 """
 
 import functools
 from dataclasses import dataclass
 
-from collab_heads.layers.layout import weight_of
+from collab_heads.layers.layout import weight_of, widths
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.removed import NoHeads
+from collab_heads.model.open_feed_forward import OpenFeedForward
 from collab_heads.model.open_site import OpenSite
 from collab_heads.sites.site import count_key_heads
 from collab_heads.sites.state import QueryKeyState
+
+
+@dataclass(frozen=True)
+class FeedForwardGeometry:
+    """Everything on which the size of a feed-forward block depends.
+
+    Attributes:
+        neurons: F.
+        dims: the widths of the inputs of the first projections and of the output of the last one.
+        branches: the values that make a neuron: 2 where the block is gated.
+        biases: whether the first projections and the last one have a bias.
+    """
+
+    neurons: int
+    dims: tuple[int, int]
+    branches: int
+    biases: tuple[bool, bool]
+
+    @classmethod
+    def of(cls, block: OpenFeedForward) -> "FeedForwardGeometry":
+        """Read the geometry of a block."""
+        first, last = block.first[0], block.output
+        dims = widths(first)[0], widths(last)[1]
+        return cls(block.num_neurons, dims, block.branches, (first.bias is not None, last.bias is not None))
 
 
 @dataclass(frozen=True)
@@ -74,38 +99,47 @@ class SiteSize:
     """The size of a site, without its gates and alphas.
 
     Attributes:
-        query_key: parameters of the query/key projection.
-        value_output: parameters of the value and output projections.
+        parameters: parameters of its projections.
+        query_key: those of the query/key projection among them.
         cache: elements cached per token.
-        per_query: multiplications per query token, of the query and output projections.
+        per_query: multiplications per query token, of the query and output projections, or of a feed-forward block.
         per_key: multiplications per key token, of the key and value projections.
         per_pair: multiplications per query token and key token, of the scores and the weighted sum of the values.
     """
 
-    query_key: int
-    value_output: int
-    cache: int
+    parameters: int
+    query_key: int = 0
+    cache: int = 0
     per_query: int = 0
     per_key: int = 0
     per_pair: int = 0
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the four projections."""
-        return self.query_key + self.value_output
 
 
 def site_size(site: OpenSite) -> SiteSize:
     """Return the size of a site as it is now, with or without heads."""
     if not site.adapter.num_heads(site.module):
-        return SiteSize(0, sum(parameter.numel() for parameter in site.output.parameters()), NoHeads.cache_width)
+        return SiteSize(sum(parameter.numel() for parameter in site.output.parameters()), cache=NoHeads.cache_width)
     return size_of(Geometry.of(site))
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def size_of(geometry: Geometry) -> SiteSize:
+def size_of(geometry: Geometry | FeedForwardGeometry) -> SiteSize:
+    """Return the size of a site with a geometry, with or without heads or neurons."""
+    return attention_size(geometry) if isinstance(geometry, Geometry) else feed_forward_size(geometry)
+
+
+def feed_forward_size(geometry: FeedForwardGeometry) -> SiteSize:
+    (dim_in, dim_out), (first_bias, last_bias) = geometry.dims, geometry.biases
+    products = geometry.neurons * (geometry.branches * dim_in + dim_out)
+    biases = geometry.neurons * geometry.branches * first_bias + dim_out * last_bias
+    return SiteSize(products + biases, per_query=products)
+
+
+def attention_size(geometry: Geometry) -> SiteSize:
     (dim_query, dim_key, dim_output), (query_bias, key_bias, value_bias, output_bias) = geometry.dims, geometry.biases
     heads, state = geometry.num_heads, geometry.query_key
+    if not heads:
+        return SiteSize(dim_output * output_bias, cache=NoHeads.cache_width)
     values, summed = geometry.key_heads * geometry.dim_value, heads * geometry.dim_value
     if state is None:
         score, keys = heads * geometry.dim_head, geometry.key_heads * geometry.dim_head
@@ -119,8 +153,8 @@ def size_of(geometry: Geometry) -> SiteSize:
         query_key = sum(parameter.numel() for parameter in projection.parameters())
     value_products, output_products = values * dim_key, summed * dim_output
     return SiteSize(
+        parameters=query_key + value_products + values * value_bias + output_products + dim_output * output_bias,
         query_key=query_key,
-        value_output=value_products + values * value_bias + output_products + dim_output * output_bias,
         cache=keys + values,
         per_query=query_products + output_products,
         per_key=key_products + value_products,

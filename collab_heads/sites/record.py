@@ -8,12 +8,14 @@ It holds the state, not the history: a version and, per site path relative to th
           "query_key": {"kind": "shared", "dim": 128, "dim_head": 32, "scale": 0.17677669529663687, "bias": true,
                         "mixing_init": "concatenate"},
           "values": {"dim": 16, "dim_head": 32},
-          "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}, "alphas": true}}}
+          "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}, "alphas": true},
+         "encoder.layer.0.output.dense": {"role": "enc-ffn", "num_neurons": 1536, "neurons": 384}}}
 
-Parts that a site does not have are left out. A site is built in the order kept, query_key, values, gates, alphas, no
-matter in which order it was changed.
+Parts that a site does not have are left out. A site of attention is built in the order kept, query_key, values, gates,
+alphas, no matter in which order it was changed.
 
-For a model in use, its modules are the truth: each changed attention module holds its own state. Models share configs,
+For a model in use, its modules are the truth: the attention module of a changed site, or the last projection of a
+changed feed-forward block, holds its state. Models share configs,
 and layers move between models. A model is built from its config, and its config is brought in line with its modules
 when the model is changed and when it is saved (`model/record_sync.py`).
 """
@@ -23,17 +25,18 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.base.checks import is_count
+from collab_heads.base.option_values import FEED_FORWARD_ROLES
 from collab_heads.errors import ConfigError
-from collab_heads.sites.site import AttentionSite
-from collab_heads.sites.state import GateState, QueryKeyState, SiteState, ValueState, expect
+from collab_heads.sites.site import AttentionSite, FeedForwardSite
+from collab_heads.sites.state import FeedForwardState, GateState, QueryKeyState, SiteState, ValueState, expect
 
 FIELD = "collab_heads"
-STATE = "collab_state"  # attribute of a changed attention module: its `SiteState`
+STATE = "collab_state"  # attribute of the module at the path of a changed site: its state
 VERSION = 1
 STACK = "_config"
 WRAPPERS = frozenset(
@@ -45,7 +48,17 @@ WRAPPERS = frozenset(
 class CollabConfig:
     """The record of a model: the state of each changed site, by path."""
 
-    sites: Mapping[str, SiteState] = field(default_factory=dict)
+    states: Mapping[str, SiteState | FeedForwardState] = field(default_factory=dict)
+
+    @property
+    def sites(self) -> dict[str, SiteState]:
+        """The states of the changed sites of attention, by path."""
+        return {path: state for path, state in self.states.items() if isinstance(state, SiteState)}
+
+    @property
+    def feed_forwards(self) -> dict[str, FeedForwardState]:
+        """The states of the changed feed-forward blocks, by path."""
+        return {path: state for path, state in self.states.items() if isinstance(state, FeedForwardState)}
 
     @classmethod
     def on(cls, model: PreTrainedModel) -> "CollabConfig":
@@ -57,7 +70,7 @@ class CollabConfig:
         modules = base.named_modules(remove_duplicate=False)  # a layer may stand in several places
         states = {plain_path(path): vars(module).get(STATE) for path, module in modules}
         stacks = {name for name, _ in base.named_children()}
-        elsewhere = {p: state for p, state in cls.of(model.config).sites.items() if p.split(".")[0] not in stacks}
+        elsewhere = {p: state for p, state in cls.of(model.config).states.items() if p.split(".")[0] not in stacks}
         return cls(elsewhere | {path: state for path, state in states.items() if state is not None})
 
     @classmethod
@@ -67,11 +80,11 @@ class CollabConfig:
         Raises:
             ConfigError: if the record comes from a newer version or is invalid; the site is named.
         """
-        sites = cls.alone(config).sites
+        states = dict(cls.alone(config).states)
         for prefix, stack in stacks_of(config):
-            of_stack = {prefix + path: state for path, state in cls.alone(stack).sites.items()}
-            sites = {path: state for path, state in sites.items() if not path.startswith(prefix)} | of_stack
-        return cls(sites)
+            of_stack = {prefix + path: state for path, state in cls.alone(stack).states.items()}
+            states = {path: state for path, state in states.items() if not path.startswith(prefix)} | of_stack
+        return cls(states)
 
     @classmethod
     def alone(cls, config: PretrainedConfig) -> "CollabConfig":
@@ -101,16 +114,24 @@ class CollabConfig:
             expect(isinstance(path, str), f"a path in config.{FIELD}.sites", path, "a string")
         return cls({path: parse_site(path, site) for path, site in record["sites"].items()})
 
-    def site(self, site: AttentionSite) -> SiteState:
+    @overload
+    def site(self, site: AttentionSite) -> SiteState: ...
+    @overload
+    def site(self, site: FeedForwardSite) -> FeedForwardState: ...
+    def site(self, site: Any) -> Any:
         """Return the state of a site; a stock state if it was never changed."""
-        return self.sites.get(site.path, SiteState(site.role, site.num_heads))
+        if site.path in self.states:
+            return self.states[site.path]
+        if isinstance(site, AttentionSite):
+            return SiteState(site.role, site.num_heads)
+        return FeedForwardState(site.role, site.num_neurons, site.num_neurons)
 
-    def with_sites(self, sites: Mapping[str, SiteState]) -> "CollabConfig":
-        """Return a record in which `sites` are added or replaced; those that are stock again are left out."""
-        return CollabConfig({p: state for p, state in {**self.sites, **sites}.items() if not state.is_stock})
+    def with_sites(self, states: Mapping[str, Any]) -> "CollabConfig":
+        """Return a record in which the states of some sites are added or replaced; stock sites are left out."""
+        return CollabConfig({p: state for p, state in {**self.states, **states}.items() if not state.is_stock})
 
     def to_dict(self) -> dict:
-        sites = {path: site.to_dict() for path, site in self.sites.items()}
+        sites = {path: state.to_dict() for path, state in self.states.items()}
         return json.loads(json.dumps({"version": VERSION, "sites": sites}))  # lists for tuples, as a loaded one has
 
     def write(self, model: PreTrainedModel) -> None:
@@ -123,15 +144,15 @@ class CollabConfig:
         """
         if not CollabConfig.on(model).is_in(model):
             own_configs(model)
-        ordered: dict[str, SiteState] = {}
+        ordered: dict[str, SiteState | FeedForwardState] = {}
         for path, module in model.base_model.named_modules(remove_duplicate=False):
-            if state := self.sites.get(plain_path(path)):
+            if state := self.states.get(plain_path(path)):
                 setattr(module, STATE, state)
                 ordered[plain_path(path)] = state
             elif STATE in vars(module):
                 delattr(module, STATE)
-        for config, part in CollabConfig(ordered | dict(self.sites)).parts(model):  # in the order of the model
-            if part.sites:
+        for config, part in CollabConfig(ordered | dict(self.states)).parts(model):  # in the order of the model
+            if part.states:
                 setattr(config, FIELD, part.to_dict())
             elif hasattr(config, FIELD):
                 delattr(config, FIELD)
@@ -151,7 +172,7 @@ class CollabConfig:
 
     def part(self, prefix: str) -> "CollabConfig":
         """Return the record of the sites whose paths begin with a prefix; the prefix is removed."""
-        inside = {path: state for path, state in self.sites.items() if path.startswith(prefix)}
+        inside = {path: state for path, state in self.states.items() if path.startswith(prefix)}
         return CollabConfig({path.removeprefix(prefix): state for path, state in inside.items()})
 
 
@@ -195,9 +216,13 @@ PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
 }
 
 
-def parse_site(path: str, record: object) -> SiteState:
+def parse_site(path: str, record: object) -> SiteState | FeedForwardState:
     """Read one site of the record; errors name the path."""
     try:
+        if isinstance(record, Mapping) and record.get("role") in FEED_FORWARD_ROLES:
+            block = FeedForwardState(**checked_entries(record, FeedForwardState, path, ("num_neurons", "neurons")))
+            expect(not block.is_stock, "neurons", block.neurons, "fewer than num_neurons")
+            return block
         entries = checked_entries(record, SiteState, path, ("role", "num_heads"))
         for name, (state, required) in PARTS.items():
             if name in entries:

@@ -1,12 +1,13 @@
-"""Sites of attention, their weights, and how users name sites."""
+"""Sites of attention and of feed-forward blocks, the weights of attention, and how users name sites."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from torch import Tensor
 
 from collab_heads.base.checks import did_you_mean
+from collab_heads.base.option_values import FEED_FORWARD_ROLES, FeedForwardRole
 from collab_heads.base.option_values import ROLES as ROLES
 from collab_heads.base.option_values import Role as Role
 from collab_heads.errors import ArgumentError, ShapeError
@@ -66,6 +67,31 @@ class AttentionSite:
         """
         known = {each.name: described[each.name] for each in fields(cls) if each.name in described}
         return cls(**known)
+
+
+@dataclass(frozen=True)
+class FeedForwardSite:
+    """A site: one feed-forward block of a model, named by its last projection.
+
+    A block that serves several layers (ALBERT) is one site, with the index of the first layer that it serves.
+
+    Attributes:
+        path: dotted path of the last projection, relative to the base model.
+        role: "enc-ffn" or "dec-ffn".
+        layer: index of the layer within its stack.
+        num_neurons: number of neurons, which is the width of the input of the last projection.
+        stack: as in `AttentionSite`.
+    """
+
+    path: str
+    role: FeedForwardRole
+    layer: int
+    num_neurons: int
+    stack: str | None = None
+
+
+Site: TypeAlias = AttentionSite | FeedForwardSite
+AnySite = TypeVar("AnySite", AttentionSite, FeedForwardSite, Site)
 
 
 @dataclass(frozen=True)
@@ -158,7 +184,7 @@ def per_head(tensor: Tensor | None, heads: int) -> Tensor | None:
     return None if tensor is None else tensor.unflatten(0, (heads, -1))
 
 
-def select_sites(available: Sequence[AttentionSite], names: str | Iterable[str] | None) -> list[AttentionSite]:
+def select_sites(available: Sequence[AnySite], names: str | Iterable[str] | None) -> list[AnySite]:
     """Pick sites by role or path, in model order.
 
     Args:
@@ -180,12 +206,15 @@ def select_sites(available: Sequence[AttentionSite], names: str | Iterable[str] 
     return [site for site in available if site.path in names or site.role in names]
 
 
-def check_name(available: Sequence[AttentionSite], name: object) -> None:
+def check_name(available: Sequence[Site], name: object) -> None:
     """Raise ArgumentError unless `name` is a role that this model has, or the path of one of its sites."""
-    roles = [role for role in ROLES if any(site.role == role for site in available)]
+    known = (*ROLES, *FEED_FORWARD_ROLES)
+    roles = [role for role in known if any(site.role == role for site in available)]
     paths = [site.path for site in available]
     if name in roles or name in paths:
         return
+    if name in FEED_FORWARD_ROLES:
+        raise ArgumentError(f"{name} is no role that can be named here; these can: {', '.join(roles)}")
     if name in ROLES:
         raise ArgumentError(f"the model has no {name} attention; its roles: {', '.join(roles)}")
     raise ArgumentError(

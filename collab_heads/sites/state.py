@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from collab_heads.base.checks import MAX_SIZE, is_index, is_number, is_size
-from collab_heads.base.option_values import ROLES, Role
+from collab_heads.base.option_values import FEED_FORWARD_ROLES, ROLES, FeedForwardRole, Role
 from collab_heads.errors import ConfigError
 
 MAX_SCALE = 1e6  # scores are scaled by 1 or less; anything near this is a damaged file
@@ -200,6 +200,36 @@ class SiteState:
         return entries | {
             name: {key: value for key, value in part.items() if value is not None} for name, part in parts.items()
         }
+
+
+@dataclass(frozen=True)
+class FeedForwardState:
+    """The state of a feed-forward block.
+
+    Attributes:
+        role: "enc-ffn" or "dec-ffn".
+        num_neurons: number of neurons of the original block.
+        neurons: number of neurons that are left; without any, the block is the bias of its last projection.
+    """
+
+    role: FeedForwardRole
+    num_neurons: int
+    neurons: int
+
+    def __post_init__(self):
+        expect(self.role in FEED_FORWARD_ROLES, "role", self.role, f"one of {', '.join(FEED_FORWARD_ROLES)}")
+        expect(is_size(self.num_neurons), "num_neurons", self.num_neurons, SIZE)
+        valid = type(self.neurons) is int and 0 <= self.neurons <= self.num_neurons
+        expect(valid, "neurons", self.neurons, f"an integer from 0 to {self.num_neurons}")
+
+    @property
+    def is_stock(self) -> bool:
+        """True if no neuron was removed."""
+        return self.neurons == self.num_neurons
+
+    def to_dict(self) -> dict:
+        """Return the JSON form."""
+        return dataclasses.asdict(self)
 
 
 def expect(condition: bool, name: str, value: object, wanted: str) -> None:

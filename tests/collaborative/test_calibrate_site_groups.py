@@ -66,7 +66,7 @@ def test_what_is_held_is_one_group(monkeypatch):
     assert moment_counts(sites, sites) == {site.path: 2 * WIDTH**2 + EXACT**2 for site in sites}
     calibrated = CalibratedSites(model, sites, [], sites, batches_of(FAMILIES["bert"], 2))
     for site in sites:
-        assert list(calibrated.of(site.path).heads) == list(calibrated.of(site.path).query_key) == [site.path]
+        assert list(calibrated.of(site.path).outputs) == list(calibrated.of(site.path).query_key) == [site.path]
 
 
 def test_no_batches_are_an_error_before_anything_changes():
@@ -83,4 +83,4 @@ def test_heads_that_share_values_are_counted_one_by_one():
     sites = open_sites(model, get_adapter(model))
     calibrated = CalibratedSites(model, [], [], sites, batches_of(FAMILIES["qwen3"], 1))
     for path, count in moment_counts([], sites).items():
-        assert count == calibrated.of(path).heads[path].outer.numel() == EXACT**2
+        assert count == calibrated.of(path).outputs[path].outer.numel() == EXACT**2

@@ -210,7 +210,7 @@ def test_a_module_of_many_layers_counts_all_of_them():
     opened = open_sites(model, get_adapter(model))
     calibrations = calibrate(model, [], [], opened, [inputs])
     assert not calibrations.query_key
-    assert calibrations.heads[opened[0].path].count == 3 * int(inputs["attention_mask"].sum())
+    assert calibrations.outputs[opened[0].path].count == 3 * int(inputs["attention_mask"].sum())
 
 
 def test_gated_sites_are_narrowed_head_by_head():

@@ -217,7 +217,7 @@ def test_what_is_refused_before_the_model_runs(bert, texts, tmp_path, monkeypatc
 
 def test_a_budget_below_the_least_is_refused_with_the_least_after_the_plan_was_shown(bert, texts, tmp_path, capsys):
     with pytest.raises(ArgumentError, match=r"budget 0.01 of parameters is below 0\.\d+, which"):
-        run(bert, "--data", texts, "--budget", 0.01, "--output_dir", tmp_path / "out")
+        run(bert, "--data", texts, "--budget", 0.01, "--parts", "values", "--output_dir", tmp_path / "out")
     assert "the smallest is 0." in capsys.readouterr().out and list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from compressing import batches_of, first_site
+from compressing import ATTENTION, batches_of, first_site
 from model_runs import aligned, output
 from unchanged import assert_unchanged, refused, snapshot
 
@@ -22,6 +22,7 @@ from collab_heads.compression.measures import COUNTED
 from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model import apply_state
+from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.model.open_site import open_sites
 from families import FAMILIES
 
@@ -29,21 +30,23 @@ BERT = FAMILIES["bert"]
 QUICK = {"refine_steps": 2}
 
 
-def attention_parameters(model):
-    """Parameters of the four projections of all sites, counted in their modules."""
-    total = 0
-    for site in open_sites(model, collab_heads.get_adapter(model)):
-        parts = [site.value, site.output, *([site.query_key] if site.query_key else site.projections)]
-        total += sum(parameter.numel() for part in parts for parameter in part.parameters())
-    return total
+def layer_parameters(model):
+    """Parameters of the projections of all attention and feed-forward blocks, counted in their modules."""
+    adapter = collab_heads.get_adapter(model)
+    parts = [module for block in open_feed_forwards(model, adapter) for module in block.modules]
+    for site in open_sites(model, adapter, adapter.sites(model)):
+        parts.append(site.output)
+        if site.num_heads:
+            parts += [site.value, *([site.query_key] if site.query_key else site.projections)]
+    return sum(parameter.numel() for part in parts for parameter in part.parameters())
 
 
 @pytest.mark.parametrize("budget", [pytest.param(0.5, marks=pytest.mark.slow), 0.3])
 def test_a_budget_of_parameters_is_kept_and_used(family, kind, budget):
     model = family.build()
-    before, all_before = attention_parameters(model), model.num_parameters()
+    before, all_before = layer_parameters(model), model.num_parameters()
     report = compress(model, batches_of(family, 12), budget, kind=kind, **QUICK)
-    after = attention_parameters(model)
+    after = layer_parameters(model)
     assert 0.75 * budget < after / before <= budget  # tiny heads of width 8 have few sizes
     assert report.costs["parameters"].before == before
     assert report.costs["parameters"].after == after
@@ -68,7 +71,8 @@ def test_every_measure_is_kept(of):
     if of == "cache":
         sites = open_sites(model, collab_heads.get_adapter(model))
         widths = [(s.query_key.cache_width if s.query_key else s.projections[1].out_features) for s in sites]
-        assert report.costs[of].after == sum(widths) + sum(site.dim_value for site in sites)
+        without_heads = len(report.sites) - len(sites)  # each caches a zero per token
+        assert report.costs[of].after == sum(widths) + sum(site.dim_value for site in sites) + without_heads
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -76,8 +80,8 @@ def test_only_the_named_part_changes(part):
     model = BERT.build()
     report = compress(model, batches_of(BERT), 0.8, parts=part, **QUICK)
     for name in PARTS:  # over all heads: fewer of these make both other widths smaller, too
-        changes = [operator.ne(*site.sizes[name]) for site in report.sites]
-        assert any(changes) == (part in (name, "heads"))
+        changes = [operator.ne(*site.sizes[name]) for site in report.sites if name in site.sizes]
+        assert any(changes) == (part == name or (part == "heads" and name in ATTENTION))
 
 
 def test_all_of_the_budget_changes_nothing(family):
@@ -130,7 +134,7 @@ def test_an_error_is_kept_by_the_smallest_of_some_models():
         report = compress(model, batches_of(BERT, 8), max_error=max_error, **QUICK)
         assert report.measured_error <= max_error
         errors.append(report.measured_error)
-        sizes.append(attention_parameters(model))
+        sizes.append(layer_parameters(model))
     assert errors[0] < errors[1] and sizes[0] > sizes[1]
 
 
@@ -169,9 +173,9 @@ def test_the_smallest_of_those_that_keep_an_error_is_taken():
 def test_what_is_left_is_compressed_further(name, change):
     model = FAMILIES[name].build()
     change(model)
-    before = attention_parameters(model)
+    before = layer_parameters(model)
     report = compress(model, batches_of(FAMILIES[name]), 0.8, refine_steps=0)
-    assert attention_parameters(model) <= 0.8 * before
+    assert layer_parameters(model) <= 0.8 * before
     assert report.costs["parameters"].before <= before
 
 
@@ -244,8 +248,8 @@ def test_bad_models():
         compress(model, batches_of(BERT), 0.5)
     model = BERT.build()
     prune_heads(model, heads={site.path: [0, 1, 2, 3] for site in open_sites(model, collab_heads.get_adapter(model))})
-    with refused(model, SwapError, "no heads left"):
-        compress(model, batches_of(BERT), 0.5)
+    with refused(model, SwapError, "no heads or neurons left"):
+        compress(model, batches_of(BERT), 0.5, parts=ATTENTION)
     with pytest.raises(UnsupportedModelError, match="PreTrainedModel"):
         compress(torch.nn.Linear(2, 2), batches_of(BERT), 0.5)
 
@@ -294,7 +298,7 @@ def test_a_budget_of_time_is_kept_by_the_measured_table_and_timed_again(after, n
 
     monkeypatch.setattr(latency, "time_site", times)
     model = BERT.build()
-    made = plan(model, batches_of(BERT), of="time", **QUICK)
+    made = plan(model, batches_of(BERT), of="time", parts=ATTENTION, **QUICK)
     assert made.least == pytest.approx(8 / 64)
     monkeypatch.setattr(latency, "time_choices", again)
     budget = (made.least + 1) / 2

@@ -9,7 +9,7 @@ from collab_heads import get_adapter
 from collab_heads.compression import latency
 from collab_heads.compression.latency import Latencies, Table, best_seconds, knots
 from collab_heads.compression.measures import SiteUse
-from collab_heads.compression.parts.shape import UNCHANGED, Choice, SiteShape
+from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice
 from collab_heads.compression.workload import Workload
 from collab_heads.model.open_site import open_sites
 from families import FAMILIES
@@ -18,7 +18,7 @@ BERT = FAMILIES["bert"]
 
 
 def test_between_sizes_times_are_linear():
-    shape = SiteShape.of(first_site(BERT.build()), "per_head")
+    shape = AttentionShape.of(first_site(BERT.build()), "per_head")
     axes = ([1, 4], [4, 8], [4, 8])
     grid = np.array(
         [[[heads + 10 * width + 100 * value for value in axes[2]] for width in axes[1]] for heads in axes[0]]
@@ -41,7 +41,7 @@ def test_every_shape_of_site_has_a_table_and_the_model_stays():
     model = family.build()
 
     sites = open_sites(model, get_adapter(model))
-    shapes = {site.path: SiteShape.of(site, "per_head") for site in sites}
+    shapes = {site.path: AttentionShape.of(site, "per_head") for site in sites}
     before = snapshot(model)
     times = Latencies(model, sites, shapes, batches_of(family, 1)[0])
     assert_unchanged(model, before)
@@ -55,7 +55,7 @@ def test_every_shape_of_site_has_a_table_and_the_model_stays():
 def test_sizes_are_timed_in_turns(monkeypatch):
     model = BERT.build()
     site = first_site(model)
-    shape = SiteShape.of(site, "per_head")
+    shape = AttentionShape.of(site, "per_head")
     choices = [UNCHANGED, Choice.of(heads=2), Choice.of(query_key=4, values=4)]
     seen, before = [], snapshot(model)
 

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,16 +13,23 @@ from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression import measurements
 from collab_heads.compression.measurements import HELD_OUT, SiteErrors, hold_out
 from collab_heads.compression.parts.query_key import QUICK
-from collab_heads.compression.parts.shape import SiteShape
+from collab_heads.compression.parts.shape import AttentionShape
 from collab_heads.errors import CalibrationError
+from collab_heads.model.open_site import OpenSite
 from families import FAMILIES
 
 SQUARES = {"heads": 0.1, "query_key": 0.2, "values": 0.4}  # of a site, by part
 
 
+class SimpleOpenSite(OpenSite):
+    """A site of which there may be any number."""
+
+    output = torch.nn.Linear(8, 8)
+
+
 def measured(monkeypatch, outputs, refined, steps, sites=6):
     """`sensitivities` of sites that move the output by what is said; the paths of those that were refined."""
-    shape, tried = SiteShape.of(first_site(FAMILIES["bert"].build()), "per_head"), []
+    shape, tried = AttentionShape.of(first_site(FAMILIES["bert"].build()), "per_head"), []
     errors = SiteErrors(shape, {"heads": {2: 0.1}, "query_key": {4: 0.2}, "values": {4: 0.4}})
 
     def fit_site(site, shape, choice, calibrations, options):
@@ -34,7 +42,10 @@ def measured(monkeypatch, outputs, refined, steps, sites=6):
 
     for name, stub in {"fit_site": fit_site, "install": lambda *_: None, "undone": lambda *_: nullcontext()}.items():
         monkeypatch.setattr(measurements, name, stub)
-    fake = [SimpleNamespace(path=str(i), dim_value=8, model=None, adapter=None) for i in range(sites)]
+    one = first_site(FAMILIES["bert"].build())
+    fake = [
+        SimpleOpenSite(replace(one.site, path=str(i)), one.module, one.adapter, one.model, ()) for i in range(sites)
+    ]
     found = measurements.sensitivities(
         fake,
         {site.path: errors for site in fake},

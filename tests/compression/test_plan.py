@@ -43,15 +43,18 @@ def unbeaten(made):
 def test_every_budget_and_every_error_gets_the_best_that_it_allows(measured, of):
     made = CompressionPlan(measured, of, COUNTED.get(of, seconds))
     plans = unbeaten(made)
-    assert len(plans) > 20 and made.least == plans[0][0]
+    assert len(plans) > 10 and made.least == plans[0][0]
     for (share, error), (more, _) in itertools.pairwise([*plans[:-1], (1.0, 0.0)]):
+        if not share:  # nothing is left: a budget is above 0
+            continue
         for chosen in (made.choose(share), made.choose(math.nextafter(more, 0)), made.within(error)):
             assert (made.share(chosen), made.predicted(chosen)) == (share, error)
 
 
-def test_a_plan_that_costs_exactly_half_is_found(measured):
+def test_a_plan_that_costs_exactly_the_budget_is_found(measured):
     made = CompressionPlan(measured, "cache", COUNTED["cache"])
-    best = next(error for share, error in unbeaten(made) if share == 0.5)
-    report = compress(measured.model, made)
-    assert report.costs["cache"].share == 0.5
+    plans = unbeaten(made)
+    share, best = plans[len(plans) // 2]
+    report = compress(measured.model, made, share)
+    assert report.costs["cache"].share == share
     assert report.predicted_error == best

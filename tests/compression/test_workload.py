@@ -3,17 +3,20 @@
 import pytest
 import torch
 from compressing import batches_of
-from counting import attention_operations
+from counting import attention_operations, feed_forward_operations, layer_operations
 from model_sizes import KINDS, VOCABULARY
 
 import collab_heads
 from collab_heads import compress, prune_heads, swap_to_collaborative
 from collab_heads.compression.measures import SiteUse, operations
-from collab_heads.compression.parts.shape import UNCHANGED, Choice, SiteShape
+from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice, FeedForwardShape
 from collab_heads.compression.parts.table import PARTS, resized
 from collab_heads.compression.workload import count_work
 from collab_heads.errors import CalibrationError
+from collab_heads.model.apply_state import keep_neurons
+from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.model.open_site import open_sites
+from collab_heads.sites.state import FeedForwardState
 from families import FAMILIES, each
 
 MARIAN = FAMILIES["marian"]
@@ -42,7 +45,9 @@ def test_operations_are_those_that_torch_counts(name):
     for kind in KINDS if family.shares else ["per_head"]:
         model = family.build()
         work = count_work(model, batches, sites_of(model))
-        uses = {site.path: SiteUse(SiteShape.of(site, kind), site.role, work[site.path]) for site in sites_of(model)}
+        uses = {
+            site.path: SiteUse(AttentionShape.of(site, kind), site.role, work[site.path]) for site in sites_of(model)
+        }
         before = {path: operations(use, UNCHANGED) for path, use in uses.items()}
         assert attention_operations(model, batches) == before
         (narrow,) = {next(iter(PARTS["query_key"].sizes(use.shape)), None) for use in uses.values()}
@@ -57,6 +62,20 @@ def test_operations_are_those_that_torch_counts(name):
         assert sum(after.values()) < 0.7 * sum(before.values())
 
 
+@pytest.mark.parametrize("name", each(FAMILIES))
+def test_operations_of_feed_forward_blocks_are_those_that_torch_counts(name):
+    model, batches = FAMILIES[name].build(), batches_of(FAMILIES[name], 2)
+    blocks = open_feed_forwards(model, collab_heads.get_adapter(model))
+    work = count_work(model, batches, blocks)
+    for choice in (UNCHANGED, Choice.of(neurons=16), Choice.of(neurons=0)):
+        uses = {block.path: SiteUse(FeedForwardShape.of(block), block.role, work[block.path]) for block in blocks}
+        expected = {path: operations(use, choice) for path, use in uses.items()}
+        for block in blocks:
+            if choice != UNCHANGED:
+                keep_neurons(block, FeedForwardState(block.role, 37, 37), range(choice.get("neurons")))
+        assert feed_forward_operations(model, batches) == expected
+
+
 def test_a_batch_that_cannot_be_divided_runs_whole():
     model, batch = FAMILIES["bert"].build(), FAMILIES["bert"].inputs()
     positions = torch.arange(batch["input_ids"].shape[1])[None]
@@ -69,9 +88,9 @@ def test_a_batch_that_cannot_be_divided_runs_whole():
 @pytest.mark.parametrize("lengths", [[(40, 8)], [(4, 30), (12, 3)]], ids=["long sources", "long targets"])
 def test_a_budget_of_operations_is_kept_where_lengths_differ(lengths):
     model, batches = MARIAN.build(), translations(*lengths)
-    before = sum(attention_operations(model, batches).values())
+    before = sum(layer_operations(model, batches).values())
     report = compress(model, batches, 0.5, of="operations", refine_steps=0)
-    after = sum(attention_operations(model, batches).values())
+    after = sum(layer_operations(model, batches).values())
     assert report.costs["operations"].before == before
     assert report.costs["operations"].after == after <= 0.5 * before
     assert report.costs["operations"].share == after / before

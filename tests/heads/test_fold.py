@@ -90,7 +90,7 @@ def test_only_collaborative_sites_are_named():
 
 def test_nothing_to_fold():
     model = bert()
-    with refused(model, SwapError, "no gates, alphas or removed heads", "nothing to fold"):
+    with refused(model, SwapError, "no gates, alphas, removed heads or neurons", "nothing to fold"):
         fold_heads(model)
     swap_to_gated(model)
     fold_heads(model)

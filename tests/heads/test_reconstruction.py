@@ -136,7 +136,7 @@ def site_errors(model, stock, batch, removed) -> float:
         kept = [head for head in range(HEADS) if head not in removed[site.path]]
         missing = regressed.weight.clone()
         missing[:, regressed.columns(kept)] -= site.output_weight()
-        total += float(regressed.square(missing))
+        total += float(((missing @ regressed.scatter) * missing).sum())
     return total
 
 

@@ -85,7 +85,7 @@ def test_what_the_owner_wrote_stays(tmp_path):
         [{"text": "hello"}],
     )
     assert said["tags"] == ["mine", "collab-heads", "low-rank-attention"]
-    assert card.text.startswith("\n# Mine\n\nAbout it.\n\n<!-- collab_heads attention: begin -->")
+    assert card.text.startswith("\n# Mine\n\nAbout it.\n\n<!-- collab_heads changes: begin -->")
     model.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == once
     (tmp_path / "README.md").write_text(once + "\nMore of mine.\n")
@@ -93,7 +93,7 @@ def test_what_the_owner_wrote_stays(tmp_path):
     model.save_pretrained(tmp_path)
     text = read(tmp_path).text
     assert text.index("About it.") < text.index("More of mine.") < text.index("begin -->")
-    assert "2 (4)" in text and text.count("## Attention changed") == 1
+    assert "2 (4)" in text and text.count("## Changed by") == 1
 
 
 def test_lines_end_as_the_owner_ends_them(tmp_path):
@@ -123,7 +123,7 @@ def test_a_stock_model_again_keeps_only_what_is_the_owners(tmp_path):
 def test_a_title_of_ours_is_that_of_the_model_now(tmp_path):
     model = built(swap_to_gated)
     model.save_pretrained(tmp_path)
-    assert read(tmp_path).text.startswith("\n# BertForSequenceClassification, with its attention changed\n")
+    assert read(tmp_path).text.startswith("\n# BertForSequenceClassification, changed with collab_heads\n")
     fold_heads(model)
     model.save_pretrained(tmp_path)
     assert read(tmp_path).text == "\n# BertForSequenceClassification\n"
@@ -205,7 +205,7 @@ def test_a_base_from_a_folder_passes_on_what_its_card_says(tmp_path):
     model.save_pretrained(tmp_path / "small")
     card = read(tmp_path / "small")
     assert (card.data.license, card.data.base_model) == ("mit", "google/bert")
-    assert "# google/bert, with its attention changed" in card.text
+    assert "# google/bert, changed with collab_heads" in card.text
 
 
 @pytest.mark.parametrize("name", ("me/base", "/no/such/folder/any more", "me/unknown"))

@@ -289,5 +289,5 @@ def test_the_card_of_a_trainer_says_what_the_attention_is(tmp_path):
     for _ in range(2):  # each upload writes it anew
         trainer.create_model_card(model_name="small", tags=["mine"])
         card = ModelCard.load(tmp_path / "README.md")
-        assert "### Training hyperparameters" in card.text and card.text.count("attention: begin") == 1
+        assert "### Training hyperparameters" in card.text and card.text.count("changes: begin") == 1
         assert {"mine", "generated_from_trainer", "gated-heads"} <= set(card.data.tags)

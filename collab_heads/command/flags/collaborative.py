@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 
 from collab_heads.base.checks import check_choice
-from collab_heads.base.option_values import ALLOCATIONS, MEASURES
+from collab_heads.base.option_values import ALLOCATIONS, MEASURES, SITE_PARTS
 from collab_heads.command.flags.parsing import count, count_from_1, path, per_role, positive, width
 from collab_heads.command.flags.signatures import option_adder, options_of
 from collab_heads.errors import ArgumentError
@@ -12,7 +12,7 @@ from collab_heads.errors import ArgumentError
 SWAPS = ("before", "after", "between")
 SWAP = ("collaborative.swap", "swap_to_collaborative")
 COMPRESSED = options_of("compression.compress", "compress")["kind"].default
-OF_COMPRESSION = ("compress_of", "compress_kind")
+OF_COMPRESSION = ("compress_of", "compress_kind", "compress_parts")
 
 
 def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +25,17 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
         "--compress_budget",
         type=positive,
         metavar="SHARE",
-        help="instead of --collaborative: what is to be left of attention, such as 0.5; heads go, and queries, keys "
-        "and values get narrower, where it costs least (with a new classification head --swap after or between)",
+        help="instead of --collaborative: what is to be left of the layers, such as 0.5; heads and neurons go, and "
+        "queries, keys and values get narrower, where it costs least (with a new classification head --swap after or "
+        "between)",
     )
     add("--compress_of", metavar="WHAT", help=f"what the share is of: {', '.join(MEASURES)} (default: {MEASURES[0]})")
+    add(
+        "--compress_parts",
+        nargs="+",
+        metavar="PART",
+        help=f"what may become smaller, some of {', '.join(SITE_PARTS)} (default: all)",
+    )
     add(
         "--compress_kind",
         metavar="KIND",
@@ -54,7 +61,7 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="SITE",
         help="the attention to replace or compress, by role (enc-self, dec-self, dec-enc) or module path (default: "
-        "all)",
+        "all); --compress_budget also knows feed-forward blocks (enc-ffn, dec-ffn)",
     )
     add(
         "--score_terms",
@@ -187,6 +194,8 @@ def check_compression(args: argparse.Namespace) -> None:
         raise ArgumentError("--compress_budget needs --calibration_samples")
     if args.compress_of is not None:
         check_choice("--compress_of", args.compress_of, MEASURES)
+    for part in args.compress_parts or ():
+        check_choice("--compress_parts", part, SITE_PARTS)
 
 
 def add_distill_arguments(parser: argparse.ArgumentParser) -> None:

@@ -39,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_option(
         "budget",
         metavar="SHARE",
-        help="what is to be left of attention, such as 0.5 (default, unless there is a --max_error)",
+        help="what is to be left of the layers, such as 0.5 (default, unless there is a --max_error)",
     )
     add_option(
         "max_error",
@@ -57,7 +57,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_option(
         "sites",
         metavar="SITE",
-        help="the attention that may change, by role (enc-self, dec-self, dec-enc) or module path (default: all)",
+        help="the sites that may change, by role (enc-self, dec-self, dec-enc; feed-forward: enc-ffn, dec-ffn) or "
+        "module path (default: all)",
     )
     add_option(
         "parts",
@@ -92,7 +93,7 @@ def check(args: Namespace) -> None:
     if args.budget is not None and args.max_error is not None:
         raise ArgumentError("--budget and --max_error exclude each other: give one")
     if args.budget is not None and args.budget > 1:
-        raise ArgumentError(f"budget {args.budget} must be a share of what attention has now: above 0, at most 1")
+        raise ArgumentError(f"budget {args.budget} must be a share of what the layers have now: above 0, at most 1")
     if args.plan and (args.budget, args.max_error) != (None, None):
         raise ArgumentError("--plan shows every budget: leave --budget and --max_error out, or leave --plan out")
     if args.plan and args.distill_steps:

@@ -29,18 +29,23 @@ class Heads(Part):
         return shape.geometry.num_heads
 
     def sizes(self, shape):
-        """Return fewer than 2 * `LEVELS` smaller numbers of heads, multiples of the heads per key head."""
+        """Return 0 and at most 2 * `LEVELS` other numbers of heads, multiples of the heads per key head."""
         group = shape.heads_per_key
         if group is None or self.name not in shape.parts:
             return []
         unit = -(-self.whole(shape) // group // (2 * LEVELS)) * group
-        return list(range(unit, self.whole(shape), unit))
+        return list(range(0, self.whole(shape), unit))
 
     def resized(self, shape, choice, geometry):
-        """Return the geometry with fewer heads; a projection that is divided among the heads becomes narrower, too."""
+        """Return the geometry with fewer heads; a projection that is divided among the heads becomes narrower, too.
+
+        A site without heads has no projection of queries and keys.
+        """
         heads, groups, query_key = choice.get(self.name), geometry.groups, geometry.query_key
         if heads is None:
             return geometry
+        if not heads:
+            return replace(geometry, num_heads=0, query_key=None, groups=None if groups is None else ())
         if groups is not None:
             groups = tuple(head // shape.heads_per_key for head in range(heads))
         if query_key is not None:
@@ -48,31 +53,36 @@ class Heads(Part):
             query_key = replace(query_key, dim=dim, groups=groups)
         return replace(geometry, num_heads=heads, groups=groups, query_key=query_key)
 
+    def allows(self, shape, choice, geometry):
+        """Return False if a choice without heads has a width for them."""
+        return choice.get(self.name) != 0 or len(choice.sizes) == 1
+
     def errors(self, site, shape, fitted, held):
         """Measure the error with W_O refitted for the heads that stay."""
         if not self.sizes(shape):
             return {}
-        regression = head_regression(site, fitted.heads[site.path])
+        regression = head_regression(site, fitted.outputs[site.path])
         costs, errors = regression.removal_costs(), {}
         for count in self.sizes(shape):
             kept = most_costly(costs, count // shape.heads_per_key)
             refit, missing = regression.refit(kept), regression.weight.clone()
             missing[:, regression.columns(kept)] -= refit.weight
-            errors[count] = share(missing, refit.bias, regression.weight, held.heads[site.path])
+            errors[count] = share(missing, refit.bias, regression.weight, held.outputs[site.path])
         return errors
 
     def fit(self, fitting):
         """Choose the heads that stay, and drop the calibration of the others."""
         site, seen, path = fitting.site, fitting.calibrations, fitting.site.path
-        regression = head_regression(site, seen.heads[path])
+        regression = head_regression(site, seen.outputs[path])
         kept_keys = most_costly(regression.removal_costs(), fitting.geometry.key_heads)
         kept = [head for head, key in enumerate(site.groups) if key in kept_keys]
-        seen.heads[path] = seen.heads[path].part(regression.columns(kept_keys))
+        seen.outputs[path] = seen.outputs[path].part(regression.columns(kept_keys))
         if path in seen.query_key:
             calls = [call.of_heads(tuple(kept), site.num_heads) for call in seen.query_key[path].calls]
             seen.query_key[path] = replace(seen.query_key[path], calls=calls)
         fitting.fits.append(KeptHeads([site.head_numbers[head] for head in kept], regression.refit(kept_keys)))
-        fitting.try_out()
+        if kept:
+            fitting.try_out()
 
     def resize(self, site, state, shape, geometry):
         """Keep the first heads."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,13 +15,12 @@ from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.collaborative.values import variance
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
-from collab_heads.compression.parts.shape import Choice, SiteShape
+from collab_heads.compression.parts.shape import AttentionShape, Choice, Shape
 from collab_heads.contract.adapter import Capability
 from collab_heads.model.apply_state import undone
-from collab_heads.model.open_site import OpenSite, reopened
-from collab_heads.model.site_size import Geometry
+from collab_heads.model.open_feed_forward import OpenLayerSite, reopened
 from collab_heads.sites.record import CollabConfig
-from collab_heads.sites.state import QueryKeyKind, SiteState
+from collab_heads.sites.state import QueryKeyKind
 
 LEVELS = 8  # sizes of a part to consider, about; fewer than twice as many
 
@@ -50,7 +49,10 @@ def narrower(width: int) -> list[int]:
 class Part(ABC):
     """A part of a site that can become smaller.
 
+    Shapes, geometries, sites and states are those of attention or of a feed-forward block, as `shape` says.
+
     Attributes:
+        shape: the class of the shapes of the sites that have such a part.
         name: its name in `parts=` and `Choice`.
         field: the prefix of its sizes in a stored report.
         column: its heading in the report.
@@ -59,6 +61,7 @@ class Part(ABC):
         may_stay: whether it is skipped in families that cannot make it smaller, if other parts are requested, too.
     """
 
+    shape: ClassVar[type[Shape]] = AttentionShape
     name: ClassVar[SitePart]
     field: ClassVar[str]
     column: ClassVar[str]
@@ -71,23 +74,23 @@ class Part(ABC):
         """Return the capability that an adapter needs, for query/key projections of a kind."""
 
     @abstractmethod
-    def whole(self, shape: SiteShape) -> int:
+    def whole(self, shape: Any) -> int:
         """Return the size that a site has now, counted as in `Choice`."""
 
     @abstractmethod
-    def sizes(self, shape: SiteShape) -> list[int]:
+    def sizes(self, shape: Any) -> list[int]:
         """Return the smaller sizes to consider, ascending; none if the part cannot become smaller."""
 
     @abstractmethod
-    def resized(self, shape: SiteShape, choice: Choice, geometry: Geometry) -> Geometry:
+    def resized(self, shape: Any, choice: Choice, geometry: Any) -> Any:
         """Return the geometry with a choice, given the geometry that the parts before this one in the table leave."""
 
-    def allows(self, shape: SiteShape, choice: Choice, geometry: Geometry) -> bool:
+    def allows(self, shape: Any, choice: Choice, geometry: Any) -> bool:
         """Return True if a choice, which gives this geometry, makes sense beside the other parts."""
         return True
 
     @abstractmethod
-    def errors(self, site: OpenSite, shape: SiteShape, fitted: Calibrations, held: Calibrations) -> dict[int, float]:
+    def errors(self, site: Any, shape: Any, fitted: Calibrations, held: Calibrations) -> dict[int, float]:
         """Measure what each of `sizes` costs.
 
         Args:
@@ -105,7 +108,7 @@ class Part(ABC):
         """Fit the part to a choice that changes it; the parts before it in the table are fitted already."""
 
     @abstractmethod
-    def resize(self, site: OpenSite, state: SiteState, shape: SiteShape, geometry: Geometry) -> SiteState:
+    def resize(self, site: Any, state: Any, shape: Any, geometry: Any) -> Any:
         """Resize a site that is to be timed, with arbitrary weights.
 
         Args:
@@ -119,10 +122,10 @@ class Part(ABC):
         """
 
     @abstractmethod
-    def total(self, geometry: Geometry) -> int:
+    def total(self, geometry: Any) -> int:
         """Return the size over all heads, for the report."""
 
-    def summary(self, choices: Sequence[tuple[SiteShape, Choice]]) -> str:
+    def summary(self, choices: Sequence[tuple[Any, Choice]]) -> str:
         """Summarise the sizes that choices leave over some sites, for the table of a plan."""
         sizes = [self.size(shape, choice) for shape, choice in choices]
         return f"{min(sizes)} to {max(sizes)}"
@@ -131,7 +134,7 @@ class Part(ABC):
         """Return the cell of the report; `kind` is that of the query/key projection afterwards, None if stock."""
         return f"{before} -> {after}"
 
-    def size(self, shape: SiteShape, choice: Choice) -> int:
+    def size(self, shape: Any, choice: Choice) -> int:
         """Return the size that a choice gives, counted as in `Choice`."""
         size = choice.get(self.name)
         return self.whole(shape) if size is None else size
@@ -141,7 +144,7 @@ class Fit(ABC):
     """The fitted weights of one part of a site."""
 
     @abstractmethod
-    def put_into(self, site: OpenSite, state: SiteState) -> SiteState:
+    def put_into(self, site: Any, state: Any) -> Any:
         """Change a site that has a state, in place; return the state to record. This must not fail."""
 
 
@@ -160,10 +163,10 @@ class Fitting:
         fits: the fits of the parts, so far.
     """
 
-    site: OpenSite
-    shape: SiteShape
+    site: Any
+    shape: Any
     choice: Choice
-    geometry: Geometry
+    geometry: Any
     calibrations: Calibrations
     options: FitOptions
     stack: ExitStack
@@ -177,7 +180,7 @@ class Fitting:
         self.site = reopened(self.site)
 
 
-def install_fits(model: PreTrainedModel, fitted: Mapping[str, Sequence[Fit]], sites: Iterable[OpenSite]) -> None:
+def install_fits(model: PreTrainedModel, fitted: Mapping[str, Sequence[Fit]], sites: Iterable[OpenLayerSite]) -> None:
     """Install fits, path -> fits of the site, in the sites of a model. Nothing can fail from here on."""
     config, states = CollabConfig.on(model), {}
     for site in sites:

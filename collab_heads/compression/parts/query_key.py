@@ -42,7 +42,7 @@ class QueryKeys(Part):
 
     def resized(self, shape, choice, geometry):
         width = choice.get(self.name)
-        if width is None:
+        if width is None or not geometry.num_heads:
             return geometry
         dim = width * (geometry.num_heads if shape.kind in DIVIDED else 1)
         bias, groups = geometry.biases[0], geometry.groups

@@ -1,12 +1,13 @@
 """The shape of a site, and a choice of smaller sizes for its parts."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 from collab_heads.base.option_values import SITE_PARTS, SitePart
 from collab_heads.collaborative.kinds import FITS, kind_for
+from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite
 from collab_heads.model.open_site import OpenSite
-from collab_heads.model.site_size import Geometry
+from collab_heads.model.site_size import FeedForwardGeometry, Geometry
 from collab_heads.sites.site import group_size
 from collab_heads.sites.state import QueryKeyKind
 
@@ -18,7 +19,7 @@ class Choice:
     Attributes:
         sizes: part -> size, in the order of the parts. Of heads it is their number. Of queries and keys it is the width
             of a head where the kind of projection divides it among the heads, else of all heads. Of values it is the
-            width of a head.
+            width of a head, of neurons their number.
     """
 
     sizes: tuple[tuple[SitePart, int], ...] = ()
@@ -37,8 +38,8 @@ UNCHANGED = Choice()
 
 
 @dataclass(frozen=True)
-class SiteShape:
-    """The shape of a site: its geometry, and the parts that may become smaller.
+class AttentionShape:
+    """The shape of a site of attention: its geometry, and the parts that may become smaller.
 
     Attributes:
         geometry: the present geometry.
@@ -57,7 +58,7 @@ class SiteShape:
     decodes: bool = False
 
     @classmethod
-    def of(cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[SitePart, ...] = SITE_PARTS) -> "SiteShape":
+    def of(cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[SitePart, ...] = SITE_PARTS) -> "AttentionShape":
         """Read the shape of a site; queries and keys stay if its family cannot narrow them to the kind."""
         exact, can_narrow = site.adapter.exact_kind, FITS[kind].capability in site.adapter.capabilities
         return cls(
@@ -73,3 +74,24 @@ class SiteShape:
     def heads_per_key(self) -> int | None:
         """Return how many heads share a key head and are removed together; None if it differs: then all heads stay."""
         return 1 if self.geometry.groups is None else group_size(self.geometry.groups)
+
+
+@dataclass(frozen=True)
+class FeedForwardShape:
+    """The shape of a feed-forward block: its geometry, and the parts that may become smaller."""
+
+    geometry: FeedForwardGeometry
+    parts: tuple[SitePart, ...] = SITE_PARTS
+
+    @classmethod
+    def of(cls, block: OpenFeedForward, parts: tuple[SitePart, ...] = SITE_PARTS) -> "FeedForwardShape":
+        """Read the shape of a block."""
+        return cls(FeedForwardGeometry.of(block), parts)
+
+
+Shape: TypeAlias = AttentionShape | FeedForwardShape
+
+
+def shape_of(site: OpenLayerSite, kind: QueryKeyKind, parts: tuple[SitePart, ...] = SITE_PARTS) -> Shape:
+    """Read the shape of a site of attention or of a feed-forward block."""
+    return AttentionShape.of(site, kind, parts) if isinstance(site, OpenSite) else FeedForwardShape.of(site, parts)

@@ -4,6 +4,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -11,49 +12,56 @@ from collab_heads.base.option_values import SitePart
 from collab_heads.collaborative.calibrate import Calibrations
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.parts.heads import Heads
+from collab_heads.compression.parts.neurons import Neurons
 from collab_heads.compression.parts.part import Fit, Fitting, Part, install_fits
 from collab_heads.compression.parts.query_key import QueryKeys
-from collab_heads.compression.parts.shape import Choice, SiteShape
+from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.values import Values
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.model.site_size import Geometry, SiteSize, size_of
+from collab_heads.model.open_feed_forward import OpenLayerSite, open_layers
+from collab_heads.model.site_size import SiteSize, size_of
 
 # In the order in which they are fitted: each sees what those before it leave.
-PARTS: dict[SitePart, Part] = {part.name: part for part in (Heads(), QueryKeys(), Values())}
+PARTS: dict[SitePart, Part] = {part.name: part for part in (Heads(), QueryKeys(), Values(), Neurons())}
 
 
-def resized(shape: SiteShape, choice: Choice) -> Geometry:
+def parts_of(shape: Shape) -> dict[SitePart, Part]:
+    """Return the parts that sites of a shape have."""
+    return {name: part for name, part in PARTS.items() if isinstance(shape, part.shape)}
+
+
+def resized(shape: Shape, choice: Choice) -> Any:
     """Return the geometry of a site with a choice."""
     geometry = shape.geometry
-    for part in PARTS.values():
+    for part in parts_of(shape).values():
         geometry = part.resized(shape, choice, geometry)
     return geometry
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def size_with(shape: SiteShape, choice: Choice) -> SiteSize:
+def size_with(shape: Shape, choice: Choice) -> SiteSize:
     """Return the size of a site with a choice."""
     return size_of(resized(shape, choice))
 
 
-def choices_of(shape: SiteShape) -> Iterator[Choice]:
+def choices_of(shape: Shape) -> Iterator[Choice]:
     """Yield all choices of a site; the site as it is comes last."""
-    for sizes in itertools.product(*([*part.sizes(shape), None] for part in PARTS.values())):
-        choice = Choice.of(**dict(zip(PARTS, sizes, strict=True)))
+    parts = parts_of(shape)
+    for sizes in itertools.product(*([*part.sizes(shape), None] for part in parts.values())):
+        choice = Choice.of(**dict(zip(parts, sizes, strict=True)))
         geometry = resized(shape, choice)
-        if all(part.allows(shape, choice, geometry) for part in PARTS.values()):
+        if all(part.allows(shape, choice, geometry) for part in parts.values()):
             yield choice
 
 
 def site_errors(
-    site: OpenSite, shape: SiteShape, fitted: Calibrations, held: Calibrations
+    site: OpenLayerSite, shape: Shape, fitted: Calibrations, held: Calibrations
 ) -> dict[SitePart, dict[int, float]]:
     """Measure the error of each part of a site at each size: part -> size -> squared error, by rising size.
 
     For the arguments see `Part.errors`.
     """
-    return {name: falling(part.errors(site, shape, fitted, held)) for name, part in PARTS.items()}
+    return {name: falling(part.errors(site, shape, fitted, held)) for name, part in parts_of(shape).items()}
 
 
 def falling(errors: Mapping[int, float]) -> dict[int, float]:
@@ -63,7 +71,7 @@ def falling(errors: Mapping[int, float]) -> dict[int, float]:
 
 
 def fit_site(
-    site: OpenSite, shape: SiteShape, choice: Choice, calibrations: Calibrations, options: FitOptions
+    site: OpenLayerSite, shape: Shape, choice: Choice, calibrations: Calibrations, options: FitOptions
 ) -> list[Fit]:
     """Fit a choice for a site; the model is unchanged afterwards.
 
@@ -74,7 +82,7 @@ def fit_site(
         calibrations: the calibration of the unchanged model.
         options: how queries and keys are fitted.
     """
-    seen = Calibrations(dict(calibrations.query_key), dict(calibrations.heads))  # a fit takes out what it uses
+    seen = Calibrations(dict(calibrations.query_key), dict(calibrations.outputs))  # a fit takes out what it uses
     with ExitStack() as stack:
         fitting = Fitting(site, shape, choice, resized(shape, choice), seen, options, stack)
         for name, _ in choice.sizes:
@@ -84,4 +92,4 @@ def fit_site(
 
 def install(model: PreTrainedModel, adapter: AttentionAdapter, fitted: Mapping[str, Sequence[Fit]]) -> None:
     """Install fits in the model: path -> fits of the site. Nothing can fail from here on."""
-    install_fits(model, fitted, open_sites(model, adapter))
+    install_fits(model, fitted, open_layers(model, adapter))

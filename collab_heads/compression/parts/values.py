@@ -34,7 +34,7 @@ class Values(Part):
         Stock attention supports only one width, so a stock site also gets a projection that holds its weights.
         """
         width, query_key = choice.get(self.name), geometry.query_key
-        if width is None:
+        if width is None or not geometry.num_heads:
             return geometry
         if query_key is None:
             exact = geometry.num_heads * geometry.dim_head
@@ -57,10 +57,10 @@ class Values(Part):
         if not self.sizes(shape):
             return {}
         weights, errors = read_values(site.value, site.output), {}
-        moments, output = head_moments(weights, site.groups, fitted.heads[site.path], has_gates=False), weights.output
+        moments, output = head_moments(weights, site.groups, fitted.outputs[site.path], has_gates=False), weights.output
         for width in self.sizes(shape):
             lost = narrow_heads(weights, site.groups, width, moments).lost
-            errors[width] = share(lost, lost @ moments.mean, float64(output), held.heads[site.path])
+            errors[width] = share(lost, lost @ moments.mean, float64(output), held.outputs[site.path])
         return errors
 
     def fit(self, fitting):
@@ -69,7 +69,7 @@ class Values(Part):
             fitting.fits.append(fitted_projection(fitting))
         site, geometry = fitting.site, fitting.geometry
         plan = plan_values(site, geometry.dim_value * geometry.key_heads)
-        narrow = fit_values(plan, fitting.calibrations.heads.pop(site.path, None))
+        narrow = fit_values(plan, fitting.calibrations.outputs.pop(site.path, None))
         fitting.fits.append(NarrowValues(narrow.weights, plan.state))
 
     def resize(self, site, state, shape, geometry):

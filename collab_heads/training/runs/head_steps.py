@@ -172,7 +172,7 @@ class HeadSteps:
     def fold(self) -> bool:
         """Fold the heads into a stock model, if asked for and needed; return True if this was done."""
         model = self.learner.model
-        if not (self.args.fold_heads and CollabConfig.on(model).sites):
+        if not (self.args.fold_heads and CollabConfig.on(model).states):
             return False
         report = fold_heads(model)
         self.session.accelerator.print(report)

@@ -9,6 +9,7 @@ from typing import Literal
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from collab_heads.base.option_values import SITE_PARTS
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.collaborative.widths import resolve_width, widths_asked
@@ -16,7 +17,7 @@ from collab_heads.command.flags.collaborative import COMPRESSED
 from collab_heads.compression.compress import compress
 from collab_heads.compression.measurements import choose_sites
 from collab_heads.compression.measures import MEASURES
-from collab_heads.compression.parts.shape import UNCHANGED, SiteShape
+from collab_heads.compression.parts.shape import UNCHANGED, shape_of
 from collab_heads.compression.parts.table import choices_of, size_with
 from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import get_adapter
@@ -38,8 +39,8 @@ def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
         CollabHeadsError: if a site does not exist or cannot be changed, or the budget is too small.
     """
     adapter = get_adapter(model, capability="collaborative")
-    kind = args.compress_kind or COMPRESSED
-    shapes = [SiteShape.of(site, kind) for site in choose_sites(model, adapter, args.sites)]
+    kind, parts = args.compress_kind or COMPRESSED, tuple(args.compress_parts or SITE_PARTS)
+    shapes = [shape_of(site, kind, parts) for site in choose_sites(model, adapter, args.sites, parts)]
     if (args.compress_of or MEASURES[0]) != "parameters":
         return
     least = sum(min(size_with(shape, choice).parameters for choice in choices_of(shape)) for shape in shapes)
@@ -58,6 +59,7 @@ def compress_as_asked(args: Namespace, model: PreTrainedModel, calibration: Sequ
         args.compress_budget,
         of=args.compress_of or MEASURES[0],
         sites=args.sites,
+        parts=args.compress_parts or SITE_PARTS,
         kind=args.compress_kind or COMPRESSED,
         refine_steps=args.refine_steps,
         seed=args.seed,

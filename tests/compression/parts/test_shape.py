@@ -1,19 +1,22 @@
 """How large a site would be is how large it is when it is."""
 
 import pytest
-from compressing import first_site
+from compressing import first_block, first_site
 from model_runs import swap
 
 import collab_heads
 from collab_heads.compression.parts.part import narrower
-from collab_heads.compression.parts.shape import UNCHANGED, Choice, SiteShape
-from collab_heads.compression.parts.table import PARTS, choices_of, size_with
+from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice, FeedForwardShape
+from collab_heads.compression.parts.table import choices_of, parts_of, size_with
 from collab_heads.compression.parts.table import resized as geometry_of
+from collab_heads.model.apply_state import keep_neurons
+from collab_heads.model.open_feed_forward import reopened
+from collab_heads.sites.state import FeedForwardState
 from families import FAMILIES
 
 
 def shape_of(site, kind="per_head"):
-    return SiteShape.of(site, kind)
+    return AttentionShape.of(site, kind)
 
 
 def resized(model, shape, choice, kind):
@@ -31,13 +34,15 @@ def resized(model, shape, choice, kind):
 
 def real_size(site):
     """Parameters and cached elements of a site, counted in its modules."""
+    if not site.num_heads:
+        return sum(p.numel() for p in site.output.parameters()), 1
     parts = [site.value, site.output]
     parts += [site.query_key] if site.query_key is not None else list(site.projections)
     width = site.projections[1].out_features if site.query_key is None else site.query_key.cache_width
     return sum(p.numel() for part in parts for p in part.parameters()), width + site.value.out_features
 
 
-CHOICES = [{"heads": 3}, {"query_key": 4}, {"values": 4}, {"heads": 2, "query_key": 4, "values": 4}, {}]
+CHOICES = [{"heads": 0}, {"heads": 3}, {"query_key": 4}, {"values": 4}, {"heads": 2, "query_key": 4, "values": 4}, {}]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -60,14 +65,14 @@ def test_predicted_sizes_are_real(family, kind, choice, before):
     choice = Choice.of(**choice)
     resized(model, shape, choice, kind)
     size = size_with(shape, choice)
-    assert (size.parameters, size.cache) == real_size(first_site(model))
+    assert (size.parameters, size.cache) == real_size(reopened(site))
 
 
 def test_the_site_as_it_is_comes_last_and_no_choice_is_wider(family, kind):
     shape = shape_of(first_site(family.build()), kind)
     choices = list(choices_of(shape))
     assert choices[-1] == UNCHANGED == Choice()
-    assert [part.size(shape, UNCHANGED) for part in PARTS.values()] == [4, 32 if kind == "shared" else 8, 8]
+    assert [part.size(shape, UNCHANGED) for part in parts_of(shape).values()] == [4, 32 if kind == "shared" else 8, 8]
     assert len(set(choices)) == len(choices)
     for choice in choices:
         geometry = geometry_of(shape, choice)
@@ -90,5 +95,18 @@ def test_decoders_have_no_full_width_beside_a_narrow_one(name, differ):
     choices = list(choices_of(shape_of(site)))
     uneven = [choice for choice in choices if (choice.get("query_key") is None) != (choice.get("values") is None)]
     assert bool(uneven) == differ
-    asked = SiteShape.of(site, "per_head", ("values",))
+    asked = AttentionShape.of(site, "per_head", ("values",))
     assert set(choices_of(asked)) == {Choice.of(values=4), UNCHANGED}
+
+
+@pytest.mark.parametrize("neurons", [0, 8, 37])
+def test_predicted_sizes_of_blocks_are_real(family, neurons):
+    model = family.build()
+    block = first_block(model)
+    shape, choice = FeedForwardShape.of(block), Choice.of(neurons=neurons)
+    assert 0 in [each.get("neurons") for each in choices_of(shape)] and list(choices_of(shape))[-1] == UNCHANGED
+    keep_neurons(block, FeedForwardState(block.role, 37, 37), range(neurons))
+    size = size_with(shape, choice)
+    assert size.parameters == sum(p.numel() for module in block.modules for p in module.parameters())
+    assert (size.cache, size.per_key, size.per_pair) == (0, 0, 0)
+    assert size.per_query == sum(module.weight.numel() for module in block.modules)

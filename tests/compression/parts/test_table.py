@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from compressing import batches_of, first_site
+from compressing import batches_of, first_block, first_site
 from model_inputs import cast
 
 from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.compression.measurements import SiteErrors
 from collab_heads.compression.parts.query_key import QUICK
-from collab_heads.compression.parts.shape import SiteShape
+from collab_heads.compression.parts.shape import AttentionShape, shape_of
 from collab_heads.compression.parts.table import PARTS, falling, fit_site, install, site_errors
 from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import run_batches, sides
@@ -17,14 +17,19 @@ EXACT_MOMENTS = 1e-6  # float64; errors seen: 4e-9
 EXACT_CALLS = 1e-6  # the same, of recorded calls
 
 
+def first_with(part, model):
+    return (first_site if PARTS[part].shape is AttentionShape else first_block)(model)
+
+
 @pytest.fixture
-def measured(family):
+def measured(family, part):
     model = family.build().double().eval()
-    site = first_site(model)
+    site = first_with(part, model)
+    attention = [site] if PARTS[part].shape is AttentionShape else []
     if family.name.startswith("albert"):
         pytest.skip("a module that several layers share sees other inputs once it has changed")
     fitted, held = ([cast(each, model.dtype) for each in batches_of(family, n, seed)] for n, seed in ((6, 0), (2, 1)))
-    calibrations = [calibrate(model, [site], [site], [site], batches) for batches in (fitted, held)]
+    calibrations = [calibrate(model, attention, attention, [site], batches) for batches in (fitted, held)]
     return model, site, held, calibrations
 
 
@@ -34,6 +39,8 @@ def outputs_of(model, site, batches):
 
     def keep(module, args, output):
         mask = masks.get(sides(site.site)[0])
+        if mask is not None and output.ndim == 2:  # of all tokens in a row
+            mask = mask.flatten()
         kept.append(output.flatten(0, 1) if mask is None else output[mask])
 
     handle = site.output.register_forward_hook(keep)
@@ -45,7 +52,7 @@ def outputs_of(model, site, batches):
 @pytest.mark.parametrize("part", PARTS)
 def test_an_error_is_what_the_site_then_makes(measured, part):
     model, site, held, (fitted, shown) = measured
-    shape = SiteShape.of(site, "per_head")
+    shape = shape_of(site, "per_head")
     errors = SiteErrors(shape, site_errors(site, shape, fitted, shown))
     before = outputs_of(model, site, held)
     choice = errors.example(part, 0.1)
@@ -55,7 +62,7 @@ def test_an_error_is_what_the_site_then_makes(measured, part):
     fit = fit_site(site, shape, choice, fitted, QUICK)
     with undone(model, [site]):
         install(model, site.adapter, {site.path: fit})
-        after = outputs_of(model, first_site(model), held)
+        after = outputs_of(model, first_with(part, model), held)
     moved = torch.cat(after) - torch.cat(before)
     if part == "query_key":  # from recorded calls, the variance around the mean of each
         tolerance, spread = EXACT_CALLS, torch.cat([each - each.mean(0) for each in before])

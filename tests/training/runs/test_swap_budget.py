@@ -42,8 +42,10 @@ def test_the_compression_is_as_the_flags_say(monkeypatch, parse):
     asked = {}
     monkeypatch.setattr(budgets, "compress", lambda *positional, **more: asked.update(more, given=positional))
     flags = "--compress_budget 0.4 --compress_of cache --sites enc-self --refine_steps 7 --seed 5"
+    flags += " --compress_parts heads values"
     budgets.compress_as_asked(parse(flags), "model", ["batch"])
     expected = {"of": "cache", "kind": "per_head", "sites": ["enc-self"], "refine_steps": 7, "seed": 5}
+    expected["parts"] = ["heads", "values"]
     assert asked == {"given": ("model", ["batch"], 0.4), **expected}
     budgets.compress_as_asked(parse("--compress_budget 0.4 --compress_kind shared"), "model", ["batch"])
     assert (asked["of"], asked["kind"]) == ("parameters", "shared")
@@ -54,6 +56,6 @@ def test_a_run_compresses_in_the_place_of_the_swap(parse):
     alone = Namespace(is_main_process=True, num_processes=1)
     report = swapping.swap_everywhere(alone, parse("--compress_budget 0.5 --refine_steps 0"), model, [batch])
     found = swapping.summary(report)
-    assert found["budget"] == 0.5 and found["of"] == "parameters" and len(found["sites"]) == LAYERS
+    assert found["budget"] == 0.5 and found["of"] == "parameters" and len(found["sites"]) == 2 * LAYERS
     assert found["model_parameters_after"] == model.num_parameters() < found["model_parameters_before"]
-    assert sum(site["heads_after"] for site in found["sites"]) <= LAYERS * HEADS
+    assert sum(site.get("heads_after", 0) for site in found["sites"]) <= LAYERS * HEADS

@@ -1,0 +1,1 @@
+"""Neurons of feed-forward blocks: which of them the others can reconstruct, and their removal."""

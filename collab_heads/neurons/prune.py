@@ -1,0 +1,193 @@
+"""prune_neurons: remove neurons of feed-forward blocks from the weights of a model."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+import torch
+from transformers import PreTrainedModel
+
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.display import text_table
+from collab_heads.base.numerics import few_threads
+from collab_heads.base.option_values import FeedForwardRole
+from collab_heads.collaborative.calibrate import CalibratedSites
+from collab_heads.collaborative.widths import widths_asked
+from collab_heads.contract.registry import get_adapter
+from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.heads.reconstruction import Refit
+from collab_heads.model.apply_state import keep_neurons
+from collab_heads.model.batches import check_batches
+from collab_heads.model.offloading import changing_layers
+from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forwards
+from collab_heads.model.refusals import check_feed_forwards, check_wrapper
+from collab_heads.model.site_size import FeedForwardGeometry, size_of
+from collab_heads.neurons.regression import NeuronRegression
+from collab_heads.sites.record import CollabConfig
+
+MULTIPLE = 8  # to which shares of neurons are rounded up, for the kernels of matrix products
+Kept = int | float
+
+
+@dataclass(frozen=True)
+class PrunedBlock:
+    """The effect of pruning on one feed-forward block.
+
+    Attributes:
+        path, role: the path of its last projection, and its role.
+        neurons_before, neurons_after: number of neurons.
+        parameters_before, parameters_after: parameters of its projections.
+        share_lost: the mean squared error of the block's output with the refitted last projection, on the batches, as a
+            share of the mean square of that output around its mean.
+    """
+
+    path: str
+    role: FeedForwardRole
+    neurons_before: int
+    neurons_after: int
+    parameters_before: int
+    parameters_after: int
+    share_lost: float
+
+
+@dataclass(frozen=True)
+class PruneNeuronsReport:
+    """The result of `prune_neurons`.
+
+    Attributes:
+        blocks: one entry per block that lost neurons, in model order.
+        model_parameters_before, model_parameters_after: of the whole model.
+    """
+
+    blocks: tuple[PrunedBlock, ...]
+    model_parameters_before: int
+    model_parameters_after: int
+
+    @property
+    def removed(self) -> int:
+        """The number of neurons removed."""
+        return sum(block.neurons_before - block.neurons_after for block in self.blocks)
+
+    def to_dict(self) -> dict:
+        """Return all numbers, ready for JSON."""
+        return {"removed": self.removed} | dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                block.path,
+                block.role,
+                f"{block.neurons_before} -> {block.neurons_after}",
+                f"{block.parameters_before:,} -> {block.parameters_after:,}",
+                f"{block.share_lost:.2%}",
+            )
+            for block in self.blocks
+        ]
+        before, after = self.model_parameters_before, self.model_parameters_after
+        last = f"{self.removed:,} neurons removed; model parameters {before:,} -> {after:,} ({after / before - 1:+.1%})"
+        return text_table(("block", "role", "neurons", "parameters", "output lost"), rows, last)
+
+
+@checking_arguments
+@torch.no_grad()
+@changing_layers
+def prune_neurons(
+    model: PreTrainedModel, batches: Iterable[Mapping], *, keep: Kept | Mapping[str, Kept]
+) -> PruneNeuronsReport:
+    """Remove neurons of feed-forward blocks in place: rows of the first projections, columns of the last one.
+
+    From each block the neurons go that the others reconstruct best, one after the other, and the last projection is
+    refitted by least squares, so that those that stay reconstruct the output of all. No labels are needed. `compress`
+    does the same, and also chooses how many neurons each block keeps. The pruned model saves and loads like any other.
+    On an error the model is left unchanged. Prune before making the optimizer, and before DDP, FSDP, PEFT or
+    `torch.compile`.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+        >>> model = BertModel(BertConfig(**sizes))
+        >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
+        >>> report = prune_neurons(model, batches, keep=0.25)
+        >>> model.encoder.layer[0].intermediate.dense.weight.shape  # (neurons, D): a quarter of the rows
+        torch.Size([64, 64])
+
+    Args:
+        model: a supported transformers model, original or changed.
+        batches: input dicts as the model takes them, without labels (256 to 2,048 sentences: more reduce the error).
+        keep: what each block keeps: an int is a number of neurons, a float in (0, 1] a share of those that it has now,
+            rounded up to a multiple of 8; or role ("enc-ffn", "dec-ffn") or path -> one of these. A block that keeps no
+            neuron puts out its mean.
+
+    Returns:
+        Neurons and parameters before and after, per block; `print` it.
+
+    Raises:
+        UnsupportedModelError: if there is no adapter for the model, it does not say where feed-forward blocks are, or
+            the model is wrapped.
+        ArgumentError: on a role or path that does not exist, or an impossible number.
+        SwapError: if a block is quantised, shared with another module, or of an unknown class.
+        CalibrationError: if there are no batches, or the model cannot take them.
+        NonFiniteError: if weights, or what neurons put out, contain NaN or inf.
+    """
+    check_wrapper(model)
+    adapter = get_adapter(model, capability="neurons")
+    blocks = [block for block in open_feed_forwards(model, adapter) if block.num_neurons]
+    if not blocks:
+        raise UnsupportedModelError(
+            f"{type(adapter).__name__} does not say where feed-forward blocks are (`feed_forwards`)"
+            if not adapter.feed_forwards
+            else "the model has no neurons left"
+        )
+    named = [block.site for block in blocks]
+    asked = widths_asked(named, named, keep, "keep")
+    counts = {block.path: number_kept(asked[block.path], block) for block in blocks if block.path in asked}
+    chosen = [block for block in blocks if counts.get(block.path, block.num_neurons) < block.num_neurons]
+    check_feed_forwards(model, chosen)
+    fits = fitted(model, chosen, check_batches(batches), counts)
+    before, config = model.num_parameters(), CollabConfig.on(model)
+    # Nothing has changed up to here; nothing can fail from here on.
+    states, reports = {}, []
+    for block in chosen:
+        (kept, refit), was = fits[block.path], FeedForwardGeometry.of(block)
+        states[block.path] = keep_neurons(block, config.site(block.site), kept, refit)
+        now = FeedForwardGeometry.of(block)
+        sizes = was.neurons, now.neurons, size_of(was).parameters, size_of(now).parameters
+        reports.append(PrunedBlock(block.path, block.role, *sizes, share_lost=refit.share_lost))
+    config.with_sites(states).write(model)
+    return PruneNeuronsReport(tuple(reports), before, model.num_parameters())
+
+
+def number_kept(asked: Kept, block: OpenFeedForward) -> int:
+    """Return the number of neurons that a block keeps.
+
+    Raises:
+        ArgumentError: if it is out of range, a bool, or of another type.
+    """
+    where, has = f"keep {asked!r} for {block.path}", block.num_neurons
+    if isinstance(asked, bool) or not isinstance(asked, Real):
+        raise ArgumentError(f"{where}: expected a number of neurons, or a share in (0, 1]")
+    if isinstance(asked, Integral):
+        if not 0 <= asked <= has:
+            raise ArgumentError(f"{where}: it has {has} neurons: expected 0 to {has}")
+        return int(asked)
+    if not (math.isfinite(asked) and 0 < asked <= 1):
+        raise ArgumentError(f"{where}: a float is a share of its {has} neurons and must be in (0, 1]")
+    return min(math.ceil(math.ceil(float(asked) * has) / MULTIPLE) * MULTIPLE, has)
+
+
+def fitted(
+    model: PreTrainedModel, blocks: list[OpenFeedForward], batches: list[Mapping], counts: Mapping[str, int]
+) -> dict[str, tuple[list[int], Refit]]:
+    """Return the indices of the neurons that stay, and the last projection for them, by the path of the block."""
+    if not blocks:
+        return {}
+    found, seen = {}, CalibratedSites(model, [], [], blocks, batches)
+    for block in blocks:
+        regression = NeuronRegression.of_block(block, seen.of(block.path).outputs[block.path])
+        with few_threads(block.num_neurons):
+            kept = regression.most_costly(counts[block.path])
+            found[block.path] = kept, regression.refit(kept)
+    return found

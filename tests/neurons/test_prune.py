@@ -1,0 +1,143 @@
+"""prune_neurons: what it keeps, what it refuses, what it reports; families are in test_neuron_contract."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from compressing import batches_of, first_block
+from peft import LoraConfig, get_peft_model
+from unchanged import refused
+
+from collab_heads import distill, get_adapter, prune_neurons
+from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.model.open_feed_forward import open_feed_forwards
+from families import FAMILIES
+
+BERT, MARIAN = FAMILIES["bert"], FAMILIES["marian"]
+
+
+def neurons_of(model):
+    return {block.path: block.num_neurons for block in open_feed_forwards(model, get_adapter(model))}
+
+
+@pytest.mark.parametrize(
+    "keep, expected",
+    [
+        (0.5, {"enc-ffn": 24, "dec-ffn": 24}),  # 18.5 of 37, in multiples of 8
+        (5, {"enc-ffn": 5, "dec-ffn": 5}),
+        (1.0, {"enc-ffn": 37, "dec-ffn": 37}),
+        ({"enc-ffn": 0.2}, {"enc-ffn": 8, "dec-ffn": 37}),
+        ({"enc-ffn": 0, "decoder.layers.0.fc2": 7}, {"enc-ffn": 0, "decoder.layers.0.fc2": 7, "dec-ffn": 37}),
+    ],
+)
+def test_what_each_block_keeps(keep, expected):
+    model = MARIAN.build()
+    report = prune_neurons(model, batches_of(MARIAN), keep=keep)
+    roles = {block.path: block.role for block in open_feed_forwards(model, get_adapter(model))}
+    assert neurons_of(model) == {path: expected.get(path, expected[role]) for path, role in roles.items()}
+    assert report.removed == sum(37 - count for count in neurons_of(model).values())
+    assert all(0 <= block.share_lost <= 1 + 1e-9 for block in report.blocks)
+    assert json.loads(json.dumps(report.to_dict()))["removed"] == report.removed
+    assert f"{report.removed} neurons removed" in str(report)
+
+
+def test_more_neurons_lose_less():
+    losses = []
+    for keep in (8, 16, 24, 32):
+        report = prune_neurons(BERT.build(), batches_of(BERT, 8), keep=keep)
+        losses.append(report.blocks[0].share_lost)
+    assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
+
+
+BAD = {
+    "share of none": (0.0, ArgumentError, "a float is a share of its 37 neurons and must be in (0, 1]"),
+    "more than all": (38, ArgumentError, "it has 37 neurons: expected 0 to 37"),
+    "negative": (-1, ArgumentError, "expected 0 to 37"),
+    "nan": (math.nan, ArgumentError, "must be in (0, 1]"),
+    "true": (True, ArgumentError, "expected a number of neurons, or a share"),
+    "attention": ({"enc-self": 8}, ArgumentError, "the model has no enc-self attention; its roles: enc-ffn"),
+    "other role": ({"dec-ffn": 8}, ArgumentError, "dec-ffn"),
+    "path": ({"encoder.layer.0.output": 8}, ArgumentError, "did you mean 'encoder.layer.0.output.dense'"),
+    "nothing": ({}, ArgumentError, "keep is an empty dict"),
+}
+
+
+@pytest.mark.parametrize("keep, error, message", BAD.values(), ids=BAD)
+def test_bad_numbers(keep, error, message):
+    model = BERT.build()
+    with refused(model, error, message):
+        prune_neurons(model, batches_of(BERT), keep=keep)
+
+
+def shared(model):
+    layers = model.base_model.encoder.layer
+    layers[1].intermediate.dense.weight = layers[0].intermediate.dense.weight
+
+
+def twice(model):
+    model.head = model.base_model.encoder.layer[0].output.dense
+
+
+def of_their_own(model):
+    layer = model.base_model.encoder.layer[0]
+    layer.__class__ = type("MixtureLayer", (type(layer),), {"__module__": __name__})
+
+
+def quantised(model):
+    dense = model.base_model.encoder.layer[0].output.dense
+    dense.weight = torch.nn.Parameter(dense.weight.to(torch.int8), requires_grad=False)
+
+
+def hooked(model):
+    dense = model.base_model.encoder.layer[0].output.dense
+    dense.forward = dense.forward
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (shared, "stands in another place, too"),
+        (twice, "stands in another place, too"),
+        (of_their_own, "belongs to a MixtureLayer, which is no block of the family"),
+        (quantised, "not floating point"),
+        (hooked, "has a forward of its own"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_blocks_that_cannot_be_changed(change, message):
+    """They are refused by name; other parts of the model can change."""
+    model = BERT.build()
+    change(model)
+    with refused(model, SwapError, message, "output.dense"):
+        prune_neurons(model, batches_of(BERT), keep=8)
+
+
+def test_bad_models_and_batches():
+    model = BERT.build()
+    with refused(model, CalibrationError, "batches is empty"):
+        prune_neurons(model, [], keep=8)
+    with torch.no_grad():
+        first_block(model).first[0].weight[3, 3] = math.nan
+    with refused(model, NonFiniteError, "encoder.layer.0.intermediate.dense.weight contains NaN"):
+        prune_neurons(model, batches_of(BERT), keep=8)
+    with pytest.raises(UnsupportedModelError, match="PEFT"):
+        prune_neurons(
+            get_peft_model(BERT.build(), LoraConfig(target_modules=["query"])).base_model.model,
+            batches_of(BERT),
+            keep=8,
+        )
+
+
+def test_distillation_trains_changed_blocks_and_nothing_else():
+    model = BERT.build()
+    original = copy.deepcopy(model)
+    prune_neurons(model, batches_of(BERT), keep={first_block(model).path: 8})
+    before = copy.deepcopy(model)
+    report = distill(model, original, batches_of(BERT, 9), 4, learning_rate=3e-3)
+    assert report.after.hidden <= report.before.hidden
+    names = {name for name, p in model.named_parameters() if not torch.equal(p, before.get_parameter(name))}
+    assert {name.split("encoder.")[-1] for name in names} == {
+        f"layer.0.{part}.dense.{tensor}" for part in ("intermediate", "output") for tensor in ("weight", "bias")
+    }
