@@ -145,9 +145,7 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
         wanted = [
             {
                 "model": name,
-                "parts": ", ".join(
-                    arguments.parts or ["all"]
-                ),  # stored before feed-forward blocks were compressed, too
+                "parts": ", ".join(arguments.parts or ["all"]),
                 "draw": draw,
                 "budget": budget,
                 "method": method,
@@ -181,7 +179,7 @@ def numbers(report) -> dict:
     return {
         "share": report.costs["parameters"].share,
         "cache": report.costs["cache"].share,
-        "heads": sum(site.sizes["heads"][1] for site in report.sites),
+        "heads": sum(site.sizes["heads"][1] for site in report.sites if "heads" in site.sizes),
         "predicted": report.predicted_error,
         "error": report.measured_error,
     }

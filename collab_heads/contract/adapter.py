@@ -112,7 +112,7 @@ class AttentionAdapter:
         """Return True if a site with a state can have a path in models of the family."""
         if isinstance(state, SiteState):
             return any(re.fullmatch(pattern, path) for pattern in self.paths)
-        return any(re.fullmatch(rf"{names.block}\.{re.escape(names.last)}", path) for names in self.feed_forwards)
+        return any(re.fullmatch(names.block, path) for names in self.feed_forwards)
 
     def num_heads(self, module: nn.Module) -> int:
         """Return the number of heads of an attention module, stock or changed."""

@@ -35,10 +35,9 @@ class FeedForwardNames:
 
 
 class FeedForwardBlock(NamedTuple):
-    """A feed-forward block of a model: its site, the path of the module that holds its parts, and their names."""
+    """A feed-forward block of a model: its site, and the names of its parts in the module at the path of the site."""
 
     site: FeedForwardSite
-    path: str
     names: FeedForwardNames
 
 
@@ -62,8 +61,8 @@ def feed_forward_blocks(
                 if near is not None:
                     neurons, _ = widths(module.get_submodule(each.last))
                     role: FeedForwardRole = "enc-ffn" if near.role == "enc-self" else "dec-ffn"
-                    site = FeedForwardSite(f"{path}.{each.last}", role, near.layer, neurons, near.stack)
-                    found.append(FeedForwardBlock(site, path, each))
+                    site = FeedForwardSite(path, role, near.layer, neurons, near.stack)
+                    found.append(FeedForwardBlock(site, each))
                 break
     return found
 

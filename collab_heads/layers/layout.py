@@ -7,7 +7,6 @@ reads or writes the weight of a projection that may be a Conv1D does it here, as
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -15,14 +14,6 @@ PLAIN: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)  # they only multiply a
 # class -> the attributes of its widths, in and out; all other classes have those of nn.Linear
 WIDTHS: dict[type[nn.Module], tuple[str, str]] = {Conv1D: ("nx", "nf")}
 LINEAR_WIDTHS = ("in_features", "out_features")
-
-
-class ConstantConv1D(Conv1D):
-    """A Conv1D without inputs, which puts out its bias; the stock forward cannot reshape a tensor without elements."""
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return the bias: [..., 0] -> [..., D]."""
-        return F.linear(states, self.weight.mT, self.bias)
 
 
 def is_transposed(module: nn.Module) -> bool:

@@ -1,11 +1,13 @@
-"""Remove heads from Linears, and stand-ins for the projections of a site that has no heads left."""
+"""Remove heads from Linears, and stand-ins for projections where no heads or neurons are left."""
 
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from collab_heads.layers.layout import set_weight, weight_of
+from collab_heads.layers.layout import become, is_transposed, set_weight, weight_of
 
 
 class NoHeads(nn.Module):
@@ -37,6 +39,47 @@ class NoValues:
 
     def parameters(self) -> tuple:
         return ()
+
+
+class EmptyProjection(nn.Module):
+    """A projection of a feed-forward block without neurons: the first ones put out nothing, the last one its bias.
+
+    It is no `nn.Linear`, so that quantisation and LoRA skip it: most of them cannot handle a weight without elements. A
+    Conv1D cannot run without inputs either. The weight stays, since families read it (T5) or initialise it (GPT-2).
+
+    Parameters: `weight` [0, D] or [D, 0], as the family stores it, `bias` or None.
+
+    Attributes:
+        in_features, out_features: the widths, one of which is 0.
+        stores_transposed: whether `weight` is stored as in a Conv1D.
+        stock: the class that it stands for.
+    """
+
+    stores_transposed: ClassVar[bool] = False
+    stock: ClassVar[type[nn.Module]] = nn.Linear
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    in_features: int
+    out_features: int
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return no columns, or the bias: [..., D] -> [..., 0], or [..., 0] -> [..., D]."""
+        return F.linear(states, weight_of(self), self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, no neurons"
+
+
+class TransposedEmptyProjection(EmptyProjection):
+    """An `EmptyProjection` in place of a Conv1D."""
+
+    stores_transposed = True
+    stock = Conv1D
+
+
+def empty_projection(module: nn.Module) -> None:
+    """Turn a projection whose weight has no elements into an `EmptyProjection`, in place."""
+    become(module, TransposedEmptyProjection if is_transposed(module) else EmptyProjection)
 
 
 def is_empty(module: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.base.numerics import float64
-from collab_heads.layers.layout import ConstantConv1D, is_transposed, set_weight, weight_of
+from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import (
     HeadOutputProjection,
     alphas_of,
@@ -27,12 +27,12 @@ from collab_heads.layers.output import (
 )
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key, exact_query_key
-from collab_heads.layers.removed import keep_rows
+from collab_heads.layers.removed import EmptyProjection, empty_projection, keep_rows
 from collab_heads.layers.values import ValueWeights, keep_value_rows, write_values
 from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite, open_layers
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.record_sync import sync_record
-from collab_heads.sites.record import FIELD
+from collab_heads.sites.record import FIELD, STATE
 from collab_heads.sites.state import FeedForwardState, SiteState
 
 
@@ -200,8 +200,8 @@ def keep_neurons(
             keep_rows(first, rows, block.parts * neurons)
         weight = weight_of(block.output)
         set_weight(block.output, weight.detach()[:, list(kept)], requires_grad=weight.requires_grad)
-        if not kept and is_transposed(block.output):
-            block.output.__class__ = ConstantConv1D
+        for module in () if kept else block.modules:
+            empty_projection(module)
     if output is not None:
         refit_output(block.output, output)
     return replace(state, neurons=len(kept))
@@ -211,12 +211,14 @@ def keep_neurons(
 def restore_neurons(block: OpenFeedForward, count: int) -> None:
     """Undo `keep_neurons`, in place: removed neurons come back as zeros, behind those that are left."""
     missing, like = count - block.num_neurons, weight_of(block.first[0])
+    for module in block.modules:
+        if isinstance(module, EmptyProjection):
+            become(module, module.stock)
     for first in block.first:
         weight, bias = weight_of(first).detach(), cast(Tensor | None, first.bias)
         set_weight(first, padded(weight, block.parts, missing), requires_grad=like.requires_grad)
         if bias is not None:
             first.bias = nn.Parameter(padded(bias, block.parts, missing), bias.requires_grad)
-    block.output.__class__ = type(block.first[0])  # a Conv1D without inputs had a class of its own
     columns = weight_of(block.output).detach()
     whole = torch.cat([columns, columns.new_zeros(len(columns), missing)], dim=1)
     set_weight(block.output, whole, requires_grad=like.requires_grad)
@@ -263,6 +265,7 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenLayerSite]) -> Iterator[N
     shared = [stack.config for stack in stacks] + [hook for module in originals for hook in hooks_of(module)]
     memo = {id(each): each for each in shared}  # configs of the model and hooks of the user: the copies share them
     copies = {module: copy.deepcopy(module, memo) for module in originals}
+    blocks = [(site.block, vars(site.block).get(STATE)) for site in now if isinstance(site, OpenFeedForward)]
     try:
         for module, replacement in copies.items():
             for parent, name in places[module]:  # an output projection may be inside its attention module
@@ -272,6 +275,11 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenLayerSite]) -> Iterator[N
         for module in originals:
             for parent, name in places[module]:
                 setattr(parent, name, module)
+        for block, state in blocks:
+            if state is not None:
+                setattr(block, STATE, state)
+            elif STATE in vars(block):
+                delattr(block, STATE)
         for config, record in records:
             if record is not None:
                 setattr(config, FIELD, record)

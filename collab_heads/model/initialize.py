@@ -16,7 +16,7 @@ from collab_heads.layers.layout import is_quantised, is_transposed
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.query_key_kinds import build_query_key
-from collab_heads.layers.removed import is_empty
+from collab_heads.layers.removed import EmptyProjection, is_empty
 from collab_heads.sites.site import count_key_heads
 
 Initialize = Callable[[nn.Module], None]
@@ -39,6 +39,10 @@ def initialize_changed(model: PreTrainedModel, module: nn.Module, stock_initiali
         initialize_without_heads(adapter_for_config(model.config), module, stock_initialize)
     elif isinstance(module, HeadOutputProjection | ConstantOutput):
         initialize_output(module, stock_initialize)
+        mark_initialized(module)
+    elif isinstance(module, EmptyProjection):
+        if module.bias is not None:
+            fill(module.bias, torch.zeros_like(module.bias))
         mark_initialized(module)
     elif isinstance(module, HeadGates | HeadAlphas):
         initialize_part(module)

@@ -42,7 +42,7 @@ class OpenFeedForward:
 
     @property
     def path(self) -> str:
-        """The dotted path of the last projection, relative to the base model."""
+        """The dotted path of the module that holds the parts of the block, relative to the base model."""
         return self.site.path
 
     @property
@@ -84,8 +84,8 @@ AnyOpenSite = TypeVar("AnyOpenSite", OpenSite, OpenFeedForward, OpenLayerSite)
 def open_feed_forwards(model: PreTrainedModel, adapter: AttentionAdapter) -> list[OpenFeedForward]:
     """Open all feed-forward blocks of a model, in model order, with neurons or without."""
     found = []
-    for site, path, names in feed_forward_blocks(model, adapter.feed_forwards, adapter.sites(model)):
-        block = model.base_model.get_submodule(path)
+    for site, names in feed_forward_blocks(model, adapter.feed_forwards, adapter.sites(model)):
+        block = model.base_model.get_submodule(site.path)
         first, last = tuple(block.get_submodule(name) for name in names.first), block.get_submodule(names.last)
         activation = None if names.activation is None else block.get_submodule(names.activation)
         branches = 2 if names.fused else len(first)
@@ -100,8 +100,8 @@ def open_layers(model: PreTrainedModel, adapter: AttentionAdapter) -> list[OpenL
 
 def in_model_order(model: PreTrainedModel, sites: Iterable[OpenLayerSite]) -> list[OpenLayerSite]:
     """Sort sites by the places of their modules in a model."""
-    places = {path: place for place, (path, _) in enumerate(model.base_model.named_modules())}
-    return sorted(sites, key=lambda site: places[site.path])
+    places = {module: place for place, module in enumerate(model.base_model.modules())}
+    return sorted(sites, key=lambda site: places[site.module if isinstance(site, OpenSite) else site.output])
 
 
 def reopened(site: AnyOpenSite) -> AnyOpenSite:

@@ -92,14 +92,14 @@ def rebuild_feed_forward(block: OpenFeedForward, state: FeedForwardState) -> Non
     Raises:
         ConfigError: if the recorded number of neurons is not that of the stock block.
     """
-    if vars(block.output).get(STATE) == state:
+    if vars(block.block).get(STATE) == state:
         return
     if block.num_neurons != state.num_neurons:
         raise ConfigError(
             f"config.{FIELD}, site {block.path!r}: the recorded {state.num_neurons} neurons do not fit the model's "
             f"{block.num_neurons}"
         )
-    setattr(block.output, STATE, state)
+    setattr(block.block, STATE, state)
     apply_feed_forward(block, state)
     changed: tuple[Any, ...] = block.modules
     for module in changed:

@@ -36,7 +36,7 @@ class PrunedBlock:
     """The effect of pruning on one feed-forward block.
 
     Attributes:
-        path, role: the path of its last projection, and its role.
+        path, role: the path of the module that holds it, and its role.
         neurons_before, neurons_after: number of neurons.
         parameters_before, parameters_after: parameters of its projections.
         share_lost: the mean squared error of the block's output with the refitted last projection, on the batches, as a

@@ -9,13 +9,13 @@ It holds the state, not the history: a version and, per site path relative to th
                         "mixing_init": "concatenate"},
           "values": {"dim": 16, "dim_head": 32},
           "gates": {"kind": "learned", "temperature": 0.33, "stretch": [-0.1, 1.1]}, "alphas": true},
-         "encoder.layer.0.output.dense": {"role": "enc-ffn", "num_neurons": 1536, "neurons": 384}}}
+         "encoder.layer.0": {"role": "enc-ffn", "num_neurons": 1536, "neurons": 384}}}
 
 Parts that a site does not have are left out. A site of attention is built in the order kept, query_key, values, gates,
 alphas, no matter in which order it was changed.
 
-For a model in use, its modules are the truth: the attention module of a changed site, or the last projection of a
-changed feed-forward block, holds its state. Models share configs,
+For a model in use, its modules are the truth: the attention module of a changed site, or the module that
+holds a changed feed-forward block, holds its state. Models share configs,
 and layers move between models. A model is built from its config, and its config is brought in line with its modules
 when the model is changed and when it is saved (`model/record_sync.py`).
 """

@@ -71,12 +71,13 @@ class AttentionSite:
 
 @dataclass(frozen=True)
 class FeedForwardSite:
-    """A site: one feed-forward block of a model, named by its last projection.
+    """A site: one feed-forward block of a model.
 
     A block that serves several layers (ALBERT) is one site, with the index of the first layer that it serves.
 
     Attributes:
-        path: dotted path of the last projection, relative to the base model.
+        path: dotted path of the module that holds its projections (in some families the whole layer), relative to the
+            base model.
         role: "enc-ffn" or "dec-ffn".
         layer: index of the layer within its stack.
         num_neurons: number of neurons, which is the width of the input of the last projection.

@@ -8,6 +8,7 @@ from changed_heads import output_projections
 from model_runs import output, swap
 from model_sizes import FP32_NOISE
 from test_export import CHANGES as EXPORTED
+from test_neuron_contract import narrowed
 from torch import nn
 from transformers import BitsAndBytesConfig, TorchAoConfig
 from unchanged import without
@@ -36,13 +37,18 @@ SAME_WEIGHTS = {"eight": 0.08, "four": FP32_NOISE, "torchao": FP32_NOISE}
 TIMES_STOCK = 3.0
 CHANGES = EXPORTED | {
     "stock": lambda model: None,
+    "neurons": lambda model: narrowed(model, empty=True),
     # more than by default: fitted to so few tokens, a Llama at half has weights of 100 that magnify what is rounded
     "compressed": lambda model: collab_heads.compress(model, [text_of(model)], budget=0.7),
 }
 NAMES = ("bert", "marian", "gpt2", "t5", "llama")
 ROTARY = ("rotary, shared keys", "rotary, unequal groups")
 NOT_ROTARY = ("shared", "per_head", "shared+values", "everything")
-QUICK = [("bert", "everything", "eight"), ("bert", "per_head+values", "torchao")]  # four bits are compiled first
+QUICK = [
+    ("bert", "neurons", "eight"),
+    ("bert", "everything", "eight"),
+    ("bert", "per_head+values", "torchao"),
+]  # four bits are compiled first
 each_method = pytest.mark.parametrize("method", ["eight", pytest.param("four", marks=pytest.mark.slow), "torchao"])
 
 

@@ -29,7 +29,7 @@ def neurons_of(model):
         (5, {"enc-ffn": 5, "dec-ffn": 5}),
         (1.0, {"enc-ffn": 37, "dec-ffn": 37}),
         ({"enc-ffn": 0.2}, {"enc-ffn": 8, "dec-ffn": 37}),
-        ({"enc-ffn": 0, "decoder.layers.0.fc2": 7}, {"enc-ffn": 0, "decoder.layers.0.fc2": 7, "dec-ffn": 37}),
+        ({"enc-ffn": 0, "decoder.layers.0": 7}, {"enc-ffn": 0, "decoder.layers.0": 7, "dec-ffn": 37}),
     ],
 )
 def test_what_each_block_keeps(keep, expected):
@@ -59,7 +59,7 @@ BAD = {
     "true": (True, ArgumentError, "expected a number of neurons, or a share"),
     "attention": ({"enc-self": 8}, ArgumentError, "the model has no enc-self attention; its roles: enc-ffn"),
     "other role": ({"dec-ffn": 8}, ArgumentError, "dec-ffn"),
-    "path": ({"encoder.layer.0.output": 8}, ArgumentError, "did you mean 'encoder.layer.0.output.dense'"),
+    "path": ({"encoder.layer.00": 8}, ArgumentError, "did you mean 'encoder.layer.0'"),
     "nothing": ({}, ArgumentError, "keep is an empty dict"),
 }
 
@@ -110,7 +110,7 @@ def test_blocks_that_cannot_be_changed(change, message):
     """They are refused by name; other parts of the model can change."""
     model = BERT.build()
     change(model)
-    with refused(model, SwapError, message, "output.dense"):
+    with refused(model, SwapError, message, "encoder.layer.0"):
         prune_neurons(model, batches_of(BERT), keep=8)
 
 
