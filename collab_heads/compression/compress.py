@@ -15,7 +15,7 @@ from collab_heads.base.checks import is_number
 from collab_heads.base.option_values import SITE_PARTS, SitePart
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.latency import Latencies
-from collab_heads.compression.measures import COUNTED, Measure
+from collab_heads.compression.measures import COUNTED, Measure, operations
 from collab_heads.compression.parts.part import Fit
 from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.compression.parts.table import install, parts_of, resized
@@ -125,6 +125,7 @@ def compress(
         model_parameters_after=parameters,
         model_bytes_before=size,
         model_bytes_after=size,
+        operations_share=operations_share(made, choices),
         seconds=0.0,
     )
     # Nothing has changed up to here; nothing can fail from here on.
@@ -135,6 +136,16 @@ def compress(
     return dataclasses.replace(
         report, model_parameters_after=parameters, model_bytes_after=num_bytes(model), seconds=seconds
     )
+
+
+def operations_share(made: CompressionPlan, choices: Choices) -> float:
+    """Return the share of the model's multiplications on the batches that is left."""
+    before, after = (
+        sum(operations(use, chosen[path]) for path, use in made.uses.items())
+        for chosen in (dict.fromkeys(made.uses, UNCHANGED), choices)
+    )
+    others = made.measured.others
+    return (after + others) / (before + others)
 
 
 def num_bytes(model: PreTrainedModel) -> int:

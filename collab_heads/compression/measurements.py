@@ -22,7 +22,7 @@ from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import AttentionShape, Choice, FeedForwardShape, Shape, shape_of
 from collab_heads.compression.parts.table import PARTS, fit_site, install, parts_of, site_errors
 from collab_heads.compression.probe import Probe
-from collab_heads.compression.workload import Workload, count_work
+from collab_heads.compression.workload import Workload, count_work, other_operations
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import CalibrationError, SwapError, UnsupportedModelError
 from collab_heads.heads.prune import check_prunable
@@ -80,6 +80,7 @@ class Measurements:
         options: how queries and keys are fitted in the end.
         fitted: the calibration on the examples to fit to.
         work: path -> work of the site on the batches.
+        others: multiplications of all other projections of the model on the batches.
         probe: measures how far the output of the model moves, on examples that no fit sees.
         errors: path -> squared errors of the site.
         sensitivity: path -> part -> squared error of the output by that of the site.
@@ -91,6 +92,7 @@ class Measurements:
     options: FitOptions
     fitted: CalibratedSites
     work: Mapping[str, Workload]
+    others: int
     probe: Probe
     errors: Mapping[str, SiteErrors]
     sensitivity: Mapping[str, Mapping[SitePart, float]]
@@ -114,6 +116,7 @@ def measure_model(
     fitted = CalibratedSites(model, stock, stock, sites, to_fit)
     shown = CalibratedSites(model, stock, stock, sites, held)
     work, probe = count_work(model, batches, sites), Probe(model, held, attention)
+    others = other_operations(model, batches, sites)
     if attention and probe.longest <= 1:
         raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
     errors = {}
@@ -123,7 +126,7 @@ def measure_model(
             errors[site.path] = SiteErrors(shape, site_errors(site, shape, *both))
     del shown  # as large as `fitted`
     sensitivity = sensitivities(sites, errors, fitted, probe, options)
-    return Measurements(model, adapter, sites, options, fitted, work, probe, errors, sensitivity)
+    return Measurements(model, adapter, sites, options, fitted, work, others, probe, errors, sensitivity)
 
 
 def choose_sites(

@@ -80,6 +80,8 @@ class CompressReport:
             are timed again, in turns with the original ones.
         model_parameters_before, model_parameters_after: parameters of the whole model, embeddings included.
         model_bytes_before, model_bytes_after: the memory that they take.
+        operations_share: the share of the model's multiplications on the batches that is left: of all projections,
+            output layer included, and of attention. On batches this is about its share of the time.
         seconds: total time, including that of the plan if `compress` was given one.
     """
 
@@ -94,6 +96,7 @@ class CompressReport:
     model_parameters_after: int
     model_bytes_before: int
     model_bytes_after: int
+    operations_share: float
     seconds: float
 
     def to_dict(self) -> dict:
@@ -105,7 +108,8 @@ class CompressReport:
         megabytes = [size / 1e6 for size in (self.model_bytes_before, self.model_bytes_after)]
         first = (
             f"model: {before:,} -> {after:,} parameters ({after / before - 1:+.1%}), "
-            f"{megabytes[0]:,.1f} -> {megabytes[1]:,.1f} MB; {self.seconds:.1f} s"
+            f"{megabytes[0]:,.1f} -> {megabytes[1]:,.1f} MB, {self.operations_share:.1%} of its multiplications; "
+            f"{self.seconds:.1f} s"
         )
         costs = [
             f"{UNITS[measure]}: {cost.before:,.6g} -> {cost.after:,.6g} ({cost.share:.1%})"

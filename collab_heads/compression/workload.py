@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import CalibrationError
 from collab_heads.layers.fused import FusedPart
+from collab_heads.layers.layout import PLAIN, weight_of
 from collab_heads.model.batches import num_rows, run_batches, select
 from collab_heads.model.open_feed_forward import OpenLayerSite
 
@@ -79,6 +80,31 @@ def count_work(
     if missing := [path for path, work in found.items() if not work.calls]:
         raise CalibrationError(f"{missing[0]} saw no tokens: give batches that reach it")
     return found
+
+
+def other_operations(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenLayerSite]) -> int:
+    """Count the multiplications of all projections of a model outside of some sites, such as its output layer.
+
+    Only one example of each batch is run: the others are as long.
+    """
+    inside = {id(part) for site in sites for module in site.modules for part in module.modules()}
+    total = 0
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        nonlocal total
+        total += times * args[0].shape[:-1].numel() * weight_of(module).numel()
+
+    others = [module for module in model.modules() if isinstance(module, PLAIN) and id(module) not in inside]
+    handles = [module.register_forward_pre_hook(hook) for module in others]
+    try:
+        for batch in batches:
+            rows = num_rows(batch)
+            example, times = (batch, 1) if rows is None else (select(batch, slice(0, 1)), rows)
+            run_batches(model, [example], {}, "counting")
+    finally:
+        for handle in handles:
+            handle.remove()
+    return total
 
 
 def added(work: Workload, seen: Sequence[tuple[int, int]], times: int) -> Workload:

@@ -13,7 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertModel
 
-from collab_heads import prune_heads, supported_model_types, swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads import (
+    prune_heads,
+    prune_neurons,
+    supported_model_types,
+    swap_to_alpha,
+    swap_to_collaborative,
+    swap_to_gated,
+)
 from collab_heads.command import main
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, DataError, NonFiniteError, UnsupportedModelError
@@ -31,6 +38,23 @@ def test_a_stock_model(bert, capsys):
     assert all(site.kind == "stock" and site.query_key == site.value == 32 for site in found.sites)
     assert found.totals["parameters"] == 2 * 4 * (32 * 32 + 32) and found.totals["cache"] == 0
     assert "bert: BertAdapter" in said and "8 heads, 8,448 parameters of attention" in said
+
+
+def test_feed_forward_blocks_have_a_table_of_their_own(bert, tmp_path, capsys):
+    model = BertModel.from_pretrained(bert)
+    inner = model.config.intermediate_size
+    prune_neurons(model, [{"input_ids": torch.arange(3, 27).view(3, 8)}], keep={"encoder.layer.1": 8})
+    model.save_pretrained(tmp_path)
+    found = commands.run("inspect", tmp_path)
+    assert [(block.path, block.role, block.neurons, block.neurons_before) for block in found.blocks] == [
+        ("encoder.layer.0", "enc-ffn", inner, inner),
+        ("encoder.layer.1", "enc-ffn", 8, inner),
+    ]
+    assert found.blocks[1].parameters == 2 * 8 * 32 + 8 + 32
+    assert found.totals["neurons"] == inner + 8 and found.parameters == model.num_parameters()
+    said = capsys.readouterr().out
+    assert f"8 of {inner}" in said and f"{inner + 8} neurons of {2 * inner}" in said
+    json.dumps(found.to_dict())
 
 
 def test_every_change_is_seen_without_the_weights(bert, tmp_path, monkeypatch):

@@ -4,7 +4,9 @@ import pytest
 import torch
 from compressing import batches_of
 from counting import attention_operations, feed_forward_operations, layer_operations
+from model_runs import set_backend
 from model_sizes import KINDS, VOCABULARY
+from torch.utils.flop_counter import FlopCounterMode
 
 import collab_heads
 from collab_heads import compress, prune_heads, swap_to_collaborative
@@ -100,3 +102,23 @@ def test_sites_that_no_batch_reaches_are_named():
     model = MARIAN.build()
     with pytest.raises(CalibrationError, match=r"decoder\.layers\.0\.self_attn saw no tokens"):
         count_work(model.model.encoder, [{"input_ids": torch.ones(1, 3, dtype=torch.long)}], sites_of(model))
+
+
+@pytest.mark.parametrize("name", ("bert", "gpt2", "t5", "vit"))
+def test_the_share_of_a_models_operations_counts_its_other_projections(name):
+    """Poolers, classifiers and output layers, which are not compressed; torch counts the same, and ViT's patches."""
+    family = FAMILIES[name]
+    model, batches = family.build(), batches_of(family, 3)
+    with torch.no_grad():
+        counts = []
+        for _ in range(2):
+            set_backend(model, "eager")
+            with FlopCounterMode(display=False) as counter:
+                for batch in batches:
+                    model(**batch)
+            counts.append(counter.get_total_flops() / 2)
+            if len(counts) == 1:
+                with torch.enable_grad():
+                    report = compress(model, batches, 0.5, refine_steps=0)
+    assert report.operations_share == pytest.approx(counts[1] / counts[0], abs=0.02 if name == "vit" else 1e-9)
+    assert f"{report.operations_share:.1%} of its multiplications" in str(report)

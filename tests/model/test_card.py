@@ -5,7 +5,7 @@ from huggingface_hub import ModelCard
 from model_runs import swap
 from transformers import BertForSequenceClassification
 
-from collab_heads import fold_heads, model_card, prune_heads, swap_to_collaborative, swap_to_gated
+from collab_heads import fold_heads, model_card, prune_heads, prune_neurons, swap_to_collaborative, swap_to_gated
 from collab_heads.model import card
 from collab_heads.model.card import GENERATED, complete, is_generated
 from families import FAMILIES
@@ -48,6 +48,18 @@ def test_a_saved_model_says_what_it_is_and_how_it_loads(tmp_path):
     exec(code.split("```")[0].replace("path/or/name", str(tmp_path)), namespace)
     assert type(namespace["model"]) is BertForSequenceClassification
     assert namespace["model"].config.collab_heads == model.config.collab_heads
+
+
+def test_feed_forward_blocks_have_a_table_of_their_own(tmp_path):
+    model = FAMILIES["bert"].build()
+    prune_neurons(model, [FAMILIES["bert"].inputs()], keep={"encoder.layer.1": 8})
+    model.save_pretrained(tmp_path)
+    card = read(tmp_path)
+    assert "| `encoder.layer.1` | enc-ffn | 8 (37) |" in card.text.splitlines()
+    assert "attention.self" not in card.text and card.data.tags == ["collab-heads", "pruned-neurons"]
+    fold_heads(model)
+    model.save_pretrained(tmp_path)
+    assert "neurons" not in str(read(tmp_path))
 
 
 def test_values_are_counted_over_key_heads_and_sites_stand_in_the_order_of_the_model():
