@@ -1,4 +1,4 @@
-"""Make the attention of pretrained Transformers smaller, faster and easier to understand.
+"""Make pretrained Transformers smaller and faster, and their attention easier to understand.
 
 Importing the package lets `from_pretrained` load what it saved.
 """

@@ -42,7 +42,7 @@ def usage() -> str:
         (
             "usage: collab-heads COMMAND [FILE] ...",
             "",
-            "Make the attention of pretrained Transformers smaller, faster and easier to understand.",
+            "Make pretrained Transformers smaller and faster, and their attention easier to understand.",
             "",
             "commands:",
             *(f"  {name.ljust(width)}  {summary}" for name, summary in COMMANDS.items()),

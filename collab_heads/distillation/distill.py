@@ -43,7 +43,7 @@ def distill(
     output_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
 ) -> DistillReport:
-    """Train the changed attention of a model, in place, to reproduce its original, without labels.
+    """Train the changed layers of a model, in place, to reproduce its original, without labels.
 
     `distill` trains only the projections of changed sites (query/key, values, output with its bias), except parameters
     that are frozen (`requires_grad=False`). Gates, alphas and everything else stay as they are. The loss is the squared

@@ -1,4 +1,4 @@
-r"""Make the attention of a model smaller: from text alone, without labels.
+r"""Make the layers of a model smaller: from text alone, without labels.
 
     collab-heads compress sentence-transformers/all-MiniLM-L6-v2 --data text.txt --plan
     collab-heads compress Helsinki-NLP/opus-mt-de-en --data dev.de dev.en --budget 0.5 --output_dir small
