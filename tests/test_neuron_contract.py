@@ -137,8 +137,7 @@ def test_it_loads_in_a_fresh_process(tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
-@pytest.mark.core
-@of_every_family
+@of_family
 def test_the_last_projection_is_refitted_to_what_the_block_put_out(name):
     """With all neurons it is what it was; with fewer the error on the batches is below that of the columns alone."""
     family = FAMILIES[name]
