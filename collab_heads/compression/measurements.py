@@ -24,7 +24,7 @@ from collab_heads.compression.parts.table import PARTS, fit_site, install, parts
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.workload import Workload, count_work, other_operations
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import CalibrationError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, CalibrationError, SwapError, UnsupportedModelError
 from collab_heads.heads.prune import check_prunable
 from collab_heads.layers.layout import widths
 from collab_heads.layers.output import HeadOutputProjection
@@ -142,17 +142,25 @@ def choose_sites(
         UnsupportedModelError: if only feed-forward blocks may change, and the adapter does not say where they are.
         SwapError: if a site has gates or alphas, or cannot be changed safely.
     """
-    shapes = {PARTS[name].shape for name in parts}
+    shapes = list(dict.fromkeys(PARTS[name].shape for name in parts))
     kinds = {AttentionShape: OpenSite, FeedForwardShape: OpenFeedForward}
     wanted = tuple(kinds[shape] for shape in shapes)
-    available = [site for site in open_layers(model, adapter) if isinstance(site, wanted)]
-    if not available and not adapter.feed_forwards:
-        raise UnsupportedModelError(f"{type(adapter).__name__} does not say where feed-forward blocks are")
-    available = [site for site in available if isinstance(site, OpenSite) or site.num_neurons]
-    if not available:
-        raise SwapError("the model has no heads or neurons left: there is nothing to compress")
+    if wanted == (OpenFeedForward,) and not adapter.feed_forwards:
+        raise UnsupportedModelError(
+            f"{type(adapter).__name__} does not say where feed-forward blocks are (`feed_forwards`)"
+        )
+    available = [site for site in open_layers(model, adapter) if isinstance(site, OpenSite) or site.num_neurons]
+    named = f"parts={', '.join(parts)}"
+    if not any(isinstance(site, wanted) for site in available):
+        left = {AttentionShape: "heads", FeedForwardShape: "neurons"}
+        raise SwapError(
+            f"the model has no {' or '.join(left[shape] for shape in shapes)} left: there is nothing to compress "
+            f"({named})"
+        )
     chosen = {site.path for site in select_sites([site.site for site in available], names)}
-    sites = [site for site in available if site.path in chosen]
+    sites = [site for site in available if site.path in chosen and isinstance(site, wanted)]
+    if not sites:
+        raise ArgumentError(f"sites={names!r} and {named} leave nothing to compress: no such site has such a part")
     attention = [site for site in sites if isinstance(site, OpenSite)]
     check_prunable(model, adapter, attention)
     check_swappable(model, adapter, [site for site in attention if not site.is_swapped])

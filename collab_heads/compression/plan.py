@@ -184,7 +184,7 @@ class CompressionPlan:
         if check_budget(budget) < self.least:
             raise ArgumentError(
                 f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "
-                "heads and the smallest widths give"
+                "heads and neurons and the smallest widths give"
             )
         if budget == 1:  # changes nothing, not even where this would cost no error
             return dict.fromkeys(self.uses, UNCHANGED)

@@ -6,15 +6,18 @@ or outside of a window. A decoder reads its inputs in a batch all at once, witho
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import CalibrationError
 from collab_heads.layers.fused import FusedPart
-from collab_heads.layers.layout import PLAIN, weight_of
+from collab_heads.layers.layout import PLAIN, widths
 from collab_heads.model.batches import num_rows, run_batches, select
 from collab_heads.model.open_feed_forward import OpenLayerSite
+from collab_heads.model.open_site import open_sites
+from collab_heads.model.site_size import site_size
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Workload:
 
 
 def count_work(
-    model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenLayerSite]
+    model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenLayerSite], *, reached: bool = True
 ) -> dict[str, Workload]:
     """Count the work of sites on batches.
 
@@ -45,12 +48,13 @@ def count_work(
         model: the model, which is not changed.
         batches: input dicts as the model takes them.
         sites: the sites whose work is counted.
+        reached: whether every site must be reached.
 
     Returns:
         path -> workload.
 
     Raises:
-        CalibrationError: if no batch reaches a site.
+        CalibrationError: if no batch reaches a site, and each must be.
     """
     tokens: dict[str, list[tuple[int, int]]] = {}  # path -> rows and tokens, of keys and of queries in turns
 
@@ -77,25 +81,31 @@ def count_work(
     finally:
         for handle in handles:
             handle.remove()
-    if missing := [path for path, work in found.items() if not work.calls]:
+    if missing := [path for path, work in found.items() if reached and not work.calls]:
         raise CalibrationError(f"{missing[0]} saw no tokens: give batches that reach it")
     return found
 
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+
+
 def other_operations(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenLayerSite]) -> int:
-    """Count the multiplications of all projections of a model outside of some sites, such as its output layer.
+    """Count the multiplications of a model outside of some sites: projections, convolutions, other attention.
 
     Only one example of each batch is run: the others are as long.
     """
-    inside = {id(part) for site in sites for module in site.modules for part in module.modules()}
-    total = 0
+    inside = {part for site in sites for module in site.modules for part in module.modules()}
+    total, times = 0, 1
 
-    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
         nonlocal total
-        total += times * args[0].shape[:-1].numel() * weight_of(module).numel()
+        is_plain = isinstance(module, PLAIN)
+        per_element = widths(module)[0] if is_plain else cast(Tensor, module.weight)[0].numel()
+        total += times * output.numel() * per_element
 
-    others = [module for module in model.modules() if isinstance(module, PLAIN) and id(module) not in inside]
-    handles = [module.register_forward_pre_hook(hook) for module in others]
+    kinds = (*PLAIN, *CONVOLUTIONS)
+    others = [module for module in model.modules() if isinstance(module, kinds) and module not in inside]
+    handles = [module.register_forward_hook(hook) for module in others]
     try:
         for batch in batches:
             rows = num_rows(batch)
@@ -104,7 +114,10 @@ def other_operations(model: PreTrainedModel, batches: Sequence[Mapping], sites: 
     finally:
         for handle in handles:
             handle.remove()
-    return total
+    chosen, attention = {site.path for site in sites}, open_sites(model, sites[0].adapter)
+    unchanged = [site for site in attention if site.path not in chosen]
+    work = count_work(model, batches, unchanged, reached=False)
+    return total + sum(work[site.path].pairs * site_size(site).per_pair for site in unchanged)
 
 
 def added(work: Workload, seen: Sequence[tuple[int, int]], times: int) -> Workload:

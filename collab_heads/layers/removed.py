@@ -44,8 +44,9 @@ class NoValues:
 class EmptyProjection(nn.Module):
     """A projection of a feed-forward block without neurons: the first ones put out nothing, the last one its bias.
 
-    It is no `nn.Linear`, so that quantisation and LoRA skip it: most of them cannot handle a weight without elements. A
-    Conv1D cannot run without inputs either. The weight stays, since families read it (T5) or initialise it (GPT-2).
+    It is no `nn.Linear`, so that quantisation and LoRA on all Linears skip it: most of them cannot handle a weight
+    without elements. A Conv1D cannot run without inputs either. The weight stays, since families read it (T5) or
+    initialise it (GPT-2); it is not trained, since some optimizers and norms fail on it.
 
     Parameters: `weight` [0, D] or [D, 0], as the family stores it, `bias` or None.
 
@@ -53,6 +54,7 @@ class EmptyProjection(nn.Module):
         in_features, out_features: the widths, one of which is 0.
         stores_transposed: whether `weight` is stored as in a Conv1D.
         stock: the class that it stands for.
+        was_trained: whether the weight had `requires_grad`.
     """
 
     stores_transposed: ClassVar[bool] = False
@@ -61,6 +63,7 @@ class EmptyProjection(nn.Module):
     bias: nn.Parameter | None
     in_features: int
     out_features: int
+    was_trained: bool
 
     def forward(self, states: Tensor) -> Tensor:
         """Return no columns, or the bias: [..., D] -> [..., 0], or [..., 0] -> [..., D]."""
@@ -80,6 +83,20 @@ class TransposedEmptyProjection(EmptyProjection):
 def empty_projection(module: nn.Module) -> None:
     """Turn a projection whose weight has no elements into an `EmptyProjection`, in place."""
     become(module, TransposedEmptyProjection if is_transposed(module) else EmptyProjection)
+    empty = cast(EmptyProjection, module)
+    empty.was_trained = empty.weight.requires_grad
+    for parameter in empty.parameters():
+        parameter.requires_grad_(parameter.requires_grad and parameter.numel() > 0)
+
+
+def filled_projection(module: EmptyProjection) -> None:
+    """Undo `empty_projection`, in place."""
+    trains = module.was_trained
+    delattr(module, "was_trained")
+    become(module, module.stock)
+    for parameter in module.parameters():
+        if not parameter.numel():
+            parameter.requires_grad_(trains)
 
 
 def is_empty(module: nn.Module) -> bool:

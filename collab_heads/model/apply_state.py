@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.base.numerics import float64
-from collab_heads.layers.layout import become, set_weight, weight_of
+from collab_heads.layers.layout import set_weight, weight_of
 from collab_heads.layers.output import (
     HeadOutputProjection,
     alphas_of,
@@ -27,7 +27,7 @@ from collab_heads.layers.output import (
 )
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key, exact_query_key
-from collab_heads.layers.removed import EmptyProjection, empty_projection, keep_rows
+from collab_heads.layers.removed import EmptyProjection, empty_projection, filled_projection, keep_rows
 from collab_heads.layers.values import ValueWeights, keep_value_rows, write_values
 from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite, open_layers
 from collab_heads.model.open_site import OpenSite
@@ -210,18 +210,18 @@ def keep_neurons(
 @torch.no_grad()
 def restore_neurons(block: OpenFeedForward, count: int) -> None:
     """Undo `keep_neurons`, in place: removed neurons come back as zeros, behind those that are left."""
-    missing, like = count - block.num_neurons, weight_of(block.first[0])
+    missing = count - block.num_neurons
     for module in block.modules:
         if isinstance(module, EmptyProjection):
-            become(module, module.stock)
+            filled_projection(module)
     for first in block.first:
-        weight, bias = weight_of(first).detach(), cast(Tensor | None, first.bias)
-        set_weight(first, padded(weight, block.parts, missing), requires_grad=like.requires_grad)
+        weight, bias = weight_of(first), cast(Tensor | None, first.bias)
+        set_weight(first, padded(weight.detach(), block.parts, missing), requires_grad=weight.requires_grad)
         if bias is not None:
-            first.bias = nn.Parameter(padded(bias, block.parts, missing), bias.requires_grad)
-    columns = weight_of(block.output).detach()
-    whole = torch.cat([columns, columns.new_zeros(len(columns), missing)], dim=1)
-    set_weight(block.output, whole, requires_grad=like.requires_grad)
+            first.bias = nn.Parameter(padded(bias.detach(), block.parts, missing), bias.requires_grad)
+    columns = weight_of(block.output)
+    whole = torch.cat([columns.detach(), columns.new_zeros(len(columns), missing)], dim=1)
+    set_weight(block.output, whole, requires_grad=columns.requires_grad)
 
 
 def padded(rows: Tensor, parts: int, missing: int) -> Tensor:

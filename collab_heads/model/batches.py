@@ -17,18 +17,28 @@ from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.offloading import input_device
 from collab_heads.sites.site import AttentionSite, Site
 
+CHUNKS = "chunk_size_feed_forward"  # attribute of the layers of BERT and others
+
 
 @contextmanager
 def evaluating(model: PreTrainedModel):
-    """Switch to evaluation mode without gradients; every module's mode and every config's problem type are restored."""
+    """Switch to evaluation mode without gradients; every module's mode and every config's problem type are restored.
+
+    Feed-forward blocks take all tokens at once (`chunk_size_feed_forward`), so that masks fit what they read.
+    """
     modes = {module: module.training for module in model.modules()}
     inside = [module for module in modes if isinstance(module, PreTrainedModel)]
     problems = [(each.config, each.config.problem_type) for each in inside]  # classifiers set it from their labels
+    chunks = {module: vars(module)[CHUNKS] for module in modes if CHUNKS in vars(module)}
     model.eval()
     try:
+        for module in chunks:
+            setattr(module, CHUNKS, 0)
         with torch.no_grad():
             yield
     finally:
+        for module, size in chunks.items():
+            setattr(module, CHUNKS, size)
         for module, mode in modes.items():
             module.training = mode
         for config, problem in problems:

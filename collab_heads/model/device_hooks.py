@@ -194,7 +194,8 @@ def place_of(hook: Any, name: str) -> Place:
     store, prefix = store_of(hook)
     held = getattr(store, "state_dict", store)
     if prefix + name in held:
-        return (held[prefix + name].data_ptr(),)
+        tensor = held[prefix + name]  # tensors without elements, of an empty block, all have the address 0
+        return (tensor.data_ptr(),) if tensor.numel() else (id(hook), name)
     place = store.index[prefix + name]
     return place.get("safetensors_file", store.save_folder), place.get("weight_name", prefix + name)
 

@@ -1,6 +1,7 @@
 """Checks that refuse models, sites and optimizers that cannot be changed in place, and name a way out."""
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -17,6 +18,7 @@ from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.layers.fused import FusedPart, identity, whole_of
 from collab_heads.layers.layout import PLAIN, is_quantised
 from collab_heads.layers.output import HeadOutputProjection
+from collab_heads.model.device_hooks import HOOK
 from collab_heads.model.open_feed_forward import OpenFeedForward
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.sites.site import AttentionSite, Site
@@ -120,28 +122,35 @@ def check_feed_forwards(model: PreTrainedModel, blocks: Sequence[OpenFeedForward
     A layer of a class of its own may use the neurons otherwise, and a projection that stands elsewhere, too, would
     change there.
     """
-    owners: dict[int, set[int]] = {}  # parameter -> modules that hold it, or places where a module stands
-    places: dict[int, int] = {}
+    owners: dict[int, set[int]] = {}  # parameter -> modules that hold it
     for module in model.modules():
-        for child in module.children():
-            places[id(child)] = places.get(id(child), 0) + 1
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(id(module))
+    places = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     for block in blocks:
         family = {cls.__module__ for cls in block.adapter.replacements}
-        if type(block.block).__module__ not in family:
-            raise SwapError(
-                f"{block.path} belongs to a {type(block.block).__name__}, which is no block of the family: "
-                'leave it out with sites=, or all of them with parts=("heads", "query_key", "values")'
-            )
+        for module in holders_of(block):
+            if type(module).__module__ not in family:
+                raise SwapError(
+                    f"{block.path} holds a {type(module).__name__}, which is no part of a feed-forward block of the "
+                    'family: leave it out with sites=, or all blocks with parts=("heads", "query_key", "values")'
+                )
+            if HOOK not in vars(module):  # accelerate sets a forward on modules that it distributes
+                check_forward(block.site, module)
         for module in block.modules:
             check_forward(block.site, module)
             check_projection(block.site, module)
-            if places[id(module)] > 1 or any(len(owners[id(each)]) > 1 for each in module.parameters()):
+            if places[module] > 1 or any(len(owners[id(each)]) > 1 for each in module.parameters()):
                 raise SwapError(
                     f"{block.path}: a projection of this feed-forward block stands in another place, too, which would "
                     "change with it; give one a copy of its own (copy.deepcopy) first"
                 )
+
+
+def holders_of(block: OpenFeedForward) -> list[nn.Module]:
+    """Return the module of a feed-forward block and those in it that hold its projections."""
+    inside = [module for module in block.block.modules() if module not in block.modules]
+    return [module for module in inside if any(part in block.modules for part in module.modules())]
 
 
 def check_forward(site: Site, module: nn.Module) -> None:
@@ -156,7 +165,7 @@ def check_forward(site: Site, module: nn.Module) -> None:
 def check_projection(site: Site, projection: nn.Module | FusedPart) -> None:
     """Raise SwapError unless a projection is a plain Linear or Conv1D with real weights, or a part of one."""
     whole = whole_of(projection)
-    if type(whole) not in PLAIN:
+    if type(whole) not in PLAIN or "weight" not in whole._parameters:
         raise SwapError(
             f"{site.path}: a projection is a {type(whole).__module__}.{type(whole).__name__}, not a plain "
             "nn.Linear (quantised, or with adapters): swap before quantising, or merge the adapters first"
@@ -212,7 +221,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, args: Any = (), kwargs: An
         missing = [name for name, p in named if p.requires_grad and p in MADE and id(p) not in ids]
         if missing:
             raise ArgumentError(
-                f"this {type(optimizer).__name__} was made before attention of the {type(model).__name__} was changed: "
+                f"this {type(optimizer).__name__} was made before layers of the {type(model).__name__} was changed: "
                 f"it holds {len(removed)} parameters that are no longer in the model, and not {missing[0]} and "
                 f"{len(missing) - 1} others that are trainable in their place. Make a new optimizer, and its schedule, "
                 "after the change (with a Trainer: make a new Trainer)"

@@ -25,20 +25,21 @@ class FeedForwardGeometry:
         neurons: F.
         dims: the widths of the inputs of the first projections and of the output of the last one.
         branches: the values that make a neuron: 2 where the block is gated.
-        biases: whether the first projections and the last one have a bias.
+        biases: the number of branches whose first projection has a bias, and whether the last one has one.
     """
 
     neurons: int
     dims: tuple[int, int]
     branches: int
-    biases: tuple[bool, bool]
+    biases: tuple[int, bool]
 
     @classmethod
     def of(cls, block: OpenFeedForward) -> "FeedForwardGeometry":
         """Read the geometry of a block."""
         first, last = block.first[0], block.output
         dims = widths(first)[0], widths(last)[1]
-        return cls(block.num_neurons, dims, block.branches, (first.bias is not None, last.bias is not None))
+        biased = block.parts * sum(each.bias is not None for each in block.first)
+        return cls(block.num_neurons, dims, block.branches, (biased, last.bias is not None))
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,9 @@ def size_of(geometry: Geometry | FeedForwardGeometry) -> SiteSize:
 
 
 def feed_forward_size(geometry: FeedForwardGeometry) -> SiteSize:
-    (dim_in, dim_out), (first_bias, last_bias) = geometry.dims, geometry.biases
+    (dim_in, dim_out), (biased, last_bias) = geometry.dims, geometry.biases
     products = geometry.neurons * (geometry.branches * dim_in + dim_out)
-    biases = geometry.neurons * geometry.branches * first_bias + dim_out * last_bias
+    biases = geometry.neurons * biased + dim_out * last_bias
     return SiteSize(products + biases, per_query=products)
 
 

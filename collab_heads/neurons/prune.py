@@ -24,7 +24,7 @@ from collab_heads.model.offloading import changing_layers
 from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forwards
 from collab_heads.model.refusals import check_feed_forwards, check_wrapper
 from collab_heads.model.site_size import FeedForwardGeometry, size_of
-from collab_heads.neurons.regression import NeuronRegression
+from collab_heads.neurons.regression import NeuronRegression, OutputError
 from collab_heads.sites.record import CollabConfig
 
 MULTIPLE = 8  # to which shares of neurons are rounded up, for the kernels of matrix products
@@ -40,7 +40,7 @@ class PrunedBlock:
         neurons_before, neurons_after: number of neurons.
         parameters_before, parameters_after: parameters of its projections.
         share_lost: the mean squared error of the block's output with the refitted last projection, on the batches, as a
-            share of the mean square of that output around its mean.
+            share of the variance of that output.
     """
 
     path: str
@@ -91,6 +91,7 @@ class PruneNeuronsReport:
 
 
 @checking_arguments
+@torch.inference_mode(False)  # new parameters are to be trained
 @torch.no_grad()
 @changing_layers
 def prune_neurons(
@@ -151,11 +152,11 @@ def prune_neurons(
     # Nothing has changed up to here; nothing can fail from here on.
     states, reports = {}, []
     for block in chosen:
-        (kept, refit), was = fits[block.path], FeedForwardGeometry.of(block)
+        (kept, refit, lost), was = fits[block.path], FeedForwardGeometry.of(block)
         states[block.path] = keep_neurons(block, config.site(block.site), kept, refit)
         now = FeedForwardGeometry.of(block)
         sizes = was.neurons, now.neurons, size_of(was).parameters, size_of(now).parameters
-        reports.append(PrunedBlock(block.path, block.role, *sizes, share_lost=refit.share_lost))
+        reports.append(PrunedBlock(block.path, block.role, *sizes, share_lost=lost))
     config.with_sites(states).write(model)
     return PruneNeuronsReport(tuple(reports), before, model.num_parameters())
 
@@ -180,14 +181,15 @@ def number_kept(asked: Kept, block: OpenFeedForward) -> int:
 
 def fitted(
     model: PreTrainedModel, blocks: list[OpenFeedForward], batches: list[Mapping], counts: Mapping[str, int]
-) -> dict[str, tuple[list[int], Refit]]:
-    """Return the indices of the neurons that stay, and the last projection for them, by the path of the block."""
+) -> dict[str, tuple[list[int], Refit, float]]:
+    """Return the neurons that stay, the last projection for them, and its error, by the path of the block."""
     if not blocks:
         return {}
     found, seen = {}, CalibratedSites(model, [], [], blocks, batches)
     for block in blocks:
-        regression = NeuronRegression.of_block(block, seen.of(block.path).outputs[block.path])
+        moments = seen.of(block.path).outputs[block.path]
+        regression = NeuronRegression.of_block(block, moments)
         with few_threads(block.num_neurons):
             kept = regression.most_costly(counts[block.path])
-            found[block.path] = kept, regression.refit(kept)
+            found[block.path] = kept, regression.refit(kept), OutputError(regression, moments).share(kept)
     return found

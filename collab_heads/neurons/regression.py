@@ -6,11 +6,13 @@ A feed-forward block adds W x + b to its model, with x the outputs of its neuron
 Shapes: F neurons, D width of the model, K kept neurons.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from collab_heads.collaborative.input_moments import InputMoments
-from collab_heads.heads.reconstruction import HeadRegression
+from collab_heads.heads.reconstruction import HeadRegression, missing_square
 from collab_heads.layers.layout import weight_of
 from collab_heads.model.open_feed_forward import OpenFeedForward
 
@@ -71,3 +73,26 @@ class NeuronRegression(HeadRegression):
             weight = (weight - of_weight.mT @ of_inverse)[:, stays]
             left = left[stays.cpu()]
         return costs
+
+
+class OutputError:
+    """The error of refitted last projections on some examples.
+
+    Args:
+        regression: the regression of the block, to which they are fitted.
+        seen: the moments of its neurons on the examples, perhaps others.
+    """
+
+    def __init__(self, regression: NeuronRegression, seen: InputMoments):
+        self.regression, self.second, self.mean = regression, seen.second(), seen.mean()
+        self.products = regression.weight @ self.second
+        self.square = float((self.products * regression.weight).sum())
+        self.variance = self.square - float((regression.weight @ self.mean).square().sum())
+
+    def share(self, kept: Sequence[int]) -> float:
+        """Return the mean square of the change of the output, as a share of its variance."""
+        columns, refit = self.regression.columns(kept), self.regression.refit(kept)
+        square = missing_square(self.square, self.products, self.second, columns, refit.weight)
+        shift: Tensor = self.regression.weight @ self.mean - refit.weight @ self.mean[columns]
+        lost = square + float(refit.bias @ refit.bias - 2 * refit.bias @ shift)
+        return min(max(lost, 0.0) / self.variance, 1.0) if self.variance > 0 else 0.0

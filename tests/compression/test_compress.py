@@ -192,7 +192,12 @@ BAD = {
     "budget above 1": ((1.5,), {}, ArgumentError, "budget 1.5 must be a share"),
     "budget nan": ((math.nan,), {}, ArgumentError, "budget nan must be a share"),
     "budget true": ((True,), {}, ArgumentError, "budget True must be a share"),
-    "budget too small": ((0.001,), QUICK, ArgumentError, "which the fewest heads and the smallest widths give"),
+    "budget too small": (
+        (0.001,),
+        QUICK,
+        ArgumentError,
+        "which the fewest heads and neurons and the smallest widths give",
+    ),
     "both": ((0.5,), {"max_error": 0.1}, ArgumentError, "exclude each other"),
     "max_error 0": ((), {"max_error": 0}, ArgumentError, "max_error 0 must be a number above 0"),
     "max_error nan": ((), {"max_error": math.nan}, ArgumentError, "max_error nan must be"),
@@ -201,6 +206,12 @@ BAD = {
     "mixing": ((0.5,), {"kind": "none"}, ArgumentError, "unknown kind 'none'"),
     "part": ((0.5,), {"parts": "value"}, ArgumentError, "unknown part 'value' (did you mean 'values'?)"),
     "site": ((0.5,), {"sites": "dec-enc"}, ArgumentError, "no dec-enc attention"),
+    "site without the part": (
+        (0.5,),
+        {"sites": "enc-ffn", "parts": "heads"},
+        ArgumentError,
+        "sites='enc-ffn' and parts=heads leave nothing to compress",
+    ),
     "refine": ((0.5,), {"refine_steps": -1}, ArgumentError, "refine_steps -1"),
     "seed": ((0.5,), {"seed": -1}, ArgumentError, "seed must be"),
 }
@@ -248,7 +259,7 @@ def test_bad_models():
         compress(model, batches_of(BERT), 0.5)
     model = BERT.build()
     prune_heads(model, heads={site.path: [0, 1, 2, 3] for site in open_sites(model, collab_heads.get_adapter(model))})
-    with refused(model, SwapError, "no heads or neurons left"):
+    with refused(model, SwapError, "no heads left", "parts=heads"):
         compress(model, batches_of(BERT), 0.5, parts=ATTENTION)
     with pytest.raises(UnsupportedModelError, match="PreTrainedModel"):
         compress(torch.nn.Linear(2, 2), batches_of(BERT), 0.5)

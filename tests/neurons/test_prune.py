@@ -6,12 +6,18 @@ import math
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from compressing import batches_of, first_block
+from model_inputs import cast
+from model_runs import output
 from peft import LoraConfig, get_peft_model
+from torch.nn.utils import prune
+from transformers.models.bert.modeling_bert import BertIntermediate
 from unchanged import refused
 
-from collab_heads import distill, get_adapter, prune_neurons
+from collab_heads import distill, fold_heads, get_adapter, prune_neurons
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.model.batches import run_batches
 from collab_heads.model.open_feed_forward import open_feed_forwards
 from families import FAMILIES
 
@@ -85,6 +91,32 @@ def of_their_own(model):
     layer.__class__ = type("MixtureLayer", (type(layer),), {"__module__": __name__})
 
 
+class Reordering(BertIntermediate):
+    """What is between the projections uses the neurons in an order of its own."""
+
+    def forward(self, states):
+        made = super().forward(states)
+        return torch.cat([made[..., ::2], made[..., 1::2]], -1)
+
+
+def reordered(model):
+    model.base_model.encoder.layer[0].intermediate.__class__ = Reordering
+
+
+def half_shared(model):
+    layers = model.base_model.encoder.layer
+    layers[1].intermediate = layers[0].intermediate
+
+
+def hooked_around(model):
+    output = model.base_model.encoder.layer[0].output
+    output.forward = output.forward
+
+
+def pruned_by_torch(model):
+    prune.l1_unstructured(model.base_model.encoder.layer[0].output.dense, "weight", 0.5)
+
+
 def quantised(model):
     dense = model.base_model.encoder.layer[0].output.dense
     dense.weight = torch.nn.Parameter(dense.weight.to(torch.int8), requires_grad=False)
@@ -100,7 +132,11 @@ def hooked(model):
     [
         (shared, "stands in another place, too"),
         (twice, "stands in another place, too"),
-        (of_their_own, "belongs to a MixtureLayer, which is no block of the family"),
+        (of_their_own, "holds a MixtureLayer, which is no part of a feed-forward block of the family"),
+        (reordered, "holds a Reordering, which is no part"),
+        (half_shared, "stands in another place, too"),
+        (hooked_around, "has a forward of its own"),
+        (pruned_by_torch, "not a plain nn.Linear"),
         (quantised, "not floating point"),
         (hooked, "has a forward of its own"),
     ],
@@ -141,3 +177,65 @@ def test_distillation_trains_changed_blocks_and_nothing_else():
     assert {name.split("encoder.")[-1] for name in names} == {
         f"layer.0.{part}.dense.{tensor}" for part in ("intermediate", "output") for tensor in ("weight", "bias")
     }
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
+def test_an_offloaded_model_with_an_empty_block_is_changed_further(name):
+    """Tensors without elements all have one address."""
+    family = FAMILIES[name]
+    models = [family.build() for _ in range(2)]
+    cpu_offload(models[1], execution_device=torch.device("cpu"))
+    first = first_block(models[0]).path
+    for model in models:
+        prune_neurons(model, batches_of(family), keep={first: 0})
+        prune_neurons(model, batches_of(family), keep=16)
+    assert neurons_of(models[1]) == neurons_of(models[0]) and neurons_of(models[0])[first] == 0
+    torch.testing.assert_close(*(output(model, family.inputs()) for model in models), rtol=0, atol=1e-5)
+    for model in models:
+        fold_heads(model)
+    torch.testing.assert_close(*(output(model, family.inputs()) for model in models), rtol=0, atol=1e-5)
+
+
+def test_blocks_that_take_tokens_in_chunks():
+    whole, chunked = BERT.build(), BERT.build()
+    for module in chunked.modules():
+        if hasattr(module, "chunk_size_feed_forward"):
+            module.chunk_size_feed_forward = 1
+    for model in (whole, chunked):
+        prune_neurons(model, batches_of(BERT), keep=8)
+    torch.testing.assert_close(*(output(model, BERT.inputs()) for model in (whole, chunked)), rtol=0, atol=1e-5)
+    assert chunked.bert.encoder.layer[0].chunk_size_feed_forward == 1
+
+
+def test_frozen_weights_stay_frozen_there_and_back():
+    """Also those of a block without neurons; without elements no weight is trained, since some optimizers fail."""
+    for keep in (16, 0):
+        model = BERT.build()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("intermediate" not in name)
+        before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        prune_neurons(model, batches_of(BERT), keep=keep)
+        now = {name: parameter.requires_grad for name, parameter in model.named_parameters() if parameter.numel()}
+        assert now == {name: before[name] for name in now}
+        model(**BERT.inputs()).logits.sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=math.inf)
+        fold_heads(model)
+        assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == before
+
+
+def test_what_is_lost_is_the_share_of_the_variance():
+    model, batches = BERT.build().double(), [cast(each, torch.float64) for each in batches_of(BERT, 4)]
+    original, block = copy.deepcopy(model), first_block(model)
+    seen = []
+    handle = first_block(original).first[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    run_batches(original, batches, {}, "test")
+    handle.remove()
+    report = prune_neurons(model, batches, keep={block.path: 8})
+    masks = [batch["attention_mask"].bool() for batch in batches]
+    with torch.no_grad():
+        before, after = (
+            torch.cat([b.output(b.neurons(x))[mask] for x, mask in zip(seen, masks, strict=True)])
+            for b in (first_block(original), first_block(model))
+        )
+    expected = (after - before).square().sum() / (before - before.mean(0)).square().sum()
+    assert report.blocks[0].share_lost == pytest.approx(float(expected), rel=1e-6)

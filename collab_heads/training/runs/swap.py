@@ -48,7 +48,7 @@ def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
     if args.compress_budget < share:
         raise ArgumentError(
             f"--compress_budget {args.compress_budget} is below {math.ceil(1000 * share) / 1000}, which the fewest "
-            "heads and the smallest widths give"
+            "heads and neurons and the smallest widths give"
         )
 
 
