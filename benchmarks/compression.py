@@ -140,7 +140,7 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
     row = {"model": name, "parts": "all", "draw": 0, "budget": 1.0, "method": "original", "steps": 0}
     if key(row) not in known:
         model = task.load()
-        yield row | {key: score(model) for key, score in scores.items()}
+        yield row | {"parameters": model.num_parameters()} | {key: score(model) for key, score in scores.items()}
     for draw in range(arguments.draws):
         wanted = [
             {
@@ -178,6 +178,7 @@ def numbers(report) -> dict:
     """Return the numbers that a compression report contributes to its row."""
     return {
         "share": report.costs["parameters"].share,
+        "parameters": report.model_parameters_after,
         "cache": report.costs["cache"].share,
         "heads": sum(site.sizes["heads"][1] for site in report.sites if "heads" in site.sizes),
         "predicted": report.predicted_error,
@@ -202,6 +203,7 @@ def over_draws(rows: Sequence[dict]) -> list[dict]:
         losses = [original["score"] - row["score"] for row in group]
         new = {"model": model, "parts": parts, "budget": budget, "method": method, "steps": steps}
         new["score"] = statistics.mean(row["score"] for row in group)
+        new["parameters"] = round(statistics.mean(row["parameters"] for row in group))
         if method != "original":
             new |= {"lost": statistics.mean(losses), "losses": ", ".join(f"{loss:.2f}" for loss in losses)}
             new |= {name: statistics.mean(r[name] for r in group) for name in ("cache", "heads", "predicted", "error")}

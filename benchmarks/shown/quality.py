@@ -69,8 +69,12 @@ COMPRESSED |= {"error": ".3f", "seconds": ".0f"}
 def compression(score: str, more: Columns, *models: str) -> str:
     """Return the rows of some models."""
     rows = [row | {"steps": row["steps"] or None} for row in stored("compression")["rows"] if row["model"] in models]
+    for row in rows:
+        row["parts"] = {"all": "attention"}.get(row["parts"], row["parts"]) if row["method"] != "original" else None
+        row["millions"] = row["parameters"] / 1e6
     several = {"model": ""} if len(models) > 1 else {}
-    return shown(rows, several | {"may change": ("parts", "")} | COMPRESSION | {score: ("score", ".2f")} | more)
+    size = {"model's parameters, M": ("millions", ".2f")}
+    return shown(rows, several | {"may change": ("parts", "")} | COMPRESSION | size | {score: ("score", ".2f")} | more)
 
 
 TABLES["compression_encoder"] = lambda: compression(

@@ -58,13 +58,30 @@ def summary() -> str:
     original = {row["model"]: row for row in stored("compression")["rows"] if row["method"] == "original"}
     encoder = {b: row("compression", model="minilm", parts="all", method="refined", budget=b) for b in (0.5, 0.25)}
     translator = row("compression", model="marian", parts="all", method="refined", budget=0.5)
+    layers = row("compression", model="minilm", parts="layers", method="refined", budget=0.5)
+    trained = {b: row("compression", model="minilm", parts="layers", method="distilled", budget=b) for b in (0.5, 0.33)}
     rows = (
+        *(
+            (
+                f"`compress`, {name} of the layers",
+                similarity,
+                training,
+                (original["minilm"], found, "score"),
+                (original["minilm"], found),
+                f"accuracy on SST-2 {original['minilm']['elsewhere']:.2f} → {found['elsewhere']:.2f}",
+            )
+            for name, training, found in (
+                ("half", "none", layers),
+                ("half", "300 steps, no labels", trained[0.5]),
+                ("a third", "300 steps, no labels", trained[0.33]),
+            )
+        ),
         (
             "`compress`, half of attention",
             similarity,
             "none",
             (original["minilm"], encoder[0.5], "score"),
-            None,
+            (original["minilm"], encoder[0.5]),
             f"{encoder[0.5]['heads']:.0f} of 72 heads, narrower",
         ),
         (
@@ -72,7 +89,7 @@ def summary() -> str:
             similarity,
             "none",
             (original["minilm"], encoder[0.25], "score"),
-            None,
+            (original["minilm"], encoder[0.25]),
             f"{encoder[0.25]['heads']:.0f} of 72 heads, narrower",
         ),
         (
@@ -80,7 +97,7 @@ def summary() -> str:
             translation,
             "none",
             (original["marian"], translator, "score"),
-            None,
+            (original["marian"], translator),
             f"cache {translator['cache']:.2f}",
         ),
         (
