@@ -105,8 +105,7 @@ def test_pruned_equals_masked(name, empty):
 
 
 @with_empty_blocks
-@pytest.mark.core
-@of_every_family
+@of_family
 def test_saved_and_loaded_it_is_the_same(name, empty, tmp_path):
     """As task model and as base model; a second save writes the same record."""
     family = FAMILIES[name]

@@ -23,10 +23,12 @@ class Calibrations(NamedTuple):
     Attributes:
         query_key: path -> the calibration for the fit of a query/key projection.
         outputs: path -> the moments of what the output projection of a site reads: its heads, or neurons.
+        orders: path -> what the removal of each neuron costs, once it was computed from the moments.
     """
 
     query_key: dict[str, "SiteCalibration"]
     outputs: dict[str, InputMoments]
+    orders: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def calibrate(
     return Calibrations(
         {path: SiteCalibration(*both, recorder.calls_of(path)) for path, both in moments.items()},
         {listener.site.path: listener.moments() for listener in head_listeners},
+        {},
     )
 
 
@@ -116,14 +119,14 @@ class CalibratedSites:
         self.model, self.sites, self.recorded, self.narrowed = model, sites, recorded, narrowed
         sizes = {path: FLOAT64 * size for path, size in moment_counts(sites, narrowed).items()}
         limit = max(SHARE * sum(parameter.nbytes for parameter in model.parameters()), LEAST)
-        self.groups = grouped(sizes, limit)
+        self.groups, self.orders = grouped(sizes, limit), dict[str, Tensor]()
         self.batches = batches if len(self.groups) == 1 else check_batches(batches)
         self.open, self.seen = self.groups[0], self.calibrated(self.groups[0])
 
     def of(self, path: str) -> Calibrations:
         """Return the calibrations of the group that holds a site; a new group replaces the one before."""
         if path not in self.open:
-            self.seen = Calibrations({}, {})
+            self.seen = Calibrations({}, {}, {})
             (self.open,) = [group for group in self.groups if path in group]
             self.seen = self.calibrated(self.open)
         return self.seen
@@ -132,7 +135,7 @@ class CalibratedSites:
         """Calibrate one group in one pass over the batches."""
         sites, recorded = ([site for site in sites if site.path in group] for sites in (self.sites, self.recorded))
         narrowed = [site for site in self.narrowed if site.path in group]
-        return calibrate(self.model, sites, recorded, narrowed, self.batches)
+        return calibrate(self.model, sites, recorded, narrowed, self.batches)._replace(orders=self.orders)
 
 
 def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenLayerSite]) -> dict[str, int]:

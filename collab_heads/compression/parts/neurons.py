@@ -41,14 +41,16 @@ class Neurons(Part):
         if not self.sizes(shape):
             return {}
         regression = NeuronRegression.of_block(site, fitted.outputs[site.path])
-        costs, measure = regression.removal_costs(), OutputError(regression, held.outputs[site.path])
+        costs = fitted.orders[site.path] = regression.removal_costs()
+        measure = OutputError(regression, held.outputs[site.path])
         return {count: measure.share(most_costly(costs, count)) for count in self.sizes(shape)}
 
     def fit(self, fitting):
         """Choose the neurons that stay, and refit the last projection."""
         site = fitting.site
         regression = NeuronRegression.of_block(site, fitting.calibrations.outputs.pop(site.path))
-        kept = regression.most_costly(fitting.geometry.neurons)
+        costs = fitting.calibrations.orders.get(site.path)
+        kept = most_costly(regression.removal_costs() if costs is None else costs, fitting.geometry.neurons)
         fitting.fits.append(KeptNeurons(kept, regression.refit(kept)))
 
     def resize(self, site, state, shape, geometry):

@@ -82,7 +82,9 @@ def fit_site(
         calibrations: the calibration of the unchanged model.
         options: how queries and keys are fitted.
     """
-    seen = Calibrations(dict(calibrations.query_key), dict(calibrations.outputs))  # a fit takes out what it uses
+    seen = Calibrations(
+        dict(calibrations.query_key), dict(calibrations.outputs), calibrations.orders
+    )  # a fit takes out what it uses
     with ExitStack() as stack:
         fitting = Fitting(site, shape, choice, resized(shape, choice), seen, options, stack)
         for name, _ in choice.sizes:
