@@ -69,7 +69,8 @@ def plan(
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
-        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
+        >>> model = BertModel(config)
         >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
         >>> planned = plan(model, batches, refine_steps=0)
         >>> planned.predicted(planned.choose(0.5)) < planned.predicted(planned.choose(0.25))  # predicted errors

@@ -62,7 +62,8 @@ def distill(
         >>> import copy
         >>> import torch
         >>> from transformers import BertConfig, BertModel
-        >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
+        >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
+        >>> model = BertModel(config)
         >>> batches = [{"input_ids": torch.arange(200).view(8, 25)} for _ in range(4)]  # (batch, tokens) each
         >>> original = copy.deepcopy(model)
         >>> report = compress(model, batches, 0.5, refine_steps=2)

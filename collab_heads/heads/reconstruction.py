@@ -152,6 +152,11 @@ class HeadRegression:
         return costs
 
 
+def most_costly(costs: Tensor, count: int) -> list[int]:
+    """Return the indices, ascending, of the `count` heads that stay; for costs see `HeadRegression.removal_costs`."""
+    return sorted(costs.topk(count).indices.tolist())
+
+
 def missing_square(whole: float, products: Tensor, second: Tensor, columns: Tensor, refit: Tensor) -> float:
     """Return the mean square of what is missing, W z - W' z[columns]; never negative, despite rounding.
 

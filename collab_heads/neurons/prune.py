@@ -17,7 +17,7 @@ from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.widths import widths_asked
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, UnsupportedModelError
-from collab_heads.heads.reconstruction import Refit
+from collab_heads.heads.reconstruction import Refit, most_costly
 from collab_heads.model.apply_state import keep_neurons
 from collab_heads.model.batches import check_batches
 from collab_heads.model.offloading import changing_layers
@@ -190,6 +190,6 @@ def fitted(
         moments = seen.of(block.path).outputs[block.path]
         regression = NeuronRegression.of_block(block, moments)
         with few_threads(block.num_neurons):
-            kept = regression.most_costly(counts[block.path])
+            kept = most_costly(regression.removal_costs(), counts[block.path])
             found[block.path] = kept, regression.refit(kept), OutputError(regression, moments).share(kept)
     return found

@@ -31,10 +31,6 @@ class NeuronRegression(HeadRegression):
         weight, has_bias = weight_of(block.output).detach(), block.output.bias is not None
         return cls.of(weight, moments, block.num_neurons, has_bias=has_bias, doubt=DOUBT)
 
-    def most_costly(self, count: int) -> list[int]:
-        """Return the indices, ascending, of the `count` neurons that stay when the others go one after the other."""
-        return sorted(self.removal_costs().topk(count).indices.tolist())
-
     def removal_costs(self) -> Tensor:
         """Remove one neuron after the other, each time the one that the others reconstruct best.
 

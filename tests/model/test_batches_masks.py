@@ -32,7 +32,7 @@ def test_each_stack_has_its_own_padding(name):
     for site in get_adapter(model).sites(model):
         assert sides(site) == (site.stack, site.stack)
         seen, again = found.query_key[site.path], other.query_key[site.path]
-        assert {seen.query.count, seen.key.count, found.heads[site.path].count} == {counts[site.stack]}
+        assert {seen.query.count, seen.key.count, found.outputs[site.path].count} == {counts[site.stack]}
         torch.testing.assert_close(seen.query.outer, again.query.outer, rtol=EXACT64, atol=EXACT64)
 
 

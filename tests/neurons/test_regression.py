@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from collab_heads.heads import reconstruction
-from collab_heads.heads.reconstruction import HeadRegression
+from collab_heads.heads.reconstruction import HeadRegression, most_costly
 from collab_heads.neurons import regression
 from collab_heads.neurons.regression import NeuronRegression
 
@@ -50,7 +50,7 @@ def test_elimination_is_near_the_best_choice():
     weight, outputs = setup(neurons=6, seed=3)
     fit = regression_of(NeuronRegression, weight, outputs)
     best = min(fit.refit(pair).share_lost for pair in itertools.combinations(range(6), 2))
-    assert best <= fit.refit(fit.most_costly(2)).share_lost <= 1.3 * best
+    assert best <= fit.refit(most_costly(fit.removal_costs(), 2)).share_lost <= 1.3 * best
 
 
 def test_neurons_that_others_equal_go_first(monkeypatch):
@@ -70,4 +70,4 @@ def test_nothing_is_left_of_all():
     assert fit.refit([]).weight.shape == (16, 0) and fit.refit([]).share_lost == pytest.approx(1)
     whole = fit.refit(range(40))
     torch.testing.assert_close(whole.weight, weight, rtol=1e-2, atol=1e-2)  # a ridge of 1e-6
-    assert whole.share_lost < 1e-6 and fit.most_costly(40) == list(range(40))
+    assert whole.share_lost < 1e-6 and most_costly(fit.removal_costs(), 40) == list(range(40))

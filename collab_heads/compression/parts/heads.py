@@ -6,11 +6,9 @@ Shapes: n the width of the concatenated heads, D width of the model.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.compression.parts.part import LEVELS, Fit, Part, share
-from collab_heads.heads.reconstruction import HeadRegression, regressed_weight
+from collab_heads.heads.reconstruction import HeadRegression, most_costly, regressed_weight
 from collab_heads.model.apply_state import OutputWeights, prune_site
 from collab_heads.model.open_site import OpenSite
 from collab_heads.sites.state import DIVIDED
@@ -118,8 +116,3 @@ def head_regression(site: OpenSite, moments: InputMoments) -> HeadRegression:
     weight, _ = regressed_weight(site, folds_gates=False)
     has_bias = getattr(site.output, "bias", None) is not None
     return HeadRegression.of(weight, moments, site.site.num_key_heads, has_bias=has_bias)
-
-
-def most_costly(costs: Tensor, count: int) -> tuple[int, ...]:
-    """Return the indices, ascending, of the `count` heads that stay; for costs see `HeadRegression.removal_costs`."""
-    return tuple(sorted(costs.topk(count).indices.tolist()))

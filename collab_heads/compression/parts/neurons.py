@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from collab_heads.compression.parts.heads import most_costly
 from collab_heads.compression.parts.part import LEVELS, Fit, Part
 from collab_heads.compression.parts.shape import FeedForwardShape
+from collab_heads.heads.reconstruction import most_costly
 from collab_heads.model.apply_state import OutputWeights, keep_neurons
 from collab_heads.neurons.prune import MULTIPLE
 from collab_heads.neurons.regression import NeuronRegression, OutputError

@@ -82,9 +82,8 @@ def fit_site(
         calibrations: the calibration of the unchanged model.
         options: how queries and keys are fitted.
     """
-    seen = Calibrations(
-        dict(calibrations.query_key), dict(calibrations.outputs), calibrations.orders
-    )  # a fit takes out what it uses
+    # a fit takes out what it uses
+    seen = calibrations._replace(query_key=dict(calibrations.query_key), outputs=dict(calibrations.outputs))
     with ExitStack() as stack:
         fitting = Fitting(site, shape, choice, resized(shape, choice), seen, options, stack)
         for name, _ in choice.sizes:
