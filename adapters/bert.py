@@ -15,6 +15,10 @@ from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 
+FEED_FORWARD = FeedForwardNames(
+    r"encoder\.layer\.\d+", ("intermediate.dense",), "output.dense", "intermediate.intermediate_act_fn"
+)
+
 
 def self_attention(self, hidden_states, attention_mask=None, past_key_values=None, **kwargs):
     """Attend, as `forward` of every self-attention class, with the stock signature."""
@@ -123,11 +127,7 @@ class BertAdapter(AttentionAdapter):
     }
 
     width = "all_head_size"
-    feed_forwards = (
-        FeedForwardNames(
-            r"encoder\.layer\.\d+", ("intermediate.dense",), "output.dense", "intermediate.intermediate_act_fn"
-        ),
-    )
+    feed_forwards = (FEED_FORWARD,)
 
     def role(self, role, module):
         """Return "dec-self" for a model with `config.is_decoder`, which has the paths of an encoder."""

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from torch.nn.functional import dropout as drop
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
+from collab_heads.adapters.bert import FEED_FORWARD  # type: ignore[import-untyped]
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.position_bias import kept_columns, note_kept_heads
@@ -60,11 +60,7 @@ class MPNetAdapter(AttentionAdapter):
     query, key, value, output, width = "q", "k", "v", "o", "all_head_size"
     weights_argument, uses_interface = "output_attentions", False
     roles = ("enc-self",)
-    feed_forwards = (
-        FeedForwardNames(
-            r"encoder\.layer\.\d+", ("intermediate.dense",), "output.dense", "intermediate.intermediate_act_fn"
-        ),
-    )
+    feed_forwards = (FEED_FORWARD,)
 
     def scale(self, module):
         """Return 1 / sqrt(width of a head)."""

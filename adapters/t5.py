@@ -15,6 +15,8 @@ from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.position_bias import kept_columns, note_kept_heads
 
+FEED_FORWARD = r"(?:en|de)coder\.block\.\d+\.layer\.\d+\.DenseReluDense"
+
 
 def attention(
     self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
@@ -147,8 +149,8 @@ class T5Adapter(AttentionAdapter):
     head_width, head_counts = ("d_kv", "key_value_proj_dim"), ("num_heads", None)
     position_table = "relative_attention_bias"
     feed_forwards = (
-        FeedForwardNames(r"(?:en|de)coder\.block\.\d+\.layer\.\d+\.DenseReluDense", ("wi",), "wo", "act"),
-        FeedForwardNames(r"(?:en|de)coder\.block\.\d+\.layer\.\d+\.DenseReluDense", ("wi_0", "wi_1"), "wo", "act"),
+        FeedForwardNames(FEED_FORWARD, ("wi",), "wo", "act"),
+        FeedForwardNames(FEED_FORWARD, ("wi_0", "wi_1"), "wo", "act"),
     )
 
     def shrink(self, module, kept):

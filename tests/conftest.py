@@ -23,10 +23,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if is_left_to_slow(parameters(item), core=item.get_closest_marker("core") is not None):
             item.add_marker(pytest.mark.slow)
-    left = [item for item in items if not cannot_share(parameters(item))]
-    if len(left) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
-        items[:] = left
+    if gone := [item for item in items if cannot_share(parameters(item))]:
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if not cannot_share(parameters(item))]
 
 
 def parameters(item):

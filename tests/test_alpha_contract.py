@@ -208,7 +208,6 @@ def test_plain_transformers_loads_a_folded_model(name, tmp_path):
     assert torch.equal(found, output(model, FAMILIES[name].inputs()))
 
 
-@pytest.mark.core
 @of_every_case
 def test_save_and_load(name, origin, tmp_path):
     """Bit-equal, base and task model, from the same files."""

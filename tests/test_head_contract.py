@@ -282,7 +282,6 @@ def test_bfloat16_sharded(name, origin, tmp_path):
     assert torch.equal(output(loaded, family.inputs()), output(model, family.inputs()))
 
 
-@pytest.mark.core
 @of_every_case
 def test_from_config(name, origin, tmp_path):
     """A fresh model of the same shape: finite, gates open, nothing left uninitialised."""

@@ -1,4 +1,4 @@
-"""What every family must pass with fewer neurons in its feed-forward blocks, and with blocks without any."""
+"""The contract of every family with fewer neurons in its feed-forward blocks, and with blocks without any."""
 
 import copy
 import subprocess
@@ -37,7 +37,7 @@ def blocks_of(model):
 
 
 def kept_of(block, empty):
-    """Which neurons a block of the tests keeps: every second block may lose all."""
+    """The neurons that a block of the tests keeps: every second block may lose all."""
     return () if empty and block.site.layer % 2 == 0 else KEPT
 
 
@@ -60,7 +60,7 @@ def masked(model, empty=False):
 
 
 def reads_and_reads(block, model, batches):
-    """What a block and its last projection read, call by call."""
+    """The inputs of a block and of its last projection, call by call."""
     seen = [], []
     handles = [
         module.register_forward_pre_hook(lambda _, args, into=into: into.append(args[0]))
@@ -75,7 +75,7 @@ def reads_and_reads(block, model, batches):
 @pytest.mark.core
 @of_every_family
 def test_every_layer_has_a_block_whose_neurons_are_known(name):
-    """What the adapter says about a block is what the last projection reads."""
+    """The neurons that the adapter describes are the inputs of the last projection."""
     family = FAMILIES[name]
     model = family.build()
     blocks = blocks_of(model)

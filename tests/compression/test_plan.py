@@ -19,7 +19,7 @@ BERT = FAMILIES["bert"]
 @pytest.fixture(scope="module")
 def measured():
     """Of a model whose heads have a few widths."""
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 37}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 16}
     model = make(BertForSequenceClassification, BertConfig(initializer_range=0.3, **sizes, **TEXT))
     return plan(model, batches_of(BERT), refine_steps=0).measured
 

@@ -63,7 +63,7 @@ BAD = {
     "negative": (-1, ArgumentError, "expected 0 to 37"),
     "nan": (math.nan, ArgumentError, "must be in (0, 1]"),
     "true": (True, ArgumentError, "expected a number of neurons, or a share"),
-    "attention": ({"enc-self": 8}, ArgumentError, "the model has no enc-self attention; its roles: enc-ffn"),
+    "attention": ({"enc-self": 8}, ArgumentError, "enc-self is no role that can be named here; these can: enc-ffn"),
     "other role": ({"dec-ffn": 8}, ArgumentError, "dec-ffn"),
     "path": ({"encoder.layer.00": 8}, ArgumentError, "did you mean 'encoder.layer.0'"),
     "nothing": ({}, ArgumentError, "keep is an empty dict"),
@@ -92,7 +92,7 @@ def of_their_own(model):
 
 
 class Reordering(BertIntermediate):
-    """What is between the projections uses the neurons in an order of its own."""
+    """A module between the projections uses the neurons in an order of its own."""
 
     def forward(self, states):
         made = super().forward(states)
