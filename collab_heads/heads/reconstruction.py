@@ -116,13 +116,17 @@ class HeadRegression:
 
     def refit(self, kept: Sequence[int]) -> Refit:
         """Return W_O for the kept heads, given by their indices."""
+        columns, output = self.columns(kept), self.output(kept)
+        lost = missing_square(self.whole, self.products, self.scatter, columns, output.weight)
+        return Refit(output.weight, output.bias, lost / self.whole if self.whole else 0.0)
+
+    def output(self, kept: Sequence[int]) -> OutputWeights:
+        """Return W_O for the kept heads, given by their indices, and do not compute its error."""
         columns = self.columns(kept)
         ridge = self.ridged.diagonal()[columns] - self.scatter.diagonal()[columns]
         right = self.products[:, columns] + self.weight[:, columns] * ridge
         weight = torch.linalg.solve(self.ridged[columns][:, columns], right, left=False)
-        bias = self.weight @ self.mean - weight @ self.mean[columns]
-        lost = missing_square(self.whole, self.products, self.scatter, columns, weight)
-        return Refit(weight, bias, lost / self.whole if self.whole else 0.0)
+        return OutputWeights(weight, self.weight @ self.mean - weight @ self.mean[columns])
 
     def removal_costs(self) -> Tensor:
         """Remove one head after the other, each time the one that the others reconstruct best.

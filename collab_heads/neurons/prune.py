@@ -17,8 +17,8 @@ from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.widths import widths_asked
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, UnsupportedModelError
-from collab_heads.heads.reconstruction import Refit, most_costly
-from collab_heads.model.apply_state import keep_neurons
+from collab_heads.heads.reconstruction import most_costly
+from collab_heads.model.apply_state import OutputWeights, keep_neurons
 from collab_heads.model.batches import check_batches
 from collab_heads.model.offloading import changing_layers
 from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forwards
@@ -181,7 +181,7 @@ def number_kept(asked: Kept, block: OpenFeedForward) -> int:
 
 def fitted(
     model: PreTrainedModel, blocks: list[OpenFeedForward], batches: list[Mapping], counts: Mapping[str, int]
-) -> dict[str, tuple[list[int], Refit, float]]:
+) -> dict[str, tuple[list[int], OutputWeights, float]]:
     """Return the neurons that stay, the last projection for them, and its error, by the path of the block."""
     if not blocks:
         return {}
@@ -191,5 +191,5 @@ def fitted(
         regression = NeuronRegression.of_block(block, moments)
         with few_threads(block.num_neurons):
             kept = most_costly(regression.removal_costs(), counts[block.path])
-            found[block.path] = kept, regression.refit(kept), OutputError(regression, moments).share(kept)
+            found[block.path] = kept, regression.output(kept), OutputError(regression, moments).share(kept)
     return found

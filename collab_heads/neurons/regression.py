@@ -87,7 +87,7 @@ class OutputError:
 
     def share(self, kept: Sequence[int]) -> float:
         """Return the mean square of the change of the output, as a share of its variance."""
-        columns, refit = self.regression.columns(kept), self.regression.refit(kept)
+        columns, refit = self.regression.columns(kept), self.regression.output(kept)
         square = missing_square(self.square, self.products, self.second, columns, refit.weight)
         shift: Tensor = self.regression.weight @ self.mean - refit.weight @ self.mean[columns]
         lost = square + float(refit.bias @ refit.bias - 2 * refit.bias @ shift)

@@ -63,7 +63,7 @@ class Heads(Part):
         costs, errors = regression.removal_costs(), {}
         for count in self.sizes(shape):
             kept = most_costly(costs, count // shape.heads_per_key)
-            refit, missing = regression.refit(kept), regression.weight.clone()
+            refit, missing = regression.output(kept), regression.weight.clone()
             missing[:, regression.columns(kept)] -= refit.weight
             errors[count] = share(missing, refit.bias, regression.weight, held.outputs[site.path])
         return errors
@@ -78,7 +78,7 @@ class Heads(Part):
         if path in seen.query_key:
             calls = [call.of_heads(tuple(kept), site.num_heads) for call in seen.query_key[path].calls]
             seen.query_key[path] = replace(seen.query_key[path], calls=calls)
-        fitting.fits.append(KeptHeads([site.head_numbers[head] for head in kept], regression.refit(kept_keys)))
+        fitting.fits.append(KeptHeads([site.head_numbers[head] for head in kept], regression.output(kept_keys)))
         if kept:
             fitting.try_out()
 

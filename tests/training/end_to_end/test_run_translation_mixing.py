@@ -83,7 +83,7 @@ def base_parameters(folder) -> int:
     return AutoModelForSeq2SeqLM.from_pretrained(folder).num_parameters()
 
 
-@pytest.mark.parametrize("model_type", ("marian", "t5"))
+@pytest.mark.parametrize("model_type", ("marian", pytest.param("t5", marks=pytest.mark.slow)))
 def test_from_scratch_with_all_at_once_and_folded(model_type, bilingual, tmp_path):
     """A stock checkpoint that translates the same."""
     more = ("--alpha_mixing", *GROWTH, "--disagreement_weight", "dec-enc=0.1", "--max_train_steps", 4)
@@ -188,6 +188,7 @@ def test_heads_change_places_as_scheduled(schedule, marian, bilingual, tmp_path,
     assert differing(out, tmp_path / "hand") == []
 
 
+@pytest.mark.slow
 def test_roles_rotate_in_cycles_of_their_own(marian, bilingual, tmp_path):
     more = ("--rotate", "hard", "--rotation_count", "enc-self=2,dec-enc=1", "--rotation_start", "enc-self=1,dec-enc=2")
     results = run(marian, bilingual, tmp_path / "out", *EPOCHS, "--max_train_steps", 9, *more, "--alpha_mixing")

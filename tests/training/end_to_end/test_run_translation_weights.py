@@ -44,6 +44,7 @@ def test_a_configuration_of_heads(marian, bilingual, tmp_path):
     assert list(results["stages"]) == ["loaded", "pruned", "fine_tuned"]
 
 
+@pytest.mark.slow
 def test_some_roles_are_fixed_and_others_learned(marian, bilingual, tmp_path):
     alive, out = tmp_path / "alive.json", tmp_path / "out"
     alive.write_text('{"enc-self": [[0, 1, 1, 0]]}')
@@ -66,7 +67,8 @@ def test_a_weight_per_head(marian, bilingual, tmp_path):
     assert run(marian, bilingual, None, "--gate_weight", 0, *more)["heads"]["pruned"]["removed"] == 0
 
 
-@pytest.mark.parametrize("swap", ("before", pytest.param("between", marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize("swap", ("before", "between"))
 def test_heads_and_the_swap_go_together(swap, marian, bilingual, tmp_path):
     more = (*SWAP, "--swap", swap, "--max_train_steps", 3)
     run(marian, bilingual, tmp_path / "out", *more, "--target_heads", "enc-self=1", *RANKED)
@@ -108,6 +110,7 @@ def test_the_best_weights_are_kept(marian, bilingual, tmp_path, scripted):
     assert differing(out, out / "step_0_8") != []
 
 
+@pytest.mark.slow
 def test_every_phase_has_a_best_of_its_own(marian, bilingual, tmp_path, scripted):
     """That of the first is of another shape."""
     more = (*SWAP, "--swap", "between", "--max_train_steps", 6, *EVERY, "--load_best_model_at_end")
@@ -120,6 +123,7 @@ def test_every_phase_has_a_best_of_its_own(marian, bilingual, tmp_path, scripted
     assert differing(out, out / "step_1_4") == []
 
 
+@pytest.mark.slow
 def test_the_best_of_a_pruned_model(marian, bilingual, tmp_path, scripted):
     left, out = scripted(50.0, 40.0, 9.0, 3.0, 9.0), tmp_path / "out"
     results = run(marian, bilingual, out, *CHOSEN, "--max_train_steps", 4, *EVERY, "--load_best_model_at_end")
@@ -153,6 +157,7 @@ def test_the_last_checkpoints_are_averaged(number, steps, every, names, marian, 
     assert loaded["stages"]["loaded"] == results["stages"]["averaged"]
 
 
+@pytest.mark.slow
 def test_every_phase_averages_its_own_checkpoints(marian, bilingual, tmp_path):
     out = tmp_path / "out"
     more = (*SWAP, "--swap", "between", "--max_train_steps", 4, "--checkpointing_steps", 2)
