@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from collab_heads.collaborative.input_moments import InputMoments, listening, listening_to_outputs
 from collab_heads.layers.layout import widths
 from collab_heads.model.attention_calls import Call, recording_calls
-from collab_heads.model.batches import check_batches, run_batches
+from collab_heads.model.batches import check_batches, num_rows, run_batches
 from collab_heads.model.open_feed_forward import OpenLayerSite
 from collab_heads.model.open_site import OpenSite
 from collab_heads.model.portions import portions
@@ -29,6 +29,14 @@ class Calibrations(NamedTuple):
     query_key: dict[str, "SiteCalibration"]
     outputs: dict[str, InputMoments]
     orders: dict[str, Tensor]
+
+    def merge(self, other: "Calibrations") -> None:
+        """Add the moments of the same sites on other batches."""
+        pairs = [(moments, other.outputs[path]) for path, moments in self.outputs.items()]
+        for path, sides in self.query_key.items():
+            pairs += [(sides.query, other.query_key[path].query), (sides.key, other.query_key[path].key)]
+        for mine, theirs in {id(mine): (mine, theirs) for mine, theirs in pairs}.values():  # both sides may be one
+            mine.merge(theirs)
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,9 @@ def calibrate(
     )
 
 
+RECORDED = 512  # examples whose calls are kept, about: the refinement reads one after the other
 SHARE = 0.25  # of the model's own memory: the most that moments may take
-LEAST = 32 * 2**20  # bytes that moments may take in any case
+LEAST = 256 * 2**20  # bytes that moments may take in any case: each further group is a further pass over the batches
 FLOAT64 = 8  # bytes
 
 
@@ -99,7 +108,8 @@ class CalibratedSites:
         sites: the sites whose input moments are taken.
         recorded: those of `sites` whose calls are kept, too.
         narrowed: the sites and feed-forward blocks for whose outputs moments are taken.
-        batches: see `calibrate`; listed if several passes are needed.
+        batches: see `calibrate`; listed if several passes are needed, or calls are kept. Moments are taken of all
+            batches; of more than `RECORDED` examples, calls are kept for every second batch, or every third...
 
     Attributes:
         groups: the paths of the sites that are calibrated together.
@@ -120,7 +130,8 @@ class CalibratedSites:
         sizes = {path: FLOAT64 * size for path, size in moment_counts(sites, narrowed).items()}
         limit = max(SHARE * sum(parameter.nbytes for parameter in model.parameters()), LEAST)
         self.groups, self.orders = grouped(sizes, limit), dict[str, Tensor]()
-        self.batches = batches if len(self.groups) == 1 else check_batches(batches)
+        self.batches = batches if len(self.groups) == 1 and not recorded else check_batches(batches)
+        self.step = -(-sum(num_rows(batch) or 1 for batch in self.batches) // RECORDED) if recorded else 1
         self.open, self.seen = self.groups[0], self.calibrated(self.groups[0])
 
     def of(self, path: str) -> Calibrations:
@@ -135,7 +146,13 @@ class CalibratedSites:
         """Calibrate one group in one pass over the batches."""
         sites, recorded = ([site for site in sites if site.path in group] for sites in (self.sites, self.recorded))
         narrowed = [site for site in self.narrowed if site.path in group]
-        return calibrate(self.model, sites, recorded, narrowed, self.batches)._replace(orders=self.orders)
+        if self.step == 1:
+            return calibrate(self.model, sites, recorded, narrowed, self.batches)._replace(orders=self.orders)
+        batches = list(self.batches)
+        seen = calibrate(self.model, sites, recorded, narrowed, batches[:: self.step])._replace(orders=self.orders)
+        if rest := [batch for number, batch in enumerate(batches) if number % self.step]:
+            seen.merge(calibrate(self.model, sites, (), narrowed, rest))
+        return seen
 
 
 def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenLayerSite]) -> dict[str, int]:

@@ -62,5 +62,5 @@ def check_enough(args: Namespace, texts: Pairs) -> None:
     if (found := len(texts["source"])) < HELD_OUT:
         raise DataError(
             f"{' and '.join(args.data)}: {found} sentences, and one of {HELD_OUT} is kept to measure on: give more "
-            "(128 to 512 are good)"
+            "(256 to 2,048 are good)"
         )

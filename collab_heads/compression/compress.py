@@ -68,7 +68,7 @@ def compress(
     Args:
         model: a supported transformers model: an original one, or one with heads removed, with collaborative or with
             narrower sites.
-        batches: input dicts as the model takes them, without labels: 128 to 512 sentences like those that it is used
+        batches: input dicts as the model takes them, without labels: 256 to 2,048 sentences like those that it is used
             on. Or a plan that `plan` made for this model, with its own options.
         budget: the share of the layers' present cost to keep, above 0 and at most 1: of attention and feed-forward
             blocks, unless `parts` or `sites` say otherwise. Embeddings are not among them. Without `max_error` the

@@ -37,6 +37,7 @@ from collab_heads.sites.site import select_sites
 from collab_heads.sites.state import QueryKeyKind
 
 HELD_OUT = 8  # one example of so many is measured on, and not fitted to
+MEASURED = 64  # examples that are measured on, at most: every measurement of the output reads them all
 EXAMPLE = 0.1  # squared error of a site at which its sensitivity is measured: as large as errors of interest are
 REFINED_SITES = 4  # sites on which the gain of refinement is measured
 
@@ -229,7 +230,8 @@ def sensitivities(
 def hold_out(batches: Iterable[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
     """Divide calibration batches into examples to fit to and examples to measure on.
 
-    Batches whose tensors do not all have one row per example are kept whole.
+    Every eighth example is measured on, or fewer if that were more than `MEASURED`. Batches whose tensors do not all
+    have one row per example are kept whole.
 
     Args:
         batches: input dicts as the model takes them.
@@ -242,17 +244,18 @@ def hold_out(batches: Iterable[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
     """
     fitted: list[Mapping] = []
     held: list[Mapping] = []
-    seen = 0
-    for batch in each_batch(batches):
-        count = num_rows(batch)
+    listed = list(each_batch(batches))
+    counts = [num_rows(batch) for batch in listed]
+    every, seen = max(HELD_OUT, -(-sum(1 if count is None else count for count in counts) // MEASURED)), 0
+    for batch, count in zip(listed, counts, strict=True):
         if count == 0:
             raise CalibrationError("a calibration batch holds no examples: leave it out")
         if count is None:
-            (held if seen % HELD_OUT == HELD_OUT - 1 else fitted).append(batch)
+            (held if seen % every == every - 1 else fitted).append(batch)
             seen += 1
             continue
         numbers = torch.arange(seen, seen + count)
-        is_held = numbers % HELD_OUT == HELD_OUT - 1
+        is_held = numbers % every == every - 1
         for part, chosen in ((fitted, ~is_held), (held, is_held)):
             if chosen.any():
                 part.append(select(batch, chosen))

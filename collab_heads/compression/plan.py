@@ -80,7 +80,7 @@ def plan(
     Args:
         model: a supported transformers model: an original one, or one with heads removed, with collaborative or with
             narrower sites, which is compressed further.
-        batches: input dicts as the model takes them, without labels (128 to 512 sentences are enough). The text that a
+        batches: input dicts as the model takes them, without labels (256 to 2,048 sentences: neurons need most). The text that a
             decoder reads may be given, as decoder inputs or labels; if not, the model translates its inputs, greedily.
         of: the measure of budgets: "parameters" of attention's four projections and of feed-forward blocks,
             "operations" (multiplications of their matrix products on the batches, as torch computes them: with padding,

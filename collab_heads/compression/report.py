@@ -134,7 +134,7 @@ class CompressReport:
         return [
             *notes,
             f"note: the measured error is {times:.1f} times the predicted one: so few calibration examples say little "
-            "about others; pass more, at best 128 to 512 sentences",
+            "about others; pass more, at best 256 to 2,048 sentences",
         ]
 
 

@@ -10,6 +10,7 @@ from collab_heads.collaborative import calibrate
 from collab_heads.collaborative.calibrate import CalibratedSites, grouped, moment_counts
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError
+from collab_heads.model.batches import num_rows
 from collab_heads.model.open_site import open_sites
 from families import FAMILIES
 
@@ -67,6 +68,24 @@ def test_what_is_held_is_one_group(monkeypatch):
     calibrated = CalibratedSites(model, sites, [], sites, batches_of(FAMILIES["bert"], 2))
     for site in sites:
         assert list(calibrated.of(site.path).outputs) == list(calibrated.of(site.path).query_key) == [site.path]
+
+
+@pytest.mark.parametrize("name", ("bert", "marian"))
+def test_calls_are_kept_of_some_examples_and_moments_taken_of_all(name, monkeypatch):
+    model = FAMILIES[name].build().double()
+    sites, batches = open_sites(model, get_adapter(model)), batches_of(FAMILIES[name], 5)
+    whole = CalibratedSites(model, sites, sites, sites, batches)
+    monkeypatch.setattr(calibrate, "RECORDED", 2 * num_rows(batches[0]))
+    thinned = CalibratedSites(model, sites, sites, sites, batches)
+    assert (whole.step, thinned.step) == (1, 3)
+    for path in (site.path for site in sites):
+        every, some = whole.of(path), thinned.of(path)
+        assert [len(seen.query_key[path].calls) for seen in (every, some)] == [5, 2]
+        for side in ("query", "key"):
+            expected, found = (getattr(seen.query_key[path], side) for seen in (every, some))
+            assert found.count == expected.count
+            torch.testing.assert_close(found.outer, expected.outer, rtol=1e-12, atol=1e-9)
+        torch.testing.assert_close(some.outputs[path].outer, every.outputs[path].outer, rtol=1e-12, atol=1e-9)
 
 
 def test_no_batches_are_an_error_before_anything_changes():

@@ -11,7 +11,7 @@ from compressing import first_site
 
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression import measurements
-from collab_heads.compression.measurements import HELD_OUT, SiteErrors, hold_out
+from collab_heads.compression.measurements import HELD_OUT, MEASURED, SiteErrors, hold_out
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import AttentionShape
 from collab_heads.errors import CalibrationError
@@ -88,6 +88,12 @@ def test_one_example_of_eight_in_whatever_batches():
         assert numbers(held) == list(range(HELD_OUT - 1, 40, HELD_OUT))
         assert sorted(numbers(fitted) + numbers(held)) == list(range(40))
         assert all(part["n"] == 3 for part in [*fitted, *held])
+
+
+def test_no_more_examples_are_measured_on_than_needed():
+    fitted, held = hold_out([batch(0, 1000), batch(1000, 1048)])
+    assert numbers(held) == list(range(31, 2048, 32)) and len(numbers(held)) == MEASURED
+    assert sorted(numbers(fitted) + numbers(held)) == list(range(2048))
 
 
 def test_few_examples():
