@@ -80,8 +80,9 @@ def plan(
     Args:
         model: a supported transformers model: an original one, or one with heads removed, with collaborative or with
             narrower sites, which is compressed further.
-        batches: input dicts as the model takes them, without labels (256 to 2,048 sentences: neurons need most). The text that a
-            decoder reads may be given, as decoder inputs or labels; if not, the model translates its inputs, greedily.
+        batches: input dicts as the model takes them, without labels (256 to 2,048 sentences: neurons need most). The
+            text that a decoder reads may be given, as decoder inputs or labels; if not, the model translates its
+            inputs, greedily.
         of: the measure of budgets: "parameters" of attention's four projections and of feed-forward blocks,
             "operations" (multiplications of their matrix products on the batches, as torch computes them: with padding,
             and in a decoder for all target tokens at once), "cache" (elements per token; sources and targets count by
