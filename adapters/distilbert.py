@@ -29,4 +29,6 @@ class DistilBertAdapter(AttentionAdapter):
     replacements = {DistilBertSelfAttention: CollaborativeDistilBertSelfAttention}
     query, key, value, output, heads = "q_lin", "k_lin", "v_lin", "out_lin", "n_heads"
     roles = ("enc-self",)
-    feed_forwards = (FeedForwardNames(r"transformer\.layer\.\d+\.ffn", ("lin1",), "lin2", "activation"),)
+    feed_forwards = (
+        FeedForwardNames(r"transformer\.layer\.\d+\.ffn", ("lin1",), "lin2", "activation", entry="hidden_dim"),
+    )

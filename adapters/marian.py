@@ -96,4 +96,7 @@ class MarianAdapter(AttentionAdapter):
         )
     }
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
-    feed_forwards = (FeedForwardNames(r"(?:en|de)coder\.layers\.\d+", ("fc1",), "fc2", "activation_fn"),)
+    feed_forwards = (
+        FeedForwardNames(r"encoder\.layers\.\d+", ("fc1",), "fc2", "activation_fn", entry="encoder_ffn_dim"),
+        FeedForwardNames(r"decoder\.layers\.\d+", ("fc1",), "fc2", "activation_fn", entry="decoder_ffn_dim"),
+    )

@@ -29,4 +29,4 @@ class OPTAdapter(AttentionAdapter):
     replacements = {OPTAttention: CollaborativeOPTAttention}
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     roles = ("dec-self",)
-    feed_forwards = (FeedForwardNames(r"decoder\.layers\.\d+", ("fc1",), "fc2", "activation_fn"),)
+    feed_forwards = (FeedForwardNames(r"decoder\.layers\.\d+", ("fc1",), "fc2", "activation_fn", entry="ffn_dim"),)

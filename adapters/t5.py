@@ -149,8 +149,8 @@ class T5Adapter(AttentionAdapter):
     head_width, head_counts = ("d_kv", "key_value_proj_dim"), ("num_heads", None)
     position_table = "relative_attention_bias"
     feed_forwards = (
-        FeedForwardNames(FEED_FORWARD, ("wi",), "wo", "act"),
-        FeedForwardNames(FEED_FORWARD, ("wi_0", "wi_1"), "wo", "act"),
+        FeedForwardNames(FEED_FORWARD, ("wi",), "wo", "act", entry="d_ff"),
+        FeedForwardNames(FEED_FORWARD, ("wi_0", "wi_1"), "wo", "act", entry="d_ff"),
     )
 
     def shrink(self, module, kept):

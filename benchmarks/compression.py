@@ -2,14 +2,15 @@ r"""Compress attention, or layers, to a share of their parameters, without label
 
     python benchmarks/compression.py minilm [--draws 3] [--steps 300]
     python benchmarks/compression.py marian t5 [--draws 3] [--steps 300] [--sentences N]
-    python benchmarks/compression.py minilm --parts layers [--draws 3]
+    python benchmarks/compression.py minilm --parts layers --calibration 2048 [--draws 3]
     python benchmarks/compression.py marian --parts heads --budgets 0.25 [--steps 1200]
     python benchmarks/compression.py --table
 
 all-MiniLM-L6-v2 is scored on STS-B dev (all 1,500 pairs, Spearman x 100, mean-pooled cosine) and on SST-2, of which
 calibration never saw anything: accuracy x 100 of a logistic regression on frozen embeddings (1,500 train sentences,
 1,872 others). Translation models are scored on test_2016_flickr, BLEU with beam 5. A draw is 256 sentences of STS-B
-train, or 256 training pairs, and the seed of all that follows. Distillation sees sentences without labels: 10,000 of
+train, or 256 training pairs, and the seed of all that follows; of more sentences, some of STS-B, MRPC and RTE train, or
+so many pairs. Distillation sees sentences without labels: 10,000 of
 STS-B, MRPC and RTE train (none of SST-2), or the German side of the training pairs and what the original makes of it.
 Every row is stored as it comes, in WORK/compression.jsonl, and not measured again.
 """
@@ -35,6 +36,7 @@ from collab_heads.demo.model import embed
 from common import ATTENTION, WORK, minilm, shared, table, write
 
 STORE = WORK / "compression.jsonl"
+FEW = 256  # sentences to calibrate on
 METHODS = ("closed form", "refined", "distilled")
 BUDGETS = {"minilm": (0.5, 0.33, 0.25), "marian": (0.75, 0.5, 0.33), "t5": (0.75, 0.5, 0.33)}
 COLUMNS = {
@@ -43,6 +45,7 @@ COLUMNS = {
     "budget": "",
     "method": "",
     "steps": "",
+    "sentences": "",
     "lost": ".2f",
     "losses": "",
     "lost elsewhere": ".2f",
@@ -80,9 +83,9 @@ class SentenceEncoder:
     def load(self):
         return AutoModel.from_pretrained(minilm()).eval()
 
-    def batches(self, draw: int) -> list[dict]:
+    def batches(self, draw: int, count: int) -> list[dict]:
         """Return a draw of calibration batches."""
-        return self.task.calibration(draw)
+        return self.task.calibration(draw) if count == FEW else self.task.tokenized(sentences(draw)[:count], 32)
 
     def unlabelled(self, draw: int) -> list[dict]:
         """Return a draw of batches for distillation."""
@@ -110,9 +113,9 @@ class Translator:
     def load(self):
         return load(MODELS[self.name])
 
-    def batches(self, draw: int) -> list[dict]:
+    def batches(self, draw: int, count: int) -> list[dict]:
         """Return a draw of calibration batches."""
-        return calibration(self.tokenizer, draw)
+        return calibration(self.tokenizer, draw, count=count)
 
     def unlabelled(self, draw: int) -> list[dict]:
         """Return a draw of batches for distillation, without targets."""
@@ -146,6 +149,7 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
             {
                 "model": name,
                 "parts": ", ".join(arguments.parts or ["all"]),
+                "sentences": arguments.calibration,
                 "draw": draw,
                 "budget": budget,
                 "method": method,
@@ -161,7 +165,7 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
             model, started = task.load(), time.perf_counter()
             steps = 0 if row["method"] == "closed form" else 120
             more = {"parts": parts_of(arguments.parts), "refine_steps": steps, "seed": draw}
-            row |= numbers(compress(model, task.batches(draw), row["budget"], **more))
+            row |= numbers(compress(model, task.batches(draw, arguments.calibration), row["budget"], **more))
             if row["steps"]:
                 report = distill(model, task.load(), task.unlabelled(draw), row["steps"], seed=draw)
                 row["distilled"] = report.to_dict()
@@ -171,7 +175,7 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
 
 def key(row: dict) -> tuple:
     """Return what identifies a row."""
-    return tuple(row[name] for name in ("model", "parts", "draw", "budget", "method", "steps"))
+    return row.get("sentences", FEW), *(row[name] for name in ("model", "parts", "draw", "budget", "method", "steps"))
 
 
 def numbers(report) -> dict:
@@ -188,7 +192,7 @@ def numbers(report) -> dict:
 
 def order(row: dict) -> tuple:
     """Return the sort key of a row in the table."""
-    return list(BUDGETS).index(row["model"]), row["parts"], -row["budget"], row["draw"]
+    return list(BUDGETS).index(row["model"]), row["parts"], -row["budget"], row.get("sentences", FEW), row["draw"]
 
 
 def over_draws(rows: Sequence[dict]) -> list[dict]:
@@ -196,15 +200,17 @@ def over_draws(rows: Sequence[dict]) -> list[dict]:
     originals = {row["model"]: row for row in rows if row["method"] == "original"}
     groups: dict[tuple, list[dict]] = {}
     for row in sorted(rows, key=order):
-        groups.setdefault(tuple(row[name] for name in ("model", "parts", "budget", "method", "steps")), []).append(row)
+        named = (row[name] for name in ("model", "parts", "budget", "method", "steps"))
+        groups.setdefault((*named, row.get("sentences", FEW)), []).append(row)
     found = []
-    for (model, parts, budget, method, steps), group in groups.items():
+    for (model, parts, budget, method, steps, count), group in groups.items():
         original = originals[model]
         losses = [original["score"] - row["score"] for row in group]
         new = {"model": model, "parts": parts, "budget": budget, "method": method, "steps": steps}
         new["score"] = statistics.mean(row["score"] for row in group)
         new["parameters"] = round(statistics.mean(row["parameters"] for row in group))
         if method != "original":
+            new["sentences"] = count
             new |= {"lost": statistics.mean(losses), "losses": ", ".join(f"{loss:.2f}" for loss in losses)}
             new |= {name: statistics.mean(r[name] for r in group) for name in ("cache", "heads", "predicted", "error")}
             new["seconds"] = statistics.median(row["seconds"] for row in group)
@@ -226,6 +232,7 @@ def main() -> None:
         help="what may become smaller: some parts, or whole layers (default: all parts of attention)",
     )
     parser.add_argument("--budgets", nargs="+", type=float, help="shares (default: three, by model)")
+    parser.add_argument("--calibration", type=int, default=FEW, metavar="N", help="sentences, or pairs, of a draw")
     parser.add_argument("--draws", type=int, default=3, help="of calibration sentences")
     parser.add_argument("--steps", type=int, default=300, help="of distillation")
     parser.add_argument("--sentences", type=int, help="to translate")

@@ -1,13 +1,13 @@
-"""Smaller attention in language models: perplexity, cache and speed of decoding, without labels.
+"""Smaller attention and layers in language models: perplexity, cache and speed of decoding, without labels.
 
     python benchmarks/lm.py gpt2 qwen3 [--draws 1] [--steps 1000] [--sentences N]
     python benchmarks/lm.py --table
 
 The decoders of the shared folder, trained on Multi30k's English side: perplexity per piece, `</s>` included, on val and
-test_2016_flickr. `compress` to shares of attention's parameters (GPT-2) or of its cache (Qwen3); a quarter of the query
-heads removed, W_O refitted; and what a user would take, key/value heads by mean pooling (see `lm_peer`). Each as it is
-and after the same distillation, on training sentences without labels. A draw is 256 training sentences to calibrate on,
-and the seed of all that follows.
+test_2016_flickr. `compress` to shares of attention's parameters (GPT-2), of its cache (Qwen3), or of the parameters of
+whole layers; a quarter of the query heads removed, W_O refitted; and what a user would take, key/value heads by mean
+pooling (see `lm_peer`). Each as it is and after the same distillation, on training sentences without labels. A draw is
+256 training sentences to calibrate on, or 2,048 for layers, and the seed of all that follows.
 
 The cache is counted in a forward pass; where a peer's is not (GPT-2 knows no groups), it is what its groups would take.
 Decoding is greedy, with a cache, 8 rows, and timed in turns with the original: processor time, one thread.
@@ -35,15 +35,17 @@ from common import ATTENTION, WORK, shared, table, write
 STORE = WORK / "lm.jsonl"
 FOLDERS = {"gpt2": "models/gpt2-multi30k-en", "qwen3": "models/qwen3-multi30k-en"}
 OF = {"gpt2": "parameters", "qwen3": "cache"}  # what budgets are of
-BUDGETS = {"gpt2": (0.75, 0.5, 0.33), "qwen3": (0.75, 0.6, 0.5)}
+BUDGETS = {"gpt2": (0.75, 0.5, 0.33), "qwen3": (0.75, 0.6, 0.5)}  # of attention
+LAYERS = (0.5, 0.33, 0.25)  # of the parameters of layers
 GROUPS = {"gpt2": (4, 1), "qwen3": (2, 1)}  # of the peer
 START, END, PADDING = 0, 1, 2  # pieces
-CALIBRATION, UNLABELLED = 256, 10_000  # sentences
+CALIBRATION, MORE, UNLABELLED = 256, 2048, 10_000  # sentences
 PROMPT, NEW, ROWS, ROUNDS = 4, 100, 8, 7  # of decoding
 COLUMNS = {
     "model": "",
     "method": "",
     "distilled": "",
+    "parameters": ",",
     "attention": ".2f",
     "cache": ",.0f",
     "val": ".2f",
@@ -91,9 +93,9 @@ class Text:
         """Return the batches of a test set, with sentences of similar length together."""
         return self.batches(sorted(self.sentences(name, self.count), key=len), rows=64)
 
-    def calibration(self, draw: int) -> list[dict[str, torch.Tensor]]:
+    def calibration(self, draw: int, count: int = CALIBRATION) -> list[dict[str, torch.Tensor]]:
         """Return a draw of calibration batches."""
-        return self.batches(self.sentences("train", CALIBRATION, seed=draw))
+        return self.batches(self.sentences("train", count, seed=draw))
 
     def unlabelled(self, draw: int) -> list[dict[str, torch.Tensor]]:
         """Return a draw of batches for distillation."""
@@ -157,10 +159,10 @@ class Method:
 def methods(name: str) -> list[Method]:
     """Return all methods to measure with a model."""
 
-    def compressed(budget: float) -> Callable[..., tuple[PreTrainedModel, dict]]:
+    def compressed(budget: float, count: int, **options: Any) -> Callable[..., tuple[PreTrainedModel, dict]]:
         def make(text: Text, draw: int) -> tuple[PreTrainedModel, dict]:
             model = load(name)
-            report = compress(model, text.calibration(draw), budget, of=OF[name], parts=ATTENTION, seed=draw)
+            report = compress(model, text.calibration(draw, count), budget, seed=draw, **options)
             return model, {"error": report.measured_error, "predicted": report.predicted_error}
 
         return make
@@ -175,7 +177,11 @@ def methods(name: str) -> list[Method]:
         return make
 
     peers = [Method(f"mean-pooled key/value heads: {groups}", with_groups(groups), distil) for groups in GROUPS[name]]
-    ours = [Method(f"compress {budget} of {OF[name]}", compressed(budget)) for budget in BUDGETS[name]]
+    attention = {"of": OF[name], "parts": ATTENTION}
+    ours = [
+        *(Method(f"compress {b} of {OF[name]}", compressed(b, CALIBRATION, **attention)) for b in BUDGETS[name]),
+        *(Method(f"compress layers, {b} of parameters", compressed(b, MORE)) for b in LAYERS),
+    ]
     return [*ours, Method("a quarter of the heads removed", lambda text, draw: fewer_heads(name, text, draw)), *peers]
 
 
@@ -202,7 +208,8 @@ def measured(model: PreTrainedModel, original: PreTrainedModel, text: Text) -> d
     """Return all numbers of a row."""
     found = {name: perplexity(model, text.test(name)) for name in ("val", "test_2016_flickr")}
     share = attention_parameters(model) / attention_parameters(original)
-    return found | {"attention": share, "cache": cache_bytes(model)} | decoding(model, original)
+    sizes = {"parameters": model.num_parameters(), "attention": share, "cache": cache_bytes(model)}
+    return found | sizes | decoding(model, original)
 
 
 def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> Iterator[dict]:

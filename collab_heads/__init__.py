@@ -50,6 +50,9 @@ from collab_heads.neurons.prune import PruneNeuronsReport, prune_neurons
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.exchange import swap_heads
 from collab_heads.rotation.manual import HeadRotation
+from collab_heads.serving.export import export
+from collab_heads.serving.report import ExportReport
+from collab_heads.serving.served_model import ServedModel, load_exported
 from collab_heads.sites.site import AttentionSite, AttentionWeights
 from collab_heads.trainer.heads_file import load_heads, save_heads
 
@@ -71,6 +74,7 @@ __all__ = [
     "ContributionComparison",
     "DistillReport",
     "DynamicRotation",
+    "ExportReport",
     "FoldReport",
     "GateReport",
     "HeadAdamW",
@@ -84,6 +88,7 @@ __all__ = [
     "HeadTraining",
     "PruneNeuronsReport",
     "PruneReport",
+    "ServedModel",
     "SiteReport",
     "SwapReport",
     "TokenContributions",
@@ -95,6 +100,7 @@ __all__ = [
     "compare_contributions",
     "compress",
     "distill",
+    "export",
     "fold_heads",
     "gate_report",
     "get_adapter",
@@ -103,6 +109,7 @@ __all__ = [
     "head_roles",
     "head_statistics",
     "leave_one_out",
+    "load_exported",
     "load_heads",
     "mean_loss",
     "model_card",

@@ -28,6 +28,7 @@ SLOW = {
     "docs/guides/compress.md",
     "docs/guides/train-with-trainer.md",
     "docs/guides/peft-export.md",
+    "docs/guides/serve.md",
     "docs/guides/publish.md",  # starts interpreters
 }
 IN_DOCS = [name for name in PAGES if name.startswith("docs/")]

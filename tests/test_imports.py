@@ -33,6 +33,7 @@ LAYERS = (
     ("analysis",),
     ("compression.parts",),
     ("compression",),
+    ("serving",),
     ("rotation",),
     ("trainer",),
     ("", "modeling_collab_heads"),  # the public names; what is stored beside a model imports them

@@ -212,18 +212,31 @@ def test_it_trains_copies_and_pickles(name, empty):
 
 @with_empty_blocks
 @of_family
-def test_folded_it_is_stock_again(name, empty):
-    """Neurons come back as zeros; the outputs stay."""
+def test_folded_it_is_stock_again(name, empty, tmp_path):
+    """Its config says how many neurons are left in the largest block; the others get zeros. The outputs stay."""
     family = FAMILIES[name]
     model, inputs = narrowed(family.build().double(), empty), family.inputs()
-    expected, stock = output(model, inputs), family.build()
-    fold_heads(model)
+    expected, left = output(model, inputs), [block.num_neurons for block in blocks_of(model)]
+    report = fold_heads(model)
     assert not hasattr(model.config, FIELD)
+    stock = type(model)(copy.deepcopy(model.config))  # as `from_pretrained` makes it
     assert {n: p.shape for n, p in model.state_dict().items()} == {n: p.shape for n, p in stock.state_dict().items()}
     assert [type(each).__qualname__ for each in model.modules()] == [
         type(each).__qualname__ for each in stock.modules()
     ]
-    torch.testing.assert_close(output(model, inputs), expected, rtol=0, atol=max(SAME, family.exact64))
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    for folded in (model, loaded):
+        torch.testing.assert_close(output(folded, inputs), expected, rtol=0, atol=max(SAME, family.exact64))
+    fewer = {block.path: max(1, *left) for block in blocks_of(model) if has_entry(name, block)}
+    assert report.neuron_counts == fewer
+    whole = {block.path: block.num_neurons for block in blocks_of(family.build())}
+    assert {block.path: block.num_neurons for block in blocks_of(model)} == whole | fewer
+
+
+def has_entry(name, block):
+    """DINOv2's config gives a ratio; SigLIP's entry for images counts the neurons of the pooling, too."""
+    return not (name.startswith(("dinov2", "siglip-vision")) or (name == "siglip" and block.path.startswith("vision")))
 
 
 def test_a_record_that_does_not_fit_is_refused(tmp_path):

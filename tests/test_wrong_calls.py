@@ -123,6 +123,13 @@ def folder_of_heads(folder: Path) -> Path:
     return folder
 
 
+def exported(folder: Path) -> Path:
+    """A folder for ONNX Runtime."""
+    if not (folder / "served").exists():
+        collab_heads.export(bert(), folder / "served")
+    return folder / "served"
+
+
 def within(model, heads):
     with collab_heads.without_heads(model, heads):
         pass
@@ -155,6 +162,7 @@ CALLS = {
     "compare_contributions": Call(None, lambda tmp: {"models": {"a": marian()}, "batches": labelled("marian")}),
     "compress": Call(bert, lambda tmp: {"batches": eight(), "budget": 0.5, "refine_steps": 0}),
     "distill": Call(swapped, lambda tmp: {"original": bert(), "batches": eight(), "steps": 1}),
+    "export": Call(bert, lambda tmp: {"folder": tmp / "new", "to": "transformers"}),
     "fold_heads": Call(gated, lambda tmp: {}),
     "gate_report": Call(gated, lambda tmp: {}),
     "get_adapter": Call(bert, lambda tmp: {}),
@@ -163,6 +171,7 @@ CALLS = {
     "head_roles": Call(bert, lambda tmp: {"batches": labelled()}),
     "head_statistics": Call(bert, lambda tmp: {"batches": labelled()}),
     "leave_one_out": Call(bert, lambda tmp: {"evaluate": one}),
+    "load_exported": Call(None, lambda tmp: {"folder": exported(tmp), "threads": 1}),
     "load_heads": Call(gated, lambda tmp: {"folder": folder_of_heads(tmp)}),
     "mean_loss": Call(bert, lambda tmp: {"batches": labelled()}),
     "model_card": Call(gated, lambda tmp: {"metrics": {"loss": 1.0}}),

@@ -74,7 +74,9 @@ def compression(score: str, more: Columns, *models: str) -> str:
         row["millions"] = row["parameters"] / 1e6
     several = {"model": ""} if len(models) > 1 else {}
     size = {"model's parameters, M": ("millions", ".2f")}
-    return shown(rows, several | {"may change": ("parts", "")} | COMPRESSION | size | {score: ("score", ".2f")} | more)
+    sentences = {"calibrated on": ("sentences", "")}
+    columns = several | {"may change": ("parts", "")} | COMPRESSION | sentences | size
+    return shown(rows, columns | {score: ("score", ".2f")} | more)
 
 
 TABLES["compression_encoder"] = lambda: compression(
@@ -91,8 +93,8 @@ plain(
 plain(
     "lm",
     "lm",
-    {"model": "", "method": "", "distilled": "", "attention": ".2f", "cache": ",.0f", "val": ".2f", "more": "+.1f"}
-    | {"test_2016_flickr": ".2f", "time": ".2f"},
+    {"model": "", "method": "", "distilled": "", "parameters": ",", "attention": ".2f", "cache": ",.0f", "val": ".2f"}
+    | {"more": "+.1f", "test_2016_flickr": ".2f", "time": ".2f"},
 )
 plain(
     "rotary_widths",

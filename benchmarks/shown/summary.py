@@ -58,8 +58,9 @@ def summary() -> str:
     original = {row["model"]: row for row in stored("compression")["rows"] if row["method"] == "original"}
     encoder = {b: row("compression", model="minilm", parts="all", method="refined", budget=b) for b in (0.5, 0.25)}
     translator = row("compression", model="marian", parts="all", method="refined", budget=0.5)
-    layers = row("compression", model="minilm", parts="layers", method="refined", budget=0.5)
-    trained = {b: row("compression", model="minilm", parts="layers", method="distilled", budget=b) for b in (0.5, 0.33)}
+    whole = {"model": "minilm", "parts": "layers", "sentences": 2048}
+    layers = row("compression", **whole, method="refined", budget=0.5)
+    trained = {b: row("compression", **whole, method="distilled", budget=b) for b in (0.5, 0.33)}
     rows = (
         *(
             (

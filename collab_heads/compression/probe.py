@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class Probe:
         for output in self.kept:  # a probability may be 0, its logarithm -inf
             if not torch.isfinite(output.rows.exp() if output.is_distribution else output.rows).all():
                 raise NonFiniteError("the model puts out NaN or inf on the calibration batches")
-        self.square = Output(torch.cat([output.rows for output in self.kept]), self.kept[0].is_distribution).square()
+        self.square = replace(self.kept[0], rows=torch.cat([output.rows for output in self.kept])).square()
         if not self.square:
             raise CalibrationError(
                 f"the model puts out the same for the {sum(len(output.rows) for output in self.kept)} calibration "
@@ -87,4 +88,4 @@ class Probe:
 def sampled(output: Output) -> Output:
     """Return an output with at most about `ELEMENTS` elements: all rows, or an even sample."""
     stride = math.ceil(output.rows.numel() / ELEMENTS)
-    return Output(output.rows[::stride].clone(), output.is_distribution) if stride > 1 else output
+    return replace(output, rows=output.rows[::stride].clone()) if stride > 1 else output

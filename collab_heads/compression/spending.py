@@ -7,8 +7,9 @@ beats. Few are left, since small units make close bounds.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -108,6 +109,10 @@ class Spending:
 
         return self.first(self.search(may_win), lambda plan: math.fsum(option.error for option in plan) <= error)
 
+    def bound(self, budget: float) -> float:
+        """Return a lower bound of the error within a budget of at least `least`."""
+        return float(self.bounds[-1][self.units(budget - self.least + self.rounding)])
+
     def units(self, cost: np.ndarray | float) -> np.ndarray:
         """Convert costs to whole units, at most `UNITS`."""
         return np.floor(np.minimum(cost / self.unit + CLOSE, UNITS)).astype(int)
@@ -161,6 +166,55 @@ class Spending:
             units = np.floor(plans.costs / self.unit)
             plans = plans[np.r_[units[1:] != units[:-1], True]]
         return plans
+
+
+class AnySpending:
+    """Several solvers, of which each may use some of the options; the best of their choices counts.
+
+    Args:
+        options: the options of every site.
+        allowed: for each solver the indices of the options that it may use: [solvers][sites][some].
+
+    Attributes:
+        least: the cost of the cheapest options.
+    """
+
+    def __init__(self, options: Sequence[Sequence[Option]], allowed: Iterable[Sequence[Sequence[int]]]):
+        self.options, self.allowed = options, list(allowed)
+        self.solvers = [
+            Spending([[of_site[i] for i in some] for of_site, some in zip(options, each, strict=True)])
+            for each in self.allowed
+        ]
+        self.least = min(solver.least for solver in self.solvers)
+
+    def choose(self, budget: float) -> list[int]:
+        """Return the options, as an index per site, that have the least error within a budget of at least `least`."""
+        best, least = None, math.inf
+        able = [number for number, solver in enumerate(self.solvers) if solver.least <= budget]
+        for bound, number in sorted((self.solvers[number].bound(budget), number) for number in able):
+            if bound > least * (1 + CLOSE):
+                break
+            found = self.named(number, self.solvers[number].choose(budget))
+            if (error := self.total(found, "error")) < least:
+                best, least = found, error
+        assert best is not None
+        return best
+
+    def within(self, error: float) -> list[int]:
+        """Return the cheapest options, as indices, whose errors add up to at most `error`; the best ones if none do."""
+        found = [self.named(number, solver.within(error)) for number, solver in enumerate(self.solvers)]
+        fitting = [each for each in found if self.total(each, "error") <= error]
+        if fitting:
+            return min(fitting, key=lambda each: self.total(each, "cost"))
+        return min(found, key=lambda each: self.total(each, "error"))
+
+    def named(self, number: int, places: Sequence[int]) -> list[int]:
+        """Turn the places of options in a solver into their indices."""
+        return [some[place] for some, place in zip(self.allowed[number], places, strict=True)]
+
+    def total(self, chosen: Sequence[int], name: Literal["cost", "error"]) -> float:
+        """Return the sum of the costs, or errors, of options."""
+        return math.fsum(getattr(options[i], name) for options, i in zip(self.options, chosen, strict=True))
 
 
 def worthwhile(options: Sequence[Option]) -> list[int]:

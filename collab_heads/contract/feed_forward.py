@@ -25,6 +25,7 @@ class FeedForwardNames:
         last: path of the last projection in it.
         activation: path of the module of the activation in it; None where that is the function GELU.
         fused: whether one first projection makes both branches of a gated block.
+        entry: the config entry for the number of neurons of all such blocks.
     """
 
     block: str
@@ -32,6 +33,7 @@ class FeedForwardNames:
     last: str
     activation: str | None
     fused: bool = False
+    entry: str = "intermediate_size"
 
 
 class FeedForwardBlock(NamedTuple):

@@ -83,7 +83,8 @@ def distill(
             for a short time, then falls to 0 as a cosine.
         output_weight: weight of the output's error, relative to the mean of the layers' errors.
         evaluate_every: steps between evaluations on the held-out part; None for a tenth of `steps`.
-        patience: stop after this number of evaluations in a row without improvement.
+        patience: stop after this number of evaluations in a row without improvement, that over the untrained model
+            apart.
         seed: seed of the order of the batches.
         mixed_precision: "bf16" for autocast, "no", or None for the setting of the accelerator or the launcher.
         accelerator: an `accelerate.Accelerator`, prepared for one or several processes. Each of them holds the whole

@@ -88,8 +88,13 @@ class Training:
         return progress.history[index][1].total(self.options.output_weight)
 
     def is_stale(self, progress: Progress) -> bool:
-        """Return True if the last `patience` evaluations brought no improvement."""
-        return len([step for step, _ in progress.history if step > progress.best_step]) >= self.options.patience
+        """Return True if the last `patience` evaluations brought no improvement.
+
+        The error before training does not count: the first steps, whose learning rate is highest, often raise the error
+        of a model that was fitted in closed form, and later ones bring it below where it began.
+        """
+        totals = [self.total(index, progress) for index in range(1, len(progress.history))]
+        return bool(totals) and len(totals) - 1 - totals.index(min(totals)) >= self.options.patience
 
     def save(self, progress: Progress) -> None:
         """Write a checkpoint on the first process; an error is raised on all."""

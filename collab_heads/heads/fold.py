@@ -1,7 +1,6 @@
 """fold_heads: turn a gated, mixed or pruned model into a stock checkpoint, which loads without this package."""
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -14,8 +13,10 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import SwapError
 from collab_heads.heads.fold_layout import fold_counts, narrow_as_stock, stock_width
+from collab_heads.heads.fold_neurons import fold_neurons
 from collab_heads.heads.prune import check_prunable
 from collab_heads.heads.report import FoldReport
+from collab_heads.heads.stock_config import stock_twin, write_entries
 from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.layers.removed import kept_parameter
@@ -23,7 +24,6 @@ from collab_heads.model.apply_state import apply_state, restore_neurons
 from collab_heads.model.offloading import changing_layers, input_device
 from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.model.record_sync import is_alike
 from collab_heads.model.refusals import (
     check_feed_forwards,
     check_forward,
@@ -31,7 +31,7 @@ from collab_heads.model.refusals import (
     check_projection,
     check_wrapper,
 )
-from collab_heads.sites.record import FIELD, CollabConfig, own_configs
+from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import SiteState
 
 
@@ -61,7 +61,8 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
         >>> type(model.encoder.layer[0].attention.output.dense)  # stock again: loads without this package
         <class 'torch.nn.modules.linear.Linear'>
 
-    Removed neurons of feed-forward blocks are restored as zeros: a stock config has one number for all layers.
+    A stock config has one number of neurons, too: every feed-forward block has as many as the block that has most left,
+    and the neurons that others lack are restored as zeros. A DINOv2, whose config gives no number, gets all of them.
 
     Args:
         model: a supported transformers model with gates, alphas, removed heads or neurons, or such narrower heads.
@@ -79,7 +80,8 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
     config = CollabConfig.on(model)
     sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
     changed = {path: state for path, state in config.sites.items() if path in sites}
-    narrower = [block for block in open_feed_forwards(model, adapter) if block.path in config.feed_forwards]
+    blocks = open_feed_forwards(model, adapter)
+    narrower = [block for block in blocks if block.path in config.feed_forwards]
     if not changed and not narrower:
         raise SwapError("the model has no gates, alphas, removed heads or neurons: there is nothing to fold")
     held = [path for path, state in changed.items() if is_held(adapter, state)]
@@ -98,7 +100,8 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
     kept = {path: state.kept for path, state in changed.items() if state.kept is not None}
     counts = fold_counts(adapter, model.config, list(sites.values()), changed)
     entries = dict(counts.entries if narrow is None else {cast(tuple[str, str], adapter.head_width)[0]: narrow})
-    stock = stock_twin(model, entries) if kept or narrow is not None else model
+    neurons = fold_neurons(model, blocks, config.feed_forwards) if narrower else []
+    stock = stock_twin(model, [(model.config, entries)]) if kept or narrow is not None else model
     # Nothing has changed up to here; nothing can fail from here on.
     for path in changed:
         if isinstance(output := sites[path].output, HeadOutputProjection):
@@ -114,18 +117,21 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
         restore_output(site.output, places, len(has), adapter.output_projection(stock, site.site), like)
         adapter.restore(site.module, whole, places)
         keep_positions(adapter, site.module, has)
-    neurons = {}
-    for block in narrower:
-        whole_block = config.feed_forwards[block.path].num_neurons
-        neurons[block.path] = whole_block - block.num_neurons
-        restore_neurons(block, whole_block)
-    write_entries(model, entries)
+    zeros, left = {}, {}
+    for counted in neurons:
+        for block in counted.blocks:
+            if counted.count > block.num_neurons:
+                zeros[block.path] = counted.count - block.num_neurons
+                restore_neurons(block, counted.count)
+            if block.path in config.feed_forwards and counted.count < config.feed_forwards[block.path].num_neurons:
+                left[block.path] = counted.count
+    write_entries(model, [(model.config, entries), *((each.config, each.entries) for each in neurons)])
     CollabConfig().write(model)
     removed = {path: tuple(sorted({*counts.heads[path]} - {*heads})) for path, heads in kept.items()}
     gated = tuple(path for path, state in changed.items() if state.gates is not None)
     mixed = tuple(path for path, state in changed.items() if state.alphas)
     count = counts.entries[adapter.head_counts[0]] if counts.entries and adapter.head_counts else None
-    return FoldReport(gated, mixed, removed, before, model.num_parameters(), narrow, count, neurons)
+    return FoldReport(gated, mixed, removed, before, model.num_parameters(), narrow, count, zeros, left)
 
 
 def is_held(adapter: AttentionAdapter, state: SiteState) -> bool:
@@ -133,17 +139,6 @@ def is_held(adapter: AttentionAdapter, state: SiteState) -> bool:
     if state.query_key is None or state.query_key.groups is None or state.values is not None:
         return False
     return state.query_key.holds(adapter.exact_kind, state.heads)
-
-
-def stock_twin(model: PreTrainedModel, entries: Mapping[str, int]) -> PreTrainedModel:
-    """Return a model of the same config with other entries and without our record, on the meta device."""
-    config = copy.deepcopy(model.config)
-    config.update(dict(entries))
-    for part in (config, *(value for value in vars(config).values() if hasattr(value, FIELD))):
-        if hasattr(part, FIELD):
-            delattr(part, FIELD)
-    with torch.device("meta"):
-        return type(model)(config)
 
 
 def like_those_of(site: OpenSite) -> torch.Tensor:
@@ -166,15 +161,6 @@ def keep_positions(adapter: AttentionAdapter, module: nn.Module, heads: Sequence
     if table is not None and len(heads) < table.embedding_dim:
         table.weight = kept_parameter(table.weight, table.weight[:, list(heads)])
         table.embedding_dim = len(heads)
-
-
-def write_entries(model: PreTrainedModel, entries: Mapping[str, int]) -> None:
-    """Update the configs of a model and of its stacks, in place; models that shared them keep the old ones."""
-    if entries:
-        own_configs(model)
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel) and is_alike(module.config, model.config):
-            module.config.update(dict(entries))
 
 
 @torch.no_grad()

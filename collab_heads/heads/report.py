@@ -181,6 +181,8 @@ class FoldReport:
         head_width: the width of all heads, where narrower heads stayed narrow; None where there were none.
         head_count: the number of heads of every layer, where the config now says fewer than before; else None.
         neurons: path of a feed-forward block -> number of removed neurons that were restored as zeros.
+        neuron_counts: path of a feed-forward block -> its number of neurons, where the config now says fewer than
+            before.
     """
 
     gates: tuple[str, ...]
@@ -191,6 +193,7 @@ class FoldReport:
     head_width: int | None = None
     head_count: int | None = None
     neurons: dict[str, int] = field(default_factory=dict)
+    neuron_counts: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict:
         """Return all numbers, ready for JSON."""
@@ -201,6 +204,8 @@ class FoldReport:
         narrow = "" if self.head_width is None else f"heads of width {self.head_width} stay; "
         narrow += f"{sum(self.neurons.values()):,} removed neurons, too; " if self.neurons else ""
         narrow += "" if self.head_count is None else f"every layer has {self.head_count} heads now; "
+        counts = sorted({*self.neuron_counts.values()})
+        narrow += f"feed-forward blocks have {' or '.join(map(str, counts))} neurons now; " if counts else ""
         return (
             f"gates of {len(self.gates)} sites and alphas of {len(self.alphas)} folded into W_O, "
             f"{zeros} removed heads restored as zeros; {narrow}"

@@ -13,11 +13,10 @@ from transformers.pytorch_utils import Conv1D
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.layout import become, is_transposed, set_weight, weight_of
+from collab_heads.layers.removed import constant, is_exporting
 from collab_heads.sites.state import GateState
 
 PARTS = ("gates", "mixing")  # attributes of the projection, in the order in which heads go through them
-# Before torch 2.7 an export cannot be told from a compilation.
-_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
 class HeadOutputProjection(nn.Module):
@@ -107,16 +106,13 @@ class ConstantOutput(nn.Module):
 
         Computed as by a Linear without columns, so that the modules before it get a gradient of zero.
         """
+        if is_exporting():
+            return constant(concatenated, self.out_features, self.bias)
         weight = concatenated.new_empty(self.out_features, 0)
         return F.linear(concatenated, weight, None if self.bias is None else self.bias.to(concatenated.dtype))
 
     def extra_repr(self) -> str:
         return f"out_features={self.out_features}, no heads"
-
-
-def is_exporting() -> bool:
-    """Return True while a graph for inputs of any size is made, which must not depend on sizes."""
-    return _is_exporting() or torch.jit.is_tracing()
 
 
 def gates_of(projection: nn.Module) -> HeadGates | None:

@@ -9,6 +9,9 @@ from transformers.pytorch_utils import Conv1D
 
 from collab_heads.layers.layout import become, is_transposed, set_weight, weight_of
 
+# Before torch 2.7 an export cannot be told from a compilation.
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
 
 class NoHeads(nn.Module):
     """The query/key projection of a site without heads: it computes nothing and caches one zero per token.
@@ -67,6 +70,8 @@ class EmptyProjection(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """Return no columns, or the bias: [..., D] -> [..., 0], or [..., 0] -> [..., D]."""
+        if is_exporting():
+            return constant(states, self.out_features, self.bias)
         return F.linear(states, weight_of(self), self.bias)
 
     def extra_repr(self) -> str:
@@ -97,6 +102,20 @@ def filled_projection(module: EmptyProjection) -> None:
     for parameter in module.parameters():
         if not parameter.numel():
             parameter.requires_grad_(trains)
+
+
+def is_exporting() -> bool:
+    """Return True while a graph for inputs of any size is made, which must not depend on sizes."""
+    return _is_exporting() or torch.jit.is_tracing()
+
+
+def constant(states: Tensor, width: int, bias: Tensor | None) -> Tensor:
+    """Return the bias, or zeros, for every token: [..., any] -> [..., width].
+
+    A Linear without columns computes the same, but not in all engines: OpenVINO then puts out other numbers.
+    """
+    zeros = states.new_zeros(*states.shape[:-1], width)
+    return zeros if bias is None or not width else zeros + bias.to(states.dtype)
 
 
 def is_empty(module: nn.Module) -> bool:

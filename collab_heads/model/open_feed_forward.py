@@ -6,7 +6,7 @@ from typing import TypeAlias, TypeVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.base.option_values import FeedForwardRole
 from collab_heads.contract.adapter import AttentionAdapter
@@ -27,6 +27,7 @@ class OpenFeedForward:
         output: the last projection, which reads the neurons.
         activation: the module of the activation; None where it is the function GELU.
         branches: the values that make a neuron: 2 where the block is gated, else 1.
+        entry: the config entry for the number of neurons.
         adapter: the adapter of the model's family.
         model: the model that the block belongs to.
     """
@@ -37,6 +38,7 @@ class OpenFeedForward:
     output: nn.Module
     activation: nn.Module | None
     branches: int
+    entry: str
     adapter: AttentionAdapter
     model: PreTrainedModel
 
@@ -49,6 +51,13 @@ class OpenFeedForward:
     def role(self) -> FeedForwardRole:
         """One of `FEED_FORWARD_ROLES`."""
         return self.site.role
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The config of the innermost model that the block is in."""
+        parts, base = self.path.split("."), self.model.base_model
+        around = [base.get_submodule(".".join(parts[:count])) for count in range(len(parts), -1, -1)]
+        return next(module.config for module in around if isinstance(module, PreTrainedModel))
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -89,8 +98,16 @@ def open_feed_forwards(model: PreTrainedModel, adapter: AttentionAdapter) -> lis
         first, last = tuple(block.get_submodule(name) for name in names.first), block.get_submodule(names.last)
         activation = None if names.activation is None else block.get_submodule(names.activation)
         branches = 2 if names.fused else len(first)
-        found.append(OpenFeedForward(site, block, first, last, activation, branches, adapter, model))
+        found.append(OpenFeedForward(site, block, first, last, activation, branches, names.entry, adapter, model))
     return found
+
+
+def counted_together(blocks: Iterable[OpenFeedForward]) -> list[list[OpenFeedForward]]:
+    """Group feed-forward blocks whose neurons one config entry counts in stock models."""
+    groups: dict[tuple, list[OpenFeedForward]] = {}
+    for block in blocks:
+        groups.setdefault((type(block.config), block.config.model_type, block.entry), []).append(block)
+    return [*groups.values()]
 
 
 def open_layers(model: PreTrainedModel, adapter: AttentionAdapter) -> list[OpenLayerSite]:

@@ -25,10 +25,12 @@ class Output:
     Attributes:
         rows: [N, C], one per token or example that counts: log-probabilities, numbers or states.
         is_distribution: whether they are log-probabilities.
+        are_states: whether they are hidden states, of a model without a head.
     """
 
     rows: Tensor
     is_distribution: bool
+    are_states: bool = False
 
     def square(self) -> float:
         """Return the unit of errors: the number of distributions, or the sum of squares around the mean row."""
@@ -73,7 +75,7 @@ def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Ou
         mask = output_mask(model, inputs)
         values = values.flatten(0, 1) if mask is None else values[mask.to(values.device)]
     is_distribution = logits is not None and values.shape[-1] > 1 and not are_numbers(model)
-    return Output(values.log_softmax(-1) if is_distribution else values, is_distribution)
+    return Output(values.log_softmax(-1) if is_distribution else values, is_distribution, are_states=logits is None)
 
 
 def embeddings_of(outputs: Mapping) -> list[Tensor]:

@@ -57,7 +57,9 @@ def names(bert, marian, files, tmp_path):
     gated = BertModel.from_pretrained(bert)
     swap_to_gated(gated)
     gated.save_pretrained(tmp_path / "gated")
-    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "gated")
+    BertModel.from_pretrained(bert).save_pretrained(tmp_path / "small")
+    for name in ("gated", "small"):
+        AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / name)
     flags = dict(zip((flag.removeprefix("--") for flag in files[::2]), files[1::2], strict=True))
     flags |= {"model_name_or_path": str(bert), "collaborative": True, "dim_shared_query_key": {"enc-self": 16}}
     (tmp_path / "flags.json").write_text(json.dumps(flags | {"max_train_steps": 1, "calibration_samples": 8}))

@@ -9,6 +9,7 @@ from model_sizes import TEXT
 from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import compress, plan
+from collab_heads.base.option_values import MODEL_SHAPES
 from collab_heads.compression.measures import COUNTED
 from collab_heads.compression.plan import CompressionPlan
 from families import FAMILIES, make
@@ -29,21 +30,54 @@ def seconds(use, choice):
     return math.sqrt(COUNTED["parameters"](use, choice)) / 1e5
 
 
+def is_even(choices):
+    """Whether all blocks that keep neurons keep the same number; None where a block stays as it is."""
+    return len({choice.get("neurons") for path, choice in choices.items() if path[-1].isdigit()} - {0}) <= 1
+
+
+def is_uniform(choices):
+    """Whether attention is as it was, and all blocks keep the same number of neurons."""
+    blocks = {choice.get("neurons") for path, choice in choices.items() if path[-1].isdigit()}
+    return (
+        len(blocks) == 1
+        and 0 not in blocks
+        and all(set(dict(choice.sizes)) <= {"neurons"} for choice in choices.values())
+    )
+
+
+def is_for_ctranslate2(choices):
+    """Whether sites have as many heads, or none, each with queries, keys and values of one width; here from 4 x 16."""
+    counts = set()
+    for path, choice in choices.items():
+        heads, query_key, value = (choice.get(part) for part in ("heads", "query_key", "values"))
+        if path[-1].isdigit() or heads == 0:
+            continue
+        counts.add(heads or 4)
+        if (query_key or 16) != (value or 16):
+            return False
+    return len(counts) <= 1
+
+
+RULES = {"even": is_even, "free": lambda choices: True, "uniform": is_uniform, "ctranslate2": is_for_ctranslate2}
+
+
 def unbeaten(made):
     """(share, predicted error) of all plans that no other one beats in both, by rising share."""
     plans = (dict(zip(made.choices, each, strict=True)) for each in itertools.product(*made.choices.values()))
     kept = []
-    for share, error in sorted((made.share(choices), made.predicted(choices)) for choices in plans):
+    allowed = filter(RULES[made.shape], plans)
+    for share, error in sorted((made.share(choices), made.predicted(choices)) for choices in allowed):
         if not kept or error < kept[-1][1]:
             kept.append((share, error))
     return kept
 
 
+@pytest.mark.parametrize("shape", MODEL_SHAPES)
 @pytest.mark.parametrize("of", [*COUNTED, "time"])
-def test_every_budget_and_every_error_gets_the_best_that_it_allows(measured, of):
-    made = CompressionPlan(measured, of, COUNTED.get(of, seconds))
+def test_every_budget_and_every_error_gets_the_best_that_it_allows(measured, of, shape):
+    made = CompressionPlan(measured, of, COUNTED.get(of, seconds), shape)
     plans = unbeaten(made)
-    assert len(plans) > 10 and made.least == plans[0][0]
+    assert len(plans) > {"uniform": 0, "ctranslate2": 5}.get(shape, 10) and made.least == plans[0][0]
     for (share, error), (more, _) in itertools.pairwise([*plans[:-1], (1.0, 0.0)]):
         if not share:  # nothing is left: a budget is above 0
             continue
@@ -52,7 +86,7 @@ def test_every_budget_and_every_error_gets_the_best_that_it_allows(measured, of)
 
 
 def test_a_plan_that_costs_exactly_the_budget_is_found(measured):
-    made = CompressionPlan(measured, "cache", COUNTED["cache"])
+    made = CompressionPlan(measured, "cache", COUNTED["cache"], "free")
     plans = unbeaten(made)
     share, best = plans[len(plans) // 2]
     report = compress(measured.model, made, share)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from collab_heads.compression import spending as module
-from collab_heads.compression.spending import Option, Spending, worthwhile
+from collab_heads.compression.spending import AnySpending, Option, Spending, worthwhile
 
 UNITS = (1, 16, module.UNITS)  # whatever the units are, what is found is exact
 
@@ -52,6 +52,21 @@ def test_every_plan_that_no_other_beats_is_found(seed, whole, units, monkeypatch
         for error in (plan[1], (plan[1] + worse[1]) / 2, math.nextafter(worse[1], 0)):
             assert total(tried, spending.within(error)) == plan
     assert total(tried, spending.within(plans[-1][1] / 2)) == plans[-1]  # nothing has as little
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_best_of_several_solvers(seed):
+    tried, some = options(seed), [[0, 1, 2, 5], [0, 3, 4], [0, 2]]
+    allowed = [[each] * len(tried) for each in some]
+    spending = AnySpending(tried, allowed)
+    plans = sorted(total(tried, each) for numbers in some for each in itertools.product(numbers, repeat=len(tried)))
+    assert spending.least == plans[0][0]
+    for cost, error in plans[::7]:
+        spent, found = total(tried, spending.choose(cost))
+        assert spent <= cost and found == min(other for less, other in plans if less <= cost)
+        spent, found = total(tried, spending.within(error))
+        assert found <= error and spent == min(less for less, other in plans if other <= error)
+    assert total(tried, spending.within(0.0))[1] == min(error for _, error in plans)  # nothing has as little
 
 
 @pytest.fixture

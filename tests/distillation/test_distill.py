@@ -86,7 +86,6 @@ def test_it_never_comes_back_worse_than_it_came(pair, batches):
     report = distill(model, original, batches, steps=40, learning_rate=100.0, evaluate_every=2, patience=3)
     assert same(weights(model), before)
     assert report.best_step == 0 and report.after == report.before
-    assert [step for step, _ in report.history] == [0, 2, 4, 6] and report.steps == 6
     assert all(error.total(1.0) > report.before.total(1.0) for _, error in report.history[1:])
 
 

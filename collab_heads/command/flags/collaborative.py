@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 
 from collab_heads.base.checks import check_choice
-from collab_heads.base.option_values import ALLOCATIONS, MEASURES, SITE_PARTS
+from collab_heads.base.option_values import ALLOCATIONS, MEASURES, MODEL_SHAPES, SITE_PARTS
 from collab_heads.command.flags.parsing import count, count_from_1, path, per_role, positive, width
 from collab_heads.command.flags.signatures import option_adder, options_of
 from collab_heads.errors import ArgumentError
@@ -12,7 +12,7 @@ from collab_heads.errors import ArgumentError
 SWAPS = ("before", "after", "between")
 SWAP = ("collaborative.swap", "swap_to_collaborative")
 COMPRESSED = options_of("compression.compress", "compress")["kind"].default
-OF_COMPRESSION = ("compress_of", "compress_kind", "compress_parts")
+OF_COMPRESSION = ("compress_of", "compress_kind", "compress_parts", "compress_shape")
 
 
 def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +40,13 @@ def add_collaborative_arguments(parser: argparse.ArgumentParser) -> None:
         "--compress_kind",
         metavar="KIND",
         help=f"the kind of narrower queries and keys, as --kind (default: {COMPRESSED})",
+    )
+    add(
+        "--compress_shape",
+        metavar="SHAPE",
+        help="even: all feed-forward blocks of a stack keep the same number of neurons; free: every site has sizes of "
+        "its own; ctranslate2: what this engine runs; uniform: what a stock config can say "
+        "(default: even for models without a head, else free)",
     )
     add(
         "--swap",
@@ -194,6 +201,8 @@ def check_compression(args: argparse.Namespace) -> None:
         raise ArgumentError("--compress_budget needs --calibration_samples")
     if args.compress_of is not None:
         check_choice("--compress_of", args.compress_of, MEASURES)
+    if args.compress_shape is not None:
+        check_choice("--compress_shape", args.compress_shape, MODEL_SHAPES)
     for part in args.compress_parts or ():
         check_choice("--compress_parts", part, SITE_PARTS)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from collab_heads.base.checks import check_choice
 from collab_heads.base.extras import check_extra
-from collab_heads.base.option_values import MEASURES, SITE_PARTS
+from collab_heads.base.option_values import MEASURES, MODEL_SHAPES, SITE_PARTS
 from collab_heads.command.flags.parsing import count
 from collab_heads.command.flags.shared import (
     add_data_arguments,
@@ -65,6 +65,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="PART",
         help=f"what may become smaller, some of {', '.join(SITE_PARTS)} (default: all)",
     )
+    add_option(
+        "shape",
+        metavar="SHAPE",
+        help="even: all feed-forward blocks of a stack keep the same number of neurons, or none; free: every site has "
+        "sizes of its own; ctranslate2: what this engine runs; uniform: what a stock config can say "
+        "(default: even for models without a head, else free)",
+    )
     add_option("refine_steps", metavar="N", help="gradient steps per layer that improve the fit")
     add(
         "--distill_steps",
@@ -88,6 +95,8 @@ def check(args: Namespace) -> None:
         OutputError: if the folder is not free.
     """
     check_choice("--of", args.of, MEASURES)
+    if args.shape is not None:
+        check_choice("--shape", args.shape, MODEL_SHAPES)
     for part in args.parts or ():
         check_choice("--parts", part, SITE_PARTS)
     if args.budget is not None and args.max_error is not None:

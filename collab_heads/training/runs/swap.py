@@ -61,6 +61,7 @@ def compress_as_asked(args: Namespace, model: PreTrainedModel, calibration: Sequ
         sites=args.sites,
         parts=args.compress_parts or SITE_PARTS,
         kind=args.compress_kind or COMPRESSED,
+        shape=args.compress_shape,
         refine_steps=args.refine_steps,
         seed=args.seed,
     )

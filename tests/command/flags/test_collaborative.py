@@ -47,6 +47,8 @@ def test_what_goes_together(flags, swaps, parse):
         ("--compress_budget 0.5 --calibration_samples 0", "--compress_budget needs --calibration_samples"),
         ("--compress_budget 0.5 --compress_of size", "unknown --compress_of 'size'"),
         ("--compress_budget 0.5 --compress_kind none", "unknown --compress_kind 'none'"),
+        ("--compress_budget 0.5 --compress_shape round", "unknown --compress_shape 'round'"),
+        ("--compress_shape free", "--compress_shape have no effect without"),
         ("--compress_budget 0.5 --target_heads 3", "--compress_budget and --target_heads exclude each other"),
         ("--compress_budget 0.5 --alpha_mixing --fold_heads", "cannot be --collaborative or compressed"),
         ("--compress_budget 0.5 --alpha_mixing --swap after", "cannot compress mixed heads"),

@@ -77,7 +77,8 @@ def test_the_site_as_it_is_comes_last_and_no_choice_is_wider(family, kind):
     for choice in choices:
         geometry = geometry_of(shape, choice)
         assert geometry.query_key_width <= geometry.num_heads * geometry.dim_head
-        assert size_with(shape, choice).parameters > 0
+        left = size_with(shape, choice)
+        assert left.parameters > 0 or (choice.get("heads") == 0 and left.per_query == left.per_pair == 0)
 
 
 def test_steps_are_few_multiples_of_four():

@@ -45,10 +45,11 @@ def test_the_compression_is_as_the_flags_say(monkeypatch, parse):
     flags += " --compress_parts heads values"
     budgets.compress_as_asked(parse(flags), "model", ["batch"])
     expected = {"of": "cache", "kind": "per_head", "sites": ["enc-self"], "refine_steps": 7, "seed": 5}
+    expected["shape"] = None
     expected["parts"] = ["heads", "values"]
     assert asked == {"given": ("model", ["batch"], 0.4), **expected}
-    budgets.compress_as_asked(parse("--compress_budget 0.4 --compress_kind shared"), "model", ["batch"])
-    assert (asked["of"], asked["kind"]) == ("parameters", "shared")
+    budgets.compress_as_asked(parse("--compress_budget 0.4 --compress_kind shared --compress_shape free"), "model", [])
+    assert (asked["of"], asked["kind"], asked["shape"]) == ("parameters", "shared", "free")
 
 
 def test_a_run_compresses_in_the_place_of_the_swap(parse):

@@ -1,0 +1,15 @@
+"""The work of `collab-heads export`."""
+
+from argparse import Namespace
+
+from collab_heads.command.inputs import load
+from collab_heads.serving.export import export
+from collab_heads.serving.report import ExportReport
+
+
+def run(args: Namespace) -> ExportReport:
+    """Export a model, print the result, and return the report."""
+    loaded = load(args)
+    report = export(loaded.model, args.output_dir, args.to, tokenizer=loaded.tokenizer, int8=args.int8)
+    print(report)
+    return report

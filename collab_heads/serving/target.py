@@ -1,0 +1,78 @@
+"""What a target of an export does: it writes a model, loads what it wrote, and compares both."""
+
+import io
+import logging
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers import PreTrainedModel
+
+from collab_heads.base.option_values import ExportTarget
+from collab_heads.errors import ArgumentError
+from collab_heads.serving.comparison import Comparison, compare
+
+
+class Target(ABC):
+    """A target of an export.
+
+    Attributes:
+        name: its name in `to=`.
+        tolerance: the largest difference of an output from PyTorch's, as a share of PyTorch's largest output.
+        has_int8: whether it takes weights of eight bits.
+    """
+
+    name: ClassVar[ExportTarget]
+    tolerance: ClassVar[float] = 1e-3  # of float32 in another engine; seen: 2e-6 to 1e-5
+    has_int8: ClassVar[bool] = False
+
+    def check(self, model: PreTrainedModel, int8: bool) -> None:
+        """Raise an error if the target is not installed, or cannot take the model."""
+        if int8 and not self.has_int8:
+            raise ArgumentError(f"int8=True: {self.name} takes no weights of eight bits here; onnx and ctranslate2 do")
+
+    @abstractmethod
+    def write(
+        self, model: PreTrainedModel, folder: Path, example: Mapping, *, tokenizer: Any, int8: bool
+    ) -> tuple[str, ...]:
+        """Write a model into a folder; return notes for the report. The model is not changed.
+
+        Args:
+            model: the model, in evaluation.
+            folder: an empty folder.
+            example: a batch of at least two rows.
+            tokenizer: the tokenizer, or None.
+            int8: whether weights have eight bits.
+        """
+
+    @abstractmethod
+    def load(self, model: PreTrainedModel, folder: Path) -> Any:
+        """Load what was written, to run it in one thread."""
+
+    def compare(self, model: PreTrainedModel, folder: Path, batches: Sequence[Mapping], tokenizer: Any) -> Comparison:
+        """Compare what was written with its original on some batches."""
+        return compare(model, self.load(model, folder), batches, generates=model.can_generate())
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the progress and the warnings of an exporter off the screen."""
+    disabled = logging.root.manager.disable
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(io.StringIO()))
+        stack.enter_context(redirect_stderr(io.StringIO()))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a message, or the name of the error."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

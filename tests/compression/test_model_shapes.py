@@ -1,0 +1,133 @@
+"""Which sizes the sites of a compressed model have beside each other."""
+
+import pytest
+from compressing import batches_of
+
+from collab_heads import compress, fold_heads, get_adapter, plan, prune_neurons
+from collab_heads.compression.parts.table import resized
+from collab_heads.errors import ArgumentError
+from collab_heads.model.open_feed_forward import open_feed_forwards
+from collab_heads.model.site_size import Geometry
+from families import FAMILIES
+
+
+def neurons_of(model):
+    return {block.path: block.num_neurons for block in open_feed_forwards(model, get_adapter(model))}
+
+
+@pytest.mark.parametrize(
+    "name, stacks",
+    (
+        ("bert", 1),
+        ("marian", 2),
+        ("t5", 1),
+        ("clip", 2),
+        ("gpt2", 1),
+        pytest.param("albert", 1, marks=pytest.mark.slow),
+    ),
+)
+def test_even_blocks_of_a_stack_have_as_many_neurons_or_none(name, stacks):
+    """T5's config has one number for both stacks."""
+    model = FAMILIES[name].build()
+    made = plan(model, batches_of(FAMILIES[name]), refine_steps=0, shape="even")
+    for budget in (0.7, 0.5, 0.3):
+        counts = {}
+        for block in open_feed_forwards(model, get_adapter(model)):
+            number = made.choose(budget)[block.path].get("neurons")
+            counts.setdefault((block.config.model_type, block.entry), set()).add(number)
+        assert len(counts) == stacks and all(len(each - {0}) <= 1 for each in counts.values())
+
+
+def test_models_without_a_head_are_even():
+    family = FAMILIES["bert"]
+    for model, shape in ((family.build().base_model, "even"), (family.build(), "free")):
+        made = plan(model, batches_of(family), refine_steps=0, parts="neurons")
+        assert made.shape == made.to_dict()["shape"] == shape
+
+
+def test_free_blocks_have_less_predicted_error():
+    model, found = FAMILIES["bert"].build(), {}
+    for shape in ("even", "free"):
+        made = plan(model, batches_of(FAMILIES["bert"]), refine_steps=0, shape=shape, parts="neurons")
+        found[shape] = made.predicted(made.choose(0.7))
+    assert found["free"] < found["even"]
+
+
+def test_blocks_that_differ_already_become_even():
+    model, family = FAMILIES["bert"].build(), FAMILIES["bert"]
+    first = next(iter(neurons_of(model)))
+    prune_neurons(model, batches_of(family), keep={first: 24})
+    report = compress(model, batches_of(family), 0.6, parts="neurons", shape="even", refine_steps=0)
+    assert len({*neurons_of(model).values()} - {0}) <= 1 and report.costs["parameters"].share <= 0.6
+
+
+def test_an_unknown_shape_is_refused():
+    with pytest.raises(ArgumentError, match="unknown shape 'round'"):
+        plan(FAMILIES["bert"].build(), batches_of(FAMILIES["bert"]), shape="round")
+
+
+@pytest.mark.parametrize(
+    "name, budget, parts",
+    (
+        ("bert", 0.8, "neurons"),
+        ("marian", 0.9, "neurons"),
+        ("t5", 0.5, ("query_key", "values", "neurons")),
+        ("llama", 0.6, "heads"),
+        pytest.param("gpt2", 0.8, "neurons", marks=pytest.mark.slow),
+        pytest.param("vit", 0.8, ("query_key", "values"), marks=pytest.mark.slow),
+        pytest.param("gemma3", 0.6, "heads", marks=pytest.mark.slow),
+        pytest.param("clip", 0.8, "neurons", marks=pytest.mark.slow),
+    ),
+)
+def test_uniform_models_are_stock_models_as_large(name, budget, parts):
+    """Nothing is restored as zeros."""
+    model = FAMILIES[name].build()
+    report = compress(model, batches_of(FAMILIES[name]), budget, shape="uniform", parts=parts, refine_steps=0)
+    small = model.num_parameters()
+    folded = fold_heads(model)
+    assert report.costs["parameters"].share <= budget and folded.neurons == {} and not any(folded.restored.values())
+    assert model.num_parameters() <= 1.01 * small  # key biases, which the softmax cancels, come back
+    found = {"neurons": folded.neuron_counts, "heads": folded.head_count, "values": folded.head_width}
+    assert all(value for part, value in found.items() if part in parts)
+
+
+def test_uniform_leaves_what_the_config_does_not_count_alone():
+    """SigLIP's entry counts the neurons of its pooling, too; DINOv2 has one that it ignores."""
+    for name in ("dinov2", "siglip"):
+        made = plan(FAMILIES[name].build(), batches_of(FAMILIES[name]), refine_steps=0, shape="uniform")
+        chosen = made.choose(max(made.least, 0.9))
+        ours = {path: choice for path, choice in chosen.items() if choice.get("neurons") is not None}
+        assert not any("vision" in path for path in ours) and (name == "siglip" or not ours)
+
+
+@pytest.mark.parametrize("sites", ["enc-self", ["enc-self", "dec-self", "dec-enc"]])
+def test_uniform_changes_attention_as_a_whole(sites):
+    made = plan(FAMILIES["t5"].build(), batches_of(FAMILIES["t5"]), refine_steps=0, shape="uniform", sites=sites)
+    assert (made.least < 1) == (sites != "enc-self")
+
+
+@pytest.mark.parametrize("name", ["marian", "t5", "distilbert", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_ctranslate2_sites_have_one_width_and_one_number_of_heads(name):
+    model = FAMILIES[name].build()
+    made = plan(model, batches_of(FAMILIES[name]), refine_steps=0, shape="ctranslate2")
+    for budget in (0.6, 0.4):
+        choices, counts, widths = made.choose(budget), set(), set()
+        for path, use in made.uses.items():
+            geometry = resized(use.shape, choices[path])
+            if isinstance(geometry, Geometry) and geometry.num_heads:
+                counts.add(geometry.num_heads)
+                widths.add(geometry.dim_value)
+                assert geometry.query_key_width == geometry.num_heads * geometry.dim_value
+        assert len(counts) == 1 and (len(widths) > 1 or name != "marian")  # every site has its own
+
+
+def test_ctranslate2_leaves_rotary_heads_alone():
+    made = plan(FAMILIES["llama"].build(), batches_of(FAMILIES["llama"]), refine_steps=0, shape="ctranslate2")
+    choices = made.choose(0.8)
+    assert {part for choice in choices.values() for part, _ in choice.sizes} == {"neurons"}
+
+
+def test_a_budget_below_what_a_shape_can_reach_names_the_shape():
+    made = plan(FAMILIES["bert"].build(), batches_of(FAMILIES["bert"]), refine_steps=0, shape="uniform")
+    with pytest.raises(ArgumentError, match="in the shape 'uniform'"):
+        made.choose(0.1)

@@ -1,0 +1,55 @@
+"""What `export` wrote runs where neither this package nor PyTorch and transformers are, in the engine alone."""
+
+import subprocess
+import sys
+
+import engines_alone
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
+
+from collab_heads import compress, export
+
+SMALL = {"vocab_size": 64, "pad_token_id": 63, "decoder_start_token_id": 63, "eos_token_id": 0, "d_model": 64}
+SMALL |= {f"{stack}_{name}": n for stack in ("encoder", "decoder") for name, n in (("layers", 2), ("ffn_dim", 64))}
+SMALL |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "forced_eos_token_id": None}
+LAYERS = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+MODELS = {
+    "encoded": lambda: BertModel(BertConfig(**LAYERS, intermediate_size=64)),
+    "continued": lambda: GPT2LMHeadModel(
+        GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=64, bos_token_id=0, eos_token_id=0)
+    ),
+    "translated": lambda: MarianMTModel(MarianConfig(**SMALL)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what", ["encoded_onnx", "encoded_openvino", "encoded_ctranslate2", "continued_onnx", "translated_ctranslate2"]
+)
+@torch.no_grad()
+def test_an_engine_runs_a_compressed_model_alone(what, tmp_path):
+    kind, engine = what.split("_")
+    torch.manual_seed(0)
+    model = MODELS[kind]().eval()
+    for parameter in model.parameters():
+        parameter.mul_(2)
+    tokens = torch.randint(1, 60, (3, 7), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    with torch.enable_grad():
+        compress(model, [batch] * 4, 0.6, refine_steps=0)
+    export(model, tmp_path / "out", engine, batches=[batch])
+    given = {name: tensor.numpy() for name, tensor in batch.items()}
+    if kind == "encoded":
+        given["expected"] = model(**batch).last_hidden_state.numpy()
+    else:
+        options = {"do_sample": False, "num_beams": 1, "min_new_tokens": 6, "max_new_tokens": 6}
+        given["sequences"] = model.generate(**batch, **options).numpy()
+    np.savez(tmp_path / "given.npz", **given)
+    subprocess.run(
+        [sys.executable, "-I", engines_alone.__file__, what, str(tmp_path / "out"), str(tmp_path / "given.npz")],
+        check=True,
+        cwd=tmp_path,
+        timeout=120,
+    )

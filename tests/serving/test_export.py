@@ -1,0 +1,221 @@
+"""export: every engine runs what was written, and gives what PyTorch gives; what is refused leaves nothing behind."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from changed_heads import change_heads
+from compressing import batches_of
+from model_runs import swap
+from model_sizes import NARROW, VOCABULARY
+
+from collab_heads import compress, export, get_adapter, load_exported, prune_heads, prune_neurons
+from collab_heads.errors import ArgumentError, OutputError, SwapError, UnsupportedModelError
+from collab_heads.model.open_feed_forward import open_feed_forwards
+from collab_heads.serving.targets import TARGETS
+from families import FAMILIES
+
+ENGINE_NOISE = 1e-5  # float32 in another engine, of the largest output; differences seen: 2e-6 and below
+
+
+def text_batch(rows, length, left=False, seed=3):
+    """Of another shape than the examples of an export, padded."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.ones(rows, length, dtype=torch.long)
+    mask[0, slice(length // 2) if left else slice(-(length // 2), None)] = 0
+    return {"input_ids": torch.randint(4, VOCABULARY, (rows, length), generator=generator), "attention_mask": mask}
+
+
+def compressed(model, family):
+    compress(model, batches_of(family, 4), 0.4, refine_steps=0)
+
+
+def one_layer_gone(model, family):
+    """The attention and the feed-forward block of a layer; heads and neurons of the others."""
+    prune_neurons(model, batches_of(family), keep=16)
+    first = open_feed_forwards(model, get_adapter(model))[0].path
+    prune_neurons(model, batches_of(family), keep={first: 0})
+    change_heads(model, "pruned")
+
+
+CHANGES = {
+    "stock": lambda model, family: None,
+    "per_head": lambda model, family: swap(model, "per_head", NARROW["per_head"]),
+    "compressed": compressed,
+    "a layer gone": one_layer_gone,
+    "gated": lambda model, family: change_heads(model, "gated"),
+}
+
+
+def changed(name, change):
+    model = FAMILIES[name].build()
+    CHANGES[change](model, FAMILIES[name])
+    return model.eval()
+
+
+@torch.no_grad()
+def assert_same_outputs(model, served, batch):
+    expected, found = (each(**batch)[0] for each in (model, served))
+    torch.testing.assert_close(found, expected, rtol=0, atol=ENGINE_NOISE * float(expected.abs().max()))
+
+
+def assert_same_tokens(model, served, batch):
+    """Greedily and with beams, with a cache."""
+    for beams in (1, 3):
+        options = {"num_beams": beams, "do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6}
+        assert torch.equal(served.generate(**batch, **options), model.generate(**batch, **options))
+
+
+@pytest.mark.parametrize(
+    "to, change",
+    [
+        ("onnx", "compressed"),
+        *(
+            pytest.param(to, change, marks=pytest.mark.slow)
+            for to in ("onnx", "openvino")
+            for change in CHANGES
+            if (to, change) != ("onnx", "compressed")
+        ),
+    ],
+)
+def test_encoders_with_other_rows_and_lengths(to, change, tmp_path):
+    model = changed("bert", change)
+    report = export(model, tmp_path / "served", to)
+    assert report.difference <= ENGINE_NOISE and report.agreeing is None and not report.int8
+    size = sum(file.stat().st_size for file in (tmp_path / "served").iterdir())
+    assert report.megabytes <= size / 1e6 <= report.megabytes + 1e-3  # a manifest of the folder
+    size = 1e6 * report.megabytes
+    assert f"{to}: {size / 1e6:.1f} MB" in str(report)
+    served = load_exported(tmp_path / "served", threads=1)
+    for rows, length in ((1, 4), (3, 17)):
+        assert_same_outputs(model, served, text_batch(rows, length))
+
+
+GENERATING = ("gpt2", "llama", "qwen3", "opt", "biogpt")
+
+
+@pytest.mark.parametrize(
+    "to, name, change",
+    [
+        ("onnx", "gpt2", "compressed"),
+        *(
+            pytest.param(to, name, change, marks=pytest.mark.slow)
+            for to in ("onnx", "openvino")
+            for name in GENERATING
+            for change in ("stock", "compressed", "a layer gone")
+            if (to, name, change) != ("onnx", "gpt2", "compressed")
+        ),
+    ],
+)
+def test_decoders_generate_with_their_cache(to, name, change, tmp_path):
+    model = changed(name, change)
+    report = export(model, tmp_path / "served", to)
+    assert report.difference <= ENGINE_NOISE and report.agreeing == 1
+    served = load_exported(tmp_path / "served", threads=1)
+    for rows, length in ((1, 3), (3, 9)):
+        assert_same_tokens(model, served, text_batch(rows, length, left=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ("stock", "compressed", "a layer gone"))
+@pytest.mark.parametrize("name", ("marian", "bart", "t5"))
+def test_encoder_decoders_generate_with_their_caches(name, change, tmp_path):
+    model = changed(name, change)
+    report = export(model, tmp_path / "served", "onnx")
+    assert report.difference <= ENGINE_NOISE and report.agreeing == 1
+    served = load_exported(tmp_path / "served", threads=1)
+    for rows, length in ((1, 4), (3, 9)):
+        assert_same_tokens(model, served, text_batch(rows, length))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ("vit", "dinov2", "clip", "wav2vec2", "whisper", "albert", "mpnet", "modernbert", "esm")
+)
+def test_other_families(name, tmp_path):
+    assert export(changed(name, "compressed"), tmp_path / "served").difference <= ENGINE_NOISE
+
+
+@pytest.mark.parametrize("name", ("bert", pytest.param("gpt2", marks=pytest.mark.slow)))
+def test_a_stock_checkpoint_loads_without_this_package(name, tmp_path):
+    model = FAMILIES[name].build()
+    prune_neurons(model, batches_of(FAMILIES[name]), keep=16)
+    report = export(model, tmp_path / "stock", "transformers")
+    assert report.difference <= ENGINE_NOISE and "have 16 neurons now" in str(report)
+    batch = text_batch(2, 6)
+    torch.save([batch, model(**batch)[0]], tmp_path / "expected.pt")
+    code = (
+        "import sys, torch, transformers; "
+        f"model = transformers.{type(model).__name__}.from_pretrained({str(tmp_path / 'stock')!r}).eval(); "
+        f"batch, expected = torch.load({str(tmp_path / 'expected.pt')!r}); "
+        "torch.testing.assert_close(model(**batch)[0], expected, rtol=0, atol=1e-6); "
+        "assert not [name for name in sys.modules if name.startswith('collab_heads')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)
+
+
+def test_the_model_stays_as_it_is(tmp_path):
+    model = changed("bert", "compressed").train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    record = model.config.collab_heads
+    export(model, tmp_path / "served")
+    assert model.training and model.config.collab_heads == record
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_int8(tmp_path):
+    model = changed("bert", "stock")
+    report = export(model, tmp_path / "served", int8=True)
+    assert report.int8 and 0 < report.difference < 0.2 and "onnx, int8" in str(report)
+    with pytest.raises(
+        ArgumentError, match="int8=True: transformers takes no weights of eight bits here; onnx and ctranslate2 do"
+    ):
+        export(model, tmp_path / "other", "transformers", int8=True)
+
+
+def test_what_differs_is_not_written(tmp_path, monkeypatch):
+    model, other = changed("bert", "stock"), FAMILIES["bert"].build().eval()
+    other.classifier.bias.data += 0.01
+    monkeypatch.setattr(TARGETS["transformers"], "load", lambda model, folder: other)
+    with pytest.raises(SwapError, match=r"the model in transformers differs from PyTorch by .* nothing was written"):
+        export(model, tmp_path / "served", "transformers")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_refused(tmp_path):
+    model, full = changed("bert", "stock"), tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").write_text("text")
+    with pytest.raises(OutputError, match="is not empty: choose a new folder"):
+        export(model, full)
+    with pytest.raises(ArgumentError, match="unknown target 'onx'"):
+        export(model, tmp_path / "new", "onx")
+    with pytest.raises(UnsupportedModelError, match="OpenVINO crashes on a decoder with cross-attention"):
+        export(changed("marian", "stock"), tmp_path / "new", "openvino")
+    swap(model, "shared", NARROW["shared"])
+    with pytest.raises(SwapError, match="share their queries and keys have no stock form"):
+        export(model, tmp_path / "new", "transformers")
+    assert [file.name for file in tmp_path.iterdir()] == ["full"] and [file.name for file in full.iterdir()] == [
+        "mine.txt"
+    ]
+
+
+@pytest.mark.slow
+def test_batches_of_the_user_name_the_inputs(tmp_path):
+    model = changed("bert", "stock")
+    batch = {"input_ids": torch.arange(4, 10).view(1, 6), "labels": torch.tensor([0])}
+    assert export(model, tmp_path / "served", batches=[batch]).difference <= ENGINE_NOISE
+    served = load_exported(tmp_path / "served")
+    assert set(served.names) == {"input_ids", "attention_mask"}  # a text has a mask
+
+
+def test_heads_removed_in_all_layers_make_a_smaller_stock_llama(tmp_path):
+    model = FAMILIES["llama"].build()
+    before = model.num_parameters()
+    groups = model.config.num_attention_heads // model.config.num_key_value_heads
+    layers = model.config.num_hidden_layers
+    prune_heads(model, heads={"dec-self": [list(range(groups))] * layers})
+    export(model, tmp_path / "stock", "transformers")
+    loaded = type(model).from_pretrained(tmp_path / "stock")
+    assert loaded.num_parameters() == model.num_parameters() < before
