@@ -28,6 +28,7 @@ from collab_heads.sites.site import count_key_heads
 from collab_heads.sites.state import DIVIDED
 
 LEAST = 8  # the width of heads, and the number of neurons, where all are gone
+FEWEST = 2  # heads: CTranslate2 takes one for the key head of several, of the original's width
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def common_count(
     has_places = adapter.position_table is not None or adapter.positions is not None
     if has_places or getattr(model.config, "head_dim", None) is not None:
         return None
-    most = max(1, *(site.num_heads for site in stock_sites))
+    most = max(FEWEST, *(site.num_heads for site in stock_sites))
     before = max(adapter.num_heads(stock.module) for stock in stock_sites.values())
     return most if most < before else None
 

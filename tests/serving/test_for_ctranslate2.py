@@ -126,6 +126,11 @@ def pruned(model):
         prune_heads(model, heads={site.path: removed})
 
 
+def one_head(model):
+    """The engine takes one head for the key head of several."""
+    prune_heads(model, heads={site.path: [0, 1, 3] for site in get_adapter(model).sites(model)})
+
+
 def one_layer_gone(model):
     site = get_adapter(model).sites(model)[0]
     prune_heads(model, heads={site.path: [*range(site.num_heads)]})
@@ -148,12 +153,19 @@ CHANGES = {
     "stock": lambda model: None,
     "gated": lambda model: change_heads(model, "gated"),
     "pruned": pruned,
+    "one head": one_head,
     "a layer gone": one_layer_gone,
     "narrow values": narrow_values,
     "free": lambda model: compressed(model, "free"),
     "ctranslate2": lambda model: compressed(model, "ctranslate2"),
 }
-BY_DEFAULT = {("marian", "ctranslate2"), ("t5", "narrow values"), ("bert", "pruned"), ("qwen3", "a layer gone")}
+BY_DEFAULT = {
+    ("marian", "ctranslate2"),
+    ("bart", "one head"),
+    ("t5", "narrow values"),
+    ("bert", "pruned"),
+    ("qwen3", "a layer gone"),
+}
 CASES = [
     pytest.param(name, change, marks=() if (name, change) in BY_DEFAULT else pytest.mark.slow)
     for name in MODELS
