@@ -40,7 +40,7 @@ def test_it_is_short():
 def test_it_shows_what_there_is():
     """An install line, then an example; a picture, the commands, a table of results."""
     install, example = README.text.index("pip install -e"), README.text.index("```python")
-    assert install < example and len(README.examples) == 3
+    assert install < example and len(README.examples) == 4
     for shown in (
         "![",
         "python run_glue.py",
