@@ -55,6 +55,8 @@ from collab_heads.serving.report import ExportReport
 from collab_heads.serving.served_model import ServedModel, load_exported
 from collab_heads.sites.site import AttentionSite, AttentionWeights
 from collab_heads.trainer.heads_file import load_heads, save_heads
+from collab_heads.vocabulary.report import VocabularyReport
+from collab_heads.vocabulary.trim import trim_vocabulary
 
 if TYPE_CHECKING:
     from collab_heads.trainer.head_training import HeadTraining
@@ -92,6 +94,7 @@ __all__ = [
     "SiteReport",
     "SwapReport",
     "TokenContributions",
+    "VocabularyReport",
     "ablation_curve",
     "adapters",
     "alpha_report",
@@ -126,6 +129,7 @@ __all__ = [
     "swap_to_collaborative",
     "swap_to_gated",
     "token_contributions",
+    "trim_vocabulary",
     "without_heads",
 ]
 

@@ -64,7 +64,10 @@ def test_examples_run(name, tmp_path, monkeypatch):
 def test_there_are_examples():
     assert len(WITH_EXAMPLES) >= 9 and SLOW <= set(WITH_EXAMPLES)
     assert sum(len(PAGES[name].examples) for name in WITH_EXAMPLES) >= 20
-    assert [name for name, page in PAGES.items() if NETWORK in page.text] == ["docs/guides/save-load-generate.md"]
+    assert [name for name, page in PAGES.items() if NETWORK in page.text] == [
+        "docs/guides/save-load-generate.md",
+        "docs/guides/trim-vocabulary.md",
+    ]
 
 
 def test_examples_share_what_they_define_and_name_their_lines(tmp_path, monkeypatch):

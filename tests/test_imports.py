@@ -34,6 +34,7 @@ LAYERS = (
     ("compression.parts",),
     ("compression",),
     ("serving",),
+    ("vocabulary",),
     ("rotation",),
     ("trainer",),
     ("", "modeling_collab_heads"),  # the public names; what is stored beside a model imports them

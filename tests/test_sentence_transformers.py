@@ -8,6 +8,7 @@ import pytest
 import torch
 from model_sizes import VOCABULARY
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers_made import fast
 from transformers import PreTrainedTokenizerFast
 
 import collab_heads
@@ -72,6 +73,7 @@ GIVEN = {
     "evaluate": lambda model: 0.0,
     "folder": "heads",
     "heads": {},
+    "tokenizer": fast("WordPiece"),
 }
 
 

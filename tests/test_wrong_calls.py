@@ -1,5 +1,6 @@
 """Whatever a public function is given, it answers, or says in an error of ours what is wrong and changes nothing."""
 
+import functools
 import inspect
 import logging
 import math
@@ -14,7 +15,8 @@ from changed_heads import gate, mix
 from model_inputs import batch
 from model_runs import swap
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from tokenizers_made import FEW, fast
+from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerFast
 from unchanged import assert_unchanged, snapshot
 
 import collab_heads
@@ -123,6 +125,17 @@ def folder_of_heads(folder: Path) -> Path:
     return folder
 
 
+@functools.cache
+def words() -> PreTrainedTokenizerFast:
+    return fast("WordPiece")
+
+
+def of_words() -> PreTrainedModel:
+    """A BERT for `words`."""
+    torch.manual_seed(0)
+    return BertModel(BertConfig(vocab_size=len(words()), hidden_size=32, num_hidden_layers=1, num_attention_heads=4))
+
+
 def exported(folder: Path) -> Path:
     """A folder for ONNX Runtime."""
     if not (folder / "served").exists():
@@ -188,6 +201,7 @@ CALLS = {
     "swap_to_collaborative": Call(bert, lambda tmp: {"dim_shared_query_key": 16, "refine_steps": 1}),
     "swap_to_gated": Call(bert, lambda tmp: {}),
     "token_contributions": Call(marian, lambda tmp: {"batches": labelled("marian")}),
+    "trim_vocabulary": Call(of_words, lambda tmp: {"tokenizer": words(), "texts": FEW}),
     "without_heads": Call(bert, lambda tmp: {"heads": {SITE: [0]}}, within),
     "DynamicRotation": Call(bert, lambda tmp: {"policy": "random"}, rotated(collab_heads.DynamicRotation)),
     "HeadPenalty": Call(mixed, lambda tmp: {"target_heads": 4, "steps": 3, "growth": 0.1}),

@@ -39,6 +39,16 @@ def support() -> str:
     return table(rows, dict.fromkeys(rows[0], ""))
 
 
+def served(model: str, budget: float, engine: str, what: str, task: str, training: str) -> tuple:
+    """Return the row of a compressed model in eight bits in an engine, against the original in PyTorch."""
+    original, found = (row("serving", model=model, budget=b, engine="PyTorch") for b in (1.0, budget))
+    small = row("serving", model=model, budget=budget, engine=f"{engine}, int8")
+    share = [f"{small['times'][words] / seconds:.2f}" for words, seconds in original["times"].items()][-1]
+    sizes = tuple({"parameters": each["megabytes"] * 1e6 / 4} for each in (original, found))  # in float32
+    said = f"{original['megabytes']:.0f} → {small['megabytes']:.0f} MB, {share} of PyTorch's time on one thread"
+    return (f"`compress`, {what}", task, training, (original, small, "score"), sizes, said)
+
+
 @made
 def summary() -> str:
     """Return the README's table of quality lost against size saved."""
@@ -77,6 +87,10 @@ def summary() -> str:
                 ("a third", "300 steps, no labels", trained[0.33]),
             )
         ),
+        served(
+            "minilm", 0.25, "onnx", "a quarter of the layers, ONNX Runtime, int8", similarity, "300 steps, no labels"
+        ),
+        served("marian", 0.5, "ctranslate2", "half of the layers, CTranslate2, int8", translation, "none"),
         (
             "`compress`, half of attention",
             similarity,

@@ -18,6 +18,7 @@ EXTRAS = {
         "datasets": "datasets",
         "evaluate": "evaluate",
         "pillow": "PIL",
+        "protobuf": "google.protobuf",
         "sacrebleu": "sacrebleu",
         "scikit-learn": "sklearn",
         "scipy": "scipy",

@@ -140,6 +140,7 @@ class ModelFacts:
         sites: its attention modules, in order.
         blocks: its feed-forward blocks, in order; none if the adapter does not say where they are.
         parameters: of the whole model.
+        vocabulary: the tokens "before" and "after" the vocabulary was trimmed; None if it was not.
     """
 
     model: str
@@ -148,6 +149,7 @@ class ModelFacts:
     sites: Sequence[SiteFacts]
     blocks: Sequence[BlockFacts]
     parameters: int
+    vocabulary: Mapping[str, int] | None = None
 
     @property
     def totals(self) -> dict[str, int]:
@@ -170,7 +172,13 @@ class ModelFacts:
         cache = f", {totals['cache']:,} elements cached per token" if totals["cache"] else ""
         last = f"{heads}, {totals['parameters']:,} parameters of attention ({share:.0%} of {self.parameters:,}){cache}"
         table = text_table(header, [site.row() for site in self.sites], last)
-        return f"{self.model}: {self.model_class}\n{self.family}\n\n{table}" + self.table_of_blocks()
+        return f"{self.model}: {self.model_class}\n{self.family}\n\n{table}" + self.table_of_blocks() + self.trimmed()
+
+    def trimmed(self) -> str:
+        """Return a sentence on the vocabulary, if it was trimmed."""
+        if self.vocabulary is None:
+            return ""
+        return f"\n\nvocabulary: {self.vocabulary['after']:,} of {self.vocabulary['before']:,} tokens"
 
     def table_of_blocks(self) -> str:
         """Return the table of the feed-forward blocks, if there are any."""

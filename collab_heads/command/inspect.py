@@ -23,7 +23,7 @@ from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forw
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.site_size import FeedForwardGeometry, site_size, size_of
 from collab_heads.model.ties import check_stored
-from collab_heads.sites.record import CollabConfig
+from collab_heads.sites.record import CollabConfig, trimmed_vocabulary
 
 
 def run(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
@@ -76,6 +76,7 @@ def facts_of_model(name: str, config: PretrainedConfig) -> ModelFacts:
         tuple(sites),
         blocks,
         parameters=model.num_parameters(),
+        vocabulary=trimmed_vocabulary(config),
     )
 
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "compress": "make attention smaller where it costs least: heads, queries and keys, values",
     "swap": "narrower or shared queries and keys, narrower values, of widths that you give",
     "prune": "remove heads",
+    "trim": "keep the tokens that texts use: a smaller vocabulary, embeddings and output layer",
     "export": "for ONNX Runtime, OpenVINO, or plain transformers, compared with PyTorch there",
     "fold": "back to a stock model, which loads without this package, where that is possible",
     "analyze": "show what the heads of a model do",

@@ -21,8 +21,9 @@ from collab_heads.files.atomic import write_json
 from collab_heads.files.folders import write_folder
 from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.model.card import complete
+from collab_heads.vocabulary.report import VocabularyReport
 
-Report = CompressReport | SwapReport | PruneReport | FoldReport
+Report = CompressReport | SwapReport | PruneReport | FoldReport | VocabularyReport
 SENTENCE_TRANSFORMERS = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json", "[0-9]*_*")
 
 

@@ -19,7 +19,7 @@ from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_file
 from collab_heads.model.marks import is_changed, marked, names_our_code
 from collab_heads.model.record_sync import sync_record
-from collab_heads.sites.record import FIELD, CollabConfig, configs_in
+from collab_heads.sites.record import FIELD, CollabConfig, configs_in, trimmed_vocabulary
 from collab_heads.sites.state import FeedForwardState, SiteState
 
 LIBRARY, TAG = "transformers", "collab-heads"
@@ -193,6 +193,10 @@ SECTIONS = re.compile(
     r"\s*<!-- collab_heads (?P<name>[\w ]+): begin -->\n(?P<text>.*?)\n<!-- collab_heads (?P=name): end -->\s*",
     re.DOTALL,
 )
+VOCABULARY = (
+    "## Vocabulary\n\nTrimmed by collab_heads from {before:,} to {after:,} tokens; use the tokenizer of this "
+    "repository."
+)
 TITLE = re.compile(rf"\A(# .+){re.escape(CHANGED)}$", re.MULTILINE)  # the title of a card that we created
 # the text that transformers uploads where a repository has no card, with empty chapters for everything
 GENERATED = (
@@ -244,10 +248,12 @@ def completed(
     owner = ModelCard(str(card)) if card is not None else ModelCard("---\n{}\n---\n" + title(config))
     sections = {found["name"]: found["text"] for found in SECTIONS.finditer(owner.text)}
     text = SECTIONS.sub("\n\n", owner.text).strip("\n")
-    if not is_changed(config):
+    if not is_changed(config) and trimmed_vocabulary(config) is None:
         text = TITLE.sub(r"\1", text)
     changed, done = is_changed(config), f"report {record_digest(config)}"
     wanted = {"changes": changes(config, name)} if changed else {}
+    if trimmed := trimmed_vocabulary(config):
+        wanted["vocabulary"] = VOCABULARY.format(**trimmed)
     if changed and (report is not None or metrics):
         wanted[done] = results(report, metrics or {})
     elif changed and done in sections:
@@ -269,7 +275,8 @@ def complete(
     file = folder / README
     try:
         content = file.read_bytes().decode("utf-8") if file.exists() else None
-        if not is_changed(config) and (content is None or not SECTIONS.search(content)):
+        is_ours = is_changed(config) or trimmed_vocabulary(config) is not None
+        if not is_ours and (content is None or not SECTIONS.search(content)):
             return
         if file.is_symlink():
             raise OutputError("it is a link, and what it leads to may be that of other models")

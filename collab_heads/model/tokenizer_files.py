@@ -15,6 +15,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from collab_heads.model.marks import is_changed
+from collab_heads.sites.record import trimmed_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ def bring_tokenizer(config: PretrainedConfig, save_directory: str | Path, is_mai
     """
     folder = Path(save_directory)
     if not is_main_process or not is_changed(config) or not folder.is_dir() or files_in(folder):
+        return
+    if trimmed_vocabulary(config) is not None:  # the source has a tokenizer of more tokens
         return
     source = source_of(config)
     found = [] if source is None else files_in(source)

@@ -17,6 +17,7 @@ from collab_heads.errors import CollabHeadsError, UnsupportedModelError
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.comparison import NEW_TOKENS, Comparison, greedy, in_turns
 from collab_heads.serving.example_inputs import without_labels
+from collab_heads.serving.marian_start import starting_right
 from collab_heads.serving.stock_layers import as_stock_layers
 from collab_heads.serving.target import Target, first_line, quiet
 from collab_heads.sites.record import FIELD
@@ -73,7 +74,7 @@ class CTranslate2(Target):
             def load_tokenizer(self, tokenizer_class, model_name_or_path, **kwargs):
                 return named
 
-        with tempfile.TemporaryDirectory() as place, quiet():
+        with tempfile.TemporaryDirectory() as place, quiet(), starting_right(cast(PreTrainedModel, part)):
             config = copy.deepcopy(model.config)
             if hasattr(config, FIELD):
                 delattr(config, FIELD)

@@ -36,6 +36,7 @@ from collab_heads.sites.site import AttentionSite, FeedForwardSite
 from collab_heads.sites.state import FeedForwardState, GateState, QueryKeyState, SiteState, ValueState, expect
 
 FIELD = "collab_heads"
+TRIMMED = "trimmed_vocabulary"  # what `trim_vocabulary` did: {"before": tokens, "after": tokens}
 STATE = "collab_state"  # attribute of the module at the path of a changed site: its state
 VERSION = 1
 STACK = "_config"
@@ -259,3 +260,10 @@ def kept_heads(record: Mapping[str, SiteState], site: AttentionSite) -> Sequence
     """Return the original numbers of the heads that a site has now."""
     state = record.get(site.path)
     return range(site.num_heads) if state is None else state.head_numbers
+
+
+def trimmed_vocabulary(config: PretrainedConfig) -> dict[str, int] | None:
+    """Return the tokens "before" and "after" `trim_vocabulary`, as a config says; None if it says none."""
+    said = getattr(config, TRIMMED, None)
+    counts = {name: said.get(name) for name in ("before", "after")} if isinstance(said, Mapping) else {}
+    return counts if counts and all(map(is_count, counts.values())) else None  # type: ignore[return-value]

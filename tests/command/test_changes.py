@@ -6,6 +6,7 @@ import commands
 import pytest
 import torch
 import translation_script
+from tokenizers_made import FEW, fast
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel, GPT2Config, GPT2LMHeadModel
 
 import tiny
@@ -161,3 +162,20 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(name, bert, tmp
     for command in (["fold", bert], ["compress", bert, "--data", __file__], ["analyze", bert, "--data", __file__]):
         with pytest.raises(OutputError, match=r"--output_dir (x{80} cannot be made: File name too long|. has no name)"):
             commands.parse(*command, "--output_dir", name)
+
+
+def test_trim_writes_a_stock_checkpoint_with_its_tokenizer(bert, tmp_path, capsys):
+    texts = translation_script.write_lines(tmp_path / "texts.txt", FEW)
+    tokenizer, config = fast("WordPiece"), BertModel.from_pretrained(bert).config
+    config.vocab_size, bert = len(tokenizer), tmp_path / "whole"
+    BertModel(config).save_pretrained(bert)
+    tokenizer.save_pretrained(bert)
+    report = commands.run("trim", bert, "--data", texts, "--output_dir", tmp_path / "out")
+    assert str(report) in capsys.readouterr().out
+    tokenizer, model = (each.from_pretrained(tmp_path / "out") for each in (AutoTokenizer, BertModel))
+    assert len(tokenizer) == model.config.vocab_size == report.tokens_after < report.tokens_before
+    assert "## Vocabulary" in (tmp_path / "out" / "README.md").read_text()
+    assert json.loads((tmp_path / "out" / "trim.json").read_text())["tokens_after"] == report.tokens_after
+    with pytest.raises(ArgumentError, match="keep 2 is less than"):
+        commands.run("trim", bert, "--data", texts, "--keep", 2, "--output_dir", tmp_path / "other")
+    assert not (tmp_path / "other").exists()

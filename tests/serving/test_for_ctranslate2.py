@@ -82,6 +82,7 @@ MODELS = {
     "camembert": (CamembertModel, CamembertConfig(**ROBERTA)),
     "distilbert": (DistilBertModel, DistilBertConfig(**DISTIL)),
     "marian": (MarianMTModel, MarianConfig(**PADDED_LAST)),
+    "marian of its toolkit": (MarianMTModel, MarianConfig(**PADDED_LAST)),
     "bart": (BartForConditionalGeneration, BartConfig(**PADDED_LAST)),
     "pegasus": (PegasusForConditionalGeneration, PegasusConfig(**PADDED_LAST)),
     "mbart": (MBartForConditionalGeneration, MBartConfig(**LANGUAGES)),
@@ -96,6 +97,7 @@ MODELS = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**GROUPED, head_dim=16)),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**GROUPED, head_dim=16, query_pre_attn_scalar=16)),
 }
+NO_PADDING = ("marian of its toolkit", "m2m_100")  # zeros; M2M100 counts no position for a padding that it chose
 ROTARY = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 
 
@@ -110,6 +112,12 @@ def build(name):
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
             else:
                 parameter *= 2
+        for module in model.modules():  # trained with tied logits, the padding has an embedding
+            padding = getattr(module, "padding_idx", None)
+            if isinstance(module, torch.nn.Embedding) and padding is not None and name not in NO_PADDING:
+                module.weight[padding] = 0.1 * torch.randn(module.embedding_dim, generator=generator)
+    if name.startswith("marian"):
+        model.generation_config.bad_words_ids = [[model.config.pad_token_id]]
     return model.eval()
 
 

@@ -1,0 +1,235 @@
+"""The rows of a model that belong to tokens, and the ids in its configs: found, counted, and kept for some tokens."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from collab_heads.errors import ArgumentError, UnsupportedModelError
+
+SPARE = 1024  # rows without a token that a model may have: its number of rows is often rounded up
+ONE_ID = re.compile(r"(^|_)token_ids?$|_token_index$")
+IDS_BY_NAME = re.compile(r"^(lang(_code)?|task)_to_id$")  # of Whisper and others: a dict
+LISTS_TO_SHORTEN = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")  # of tokens that must not come
+FORCED = "forced_decoder_ids"  # pairs of a place and an id
+COUNTS_POSITIONS = "create_position_ids_from_inputs_embeds"  # a method of embeddings whose positions begin behind it
+SIZES = ("vocab_size", "decoder_vocab_size")
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """An embedding or an output layer, with the vectors that are added to its logits.
+
+    Attributes:
+        module: its `weight` has a row a token: [V, D].
+        biases: modules with the name of a parameter or buffer, [V] or [1, V], of this table.
+        side: which of the vocabularies it is for.
+    """
+
+    module: nn.Embedding | nn.Linear
+    biases: Sequence[tuple[nn.Module, str]]
+    side: int
+
+
+def token_tables(model: PreTrainedModel, sides: int) -> list[TokenTable]:
+    """Return the tables of a model, each once.
+
+    Args:
+        model: the model.
+        sides: 2 if encoder and decoder have vocabularies of their own.
+
+    Raises:
+        UnsupportedModelError: if the model has none, or one that is quantised, or not in memory.
+    """
+    decoding = set[nn.Module]()
+    if sides == 2:
+        decoding = {*cast(Any, model).get_decoder().modules(), cast(nn.Module, model.get_output_embeddings())}
+    found: dict[nn.Module, TokenTable] = {}
+    for part in (part for part in model.modules() if isinstance(part, PreTrainedModel)):
+        for module in (input_table(part), part.get_output_embeddings()):
+            if not isinstance(module, nn.Embedding | nn.Linear) or module in found:
+                continue
+            found[module] = TokenTable(module, biases_of(model, part, module), int(module in decoding))
+    weights = {id(module.weight): table.side for module, table in found.items()}
+    for module in model.modules():  # some have their table under another name, too
+        if isinstance(module, nn.Embedding) and module not in found and id(module.weight) in weights:
+            found[module] = TokenTable(module, (), weights[id(module.weight)])
+    if not any(isinstance(module, nn.Embedding) for module in found):
+        raise UnsupportedModelError(f"{type(model).__name__} reads no tokens: there is no vocabulary to trim")
+    for module in found:
+        if not module.weight.is_floating_point() or module.weight.device.type == "meta":
+            raise UnsupportedModelError(
+                f"the embeddings of {type(model).__name__} are quantised or not in memory: load the model whole, trim "
+                "it, then quantise it"
+            )
+    return list(found.values())
+
+
+def input_table(part: PreTrainedModel) -> nn.Module | None:
+    """Return what embeds the input of a model; None if it says nothing."""
+    try:
+        return part.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def biases_of(model: PreTrainedModel, part: PreTrainedModel, module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return the biases of an output layer: its own, that of the module around it, and that of the logits."""
+    if not isinstance(module, nn.Linear) and module is not part.get_output_embeddings():
+        return []
+    rows = module.weight.shape[0]
+    around = [outer for outer in model.modules() if module in outer.children()]
+    found = []
+    for owner in (module, *around, part):
+        for name, tensor in (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)):
+            if name.endswith("bias") and tensor.shape in ((rows,), (1, rows)) and (owner, name) not in found:
+                found.append((owner, name))
+    return found
+
+
+def check_rows(tables: Sequence[TokenTable], vocabularies: Sequence[Mapping[str, int]]) -> None:
+    """Raise ArgumentError if a tokenizer cannot be that of a model."""
+    for table in tables:
+        rows, needed = table.module.weight.shape[0], 1 + max(vocabularies[table.side].values())
+        if not needed <= rows <= needed + SPARE:
+            raise ArgumentError(
+                f"the tokenizer has {needed:,} tokens, and the model has rows for {rows:,}: pass the tokenizer that "
+                "the model was trained with"
+            )
+
+
+def count_parameters(tables: Sequence[TokenTable]) -> int:
+    """Return the parameters of tables, shared ones once."""
+    weights = {id(weight): weight.numel() for table in tables for weight in tensors_of(table) if is_parameter(weight)}
+    return sum(weights.values())
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)
+
+
+def tensors_of(table: TokenTable) -> Iterator[Tensor]:
+    """Yield all that has an entry for a token."""
+    yield table.module.weight
+    for owner, name in table.biases:
+        yield getattr(owner, name)
+
+
+@torch.no_grad()
+def keep_rows(model: PreTrainedModel, tables: Sequence[TokenTable], kept: Sequence[Sequence[int]]) -> None:
+    """Keep some rows of the tables, in place; what is tied stays tied, and the configs say the new numbers and ids.
+
+    Args:
+        model: the model.
+        tables: those of `token_tables`.
+        kept: for each vocabulary, the ids that stay, in order: they become 0, 1, 2...
+    """
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the old tensor, whose id is that of another one once it is gone
+    ids = [dict(zip(each, range(len(each)), strict=True)) for each in kept]
+    before = {table.side: table.module.weight.shape[0] for table in tables}
+
+    def smaller(tensor: Tensor, side: int) -> Tensor:
+        if id(tensor) not in made:
+            rows = torch.tensor(kept[side], device=tensor.device)
+            chosen = tensor.detach().index_select(-1 if tensor.shape[0] == 1 else 0, rows).clone()
+            made[id(tensor)] = tensor, nn.Parameter(chosen, tensor.requires_grad) if is_parameter(tensor) else chosen
+        return made[id(tensor)][1]
+
+    for table in tables:
+        for owner, name in (*table.biases, (table.module, "weight")):
+            setattr(owner, name, smaller(getattr(owner, name), table.side))
+        if isinstance(table.module, nn.Embedding):
+            table.module.num_embeddings = len(kept[table.side])
+            if table.module.padding_idx is not None:
+                table.module.padding_idx = ids[table.side].get(table.module.padding_idx)
+        else:
+            table.module.out_features = len(kept[table.side])
+    for part in (part for part in model.modules() if isinstance(part, PreTrainedModel)):
+        if getattr(part, "vocab_size", None) == before[0]:
+            part.vocab_size = len(kept[0])
+    for config in configs_of(model):
+        renumber(config, ids[-1])
+        for name in SIZES:
+            side = len(kept) - 1 if name == "decoder_vocab_size" else 0
+            if getattr(config, name, None) == before.get(side):
+                setattr(config, name, len(kept[side]))
+    if padding := getattr(model.config, "pad_token_id", None):
+        for module in model.modules():
+            if not isinstance(module, nn.Embedding) and isinstance(getattr(module, "padding_idx", None), int):
+                module.padding_idx = padding
+
+
+def check_positions(model: PreTrainedModel, padding: int | None, new: int | None) -> None:
+    """Raise UnsupportedModelError if positions are counted from the id of the padding, and that would change."""
+    if padding != new and any(hasattr(part, COUNTS_POSITIONS) for part in model.modules()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} counts positions from the id of its padding, {padding}, which would become {new}: "
+            "its padding must be among the first tokens"
+        )
+
+
+def configs_of(model: PreTrainedModel) -> list[Any]:
+    """Return the configs of a model and its parts, and of its generation, each once."""
+    found: dict[int, Any] = {}
+
+    def enter(config: Any) -> None:
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            for value in vars(config).values():
+                if isinstance(value, PretrainedConfig):
+                    enter(value)
+
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            enter(part.config)
+            enter(getattr(part, "generation_config", None))
+    return list(found.values())
+
+
+def ids_of(config: Any) -> set[int]:
+    """Return the ids that a config names, and that a model therefore needs."""
+    found = set[int]()
+    for name, value in vars(config).items():
+        if ONE_ID.search(name):
+            found.update(each for each in (value if isinstance(value, list | tuple) else [value]) if is_id(each))
+        elif IDS_BY_NAME.search(name) and isinstance(value, dict):
+            found.update(each for each in value.values() if is_id(each))
+        elif name == FORCED and value:
+            found.update(pair[1] for pair in value if is_id(pair[1]))
+    return found
+
+
+def is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def renumber(config: Any, ids: Mapping[int, int]) -> None:
+    """Give the ids that a config names their new numbers, in place; ids that no token had stay."""
+    for name, value in list(vars(config).items()):
+        if value is None:
+            continue
+        if ONE_ID.search(name):
+            new: Any = (
+                [ids.get(each, each) for each in value] if isinstance(value, list | tuple) else ids.get(value, value)
+            )
+        elif IDS_BY_NAME.search(name) and isinstance(value, dict):
+            new = {key: ids.get(each, each) for key, each in value.items()}
+        elif name == FORCED:
+            new = [[place, ids.get(each, each)] for place, each in value]
+        elif name in LISTS_TO_SHORTEN:
+            new = [each for each in (shortened(each, ids) for each in value) if each is not None]
+        else:
+            continue
+        setattr(config, name, new)
+
+
+def shortened(value: Any, ids: Mapping[int, int]) -> Any:
+    """Return an id, or a list of them, renumbered; None if one of them is gone."""
+    if isinstance(value, list | tuple):
+        found = [ids.get(each) for each in value]
+        return None if None in found else found
+    return ids.get(value)

@@ -1,0 +1,198 @@
+"""trim_vocabulary: keep the tokens that texts use."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import check_count, is_count, is_number
+from collab_heads.base.display import progress_bar
+from collab_heads.errors import ArgumentError, CalibrationError, SwapError
+from collab_heads.model.refusals import check_wrapper
+from collab_heads.sites.record import TRIMMED
+from collab_heads.vocabulary.report import VocabularyReport
+from collab_heads.vocabulary.token_tables import (
+    check_positions,
+    check_rows,
+    configs_of,
+    count_parameters,
+    ids_of,
+    keep_rows,
+    token_tables,
+)
+from collab_heads.vocabulary.trimmed_tokenizer import Text, TokenizerFiles, batches_of, files_of
+
+CHECKED = 2000  # texts that are divided again by the new tokenizer
+
+
+@checking_arguments
+def trim_vocabulary(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[Text],
+    *,
+    keep: int | float | None = None,
+    min_count: int = 1,
+    show_progress: bool = True,
+) -> VocabularyReport:
+    """Keep the tokens that texts use: in the tokenizer, the embeddings, the output layer and the ids of the configs.
+
+    The model is changed in place, and the checkpoint is one that plain transformers loads. For texts of kept tokens it
+    computes what it did. Special and added tokens, single characters and bytes stay, and so does all that a kept token
+    is built from; so nothing becomes unknown that was not, and other words become shorter pieces. Source: the method of
+    Abdaoui et al. 2020 ("Load What You Need"), with the tokenizer.
+
+    Example:
+        >>> from transformers import AutoModel, AutoTokenizer
+        >>> from collab_heads.demo import model_folder, sentences
+        >>> model = AutoModel.from_pretrained(model_folder())
+        >>> tokenizer = AutoTokenizer.from_pretrained(model_folder())
+        >>> report = trim_vocabulary(model, tokenizer, sentences(64, seed=0))
+        >>> model.get_input_embeddings().weight.shape[0] == len(report.tokenizer) == report.tokens_after
+        True
+
+    Args:
+        model: the model, stock or changed by this package.
+        tokenizer: its tokenizer, with a `tokenizer.json` (WordPiece, BPE, Unigram), or Marian's; it is not changed.
+        texts: what the model will read and write: sentences, or pairs of a source and its translation.
+        keep: the number of tokens that stay, or their share of the vocabulary: those that the texts use most, then
+            those that come first in the vocabulary. None: all that the texts use.
+        min_count: how often the texts must use a token.
+        show_progress: show a progress bar, where stderr is a terminal.
+
+    Returns:
+        The new tokenizer, and what was saved; `print` it.
+
+    Raises:
+        ArgumentError: if the tokenizer is slow, or of another model, or `keep` is less than what must stay.
+        CalibrationError: if there are no texts.
+        SwapError: if the new tokenizer would divide a text of kept tokens in another way; nothing is changed then.
+        UnsupportedModelError: if the model is wrapped or reads no tokens, or its embeddings are quantised.
+    """
+    check_wrapper(model)
+    check_count("min_count", min_count, 1)
+    check_keep(keep)
+    files = files_of(tokenizer)
+    tables = token_tables(model, len(files.vocabularies))
+    check_rows(tables, files.vocabularies)
+    given = list(texts)
+    check_texts(given)
+    counts = count_tokens(files, given, show_progress)
+    needed = set[int]().union(*(ids_of(config) for config in configs_of(model)))
+    kept = [chosen(files, side, counts[side], needed, keep, min_count) for side in range(len(files.vocabularies))]
+    same_padding(files, kept, getattr(model.config, "pad_token_id", None))
+    ids = [dict(zip(each, range(len(each)), strict=True)) for each in kept]
+    padding = tokenizer.pad_token_id
+    check_positions(model, padding, None if padding is None else ids[0].get(padding))
+    made = files.trimmed(
+        [
+            {token: new[old] for token, old in vocabulary.items() if old in new}
+            for vocabulary, new in zip(files.vocabularies, ids, strict=True)
+        ]
+    )
+    check_same(files, made, given[:CHECKED], ids)
+    whole, before = sum(parameter.numel() for parameter in model.parameters()), count_parameters(tables)
+    rows = [table.module.weight.shape[0] for table in tables]
+    keep_rows(model, tables, kept)
+    setattr(model.config, TRIMMED, {"before": rows[0], "after": len(kept[0])})
+    return VocabularyReport(
+        tokenizer=made,
+        tokens_before=sum(map(len, files.vocabularies)),
+        tokens_after=sum(map(len, kept)),
+        parameters_before=before,
+        parameters_after=count_parameters(tables),
+        text_tokens=sum(each.total() for each in counts),
+        changed_tokens=sum(
+            count for each, new in zip(counts, ids, strict=True) for token, count in each.items() if token not in new
+        ),
+        model_parameters=whole,
+    )
+
+
+def check_keep(keep: int | float | None) -> None:
+    """Raise ArgumentError unless `keep` is None, a count or a share."""
+    if keep is None or is_count(keep) or (is_number(keep) and not isinstance(keep, int) and 0 < keep <= 1):
+        return
+    raise ArgumentError(f"keep {keep!r:.40} must be a number of tokens, or a share of them above 0 and at most 1")
+
+
+def check_texts(texts: Sequence[Text]) -> None:
+    """Raise CalibrationError if there are no texts, and ArgumentError for what is none."""
+    for number, text in enumerate(texts):
+        pair = (text,) if isinstance(text, str) else text
+        is_pair = isinstance(pair, list | tuple) and 1 <= len(pair) <= 2
+        if not is_pair or not all(isinstance(each, str) for each in pair):
+            raise ArgumentError(f"texts[{number}] must be a text, or a source and its translation, not {text!r:.60}")
+    if not any(text if isinstance(text, str) else "".join(text) for text in texts):
+        raise CalibrationError("there are no texts, or all are empty: pass those that the model will read")
+
+
+def count_tokens(files: TokenizerFiles, texts: Sequence[Text], show_progress: bool) -> list[Counter[int]]:
+    """Return how often the texts use each token, for each vocabulary."""
+    counts = [Counter[int]() for _ in files.vocabularies]
+    bar = progress_bar(total=len(texts), desc="tokens of the texts", unit=" texts", disable=not show_progress)
+    with bar:
+        for batch in batches_of(texts):
+            for count, rows in zip(counts, files.encode(batch, files.tokenizer), strict=True):
+                for row in rows:
+                    count.update(row)
+            bar.update(len(batch))
+    return counts
+
+
+def chosen(
+    files: TokenizerFiles,
+    side: int,
+    counts: Mapping[int, int],
+    needed: set[int],
+    keep: int | float | None,
+    min_count: int,
+) -> list[int]:
+    """Return the ids of a vocabulary that stay, in order."""
+    vocabulary = files.vocabularies[side]
+    token_of = {number: token for token, number in vocabulary.items()}
+
+    def with_parts(token: str) -> set[int]:
+        return {vocabulary[each] for each in (token, *files.parts(token)) if each in vocabulary}
+
+    kept = needed & token_of.keys()
+    for token in files.always(side):
+        kept |= with_parts(token)
+    most = len(vocabulary) if keep is None else keep if isinstance(keep, int) else int(keep * len(vocabulary))
+    if most < len(kept):
+        raise ArgumentError(
+            f"keep {keep} is less than the {len(kept):,} special tokens, characters and others that must stay: raise it"
+        )
+    used = [number for number in counts.keys() & token_of.keys() if counts[number] >= min_count]
+    others = sorted(token_of) if keep is not None else ()  # most vocabularies begin with frequent tokens
+    for number in (*sorted(used, key=lambda each: (-counts[each], each)), *others):
+        if number not in kept and len(more := with_parts(token_of[number]) - kept) <= most - len(kept):
+            kept |= more
+    return sorted(kept)
+
+
+def same_padding(files: TokenizerFiles, kept: list[list[int]], padding: int | None) -> None:
+    """Keep more tokens of one of two vocabularies, in place, so that the padding has one new id in both."""
+    if len(kept) == 1 or padding is None:
+        return
+    places = [sum(each < padding for each in side) for side in kept]
+    fewer = min(range(2), key=places.__getitem__)
+    others = [
+        each for each in sorted(files.vocabularies[fewer].values()) if each < padding and each not in {*kept[fewer]}
+    ]
+    kept[fewer] = sorted([*kept[fewer], *islice(others, abs(places[0] - places[1]))])
+
+
+def check_same(
+    files: TokenizerFiles, made: PreTrainedTokenizerBase, texts: Sequence[Text], ids: Sequence[Mapping[int, int]]
+) -> None:
+    """Raise SwapError if the new tokenizer divides a text of kept tokens in another way."""
+    for old, new, mapping in zip(files.encode(texts, files.tokenizer), files.encode(texts, made), ids, strict=True):
+        for before, after in zip(old, new, strict=True):
+            if all(each in mapping for each in before) and [mapping[each] for each in before] != after:
+                raise SwapError(
+                    f"{type(made).__name__} with fewer tokens divides a text of kept tokens in another way: "
+                    f"{files.tokenizer.convert_ids_to_tokens([*before])} becomes {made.convert_ids_to_tokens([*after])}"
+                )

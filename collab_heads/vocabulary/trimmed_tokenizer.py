@@ -1,0 +1,250 @@
+"""The files of a tokenizer: the vocabularies in them, how texts are divided, and the same with fewer tokens."""
+
+import json
+import shutil
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import PreTrainedTokenizerBase
+
+from collab_heads.base.extras import check_extra
+from collab_heads.errors import ArgumentError
+from collab_heads.files.atomic import write_json
+from collab_heads.files.reading import parse_json, read_text
+from collab_heads.vocabulary.token_models import TOKEN_MODELS, Bpe, TokenModel, Unigram
+
+Text = str | Sequence[str]  # a sentence, or a source and its translation
+
+
+class TokenizerFiles(ABC):
+    """A tokenizer as data.
+
+    Args:
+        tokenizer: the tokenizer; it is not changed.
+
+    Attributes:
+        vocabularies: token -> id; two where encoder and decoder have their own.
+    """
+
+    vocabularies: Sequence[Mapping[str, int]]
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+
+    @abstractmethod
+    def always(self, side: int) -> set[str]:
+        """Return the tokens of a vocabulary that cannot go."""
+
+    @abstractmethod
+    def parts(self, token: str) -> Collection[str]:
+        """Return the tokens that a token is built from."""
+
+    @abstractmethod
+    def encode(self, texts: Sequence[Text], tokenizer: PreTrainedTokenizerBase) -> Sequence[Sequence[Sequence[int]]]:
+        """Return the ids of texts, special tokens included, for each vocabulary: [V, N, T]."""
+
+    @abstractmethod
+    def rewrite(self, folder: Path, kept: Sequence[Mapping[str, int]]) -> None:
+        """Change the files of the tokenizer in a folder, in place.
+
+        Args:
+            folder: the tokenizer was saved there.
+            kept: token -> new id, for each vocabulary.
+        """
+
+    def trimmed(self, kept: Sequence[Mapping[str, int]]) -> PreTrainedTokenizerBase:
+        """Return the tokenizer with fewer tokens, loaded from files as a user would load it."""
+        place = Path(tempfile.mkdtemp(prefix="collab_heads"))
+        try:
+            self.tokenizer.save_pretrained(place)
+            self.rewrite(place, kept)
+            made = type(self.tokenizer).from_pretrained(place, local_files_only=True)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)  # sentencepiece reads its files again
+        made.name_or_path = self.tokenizer.name_or_path
+        return made
+
+
+class FastFiles(TokenizerFiles):
+    """A tokenizer of the library tokenizers: one `tokenizer.json`."""
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        self.data = json.loads(tokenizer.backend_tokenizer.to_str())
+        found = self.data["model"]
+        kind = found.get("type")
+        if kind not in TOKEN_MODELS:
+            raise ArgumentError(
+                f"{type(tokenizer).__name__} divides words by {kind or 'an unknown model'}, which has no smaller "
+                f"tokens to build others from: known are {', '.join(TOKEN_MODELS)}"
+            )
+        self.model = TOKEN_MODELS[kind](found)
+        self.vocabularies = (tokenizer.get_vocab(),)
+
+    def always(self, side):
+        added = {each["content"] for each in self.data["added_tokens"]}
+        named = {token for token, _ in ids_in(self.data.get("post_processor"))}
+        unknown = {self.data["model"].get("unk_token")} | set(self.tokenizer.all_special_tokens)
+        if (place := self.data["model"].get("unk_id")) is not None:
+            unknown.add(self.data["model"]["vocab"][place][0])
+        return self.model.always() | added | ((named | unknown) & self.vocabularies[0].keys())
+
+    def parts(self, token):
+        return self.model.parts(token)
+
+    def encode(self, texts, tokenizer):
+        return (tokenizer(list(texts), verbose=False)["input_ids"],)
+
+    def rewrite(self, folder, kept):
+        file, ids = folder / "tokenizer.json", kept[0]
+        data = parse_json(read_text(file))
+        data["model"] = self.model.trimmed(ids)
+        data["added_tokens"] = [{**each, "id": ids[each["content"]]} for each in data["added_tokens"]]
+        data["post_processor"] = with_ids(data.get("post_processor"), ids)
+        if data.get("padding"):
+            data["padding"]["pad_id"] = ids[data["padding"]["pad_token"]]
+        write_json(file, data)
+        settings = folder / "tokenizer_config.json"
+        said = parse_json(read_text(settings))
+        if "added_tokens_decoder" in said:
+            said["added_tokens_decoder"] = {
+                str(ids[each["content"]]): each for each in said["added_tokens_decoder"].values()
+            }
+            write_json(settings, said)
+
+
+def ids_in(processor: Any) -> Iterator[tuple[str, int]]:
+    """Yield the tokens with their ids that a post-processor of `tokenizer.json` puts around a text."""
+    for part in (processor or {}).get("processors", [processor] if processor else []):
+        for name in ("sep", "cls"):
+            if name in part:
+                yield tuple(part[name])
+        named = part.get("special_tokens")
+        for each in named.values() if isinstance(named, dict) else ():
+            yield from zip(each["tokens"], each["ids"], strict=True)
+
+
+def with_ids(processor: Any, ids: Mapping[str, int]) -> Any:
+    """Return a post-processor of `tokenizer.json` with other ids."""
+    if not processor:
+        return processor
+    if "processors" in processor:
+        return {**processor, "processors": [with_ids(each, ids) for each in processor["processors"]]}
+    found = dict(processor)
+    for name in ("sep", "cls"):
+        if name in found:
+            found[name] = [found[name][0], ids[found[name][0]]]
+    if isinstance(named := found.get("special_tokens"), dict):
+        found["special_tokens"] = {
+            key: {**each, "ids": [ids[token] for token in each["tokens"]]} for key, each in named.items()
+        }
+    return found
+
+
+class PairFiles(TokenizerFiles):
+    """A tokenizer as Marian's: two SentencePiece models, and a `vocab.json` for both or one for each."""
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        check_extra("train", "vocabularies of SentencePiece", ["protobuf"])
+        self.vocabularies = (dict(tokenizer.encoder),)
+        if tokenizer.separate_vocabs:
+            self.vocabularies += (dict(tokenizer.target_encoder),)
+        self.protos = [proto_of(each.serialized_model_proto()) for each in (tokenizer.spm_source, tokenizer.spm_target)]
+        self.models = [token_model(proto) for proto in self.protos]
+
+    def always(self, side):
+        tokenizer, vocabulary = self.tokenizer, self.vocabularies[side]
+        special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+        special |= {token for token in vocabulary if token.startswith(">>") and token.endswith("<<")}  # languages
+        models = self.models if len(self.vocabularies) == 1 else [self.models[side]]
+        return vocabulary.keys() & set.union(special, *(model.always() for model in models))
+
+    def parts(self, token):
+        return set.union(*(set(model.parts(token)) for model in self.models))
+
+    def encode(self, texts, tokenizer):
+        pairs = [(text, text) if isinstance(text, str) else text for text in texts]
+        sources = tokenizer([source for source, _ in pairs], verbose=False)["input_ids"]
+        targets = tokenizer(text_target=[target for _, target in pairs], verbose=False)["input_ids"]
+        return (sources + targets,) if len(self.vocabularies) == 1 else (sources, targets)
+
+    def rewrite(self, folder, kept):
+        names = ("vocab.json", "target_vocab.json")
+        for name, old, new in zip(names, self.vocabularies, kept, strict=False):
+            write_json(folder / name, {token: new[token] for token in old if token in new})
+        for number, (name, proto) in enumerate(zip(("source.spm", "target.spm"), self.protos, strict=True)):
+            side = min(number, len(kept) - 1)
+            gone = self.vocabularies[side].keys() - kept[side].keys()
+            smaller = type(proto)()
+            smaller.CopyFrom(proto)
+            del smaller.pieces[:]
+            smaller.pieces.extend(each for each in proto.pieces if each.type != NORMAL or each.piece not in gone)
+            smaller.trainer_spec.vocab_size = len(smaller.pieces)
+            (folder / name).write_bytes(smaller.SerializeToString())
+        settings = folder / "tokenizer_config.json"
+        said = parse_json(read_text(settings))
+        if "added_tokens_decoder" in said:
+            said["added_tokens_decoder"] = {
+                str(kept[0][each["content"]]): each for each in said["added_tokens_decoder"].values()
+            }
+            write_json(settings, said)
+
+
+NORMAL = 1  # a piece of a SentencePiece model that is no control, unknown or byte
+BPE = 2  # the type of a SentencePiece model
+
+
+def proto_of(content: bytes) -> Any:
+    """Read a SentencePiece model."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    return cast(Any, sentencepiece_model_pb2).ModelProto.FromString(content)
+
+
+class ScoredBpe(Bpe):
+    """Merges of a SentencePiece model: the neighbours whose union has the highest score first."""
+
+    def rank(self, left, right):
+        return -self.data["scores"].get(left + right, -float("inf"))
+
+
+def token_model(proto: Any) -> TokenModel:
+    """Return how a SentencePiece model divides words."""
+    pieces = {each.piece: each.score for each in proto.pieces if each.type == NORMAL}
+    if proto.trainer_spec.model_type == BPE:
+        return ScoredBpe({"vocab": pieces, "merges": [], "scores": pieces})
+    return Unigram({"vocab": list(pieces.items())})
+
+
+def files_of(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
+    """Return a tokenizer as data.
+
+    Raises:
+        ArgumentError: if it is a slow one without a fast form, or divides words in a way without smaller tokens.
+    """
+    if {"spm_source", "spm_target", "encoder"} <= vars(tokenizer).keys():
+        return PairFiles(tokenizer)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ArgumentError(
+            f"{type(tokenizer).__name__} is a slow tokenizer: pass one with a tokenizer.json, or Marian's"
+        )
+    return FastFiles(tokenizer)
+
+
+def batches_of(texts: Iterable[Text], size: int = 1000) -> Iterator[list[Text]]:
+    """Yield lists of texts."""
+    found: list[Text] = []
+    for text in texts:
+        found.append(text)
+        if len(found) == size:
+            yield found
+            found = []
+    if found:
+        yield found
