@@ -60,8 +60,8 @@ def token_tables(model: PreTrainedModel, sides: int) -> list[TokenTable]:
             found[module] = TokenTable(module, (), weights[id(module.weight)])
     if not any(isinstance(module, nn.Embedding) for module in found):
         raise UnsupportedModelError(f"{type(model).__name__} reads no tokens: there is no vocabulary to trim")
-    for module in found:
-        if not module.weight.is_floating_point() or module.weight.device.type == "meta":
+    for table in found.values():
+        if not table.module.weight.is_floating_point() or table.module.weight.device.type == "meta":
             raise UnsupportedModelError(
                 f"the embeddings of {type(model).__name__} are quantised or not in memory: load the model whole, trim "
                 "it, then quantise it"
