@@ -72,6 +72,13 @@ def inputs_of(batch: Batch, original: bool) -> Batch:
 
 
 def embeddings(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """Return the table of token embeddings, by name: pieces now stand for words that they did not stand for."""
-    table = model.get_input_embeddings()
-    return {name: p for name, p in model.named_parameters() if any(p is each for each in table.parameters())}
+    """Return the tables of token embeddings, by name: pieces now stand for words that they did not stand for."""
+    tables = set[int]()
+    for part in (part for part in model.modules() if isinstance(part, PreTrainedModel)):
+        try:
+            table = part.get_input_embeddings()
+        except (AttributeError, NotImplementedError):  # a model of several stacks may have none of its own
+            continue
+        if isinstance(table, nn.Embedding):  # not the patches of images
+            tables.add(id(table.weight))
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in tables}

@@ -17,8 +17,9 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads import compress, distill, trim_vocabulary
 from collab_heads.distillation.gap import mean_over_tokens, read_parts
-from collab_heads.distillation.two_vocabularies import inputs_of, joined
+from collab_heads.distillation.two_vocabularies import embeddings, inputs_of, joined
 from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedModelError
+from families import FAMILIES
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 FP32_NOISE = 1e-5  # the same rows with other padding, and products in another order
@@ -112,6 +113,24 @@ def test_the_gap_is_that_of_means_over_tokens(trimmed):
             torch.testing.assert_close(part.rows, mean, rtol=0, atol=FP32_NOISE)
 
 
+@torch.no_grad()
+def pooled(model, batches) -> torch.Tensor:
+    """The mean of the last hidden states over the tokens of each text, in float64."""
+    rows = []
+    for batch in batches:
+        states, mask = model(**batch).last_hidden_state.double(), batch["attention_mask"][..., None]
+        rows.append((states * mask).sum(1) / mask.sum(1))
+    return torch.cat(rows)
+
+
+def test_the_error_compares_what_each_model_reads(trimmed):
+    model, original, ours, theirs = trimmed
+    wanted, found = pooled(original, theirs[7::8]), pooled(model, ours[7::8])  # every eighth batch is held out
+    error = (found - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum()
+    report = distill(model, original, ours, steps=1, original_batches=theirs)
+    assert report.before.output == pytest.approx(float(error), rel=FP32_NOISE)
+
+
 def test_the_mean_of_states_without_a_mask():
     states = torch.arange(12.0).view(1, 3, 4)
     torch.testing.assert_close(mean_over_tokens(states, None), states.mean(1))
@@ -124,6 +143,11 @@ def test_models_of_one_vocabulary_have_no_gap_however_they_are_padded():
     padded = [{n: torch.nn.functional.pad(t, (0, 3)) for n, t in batch.items()} for batch in read(tokenizer, texts)]
     report = distill(model, original, read(tokenizer, texts), steps=1, original_batches=padded, learning_rate=1e-9)
     assert report.before.total(1.0) < FP32_NOISE
+
+
+def test_of_a_model_of_texts_and_images_the_embeddings_of_tokens_are_trained():
+    model = FAMILIES["clip"].build()
+    assert list(embeddings(model)) == ["text_model.embeddings.token_embedding.weight"]
 
 
 def test_batches_that_do_not_fit_each_other(trimmed):
