@@ -50,6 +50,8 @@ def test_every_part_is_what_its_function_measures(name):
     assert report.roles.to_dict() == roles.to_dict()
     gradient = collab_heads.head_importance(model, batches, criterion=Gradient(normalize=False))
     assert all(torch.equal(report.gradient[path], values.double()) for path, values in gradient.items())
+    joint = collab_heads.head_importance(model, batches, criterion="reconstruction")
+    assert all(torch.equal(report.reconstruction[path], values.double()) for path, values in joint.items())
     if name == "bert":
         assert report.contributions is None
     else:
@@ -74,6 +76,7 @@ def test_scores_and_the_table_of_heads():
         "relevance",
         "absolute_relevance",
         "gradient",
+        "reconstruction",
     ]
     header, rows = report.rows()
     assert len(rows) == 6 * HEADS and header[:3] == ["role", "layer", "head"] and header[-1] == "what it does"
