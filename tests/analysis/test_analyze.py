@@ -169,6 +169,20 @@ def test_without_labels_the_loss_is_left_out_and_that_is_said():
         analyze_heads(model, [inputs], parts=("gradient",))
 
 
+def test_a_model_that_cannot_lose_heads_gets_a_note_unless_the_cost_was_requested(monkeypatch):
+    def refuses(*_, criterion, **__):
+        raise SwapError("it is quantised")
+
+    model = model_in("bert")
+    inputs = {name: value for name, value in labelled("bert", model).items() if name != "labels"}
+    monkeypatch.setattr("collab_heads.analysis.analyze.head_importance", refuses)
+    report = analyze_heads(model, [inputs], exclude=[EOS])
+    assert report.reconstruction is None and "What can go" not in str(report)
+    assert "the cost of removal was not measured: it is quantised" in report.notes
+    with refused(model, SwapError, "it is quantised"):
+        analyze_heads(model, [inputs], exclude=[EOS], parts="reconstruction")
+
+
 def test_a_report_names_the_model_and_not_where_it_lies():
     model = model_in("bert")
     for path in ("/home" + "/me/models/tiny", "models/tiny"):
