@@ -10,6 +10,7 @@ from importlib.resources import files
 from string import Template
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+WIDE = 1700  # pixels of a picture that cannot be read when it is as wide as the page: the figures are 11 inches at most
 FOLDER = files("collab_heads.analysis.report") / "page"
 # in the order in which they build on each other
 SCRIPTS = (
@@ -117,12 +118,14 @@ def section_html(name: str, section: Section) -> str:
 
 
 def figure_html(picture: Drawing) -> str:
-    """Return a picture that follows the light or dark setting of the browser."""
+    """Return a picture that follows the light or dark setting of the browser; a wide one scrolls in its own box."""
+    width = int.from_bytes(picture.png[16:20], "big")  # where a PNG file has it
     dark, alt = "", escape(picture.alt, quote=True)
     if picture.dark:
         dark = f'<source media="(prefers-color-scheme: dark)" srcset="{data_url(picture.dark)}">'
     image = f'<picture>{dark}<img alt="{alt}" src="{data_url(picture.png)}"></picture>'
-    return f'<figure class="picture" tabindex="0">{image}</figure>'  # it scrolls where the page is narrow
+    kind = "picture wide" if width > WIDE else "picture"
+    return f'<figure class="{kind}" tabindex="0">{image}</figure>'  # where it scrolls, it must be reached by keyboard
 
 
 def data_url(png: bytes) -> str:
