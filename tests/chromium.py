@@ -85,12 +85,13 @@ class Browser:
         if method == "Log.entryAdded" or (method == "Runtime.consoleAPICalled" and parameters["type"] != "log"):
             self.problems.append(str(parameters))
 
-    def open(self, path: Path) -> None:
-        """Open a file, and wait until it has loaded."""
-        self._loaded = False
-        self.send("Page.navigate", url=path.as_uri())
-        while not self._loaded:
-            self._note(self._next())
+    def open(self, path: Path, fragment: str = "") -> None:
+        """Open a file, at a fragment such as "#3-7", and wait until it has loaded."""
+        for url in ("about:blank", path.as_uri() + fragment):  # from the same file a fragment would load nothing
+            self._loaded = False
+            self.send("Page.navigate", url=url)
+            while not self._loaded:
+                self._note(self._next())
 
     def value(self, script: str) -> Any:
         """The value of an expression in the page; promises are waited for."""

@@ -39,6 +39,15 @@ def each_page(names):
     return pytest.mark.parametrize("name", names)
 
 
+NARROW = 74  # letters of code in the column of a page, in a window of 1400 pixels
+
+
+@each_page(["docs/guides/see-what-heads-do.md"])
+def test_code_fits_its_column(name):
+    blocks = re.findall(r"^```\w+\n(.*?)^```", PAGES[name].text, flags=re.DOTALL | re.MULTILINE)
+    assert blocks and [line for block in blocks for line in block.splitlines() if len(line) > NARROW] == []
+
+
 @pytest.fixture
 def tables(monkeypatch):
     """The program that writes the tables."""

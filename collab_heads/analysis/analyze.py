@@ -32,8 +32,8 @@ from collab_heads.base.display import portable_name
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, head_numbers
-from collab_heads.errors import SwapError
-from collab_heads.heads.criteria import Gradient
+from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
+from collab_heads.heads.criteria import Gradient, Reconstruction
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.importance import head_importance
 from collab_heads.model.refusals import check_wrapper
@@ -67,7 +67,8 @@ def analyze_heads(
     """Measure what the heads of a model do, and how much they matter.
 
     Confidence, entropy, distance, similarity, positions, rare tokens and examples share one pass without gradients.
-    Relevance and gradient importance take one pass with gradients each, dependencies one pass over the treebank.
+    Relevance and gradient importance take one pass with gradients each, the cost of removal one without, dependencies
+    one pass over the treebank.
     Contributions take a backward pass per position, on some of the sentences; the ablation takes an evaluation per
     head. Memory does not grow with the number of batches.
 
@@ -85,8 +86,9 @@ def analyze_heads(
         model: a supported transformers model, original or collaborative, gated, mixed, pruned; it is left as it was.
         batches: input dicts as the model takes them, in a list or another object that can be read again. Gradient
             importance and the loss need labels; encoder-decoders need labels or decoder inputs in every batch.
-        parts: some of "statistics", "roles", "relevance", "gradient", "contributions", "ablation". None measures all
-            that model and data allow; the ablation, which takes an evaluation per head, only if `evaluate` is given.
+        parts: some of "statistics", "roles", "relevance", "gradient", "reconstruction" (what removal costs, see
+            `head_importance`), "contributions", "ablation". None measures all that model and data allow; the ablation,
+            which takes an evaluation per head, only if `evaluate` is given.
         tokenizer: the model's tokenizer; needed for a treebank, and for examples that show tokens instead of ids.
         treebank: a CoNLL-U file, its sentences, or a `Treebank`, for syntactic heads of encoders.
         exclude: ids of tokens that do not count as queries; None excludes the tokens that end a sentence.
@@ -109,7 +111,7 @@ def analyze_heads(
         data: a description of the batches, for the report.
 
     Returns:
-        The report; `print` it, or `.save_html("report.html")`.
+        The report; `print` it for a summary, `.to_string()` has a row per head, `.save_html("report.html")` a page.
 
     Raises:
         ArgumentError: on an unknown part, a count that is too small, batches that can be read only once, a treebank
@@ -167,6 +169,8 @@ class Analysis:
             self.measure("gradient", head_importance, self.batches, criterion=Gradient(normalize=False))
             gradient = self.results["gradient"]
             self.results["gradient"] = {path: values.double() for path, values in gradient.items()}
+        if "reconstruction" in self.parts:
+            self.reconstruct()
         if "contributions" in self.parts:
             self.contribute()
         report = self.measured()
@@ -182,6 +186,17 @@ class Analysis:
     def measure(self, part: Part, function: Callable, batches: Iterable[Mapping], **options: Any) -> None:
         """Measure a part whose function makes its own passes."""
         self.results[part] = self.timed(part, function, self.model, batches, **options)
+
+    def reconstruct(self) -> None:
+        """Measure what removal costs; a model that does not allow it gets a note, unless the part was requested."""
+        try:
+            self.measure("reconstruction", head_importance, self.batches, criterion=Reconstruction())
+        except (ArgumentError, SwapError, UnsupportedModelError) as problem:
+            if self.options.parts is not None:
+                raise
+            self.notes.append(f"the cost of removal was not measured: {problem}")
+            return
+        self.results["reconstruction"] = {path: each.double() for path, each in self.results["reconstruction"].items()}
 
     def contribute(self) -> None:
         """Measure contributions of this model and of those it is compared with; keep one whole sentence."""

@@ -34,7 +34,7 @@ MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
 ExportTarget = Literal["onnx", "openvino", "ctranslate2", "transformers"]
 EXPORT_TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
 
-ReportPart = Literal["statistics", "roles", "relevance", "gradient", "contributions", "ablation"]
+ReportPart = Literal["statistics", "roles", "relevance", "gradient", "reconstruction", "contributions", "ablation"]
 REPORT_PARTS: tuple[ReportPart, ...] = get_args(ReportPart)
 
 PrefixKind = Literal["reference", "own", "random"]  # what a decoder has read when a token's contributions are measured

@@ -32,6 +32,6 @@ def run(args: Namespace) -> HeadReport:
         compare_with=args.compare_with or (),
         data=", ".join(map(portable_name, args.data)),
     )
-    print(report)
+    print(report.to_string() if args.all_heads else report)
     print(f"report: {report.save(args.output_dir)}")
     return report

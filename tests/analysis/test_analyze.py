@@ -50,6 +50,8 @@ def test_every_part_is_what_its_function_measures(name):
     assert report.roles.to_dict() == roles.to_dict()
     gradient = collab_heads.head_importance(model, batches, criterion=Gradient(normalize=False))
     assert all(torch.equal(report.gradient[path], values.double()) for path, values in gradient.items())
+    joint = collab_heads.head_importance(model, batches, criterion="reconstruction")
+    assert all(torch.equal(report.reconstruction[path], values.double()) for path, values in joint.items())
     if name == "bert":
         assert report.contributions is None
     else:
@@ -74,6 +76,7 @@ def test_scores_and_the_table_of_heads():
         "relevance",
         "absolute_relevance",
         "gradient",
+        "reconstruction",
     ]
     header, rows = report.rows()
     assert len(rows) == 6 * HEADS and header[:3] == ["role", "layer", "head"] and header[-1] == "what it does"
@@ -164,6 +167,20 @@ def test_without_labels_the_loss_is_left_out_and_that_is_said():
     assert any("gradient importance was not measured: the batches have no labels" in note for note in report.notes)
     with refused(model, CalibrationError, "gives no loss"):
         analyze_heads(model, [inputs], parts=("gradient",))
+
+
+def test_a_model_that_cannot_lose_heads_gets_a_note_unless_the_cost_was_requested(monkeypatch):
+    def refuses(*_, criterion, **__):
+        raise SwapError("it is quantised")
+
+    model = model_in("bert")
+    inputs = {name: value for name, value in labelled("bert", model).items() if name != "labels"}
+    monkeypatch.setattr("collab_heads.analysis.analyze.head_importance", refuses)
+    report = analyze_heads(model, [inputs], exclude=[EOS])
+    assert report.reconstruction is None and "What can go" not in str(report)
+    assert "the cost of removal was not measured: it is quantised" in report.notes
+    with refused(model, SwapError, "it is quantised"):
+        analyze_heads(model, [inputs], exclude=[EOS], parts="reconstruction")
 
 
 def test_a_report_names_the_model_and_not_where_it_lies():

@@ -42,6 +42,22 @@ def test_an_encoder_reads_text(bert, tmp_path, capsys, no_pictures):
     assert tokens == sum(len(row) - 1 for row in ids)  # [SEP] does not count, [CLS] does
 
 
+def test_the_summary_comes_first_and_a_row_per_head_when_asked_for(bert, tmp_path, capsys):
+    text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
+    argv = [str(bert), "--data", text, "--parts", "statistics", "reconstruction", "--examples", "0"]
+    report = run(argv)
+    row = "  ".join(report.rows()[1][-1][:3]).split()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == report.described()[:2] and any(line.startswith("What can go: 1 of 8 heads") for line in lines)
+    assert not any(line.split()[:3] == row for line in lines)
+    run([*argv, "--all_heads"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == report.described()[:2]
+    assert sum(line.split()[:1] == row[:1] for line in lines) == 1 + 8 and any(
+        line.split()[:3] == row for line in lines
+    )
+
+
 def test_sentences_that_are_too_long_are_left_out_and_counted(bert, tmp_path, capsys):
     text = write_lines(tmp_path / "text.txt", ["a dog", "the old man sees it", "a cat"])
     report = run([str(bert), "--data", text, *PARTS, "--max_length", "4"])

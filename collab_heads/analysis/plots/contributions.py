@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collab_heads.analysis.relevance.contribution_comparison import ContributionComparison
 
 SHOWN: tuple[Contribution, ...] = (*PER_TOKEN, "influence")
-LONGEST = 40  # tokens of a side, in a map
-CELL = 0.19  # inches
+LONGEST = 200  # tokens of a side, in a map
+MANY = 40  # tokens of a side: with more, cells and labels are smaller
+CELL, SMALL_CELL = 0.19, 0.09  # inches
 
 
 @drawn
@@ -160,7 +161,7 @@ def contribution_map(
 ) -> Figure:
     """Draw what every token of one sentence contributes to every generated token.
 
-    Every generated token has a row, which sums to one. A long sentence is cut after 40 tokens a side, which the title
+    Every generated token has a row, which sums to one. A long sentence is cut after 200 tokens a side, which the title
     says.
 
     Args:
@@ -186,17 +187,18 @@ def contribution_map(
     grids = [each[:LONGEST, :LONGEST].double().numpy() for each in (source, target)]
     columns = [list(tokens)[:LONGEST] for tokens in (source_tokens, target_tokens)]
     cmap, norm = colour_scale(grids, lowest=0.0, highest=max(float(each.max()) for each in grids))
-    widths = [max(1.0, len(tokens) * CELL) for tokens in columns]
+    cell, size = (CELL, 7.0) if max(sizes) <= MANY else (SMALL_CELL, 5.0)
+    widths = [max(1.0, len(tokens) * cell) for tokens in columns]
     shown = " \u2013 ".join([*([title] if title else []), *dict.fromkeys(cut)]) or None
-    figure = new_figure(sum(widths) + 2.6, max(1.0, len(grids[0]) * CELL) + 1.5, shown)
+    figure = new_figure(sum(widths) + 2.6, max(1.0, len(grids[0]) * cell) + 1.5, shown)
     panels = figure.subplots(1, 2, width_ratios=widths, squeeze=False)[0]
     for axes, grid, tokens, name in zip(panels, grids, columns, names, strict=True):
         mesh = draw_cells(axes, grid, cmap, norm, 2)
         axes.set_title(name, fontsize=8)
         bare(axes)
         axes.set(xticks=[], yticks=[])
-        label_tokens(axes, "x", tokens, 7)
-    label_tokens(panels[0], "y", list(said)[:LONGEST], 7)
+        label_tokens(axes, "x", tokens, size)
+    label_tokens(panels[0], "y", list(said)[:LONGEST], size)
     panels[0].set_ylabel("generated token")
     figure.colorbar(mesh, ax=list(panels), label="contribution", aspect=25, pad=0.02)
     return figure

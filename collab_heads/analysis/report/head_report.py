@@ -1,21 +1,20 @@
 """`HeadReport`: what an analysis measured, as text, pictures and one page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from collab_heads.analysis.measures.head_history import GATES
 from collab_heads.analysis.plots.canvas import png_bytes, save_drawings, svg_bytes
+from collab_heads.analysis.plots.dark import dark_png_bytes
 from collab_heads.analysis.plots.head_history import history_animation
 from collab_heads.analysis.report.html import Drawing, Section, page
 from collab_heads.analysis.report.legends import LEGENDS, TITLES
-from collab_heads.analysis.report.measurements import HeadMeasurements, group_name
-from collab_heads.analysis.report.page_data import as_json, page_data
+from collab_heads.analysis.report.measurements import HeadMeasurements
+from collab_heads.analysis.report.page_data import anchor, as_json, heads_of, page_data
 from collab_heads.analysis.report.pictures import pictures_in, pictures_of
 from collab_heads.analysis.report.savings import Plan, savings_html
+from collab_heads.analysis.report.text import MORE, full_text, summary, summary_text
 from collab_heads.base.display import progress_bar
 from collab_heads.base.extras import missing
 from collab_heads.files.atomic import write_file
@@ -27,23 +26,26 @@ Table = tuple[list[str], list[list[str]]]
 WITHOUT_PICTURES = "Pictures of some measures are missing: they need matplotlib (pip install matplotlib)"
 
 
-def full_page(report: HeadMeasurements, drawn: Mapping[str, bytes], plan: Plan | None = None) -> str:
+def full_page(report: HeadMeasurements, drawn: Mapping[str, tuple[bytes, bytes]], plan: Plan | None = None) -> str:
     """Return the report as one HTML page.
 
     Args:
         report: the measurements.
-        drawn: PNG files by name, see `pictures_in`; missing ones are left out, and the page says so.
+        drawn: PNG files for a light and a dark page, by name, see `pictures_in`; missing ones are left out, and the
+            page says so.
         plan: the predicted price of budgets, if known.
     """
     figures: dict[str, list[Drawing]] = {}
     pictures = pictures_in(report)
     for picture in pictures:
         if picture.name in drawn:
-            figures.setdefault(picture.section, []).append(Drawing(drawn[picture.name], picture.alt))
+            light, dark = drawn[picture.name]
+            figures.setdefault(picture.section, []).append(Drawing(light, picture.alt, dark))
+    names = [anchor(report, head) for head in heads_of(report)]
     sections = [
         Section("What can go, and how", name="savings", html=savings_html(report, plan)),
         Section("Explore", name="explore", html='<div id="explorer"></div>'),
-        Section("All heads", LEGENDS["heads"], report.rows(), name="all"),
+        Section("All heads", LEGENDS["heads"], report.rows(), name="all", ids=names),
     ]
     tables = side_tables(report)
     for name in TITLES:
@@ -56,21 +58,6 @@ def full_page(report: HeadMeasurements, drawn: Mapping[str, bytes], plan: Plan |
     )
     warnings = () if report.roles is None else report.roles.warnings
     return page(f"Heads of {report.model}", sections, as_json(page_data(report)), lead, warnings)
-
-
-def summary(report: HeadMeasurements) -> Table:
-    """Return a table with a row per role: layers, heads, and the mean of every measure."""
-    scores, rows = report.scores(), []
-    for group in dict.fromkeys(map(group_name, report.sites)):
-        sites = [site for site in report.sites if group_name(site) == group]
-        row = [group, str(len(sites)), str(sum(site.num_heads for site in sites))]
-        rows.append(row + [mean_of([values[s.path] for s in sites if s.path in values]) for values in scores.values()])
-    return ["role", "layers", "heads", *(name.replace("_", " ") for name in scores)], rows
-
-
-def mean_of(values: Sequence[Tensor]) -> str:
-    """Format the mean over the heads of some sites for a table; empty without values."""
-    return f"{float(torch.cat([*values]).double().mean()):.3f}" if values else ""
 
 
 def side_tables(report: HeadMeasurements) -> dict[str, Table]:
@@ -99,7 +86,18 @@ def side_tables(report: HeadMeasurements) -> dict[str, Table]:
 
 
 class HeadReport(HeadMeasurements):
-    """The result of `analyze_heads`: the measurements, see `HeadMeasurements`, and ways to show them."""
+    """The result of `analyze_heads`: the measurements, see `HeadMeasurements`, and ways to show them.
+
+    `print(report)` shows a summary: means by role, what heads do, which of them can go. `to_string()` adds a row per
+    head, as pandas' `DataFrame.to_string()` does; `pandas.DataFrame(rows, columns=header)` takes what `rows()` returns.
+    """
+
+    def __str__(self) -> str:
+        return f"{summary_text(self)}\n{MORE}"
+
+    def to_string(self) -> str:
+        """Return the summary of `str(report)` and below it a table with a row per head."""
+        return full_text(self)
 
     def plot(self) -> "dict[str, Figure]":
         """Draw every picture and return them by name; needs matplotlib (`pip install matplotlib`)."""
@@ -117,7 +115,11 @@ class HeadReport(HeadMeasurements):
                 None.
         """
         pictures = [] if missing("plots") else pictures_in(self)
-        return full_page(self, {each.name: png_bytes(each.draw()) for each in pictures}, plan)
+        drawn = {}
+        for each in pictures:
+            figure = each.draw()
+            drawn[each.name] = png_bytes(figure), dark_png_bytes(figure)
+        return full_page(self, drawn, plan)
 
     def save_html(self, path: str | Path, plan: Plan | None = None) -> Path:
         """Write the page of `to_html`; it replaces an existing file only when complete."""
@@ -135,7 +137,8 @@ class HeadReport(HeadMeasurements):
         """
         folder, figures = Path(folder), {} if missing("plots") else self.plot()
         drawn = {name: (png_bytes(figure), svg_bytes(figure)) for name, figure in figures.items()}
-        page = full_page(self, {name: png for name, (png, _) in drawn.items()}, plan)
+        shown = [each.name for each in pictures_in(self) if each.name in figures]
+        page = full_page(self, {name: (drawn[name][0], dark_png_bytes(figures[name])) for name in shown}, plan)
         for name, drawings in drawn.items():
             save_drawings(folder / name, *drawings)
         if figures and self.gate_history is not None and self.gate_history.where(GATES):

@@ -10,9 +10,13 @@ from importlib.resources import files
 from string import Template
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+WIDE = 1700  # pixels of a picture that cannot be read when it is as wide as the page: the figures are 11 inches at most
 FOLDER = files("collab_heads.analysis.report") / "page"
 # in the order in which they build on each other
-SCRIPTS = ("data", "elements", "colours", "state", "filters", "table", "maps", "links", "sentence", "head", "start")
+SCRIPTS = (
+    *("data", "elements", "colours", "state", "filters", "table", "maps", "links", "sentence", "matrices"),
+    *("head", "anchors", "start"),
+)
 # whatever a token or a model is called: the page loads nothing, and runs nothing but the script of this hash
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{hash}'; base-uri 'none'; "
@@ -27,10 +31,12 @@ class Drawing:
     Attributes:
         png: the PNG file. An SVG of a large map is many times larger, and its ids could clash with those of another.
         alt: a description of the picture for those who do not see it.
+        dark: the PNG file for a dark page; empty to show the same.
     """
 
     png: bytes
     alt: str
+    dark: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Section:
         pictures: the pictures below the table.
         name: its id; None for one by position.
         html: other content, as HTML, above the table.
+        ids: an id per row of the table, for links; empty for none.
     """
 
     title: str
@@ -52,6 +59,7 @@ class Section:
     pictures: Sequence[Drawing] = ()
     name: str | None = None
     html: str = ""
+    ids: Sequence[str] = ()
 
 
 @cache
@@ -103,22 +111,38 @@ def section_html(name: str, section: Section) -> str:
         parts.append(f"<p>{escape(section.legend)}</p>")
     parts.append(section.html)
     if section.table is not None:
-        parts.append(table_html(*section.table, label=section.title))
+        parts.append(table_html(*section.table, label=section.title, ids=section.ids))
     for picture in section.pictures:
-        image, alt = base64.b64encode(picture.png).decode(), escape(picture.alt, quote=True)
-        parts.append(f'<figure><img alt="{alt}" src="data:image/png;base64,{image}"></figure>')
+        parts.append(figure_html(picture))
     return "\n".join([*filter(None, parts), "</section>"])
 
 
-def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], label: str = "") -> str:
+def figure_html(picture: Drawing) -> str:
+    """Return a picture that follows the light or dark setting of the browser; a wide one scrolls in its own box."""
+    width = int.from_bytes(picture.png[16:20], "big")  # where a PNG file has it
+    dark, alt = "", escape(picture.alt, quote=True)
+    if picture.dark:
+        dark = f'<source media="(prefers-color-scheme: dark)" srcset="{data_url(picture.dark)}">'
+    image = f'<picture>{dark}<img alt="{alt}" src="{data_url(picture.png)}"></picture>'
+    kind = "picture wide" if width > WIDE else "picture"
+    return f'<figure class="{kind}" tabindex="0">{image}</figure>'  # where it scrolls, it must be reached by keyboard
+
+
+def data_url(png: bytes) -> str:
+    """Return a PNG file as a URL."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], label: str = "", ids: Sequence[str] = ()) -> str:
     """Return a table that scrolls if it is long; columns of numbers are aligned to the right."""
+    named_rows = [f' id="{escape(each, quote=True)}"' for each in ids] or [""] * len(rows)
     numeric = [all(is_number(row[column]) for row in rows) for column in range(len(header))]
     kinds = [' class="number"' if each else "" for each in numeric]
     named = zip(kinds, header, strict=True)
     head = "".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for kind, cell in named)
     lines = "".join(
-        f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>\n"
-        for row in rows
+        f"<tr{name}>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>\n"
+        for name, row in zip(named_rows, rows, strict=True)
     )
     # a part that scrolls must be reached by keyboard, and then have a name
     where = f'class="scroll" tabindex="0" role="region" aria-label="{escape(label, quote=True)}: table"'
@@ -126,8 +150,8 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], label: str 
 
 
 def is_number(cell: str) -> bool:
-    """Return True if a cell is a number or empty."""
+    """Return True if a cell is a number, a percentage or empty."""
     try:
-        return not cell or float(cell.replace(",", "")) is not None
+        return not cell or float(cell.replace(",", "").removesuffix("%")) is not None
     except ValueError:
         return False

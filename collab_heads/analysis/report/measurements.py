@@ -1,4 +1,4 @@
-"""The measurements of an analysis: for people (`str`) and for machines (`to_dict`)."""
+"""The measurements of an analysis, and for machines all of their numbers (`to_dict`)."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,6 @@ from collab_heads.analysis.relevance.contribution_comparison import Contribution
 from collab_heads.analysis.relevance.contribution_results import ContributionExample, TokenContributions
 from collab_heads.analysis.relevance.head_relevance import HeadRelevance
 from collab_heads.analysis.roles.labels import HeadRoles
-from collab_heads.base.display import text_table
 from collab_heads.sites.site import AttentionSite
 
 Scores = Mapping[str, Tensor]
@@ -40,6 +39,8 @@ class HeadMeasurements:
         roles: positional, first-token, rare-token and syntactic heads.
         relevance: relevance by conservative propagation.
         gradient: path -> [H], importance by gradients of the loss.
+        reconstruction: path -> [H], the share of the site's output that is lost once a head and those that cost less
+            are removed together, see `HeadRegression.removal_costs`.
         contributions: contributions of source and target to generated tokens, after the first kind of prefixes.
         compared_contributions: the same after other prefixes, and for other models.
         contribution_example: the contributions of the tokens of one sentence.
@@ -62,6 +63,7 @@ class HeadMeasurements:
     roles: HeadRoles | None = None
     relevance: HeadRelevance | None = None
     gradient: Scores | None = None
+    reconstruction: Scores | None = None
     contributions: TokenContributions | None = None
     compared_contributions: ContributionComparison | None = None
     contribution_example: ContributionExample | None = None
@@ -85,6 +87,8 @@ class HeadMeasurements:
             scores["absolute_relevance"] = {path: signed.abs() for path, signed in self.relevance.signed.items()}
         if self.gradient is not None:
             scores["gradient"] = self.gradient
+        if self.reconstruction is not None:
+            scores["reconstruction"] = self.reconstruction
         if self.ablation is not None:
             scores["leave_one_out"] = self.ablation.harm()
         if self.gates:
@@ -139,10 +143,6 @@ class HeadMeasurements:
             lines.append(f"Rank correlation of {name} with the harm of leaving a head out: {value:+.2f}")
         return lines + [note[:1].upper() + note[1:] for note in self.notes]
 
-    def __str__(self) -> str:
-        compared = [] if self.compared_contributions is None else ["", str(self.compared_contributions)]
-        return "\n".join([text_table(*self.rows(), "\n".join(self.described())), *compared])
-
     def to_dict(self) -> dict:
         """Return all numbers, ready for JSON, without the attention maps of the examples."""
         whole = {
@@ -158,6 +158,7 @@ class HeadMeasurements:
             "notes": list(self.notes),
             "correlations": self.correlations(),
             "gradient": None if self.gradient is None else as_lists(self.gradient),
+            "reconstruction": None if self.reconstruction is None else as_lists(self.reconstruction),
             "examples": [{side: list(tokens) for side, tokens in each.tokens.items()} for each in self.examples],
         }
         for name in ("statistics", "roles", "relevance", "contributions", "compared_contributions", "ablation"):

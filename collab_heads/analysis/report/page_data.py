@@ -19,8 +19,13 @@ from collab_heads.analysis.roles.labels import role_kind
 from collab_heads.model.batches import sides
 from collab_heads.sites.site import ROLES, AttentionSite
 
-LONGEST = 40  # tokens: with 144 heads a sentence is 230 kB before compression
-STEPS = 255  # a weight is known to 0.2 %
+STEPS = 255  # of a byte
+# Bytes hold square roots of weights: a token looks at few others much and at most of them little, and roots tell both
+# apart. They hardly compress, so a sentence with more weights than this has the weights themselves, a third as large.
+MOST_ROOTS = 4_000_000
+# Above this, which is 512 tokens of 144 heads, a page would be too large to open: the sentence is cut.
+MOST_WEIGHTS = 40_000_000
+LEVEL = 6  # of zlib: 9 takes ten times as long for a tenth less
 
 
 def sentence_data(
@@ -34,18 +39,30 @@ def sentence_data(
         text: makes a token readable.
 
     Returns:
-        tokens: side -> the first `LONGEST` tokens. length: side -> the number of all tokens. maps: the weights [H, T,
-        S] of site after site, a byte each, 255 for 1; compressed with zlib, in base64.
+        tokens: side -> the tokens; all of them, unless there are more than `MOST_WEIGHTS` weights. length: side -> the
+        number of all tokens. power: 2 or 1, of a byte / 255, which gives the weight. maps: the bytes [H, T, S] of site
+        after site, compressed with zlib, in base64.
     """
+    longest = max(map(len, example.tokens.values()), default=0)
+    while (count := weights_in(example, sites, longest)) > MOST_WEIGHTS:
+        longest = min(longest - 1, int(longest * (MOST_WEIGHTS / count) ** 0.5))
+    power = 2 if count <= MOST_ROOTS else 1
     packed = b"".join(
-        (weights[:, :LONGEST, :LONGEST] * STEPS).round().to(torch.uint8).contiguous().numpy().tobytes()
+        (weights[:, :longest, :longest] ** (1 / power) * STEPS).round().to(torch.uint8).contiguous().numpy().tobytes()
         for weights, _, _ in (example.of(site) for site in sites)
     )
     return {
-        "tokens": {side: [text(token) for token in tokens[:LONGEST]] for side, tokens in example.tokens.items()},
+        "tokens": {side: [text(token) for token in tokens[:longest]] for side, tokens in example.tokens.items()},
         "length": {side: len(tokens) for side, tokens in example.tokens.items()},
-        "maps": base64.b64encode(zlib.compress(packed, 9)).decode(),
+        "power": power,
+        "maps": base64.b64encode(zlib.compress(packed, LEVEL)).decode(),
     }
+
+
+def weights_in(example: AttentionExample, sites: Sequence[AttentionSite], longest: int) -> int:
+    """Return the number of weights of all heads, with at most `longest` tokens a side."""
+    shapes = (example.weights[site.path].shape for site in sites)
+    return sum(heads * min(queries, longest) * min(keys, longest) for heads, queries, keys in shapes)
 
 
 SPACES = str.maketrans("\u2581\u0120", "  ")  # of sentencepiece, and of byte-level vocabularies
@@ -77,6 +94,13 @@ def layer_name(report: HeadMeasurements, site: AttentionSite) -> str:
     """Return the name of a site's layer, with its role if the model has several."""
     several = len({group_name(each) for each in report.sites}) > 1
     return f"{group_name(site)}, layer {site.layer}" if several else f"Layer {site.layer}"
+
+
+def anchor(report: HeadMeasurements, head: Head) -> str:
+    """Return the name of a head in links to the page: "3-7", after the role if the model has several."""
+    several = len({group_name(each) for each in report.sites}) > 1
+    group = f"{group_name(head.site)}-".replace(" ", "-") if several else ""
+    return f"{group}{head.site.layer}-{head.number}"
 
 
 def page_data(report: HeadMeasurements) -> dict[str, Any]:
@@ -141,6 +165,7 @@ def head_data(report: HeadMeasurements, head: Head, measures: dict[str, Scores])
     return {
         "site": report.sites.index(head.site),
         "number": head.number,
+        "anchor": anchor(report, head),
         "key": index if head.site.groups is None else head.site.groups[index],
         "values": [rounded(each[path][index]) if path in each else None for each in measures.values()],
         "labels": list(labels),

@@ -9,17 +9,11 @@ from typing import Any, Protocol
 
 from collab_heads.analysis.report.html import table_html
 from collab_heads.analysis.report.measurements import HeadMeasurements
-from collab_heads.analysis.report.page_data import Head, heads_of, layer_name
+from collab_heads.analysis.report.page_data import Head, anchor, heads_of, layer_name
 
-# Measures of what a head costs by itself that compare across layers, the best first, and how they are described.
-# Relevance as a share of a layer does not compare.
-COSTS = {
-    "leave_one_out": "how much worse the {metric} is without them",
-    "gradient": "gradient importance",
-    "absolute_relevance": "absolute relevance",
-}
 CHEAPEST = 0.1  # share of the heads that is named
 MOST = 12  # heads that are named, at most
+KEPT = (0.9, 0.75, 0.5, 0.25)  # shares of the heads, for the price of fewer
 PAIRS = 5  # pairs of heads that are named
 ALIKE = 0.7  # the cosine of heads that put out nearly the same: the angle between them is below 45 degrees
 BUDGETS = (0.9, 0.75, 0.5, 0.33, 0.25, 0.1)
@@ -34,16 +28,13 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Cheap:
-    """The heads whose removal costs least.
+    """The heads that cost least when all of them are removed and W_O is refitted.
 
     Attributes:
-        measure: the measure that ranks them.
-        said: a description of the numbers.
-        heads: the heads and their numbers, the cheapest first.
+        heads: the heads, each with its cost: the share of the site's output that is lost once it and the cheaper ones
+            are removed. The cheapest first.
     """
 
-    measure: str
-    said: str
     heads: Sequence[tuple[Head, float]]
 
     def by_path(self) -> dict[str, list[int]]:
@@ -53,27 +44,49 @@ class Cheap:
             chosen.setdefault(head.site.path, []).append(head.number)
         return {path: sorted(numbers) for path, numbers in chosen.items()}
 
+    def lost(self) -> dict[str, float]:
+        """Return path -> share of the site's output that is lost, for the sites that lose heads."""
+        # costs are joint and rise within a site: the last removal has the cost of all
+        return {head.site.path: cost for head, cost in self.heads}
 
-def cheapest(report: HeadMeasurements) -> Cheap | None:
-    """Return the heads whose removal costs least, by the best available measure; None without one.
+    @property
+    def said(self) -> str:
+        """What the layers lose, in words."""
+        return f"without them, W_O refitted, a layer loses {max(self.lost().values()):.1%} of its output at most"
 
-    No site loses all its heads.
+
+def cheapest(report: HeadMeasurements, count: int | None = None) -> Cheap | None:
+    """Return the heads that cost least together; every site keeps at least one. None if costs were not measured.
+
+    Args:
+        report: the measurements.
+        count: how many heads; None for a tenth, 12 at most.
     """
-    scores = report.scores()
-    measure = next((name for name in COSTS if name in scores), None)
-    if measure is None:
+    if report.reconstruction is None:
         return None
+    costs = report.reconstruction
     ranked = sorted(
-        ((head, float(scores[measure][head.site.path][head.index])) for head in heads_of(report)), key=lambda e: e[1]
+        ((head, float(costs[head.site.path][head.index])) for head in heads_of(report)), key=lambda each: each[1]
     )
+    wanted = min(MOST, math.ceil(CHEAPEST * len(ranked))) if count is None else count
     left = {site.path: site.num_heads for site in report.sites}
     chosen: list[tuple[Head, float]] = []
     for head, cost in ranked:
-        if len(chosen) < min(MOST, math.ceil(CHEAPEST * len(ranked))) and left[head.site.path] > 1:
+        if len(chosen) < wanted and left[head.site.path] > 1:
             left[head.site.path] -= 1
             chosen.append((head, cost))
-    metric = "" if report.ablation is None else report.ablation.metric
-    return Cheap(measure, COSTS[measure].format(metric=metric), chosen)
+    return Cheap(chosen)
+
+
+def fewer_heads(report: HeadMeasurements) -> list[tuple[int, float, float]]:
+    """Return (heads kept, share of a site's output lost on average, the largest such share), for some numbers."""
+    total, found = len(heads_of(report)), []
+    for kept in sorted({round(share * total) for share in KEPT}, reverse=True):
+        cheap = cheapest(report, total - kept)
+        if cheap is not None and 0 < len(cheap.heads) == total - kept:
+            lost = cheap.lost().values()
+            found.append((kept, sum(lost) / len(report.sites), max(lost)))
+    return found
 
 
 def most_alike(report: HeadMeasurements) -> list[tuple[Head, Head, float]]:
@@ -115,7 +128,11 @@ def predicted(plan: Plan) -> tuple[str, list[tuple[float, float]]]:
 
 PLAN = ("python -m collab_heads compress MODEL \\", "    --data TEXT --plan")
 COMPRESS = ("python -m collab_heads compress MODEL \\", "    --data TEXT --budget 0.5 \\", "    --output_dir smaller")
-WITHOUT_COSTS = "What a head costs was not measured: ask for relevance, for the ablation, or give batches with labels."
+WITHOUT_COSTS = "What removal costs was not measured: ask for the part 'reconstruction'."
+FEWER = (
+    "With prune_heads(model, batches, keep=…), which refits W_O: the share of its output that a layer loses. How much "
+    "that changes what the model puts out differs by layer; a plan measures it."
+)
 WITHOUT_PLAN = (
     "Fewer heads, narrower queries and keys, narrower values: what a budget of parameters, cache or time costs, a plan "
     "tells before anything is changed. Then make the model smaller:"
@@ -129,15 +146,17 @@ def savings_html(report: HeadMeasurements, plan: Plan | None = None) -> str:
 
 
 def cheap_html(report: HeadMeasurements) -> str:
-    title, cheap = "<h3>Heads that cost least</h3>", cheapest(report)
+    title, cheap = "<h3>Heads that can go together</h3>", cheapest(report)
     if cheap is None:
         return title + paragraph(WITHOUT_COSTS)
+    if not cheap.heads:
+        return title + paragraph("Every layer has one head, and keeps it.")
     text = (
-        f"Of {len(heads_of(report))} heads these cost least by {cheap.said}, on {report.data['sentences']:,} "
-        "sentences. Each was looked at alone: together they may cost more."
+        f"{len(cheap.heads)} of {len(heads_of(report))} heads, by the cost of all of them together: {cheap.said}, on "
+        f"{report.data['sentences']:,} sentences. Every layer keeps at least one head."
     )
     items = [
-        f"{link(report, head, f'{layer_name(report, head.site)}, head {head.number}')} <small>{cost:.3g}</small>"
+        f"{link(report, head, f'{layer_name(report, head.site)}, head {head.number}')} <small>{cost:.1%}</small>"
         for head, cost in cheap.heads
     ]
     removed = [f"    {path!r}: {numbers}," for path, numbers in cheap.by_path().items()]
@@ -170,6 +189,10 @@ def price_html(report: HeadMeasurements, plan: Plan | None) -> str:
             paragraph(f"Measured, without training: with only the most important heads, by {name.replace('_', ' ')}.")
         )
         parts.append(table_html(["heads kept", "share", metric], rows, "Price of fewer heads"))
+    if fewer := fewer_heads(report):
+        rows = [[str(kept), f"{mean:.1%}", f"{most:.1%}"] for kept, mean, most in fewer]
+        parts.append(paragraph(FEWER))
+        parts.append(table_html(["heads kept", "lost on average", "at most"], rows, "Lost output by heads kept"))
     if plan is not None:
         of, curve = predicted(plan)
         rows = [[f"{budget:.2f}", f"{error:.4f}"] for budget, error in curve]
@@ -181,7 +204,7 @@ def price_html(report: HeadMeasurements, plan: Plan | None) -> str:
 
 def link(report: HeadMeasurements, head: Head, text: str) -> str:
     """Return a link that opens a head."""
-    return f'<a href="#explore" data-head="{heads_of(report).index(head)}">{escape(text)}</a>'
+    return f'<a href="#{anchor(report, head)}" data-head="{heads_of(report).index(head)}">{escape(text)}</a>'
 
 
 def paragraph(text: str) -> str:

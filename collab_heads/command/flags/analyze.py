@@ -59,6 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_option(
         "num_examples", flag="examples", metavar="N", help="sentences, of typical lengths, whose attention is shown"
     )
+    add("--all_heads", action="store_true", help="print a row per head, below the summary")
     add_running_arguments(parser)
 
 

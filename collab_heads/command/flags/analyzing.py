@@ -11,7 +11,7 @@ from collab_heads.command.flags.arguments import trains
 from collab_heads.command.flags.parsing import count_from_1, interval, path
 from collab_heads.errors import ArgumentError
 
-ABLATION: tuple[ReportPart, ...] = ("statistics", "roles", "relevance", "gradient", "ablation")
+ABLATION: tuple[ReportPart, ...] = ("statistics", "roles", "relevance", "gradient", "reconstruction", "ablation")
 
 LOSS = "loss"  # measured without each head unless another metric is named
 

@@ -88,9 +88,12 @@ def test_a_map_has_a_cell_per_pair_of_tokens():
 
 
 def test_a_long_sentence_is_cut_and_the_title_says_so():
-    figure = plots.contribution_map(torch.ones(50, 41), torch.ones(50, 50), ["a"] * 41, ["b"] * 50, ["c"] * 50)
-    assert figure.axes[0].images[0].get_array().shape == (40, 40)
-    assert figure.get_suptitle().replace("\n", " ") == "the first 40 of 50 tokens \u2013 the first 40 of 41 tokens"
+    figure = plots.contribution_map(torch.ones(250, 201), torch.ones(250, 250), ["a"] * 201, ["b"] * 250, ["c"] * 250)
+    assert figure.axes[0].images[0].get_array().shape == (200, 200)
+    assert figure.get_suptitle().replace("\n", " ") == "the first 200 of 250 tokens \u2013 the first 200 of 201 tokens"
+    whole = plots.contribution_map(torch.ones(50, 41), torch.ones(50, 50), ["a"] * 41, ["b"] * 50, ["c"] * 50)
+    assert whole.axes[0].images[0].get_array().shape == (50, 41) and not whole.get_suptitle()
+    assert len(whole.axes[0].get_yticklabels()) == 50
 
 
 def test_what_does_not_fit_is_refused():

@@ -15,7 +15,7 @@ def report() -> HeadReport:
     """Of a pruned Marian whose name is a script."""
     model, (inputs, _) = model_in("marian", "pruned"), ended("marian")
     model.config._name_or_path = EVIL
-    parts = ("statistics", "roles", "relevance")
+    parts = ("statistics", "roles", "relevance", "reconstruction")
     return analyze_heads(model, [cast(inputs, model.dtype)], exclude=[EOS], parts=parts)
 
 

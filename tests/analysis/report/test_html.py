@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from collab_heads.analysis.plots.dark import GROUND, INK
 from collab_heads.analysis.report import head_report
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.html import FOLDER, SCRIPTS, Drawing, Section, page
@@ -19,7 +20,7 @@ from collab_heads.analysis.report.pictures import pictures_of
 pytest.importorskip("matplotlib")
 image = pytest.importorskip("PIL.Image")
 EVIL = '<script>alert("1")</script>'
-EMPTY = ("meta", "img", "input")
+EMPTY = ("meta", "img", "input", "source")
 
 
 class Reader(HTMLParser):
@@ -95,6 +96,10 @@ def test_a_report_is_one_file_with_pictures_of_what_cannot_be_explored(report, h
     with image.open(io.BytesIO(drawn)) as picture:
         assert picture.format == "PNG" and min(picture.size) > 100
         assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 5
+    (dark,) = reader.all("source")
+    assert dark["media"] == "(prefers-color-scheme: dark)"
+    with image.open(io.BytesIO(base64.b64decode(dark["srcset"].removeprefix("data:image/png;base64,")))) as picture:
+        assert "#" + bytes(picture.convert("RGB").getpixel((0, 0))).hex() == GROUND
     said = shown["alt"]
     assert said.startswith("Relevance of all heads, sorted") and re.search(
         r"balance 0\.\d\d in enc-self, balance", said
@@ -102,6 +107,25 @@ def test_a_report_is_one_file_with_pictures_of_what_cannot_be_explored(report, h
     assert all(cell in reader.cells for row in report.rows()[1] for cell in row if cell)
     tables = [each for each in reader.all("div") if each.get("class") == "scroll"]
     assert tables and all(each["tabindex"] == "0" and each["aria-label"] for each in tables)
+
+
+def page_colours() -> dict[str, str]:
+    """The colours of a dark page."""
+    style = (FOLDER / "page.css").read_text(encoding="utf-8")
+    return dict(re.findall(r"--(\w+): (#\w{6})", style[style.index("prefers-color-scheme: dark") :]))
+
+
+def test_pictures_have_the_colours_of_a_dark_page():
+    assert (page_colours()["ground"], page_colours()["ink"]) == (GROUND, INK)
+
+
+def test_every_head_has_a_link(report, html):
+    """To its row where scripts are off, and from the heads that can go."""
+    reader = Reader(html.read_text(encoding="utf-8"))
+    rows = [each["id"] for each in reader.all("tr") if "id" in each]
+    assert rows == [f"{site.role}-{site.layer}-{number}" for site in report.sites for number in report.heads[site.path]]
+    links = [each["href"] for each in reader.all("a") if "data-head" in each]
+    assert links and set(links) <= {f"#{each}" for each in rows}
 
 
 def test_without_matplotlib_the_page_says_what_is_missing(report, monkeypatch, tmp_path):
@@ -116,6 +140,16 @@ def test_without_matplotlib_the_page_says_what_is_missing(report, monkeypatch, t
 def test_alternative_texts_are_text():
     reader = Reader(page("", [Section("One", pictures=[Drawing(b"", 'a "b" <c>')])]))
     assert [each["alt"] for each in reader.all("img")] == ['a "b" <c>']
+
+
+def test_wide_pictures_keep_their_size_in_a_box_that_scrolls():
+    drawn = []
+    for width in (1600, 1800):
+        buffer = io.BytesIO()
+        image.new("1", (width, 1)).save(buffer, "png")
+        drawn.append(Drawing(buffer.getvalue(), ""))
+    reader = Reader(page("", [Section("One", pictures=drawn)]))
+    assert reader.all("figure") == [{"class": "picture", "tabindex": "0"}, {"class": "picture wide", "tabindex": "0"}]
 
 
 def test_pictures_are_named_after_what_they_show(report):

@@ -1,13 +1,18 @@
 """The page as a reader uses it: sorting, filters, maps, the head that is open, sentences; by mouse and by keyboard."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 from chromium import MISSING, PROGRAM, Browser
+
+from collab_heads.analysis.measures.sentences import AttentionExample
+from collab_heads.model.batches import sides
 
 pytest.importorskip("matplotlib")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
-HALF_A_STEP = 0.5 / 255 + 1e-6  # a weight is a byte
+HALF_A_STEP = 0.5 / 255 + 1e-6  # the root of a weight is a byte
 TABLE = "document.querySelector('#all table')"
 
 
@@ -138,7 +143,8 @@ def test_where_a_head_looks_is_its_attention(page, report):
     for query in (0, len(queries) - 1):
         page.hover(f"#tokens .tokens:first-child .token:nth-child({query + 1})")
         seen = page.value(f"{column.format('last', '')}.map(t => +t.style.getPropertyValue('--weight'))")
-        assert seen == pytest.approx(weights[-1, query].tolist(), abs=HALF_A_STEP)
+        roots = [weight**0.5 for weight in seen]
+        assert roots == pytest.approx(weights[-1, query].sqrt().tolist(), abs=HALF_A_STEP)
 
 
 def test_the_keyboard_moves_opens_and_goes_back(page):
@@ -201,6 +207,118 @@ def test_it_can_be_read_at_400_pixels_in_light_and_dark(page, scheme):
     finally:
         page.resize(1200, 900)
         page.scheme("light")
+
+
+CANVASES = "document.querySelectorAll('#matrices canvas')"
+
+
+def test_all_heads_of_a_layer_and_one_head_in_all_layers(page, report):
+    """Every map has the colours of its weights."""
+    heads = data(page)["heads"]
+    choose(page, "sentence", 2)
+    page.click(f"#maps button[data-head='{len(heads) - 1}']")
+    last = report.sites[-1]
+    weights, queries, keys = report.examples[2].of(last)
+    page.wait(
+        f"document.querySelector('#matrices h3').textContent === 'Attention maps: {last.role}, layer {last.layer}'"
+    )
+    assert page.value(f"[...{CANVASES}].map(c => [c.width, c.height])") == [[len(keys), len(queries)]] * last.num_heads
+    shown = page.value("[...document.querySelectorAll('.matrix')].map(b => +b.dataset.head)")
+    assert shown == [place for place, head in enumerate(heads) if head["site"] == len(report.sites) - 1]
+    for place in range(last.num_heads):
+        pixels = f"{CANVASES}[{place}].getContext('2d').getImageData(0, 0, {len(keys)}, {len(queries)}).data"
+        brightness = page.value(f"[...{pixels}].filter((_, i) => i % 4 === 1)")  # green rises along the scale
+        order = sorted(range(len(brightness)), key=weights[place].flatten().tolist().__getitem__)
+        assert [brightness[i] for i in order] == sorted(brightness) and len(set(brightness)) > 3
+    assert page.value("document.querySelector('.matrix.open').dataset.head") == str(len(heads) - 1)
+    choose(page, "beside the head that is open", "head")
+    number = heads[-1]["number"]
+    page.wait(f"document.querySelector('#matrices h3').textContent.endsWith('head {number}, all layers')")
+    shown = page.value("[...document.querySelectorAll('.matrix')].map(b => +b.dataset.head)")
+    same = [site_of(page, heads[place]) for place in shown]
+    assert {role for role, _ in same} == {last.role} and {heads[place]["number"] for place in shown} == {number}
+    assert len(shown) == sum(number in report.heads[s.path] for s in report.sites if s.role == last.role)
+    choose(page, "beside the head that is open", "layer")
+
+
+def test_maps_beside_each_other_by_mouse_and_keyboard(page):
+    page.wait(f"{CANVASES}.length > 1")
+    page.hover(".matrix:nth-child(2) canvas")
+    assert " looks at " in text(page, "#matrices .tip") and text(page, "#matrices .tip").endswith(" %")
+    assert page.value("document.querySelectorAll('.matrix[tabindex=\"0\"]').length") == 1
+    page.value("document.querySelector('.matrix').focus()")
+    page.press("ArrowRight")
+    place = page.value("document.activeElement.dataset.head")
+    label = page.value("document.activeElement.getAttribute('aria-label')")
+    page.press("Enter")
+    assert place == "1" and label.startswith(text(page, "#head h3") + ": ") and label.endswith(tuple(PLACES))
+
+
+PLACES = ("the previous token", "the token itself", "the next token", "the first token", "the last token")
+
+
+def test_every_head_has_an_address(page, html):
+    """It opens the head, in a new page and in this one; opening a head changes the address."""
+    heads = data(page)["heads"]
+    page.click("#maps button[data-head='2']")
+    assert page.value("location.hash") == f"#{heads[2]['anchor']}" == f"#{text(page, '#head .anchor')[1:]}"
+    page.open(html, f"#{heads[4]['anchor']}")
+    page.wait("document.querySelector('#tokens .token')")
+    opened = "document.querySelector('#maps .open').dataset.head"
+    assert page.value(opened) == "4"
+    assert (
+        page.value("(() => { const r = document.querySelector('#head').getBoundingClientRect(); return r.top; })()")
+        < 450
+    )
+    page.value(f"location.hash = '{heads[1]['anchor']}'")
+    page.wait(f"{opened} === '1'")
+    page.value("location.hash = 'all'")  # a section
+    site = data(page)["sites"][heads[0]["site"]]
+    page.open(html, f"#{site['layer']}-{heads[0]['number']}")  # without the role: the first that has such a head
+    page.wait(f"{opened} === '0'")
+    page.open(html, "#9-9")
+    page.wait("document.querySelector('#tokens .token')")
+    assert page.value(opened) == "0"
+
+
+@pytest.fixture(scope="module")
+def long_page(report, tmp_path_factory):
+    """The page of a sentence of 200 tokens, and its translation of 150."""
+    torch.manual_seed(0)
+    lengths = {"encoder": 200, "decoder": 150}
+    tokens = {side: tuple(f"token{place}" for place in range(count)) for side, count in lengths.items()}
+    maps = {}
+    for site in report.sites:
+        queries, keys = (lengths[side] for side in sides(site))
+        maps[site.path] = (9 * torch.rand(site.num_heads, queries, keys)).softmax(-1)
+    long = replace(report, examples=(AttentionExample(tokens, maps),))
+    return long.save_html(tmp_path_factory.mktemp("long") / "report.html")
+
+
+@pytest.mark.parametrize("scheme", ("light", "dark"))
+@pytest.mark.parametrize("width", (400, 1400))
+def test_a_long_sentence_has_a_box_of_its_own(browser, long_page, width, scheme):
+    """All of its tokens are there, and the page is no wider than the window."""
+    browser.problems.clear()
+    browser.resize(width, 900)
+    browser.scheme(scheme)
+    try:
+        browser.open(long_page)
+        browser.wait(f"document.querySelectorAll('#tokens .token').length === 400 && {CANVASES}.length > 1")
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        assert browser.value("document.querySelector('#tokens').clientHeight") < 500
+        assert browser.value("document.querySelector('#tokens').scrollHeight") > 4000
+        assert browser.value(f"[{CANVASES}[0].width, {CANVASES}[0].height]") == [200, 200]
+        choose(browser, "show as", "shading")
+        browser.wait("document.querySelector('#tokens .shading')")
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        picture = browser.value("document.querySelector('figure.picture img').currentSrc")
+        dark = browser.value("document.querySelector('figure.picture source').srcset")
+        assert (picture == dark) == (scheme == "dark")
+        assert browser.problems == []
+    finally:
+        browser.resize(1200, 900)
+        browser.scheme("light")
 
 
 def test_everything_that_can_be_used_has_a_name(page):

@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,13 +11,23 @@ from model_inputs import cast
 
 from collab_heads import analyze_heads
 from collab_heads.analysis.measures.sentences import AttentionExample
+from collab_heads.analysis.report import page_data as page_data_module
 from collab_heads.analysis.report.head_report import HeadReport, full_page
-from collab_heads.analysis.report.page_data import LONGEST, STEPS, as_json, heads_of, page_data, sentence_data, shown
+from collab_heads.analysis.report.page_data import (
+    MOST_WEIGHTS,
+    STEPS,
+    anchor,
+    as_json,
+    heads_of,
+    page_data,
+    sentence_data,
+    shown,
+)
 from collab_heads.sites.site import AttentionSite
 from families import FAMILIES
 
 ROUNDED = 5e-4  # relative: four digits
-HALF_A_STEP = 0.5 / STEPS + 1e-6
+HALF_A_STEP = 0.5 / STEPS + 1e-6  # of a weight, or of its square root
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +75,7 @@ def weights_of(sentence: dict, sites) -> list[torch.Tensor]:
         shape = (site["heads"], *(len(sentence["tokens"][side]) for side in site["sides"]))
         size = torch.Size(shape).numel()
         found.append(torch.frombuffer(bytearray(packed[:size]), dtype=torch.uint8).view(shape) / STEPS)
+        found[-1] **= sentence["power"]
         packed = packed[size:]
     assert not packed
     return found
@@ -75,31 +87,66 @@ def test_attention_is_that_of_the_sentences(report, data):
     assert lengths == sorted(lengths) and len(set(lengths)) == 3
     for sentence, example in zip(data["sentences"], report.examples, strict=True):
         for site, weights in zip(report.sites, weights_of(sentence, data["sites"]), strict=True):
-            torch.testing.assert_close(weights, example.of(site)[0], rtol=0, atol=HALF_A_STEP)
+            torch.testing.assert_close(weights.sqrt(), example.of(site)[0].sqrt(), rtol=0, atol=HALF_A_STEP)
 
 
-def test_long_sentences_are_cut_and_odd_tokens_can_be_seen():
-    site, length = AttentionSite("one", "enc-self", 0, 2), LONGEST + 5
-    tokens = ("</script>", *["a"] * (length - 1))
-    whole = torch.rand(2, length, length).softmax(-1)
-    example = AttentionExample({"encoder": tokens}, {"one": whole})
+LONG = {"heads": 2, "sides": ["encoder", "encoder"]}
+
+
+def long_sentence(length: int) -> tuple[AttentionExample, AttentionSite, torch.Tensor]:
+    """A sentence whose weights are as small as those of many tokens, with one large weight a row."""
+    whole = (torch.rand(2, length, length) + 5 * torch.eye(length)).softmax(-1)
+    example = AttentionExample({"encoder": ("</script>", *["a"] * (length - 1))}, {"one": whole})
+    return example, AttentionSite("one", "enc-self", 0, 2), whole
+
+
+def test_a_long_sentence_has_all_of_its_tokens():
+    """And rows whose weights, the small ones too, still sum to one."""
+    example, site, whole = long_sentence(300)
     sentence = sentence_data(example, [site], str)
-    assert sentence["length"] == {"encoder": length} and len(sentence["tokens"]["encoder"]) == LONGEST
-    (weights,) = weights_of(sentence, [{"heads": 2, "sides": ["encoder", "encoder"]}])
-    torch.testing.assert_close(weights, whole[:, :LONGEST, :LONGEST], rtol=0, atol=HALF_A_STEP)
+    assert sentence["length"] == {"encoder": 300} and sentence["tokens"]["encoder"] == ["</script>", *["a"] * 299]
+    (weights,) = weights_of(sentence, [LONG])
+    assert sentence["power"] == 2
+    torch.testing.assert_close(weights.sqrt(), whole.sqrt(), rtol=0, atol=HALF_A_STEP)
+    assert (weights.sum(-1) - 1).abs().max() < 0.02
     assert "</" not in as_json(sentence) and json.loads(as_json(sentence)) == sentence
+
+
+def test_many_weights_are_stored_plain_and_too_many_are_cut(monkeypatch):
+    example, site, whole = long_sentence(50)
+    monkeypatch.setattr(page_data_module, "MOST_ROOTS", 2 * 40 * 40 - 1)
+    sentence = sentence_data(example, [site], str)
+    assert sentence["power"] == 1 and len(sentence["tokens"]["encoder"]) == 50
+    torch.testing.assert_close(weights_of(sentence, [LONG])[0], whole, rtol=0, atol=HALF_A_STEP)
+    monkeypatch.setattr(page_data_module, "MOST_WEIGHTS", 2 * 40 * 40)
+    sentence = sentence_data(example, [site], str)
+    assert sentence["length"] == {"encoder": 50} and len(sentence["tokens"]["encoder"]) == 40
+    torch.testing.assert_close(weights_of(sentence, [LONG])[0], whole[:, :40, :40], rtol=0, atol=HALF_A_STEP)
+    assert 144 * 512 * 512 < MOST_WEIGHTS  # 144 heads of 512 tokens are shown whole
+
+
+def test_links_name_role_layer_and_head(report, data):
+    names = [each["anchor"] for each in data["heads"]]
+    assert names == [f"{head.site.role}-{head.site.layer}-{head.number}" for head in heads_of(report)]
+    one_role = replace(report, sites=report.sites[:1])
+    assert [anchor(one_role, head) for head in heads_of(one_role)] == [
+        f"{report.sites[0].layer}-{number}" for number in report.heads[report.sites[0].path]
+    ]
 
 
 def test_what_stands_for_a_space_is_one():
     assert [shown(token) for token in ("\u2581dog", "\u0120dog", "##s", "a b")] == ["␣dog", "␣dog", "##s", "a␣b"]
 
 
+TOKENS = 40
+
+
 def test_a_page_of_many_heads_is_light():
-    """12 x 12 heads, eight sentences of noise, which cannot be compressed: below 3 MB."""
+    """12 x 12 heads, eight sentences of 40 tokens of noise, which cannot be compressed: below 3 MB."""
     sites = tuple(AttentionSite(f"layer.{n}", "enc-self", n, 12) for n in range(12))
-    tokens = tuple(f"token{n}" for n in range(LONGEST))
+    tokens = tuple(f"token{n}" for n in range(TOKENS))
     examples = tuple(
-        AttentionExample({"encoder": tokens}, {site.path: torch.rand(12, LONGEST, LONGEST) for site in sites})
+        AttentionExample({"encoder": tokens}, {site.path: torch.rand(12, TOKENS, TOKENS) for site in sites})
         for _ in range(8)
     )
     scores = {site.path: torch.rand(12) for site in sites}

@@ -3,7 +3,7 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const HEADS = DATA.heads;
-const STEPS = 255; // of a weight: a byte
+const STEPS = 255; // of a byte
 
 function siteOf(head) {
   return DATA.sites[head.site];
@@ -50,7 +50,10 @@ async function inflate(text) {
 
 const unpacked = new Map(); // sentence -> a promise of its weights
 
-/** The attention of a head in a sentence: tokens that look, tokens looked at, and the weight from one to the other. */
+/**
+ * The attention of a head in a sentence: tokens that look, tokens looked at, and the weight from one to the other.
+ * `root` is the square root of the weight as a byte, which is what colours show.
+ */
 async function attentionOf(head, place) {
   const sentence = DATA.sentences[place];
   if (!unpacked.has(place)) unpacked.set(place, inflate(sentence.maps));
@@ -63,12 +66,15 @@ async function attentionOf(head, place) {
   const before = sizes.slice(0, head.site).reduce((sum, size) => sum + size.bytes, 0);
   const index = HEADS.filter((other) => other.site === head.site).indexOf(head);
   const start = before + index * queries * keys;
+  const own = bytes.subarray(start, start + queries * keys);
+  const { power } = sentence;
   const [from, to] = siteOf(head).sides;
   return {
     queries: sentence.tokens[from],
     keys: sentence.tokens[to],
     self: from === to,
     cut: Math.max(sentence.length[from] - queries, sentence.length[to] - keys),
-    weight: (query, key) => bytes[start + query * keys + key] / STEPS,
+    weight: (query, key) => (own[query * keys + key] / STEPS) ** power,
+    root: (query, key) => (power === 2 ? own[query * keys + key] : Math.round(Math.sqrt(own[query * keys + key] * STEPS))),
   };
 }

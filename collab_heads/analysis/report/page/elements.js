@@ -18,6 +18,13 @@ function choice(label, options, changed) {
   return element("label", {}, label, select);
 }
 
+/** Put a note above or below what is pointed at, within the window. */
+function placeTip(tip, left, top, bottom) {
+  tip.style.left = `${Math.max(4, Math.min(left, document.documentElement.clientWidth - tip.offsetWidth - 4))}px`;
+  const below = bottom + 6;
+  tip.style.top = `${below + tip.offsetHeight > window.innerHeight ? top - tip.offsetHeight - 6 : below}px`;
+}
+
 /** One tab stop for many elements: arrows move between them. `next` gives the one to go to, or nothing. */
 function withArrows(holder, selector, next) {
   holder.addEventListener("keydown", (event) => {

@@ -5,6 +5,7 @@ const VIEWS = { lines: linesView, shading: shadingView };
 function headPanel() {
   const panel = element("aside", { id: "head", "aria-label": "The head that is open" });
   const title = element("h3", { tabindex: -1 });
+  const link = element("a", { class: "anchor" });
   const roles = element("p", { class: "roles" });
   const sentence = choice("sentence", DATA.sentences.map((each, place) => [place, sentenceName(each)]), (value) =>
     change({ sentence: Number(value) }),
@@ -12,11 +13,18 @@ function headPanel() {
   sentence.querySelector("select").value = state.sentence;
   const view = choice("show as", [["lines", "lines"], ["shading", "shading"]], (value) => change({ view: value }));
   const words = element("p", { class: "words", "aria-live": "polite" });
+  const said = element("p", { class: "words said", "aria-hidden": "true" }); // of the token that is pointed at: its label
   const tokens = element("div", { id: "tokens", role: "group" });
+  for (const kind of ["mouseover", "focusin"]) {
+    tokens.addEventListener(kind, (event) => {
+      const token = event.target.closest(".token");
+      if (token) said.textContent = token.getAttribute("aria-label");
+    });
+  }
   const about = element("div", { class: "about" });
-  const looking = DATA.sentences.length ? [element("div", { class: "choices" }, sentence, view), words, tokens] : [];
+  const looking = DATA.sentences.length ? [element("div", { class: "choices" }, sentence, view), words, said, tokens] : [];
   const back = element("button", { type: "button", class: "link back", click: goBack }, "back to the maps");
-  panel.append(title, back, roles, ...looking, about);
+  panel.append(element("div", { class: "title" }, title, link), back, roles, ...looking, about);
   panel.addEventListener("keydown", (event) => {
     if (event.key === "Escape") goBack();
   });
@@ -28,6 +36,9 @@ function headPanel() {
   function showHead() {
     const head = HEADS[state.head];
     title.textContent = nameOf(head);
+    link.textContent = `#${head.anchor}`;
+    link.href = `#${head.anchor}`;
+    link.setAttribute("aria-label", `link to ${nameOf(head)}`);
     roles.replaceChildren(...chips(head));
     about.replaceChildren(...numbersOf(head), ...neighboursOf(head));
   }
@@ -39,6 +50,7 @@ function headPanel() {
     if (head !== HEADS[state.head] || place !== state.sentence || shape !== state.view) return; // meanwhile changed
     const cut = seen.cut > 0 ? ` Only the first tokens are shown; ${seen.cut} more are not.` : "";
     words.textContent = `${nameOf(head)}: ${seenInWords(seen)} in this sentence.${cut}`;
+    said.textContent = "Point at a token to read where it looks.";
     tokens.setAttribute("aria-label", words.textContent);
     tokens.replaceChildren(VIEWS[shape](seen));
   }

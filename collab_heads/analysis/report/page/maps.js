@@ -72,7 +72,7 @@ function measureMap(measure, place) {
 function mapsOfHeads() {
   const maps = element("div", { id: "maps", role: "group", "aria-label": "maps: arrows move, Enter opens a head" });
   maps.append(...(HEADS.some((head) => head.kinds.length) ? [roleMap()] : []), ...DATA.measures.map(measureMap));
-  const tip = element("div", { id: "tip", role: "tooltip", hidden: true });
+  const tip = element("div", { id: "tip", class: "tip", role: "tooltip", hidden: true });
   const cells = HEADS.map((_, place) => [...maps.querySelectorAll(`[data-head="${place}"]`)]);
   let pointed = null;
 
@@ -86,9 +86,7 @@ function mapsOfHeads() {
     const head = HEADS[pointed];
     tip.replaceChildren(element("strong", {}, cell.getAttribute("aria-label")), element("span", {}, rolesOf(head)));
     const { left, bottom, top } = cell.getBoundingClientRect();
-    tip.style.left = `${Math.max(4, Math.min(left, document.documentElement.clientWidth - tip.offsetWidth - 4))}px`;
-    const below = bottom + 6;
-    tip.style.top = `${below + tip.offsetHeight > window.innerHeight ? top - tip.offsetHeight - 6 : below}px`;
+    placeTip(tip, left, top, bottom);
   }
 
   for (const kind of ["mouseover", "focusin"]) maps.addEventListener(kind, point);

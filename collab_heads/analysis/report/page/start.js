@@ -2,10 +2,11 @@
 
 if (HEADS) {
   state.sentence = Math.max(0, Math.floor((DATA.sentences.length - 1) / 2)); // of middle length
-  state.head = Math.max(0, HEADS.findIndex((head) => head.labels.length));
+  const linked = headNamed(location.hash);
+  state.head = linked >= 0 ? linked : Math.max(0, HEADS.findIndex((head) => head.labels.length));
   const hint = "Point at a head to see its numbers and the same head in all maps; click, or press Enter, to open it.";
   const explorer = document.getElementById("explorer");
-  explorer.append(filtersForm(), element("p", { class: "hint" }, hint), element("div", { class: "columns" }, mapsOfHeads(), headPanel()));
+  explorer.append(filtersForm(), element("p", { class: "hint" }, hint), element("div", { class: "columns" }, mapsOfHeads(), headPanel(), matrices()));
   sortableTable(document.querySelector("#all table"));
   document.querySelector("#all").insertBefore(
     element("p", { class: "hint" }, "A click on a column sorts, one on a row opens the head above; the filters above count here, too."),
@@ -17,4 +18,6 @@ if (HEADS) {
       openHead(Number(link.dataset.head), event);
     });
   }
+  followLinks();
+  if (linked >= 0) document.getElementById("head").scrollIntoView({ block: "start" });
 }

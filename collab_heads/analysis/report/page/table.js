@@ -7,9 +7,10 @@ function sortableTable(table) {
   const numberColumn = columns.findIndex((cell) => cell.textContent === "head");
   rows.forEach((row, place) => {
     const cell = row.cells[numberColumn];
-    const open = element("button", { "aria-label": `open ${nameOf(HEADS[place])}`, class: "link" }, cell.textContent);
-    cell.replaceChildren(open);
+    const link = { "aria-label": `open ${nameOf(HEADS[place])}`, class: "link", href: `#${HEADS[place].anchor}` };
+    cell.replaceChildren(element("a", link, cell.textContent));
     row.dataset.head = place;
+    row.removeAttribute("id"); // where a link goes without scripts; here it opens the head
     row.addEventListener("click", (event) => openHead(place, event));
   });
   columns.forEach((cell, column) => {
