@@ -32,7 +32,9 @@ class Target(ABC):
     def check(self, model: PreTrainedModel, int8: bool) -> None:
         """Raise an error if the target is not installed, or cannot take the model."""
         if int8 and not self.has_int8:
-            raise ArgumentError(f"int8=True: {self.name} takes no weights of eight bits here; onnx and ctranslate2 do")
+            raise ArgumentError(
+                f"int8=True: {self.name} takes no weights of eight bits here; onnx, openvino and ctranslate2 do"
+            )
 
     @abstractmethod
     def write(

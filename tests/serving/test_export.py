@@ -11,6 +11,7 @@ from model_runs import swap
 from model_sizes import NARROW, VOCABULARY
 
 from collab_heads import compress, export, get_adapter, load_exported, prune_heads, prune_neurons
+from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError, OutputError, SwapError, UnsupportedModelError
 from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.serving.targets import TARGETS
@@ -120,9 +121,11 @@ def test_decoders_generate_with_their_cache(to, name, change, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ("stock", "compressed", "a layer gone"))
 @pytest.mark.parametrize("name", ("marian", "bart", "t5"))
-def test_encoder_decoders_generate_with_their_caches(name, change, tmp_path):
+@pytest.mark.parametrize("to", ("onnx", "openvino"))
+def test_encoder_decoders_generate_with_their_caches(to, name, change, tmp_path):
+    """OpenVINO ends the process if the graph passes the keys and values of the source on."""
     model = changed(name, change)
-    report = export(model, tmp_path / "served", "onnx")
+    report = export(model, tmp_path / "served", to)
     assert report.difference <= ENGINE_NOISE and report.agreeing == 1
     served = load_exported(tmp_path / "served", threads=1)
     for rows, length in ((1, 4), (3, 9)):
@@ -169,9 +172,36 @@ def test_int8(tmp_path):
     report = export(model, tmp_path / "served", int8=True)
     assert report.int8 and 0 < report.difference < 0.2 and "onnx, int8" in str(report)
     with pytest.raises(
-        ArgumentError, match="int8=True: transformers takes no weights of eight bits here; onnx and ctranslate2 do"
+        ArgumentError, match="int8=True: transformers takes no weights of eight bits here; onnx, openvino and ctra"
     ):
         export(model, tmp_path / "other", "transformers", int8=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("bert", "marian"))
+def test_int8_in_openvino(name, tmp_path):
+    pytest.importorskip("nncf", reason="weights of eight bits in OpenVINO need nncf")
+    model = changed(name, "compressed")
+    whole, small = (export(model, tmp_path / str(int8), "openvino", int8=int8) for int8 in (False, True))
+    sizes = [sum(file.stat().st_size for file in (tmp_path / str(int8)).glob("*.bin")) for int8 in (False, True)]
+    assert sizes[1] < 0.5 * sizes[0] and whole.difference <= ENGINE_NOISE < small.difference < 0.2
+
+
+def test_int8_in_openvino_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    with pytest.raises(MissingPackageError, match="weights of eight bits in OpenVINO need nncf: pip install nncf"):
+        export(changed("bert", "stock"), tmp_path / "served", "openvino", int8=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("to", ("onnx", "openvino"))
+def test_an_older_transformers(to, tmp_path, monkeypatch):
+    """Before 5.23 its exporters run nothing."""
+    monkeypatch.setitem(sys.modules, "transformers.exporters.runners", None)
+    with pytest.raises(MissingPackageError, match=rf"exports to {to} need transformers 5\.23 or later, not 5"):
+        export(changed("bert", "stock"), tmp_path / "served", to)
+    with pytest.raises(MissingPackageError, match=r"exported models need transformers 5\.23"):
+        load_exported(tmp_path)
 
 
 def test_what_differs_is_not_written(tmp_path, monkeypatch):
@@ -191,8 +221,6 @@ def test_what_is_refused(tmp_path):
         export(model, full)
     with pytest.raises(ArgumentError, match="unknown target 'onx'"):
         export(model, tmp_path / "new", "onx")
-    with pytest.raises(UnsupportedModelError, match="OpenVINO crashes on a decoder with cross-attention"):
-        export(changed("marian", "stock"), tmp_path / "new", "openvino")
     swap(model, "shared", NARROW["shared"])
     with pytest.raises(SwapError, match="share their queries and keys have no stock form"):
         export(model, tmp_path / "new", "transformers")
