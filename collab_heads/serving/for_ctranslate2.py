@@ -23,6 +23,7 @@ from collab_heads.serving.stock_layers import as_stock_layers
 from collab_heads.serving.target import Target, first_line, quiet
 from collab_heads.sites.record import FIELD, CollabConfig
 
+CONVERTED = "converted"  # the folder that the converter writes
 # What the converter (4.8) reads of a config, and configs of transformers 5 say no more: model type -> entries.
 ABSOLUTE = {"position_embedding_type": "absolute"}
 ENTRIES: Mapping[str, Mapping[str, Any]] = {
@@ -87,13 +88,17 @@ class CTranslate2(Target):
             config.dtype = None
             config.save_pretrained(place)
             try:
-                InMemory(place).convert(str(folder), quantization="int8" if int8 else None, force=True)
-            except CollabHeadsError:
+                # in a folder of its own: the converter would delete this one, with the manifest that says it is ours
+                InMemory(place).convert(str(folder / CONVERTED), quantization="int8" if int8 else None)
+            except (CollabHeadsError, OSError):
                 raise
             except Exception as error:
                 raise UnsupportedModelError(
                     f"CTranslate2's converter fails on {type(model).__name__}: {first_line(error)}"
                 ) from error
+        for file in (folder / CONVERTED).iterdir():
+            file.rename(folder / file.name)
+        (folder / CONVERTED).rmdir()
         complete_config(folder / "config.json")
         if tokenizer is None:
             notes += ("the vocabulary has the ids as tokens, since no tokenizer was given",)

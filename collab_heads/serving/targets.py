@@ -24,7 +24,7 @@ from collab_heads.serving.served_model import (
     load_exported,
 )
 from collab_heads.serving.shared_weights import share_weights
-from collab_heads.serving.target import Target, first_line, quiet
+from collab_heads.serving.target import Target, quiet, why
 from collab_heads.sites.record import FIELD, CollabConfig
 
 
@@ -74,11 +74,11 @@ class Graph(Target):
                     components = exporter.export(model, dict(example), options).components
                 else:
                     components, caches = generating(exporter, options, model, example)
-            except CollabHeadsError:
+            except (CollabHeadsError, OSError):
                 raise
             except Exception as error:
                 raise UnsupportedModelError(
-                    f"transformers' exporter to {self.name} fails on {type(model).__name__}: {first_line(error)}"
+                    f"transformers' exporter to {self.name} fails on {type(model).__name__}: {why(error)}"
                 ) from error
             config = copy.deepcopy(model.config)
             if hasattr(config, FIELD):  # the graph needs nothing of this package

@@ -1,7 +1,9 @@
 """export: every engine runs what was written, and gives what PyTorch gives; what is refused leaves nothing behind."""
 
+import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -227,6 +229,51 @@ def test_what_is_refused(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["full"] and [file.name for file in full.iterdir()] == [
         "mine.txt"
     ]
+
+
+WRITERS = {
+    "onnx": "onnx_ir.save",
+    "openvino": "openvino.save_model",
+    "ctranslate2": "ctranslate2.specs.ModelSpec.save",
+    "transformers": "transformers.modeling_utils.safe_save_file",
+}
+STOPS = {
+    "a full disk": (OSError(errno.ENOSPC, "No space left on device"), OutputError, "is full .* MB are needed"),
+    "Ctrl-C": (KeyboardInterrupt("stopped"), KeyboardInterrupt, "stopped"),
+}
+GRAPHS = ("onnx", "openvino")
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("to", [pytest.param(to, marks=pytest.mark.slow if to in GRAPHS else ()) for to in WRITERS])
+def test_an_export_that_stops_leaves_nothing(to, stop, tmp_path, monkeypatch):
+    model = FAMILIES["bert"].build().base_model.train()
+    error, raised, message = STOPS[stop]
+
+    def begin(first, place, *args, **kwargs):
+        place = Path(place)
+        (place / "model.bin" if place.is_dir() else place).write_bytes(b"a beginning")
+        raise error
+
+    monkeypatch.setattr(WRITERS[to], begin)
+    with pytest.raises(raised, match=message):
+        export(model, tmp_path / "served", to)
+    assert not list(tmp_path.iterdir()) and model.training
+
+
+class Bessel(torch.nn.Module):
+    def forward(self, states):
+        return torch.special.bessel_j0(states)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to, operator", [("onnx", "prims.bessel_j0"), ("openvino", "aten.special_bessel_j0.default")])
+def test_an_operator_that_the_engine_has_not(to, operator, tmp_path):
+    model = FAMILIES["bert"].build().eval()
+    model.bert.pooler = Bessel()
+    with pytest.raises(UnsupportedModelError, match=f"exporter to {to} fails on Bert.*no operator {operator}$"):
+        export(model, tmp_path / "served", to)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
