@@ -52,7 +52,7 @@ def export(
             is filled with zeros, and listed), or "transformers" (a checkpoint that loads without this package, and that
             other tools read; what its config cannot say is refused).
         tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it.
-        int8: store the weights of matrix products in eight bits ("onnx" and "ctranslate2").
+        int8: store weights in eight bits (all targets but "transformers"; "openvino" needs nncf).
         batches: input dicts as the model takes them, to compare with; None: random ones. Inputs that they do not name
             are no inputs of a graph, but for the mask of a text.
 
@@ -61,7 +61,7 @@ def export(
 
     Raises:
         ArgumentError: if the target is unknown or has no int8, the tokenizer is none, or no examples can be made.
-        MissingPackageError: if a package of the target is not installed.
+        MissingPackageError: if a package of the target is not installed, or transformers is too old for graphs.
         OutputError: if the folder is not empty, or cannot be written.
         SwapError: if the config of a stock checkpoint cannot say what the model is, or the outputs differ.
         UnsupportedModelError: if the exporter cannot export the model, or it is wrapped.

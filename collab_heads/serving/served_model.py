@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
@@ -13,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count
-from collab_heads.base.extras import check_extra
+from collab_heads.base.extras import MissingPackageError, check_extra, is_installed
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import parse_json, read_text
 
@@ -130,7 +131,9 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         given |= {"decoder_input_ids": decoder_input_ids, "encoder_outputs": states}
         given["past_key_values"] = self.cross_attention_cache(encoder_outputs) if is_new else past_key_values
         outputs = self.run(DECODER, given)
-        return Seq2SeqLMOutput(logits=outputs.logits, past_key_values=outputs.past_key_values)
+        cache = outputs.past_key_values  # the graph returns no keys and values of the source
+        cache.cross_attention_cache = given["past_key_values"].cross_attention_cache
+        return Seq2SeqLMOutput(logits=outputs.logits, past_key_values=cache)
 
     def cross_attention_cache(self, encoder_outputs: Any) -> EncoderDecoderCache:
         """Return a cache of no target tokens, with the keys and values of the source."""
@@ -195,6 +198,22 @@ def positions(tokens: Tensor, mask: Tensor | None) -> Tensor:
     return (counts.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
 
 
+def check_exporters(what: str) -> None:
+    """Check that the installed transformers runs what its exporters export, as it does since 5.23.
+
+    Args:
+        what: what needs it, in the plural; for the message.
+
+    Raises:
+        MissingPackageError: if it is an earlier one.
+    """
+    if not all(is_installed(name) for name in ("transformers.exporters", "transformers.exporters.runners")):
+        raise MissingPackageError(
+            f"{what} need transformers 5.23 or later, not {transformers.__version__}: "
+            "pip install 'transformers>=5.23,<6'"
+        )
+
+
 @checking_arguments
 def load_exported(folder: str | Path, *, threads: int | None = None) -> ServedModel:
     """Load what `export` wrote for ONNX Runtime or OpenVINO.
@@ -208,8 +227,9 @@ def load_exported(folder: str | Path, *, threads: int | None = None) -> ServedMo
 
     Raises:
         DataError: if the folder holds no export.
-        MissingPackageError: if the engine is not installed.
+        MissingPackageError: if the engine is not installed, or transformers is older than 5.23.
     """
+    check_exporters("exported models")
     from transformers.exporters.base import ExportedModel
 
     folder = Path(folder)
