@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from accelerate.state import PartialState
 
 from collab_heads.command.flags import images as flags
-from collab_heads.command.training import check_all, read_flags, train
+from collab_heads.command.training import check_all, read_flags, run_script, train
 from collab_heads.contract.registry import image_blueprints
 from collab_heads.data.glue import Data
 from collab_heads.data.images import from_folders
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
     Returns:
         The content of `all_results.json`; with `--demo` that of each of its runs, by name.
     """
-    return work(parse(argv))
+    return run_script(parse(argv), work)
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:

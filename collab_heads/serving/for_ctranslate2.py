@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.base.extras import check_extra
+from collab_heads.base.progress import progress_bar
 from collab_heads.errors import CollabHeadsError, UnsupportedModelError
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.comparison import NEW_TOKENS, Comparison, greedy, in_turns
@@ -102,7 +103,7 @@ class CTranslate2(Target):
         """Compare what the engine computes for the rows of the batches, without padding."""
         engine, largest, scale, same, count = self.load(model, folder), 0.0, 0.0, 0, 0
         tokens = IdTokens(model) if tokenizer is None else tokenizer
-        for batch in batches:
+        for batch in progress_bar(batches, desc="comparing"):
             for row in rows_of(without_labels(batch)):
                 try:
                     gap, size, equal, chosen = engine.compare(model, row, tokens)
