@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from collab_heads.command.flags import glue as flags
+from collab_heads.command.flags.shared import demo_row
 from collab_heads.command.training import check_all, read_flags, run_script, train
 from collab_heads.data.glue import Data, from_files, from_folder, from_hub
 from collab_heads.demo import glue_demo
@@ -32,7 +33,7 @@ def run(args: Namespace) -> dict:
 
 def work(args: Namespace) -> dict:
     """Run with checked flags; returns the same as `main`."""
-    return glue_demo.main(main) if args.demo else train(args, Classifier.load, load_data)
+    return glue_demo.main(main, demo_row(args)) if args.demo else train(args, Classifier.load, load_data)
 
 
 def load_data(args: Namespace) -> Data:

@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from collab_heads.command.flags import translate as flags
+from collab_heads.command.flags.shared import demo_row
 from collab_heads.command.training import check_all, read_flags, run_script, train
 from collab_heads.contract.registry import blueprints
 from collab_heads.data.parallel import Corpus, from_files, from_hub
@@ -33,7 +34,7 @@ def run(args: Namespace) -> dict:
 
 def work(args: Namespace) -> dict:
     """Run with checked flags; returns the same as `main`."""
-    return translation_demo.main(main) if args.demo else train(args, Translator.load, load_data)
+    return translation_demo.main(main, demo_row(args)) if args.demo else train(args, Translator.load, load_data)
 
 
 def load_data(args: Namespace) -> Corpus:
