@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.plots.curves import budget_curve
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice, is_number
-from collab_heads.base.display import progress_bar, text_table
+from collab_heads.base.display import text_table
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import MODEL_SHAPES, SITE_PARTS, ModelShape, SitePart
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
 from collab_heads.compression.latency import Latencies
@@ -42,6 +43,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINTS = 64  # of a curve
+PHASES = (
+    ("translating", 2),
+    ("calibrating", 2),
+    ("measuring sites", 4),
+    ("measuring sensitivities", 4),
+    ("timing sites", 3),  # of budgets of time
+)
 TABLE_BUDGETS = (0.9, 0.75, 0.66, 0.5, 0.4, 0.33, 0.25, 0.2, 0.15, 0.1)
 
 Choices = Mapping[str, Choice]
@@ -131,10 +139,11 @@ def plan(
             get_adapter(model, capability=part.capability(kind))
     options = FitOptions(refine_steps=refine_steps, seed=seed)
     listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))
-    batches = [batch for _, batch in with_translations(model, list(listed))]
-    measured = measure_model(model, adapter, batches, sites, kind, parts, options)
-    shapes = {path: errors.shape for path, errors in measured.errors.items()}
-    cost = COUNTED[of] if of in COUNTED else Latencies(model, measured.sites, shapes, batches[0])
+    with one_bar("plan", PHASES if of not in COUNTED else PHASES[:-1]):
+        batches = [batch for _, batch in with_translations(model, list(listed))]
+        measured = measure_model(model, adapter, batches, sites, kind, parts, options)
+        shapes = {path: errors.shape for path, errors in measured.errors.items()}
+        cost = COUNTED[of] if of in COUNTED else Latencies(model, measured.sites, shapes, batches[0])
     made = CompressionPlan(measured, of, cost, shape or ("even" if has_states(measured) else "free"))
     made.seconds = time.perf_counter() - started
     return made
@@ -235,7 +244,7 @@ class CompressionPlan:
         """Fit choices for sites: path -> fits of every site that changes; the model stays as it is."""
         measured, fitted = self.measured, {}
         changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
-        for site in progress_bar(changing, desc="fitting sites", leave=False):
+        for site in progress_bar(changing, desc="fitting sites"):
             choice, shape, seen = choices[site.path], self.uses[site.path].shape, measured.fitted.of(site.path)
             with few_threads(widths(site.output)[0]):
                 fitted[site.path] = fit_site(site, shape, choice, seen, measured.options)
@@ -261,7 +270,8 @@ class CompressionPlan:
             (budget, error) for every budget.
         """
         with in_memory(layer_modules(self.measured.model, self.measured.adapter)):
-            return [(budget, self.measured_error(self.fit(self.choose(budget)))) for budget in budgets]
+            with progress_bar(list(budgets), desc="measuring budgets") as listed:
+                return [(budget, self.measured_error(self.fit(self.choose(budget)))) for budget in listed]
 
     def curve(self) -> list[tuple[float, float]]:
         """Return the predicted error by budget: (budget, error), from the smallest budget to 1."""

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.progress import one_bar
 from collab_heads.contract.registry import get_adapter
 from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, digest_of
 from collab_heads.distillation.examples import check_apart, check_pair, in_order, list_batches, split
@@ -24,6 +25,9 @@ from collab_heads.model.translations import with_translations
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+PHASES = ("translating", 1), ("distilling", 10)
 
 
 @checking_arguments
@@ -133,11 +137,16 @@ def distill(
         processes.check_same("batches", run["batches"])
     checkpoint = None if output_dir is None else Checkpoint(output_dir, run)
     saved = None if checkpoint is None else processes.first_says(checkpoint.load)
-    with evaluating(original), evaluating(model), trained_alone(model, trained):
+    with (
+        evaluating(original),
+        evaluating(model),
+        trained_alone(model, trained),
+        one_bar("distill", PHASES, disable=not processes.is_first),
+    ):
         train, held_out = split(listed)
         places = in_order(len(train), seed, steps)
         read = sorted(set(places))  # others need no translation
-        found = with_translations(original, [*(train[place] for place in read), *held_out], show=processes.is_first)
+        found = with_translations(original, [*(train[place] for place in read), *held_out])
         chosen = dict(zip(read, found, strict=False))
         in_turn, held_out = [chosen[place] for place in places], found[len(read) :]
         for parameter in trained.values():

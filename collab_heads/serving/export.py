@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
 from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.errors import ArgumentError, OutputError, SwapError
 from collab_heads.files.folders import contents, write_folder
 from collab_heads.model.batches import each_batch
@@ -18,8 +19,11 @@ from collab_heads.serving.example_inputs import example_inputs, padded, two_rows
 from collab_heads.serving.report import ExportReport
 from collab_heads.serving.targets import TARGETS
 
+PHASES = ("writing", 2), ("comparing", 2), ("timing", 1)
+
 
 @checking_arguments
+@one_bar("export", PHASES)
 def export(
     model: PreTrainedModel,
     folder: str | Path,
@@ -80,9 +84,11 @@ def export(
     training, found = model.training, dict[str, Any]()
 
     def fill(place: Path) -> None:
-        found["notes"] = target.write(model, place, padded(model, two_rows(given[0])), tokenizer=tokenizer, int8=int8)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(place)
+        with progress_bar(desc="writing", total=1):
+            example = padded(model, two_rows(given[0]))
+            found["notes"] = target.write(model, place, example, tokenizer=tokenizer, int8=int8)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(place)
         found["comparison"] = target.compare(model, place, given, tokenizer)
         check_difference(found["comparison"], to, None if int8 else target.tolerance)
         found["bytes"] = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.extras import check_extra
+from collab_heads.base.progress import progress_bar
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CollabHeadsError, UnsupportedModelError
 from collab_heads.files.reading import parse_json, read_text
@@ -120,7 +121,7 @@ class CTranslate2(Target):
             ) from error
         largest, scale, same, count = 0.0, 0.0, 0, 0
         tokens = IdTokens(model) if tokenizer is None else tokenizer
-        for batch in batches:
+        for batch in progress_bar(batches, desc="comparing"):
             for row in engine.rows(without_labels(batch)):
                 try:
                     gap, size, equal, chosen = engine.compare(model, row, tokens)

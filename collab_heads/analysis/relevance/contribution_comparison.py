@@ -26,6 +26,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
 from collab_heads.base.display import portable_name, text_table
 from collab_heads.base.option_values import PrefixKind
+from collab_heads.base.progress import progress_bar
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.loading import load_or_explain
@@ -196,9 +197,9 @@ def compare_contributions(
     sentences, excluded = Sentences(batches), None if exclude is None else check_exclude(exclude)
     diverges = len(named) > 1 and "reference" in kinds
     runs: list[tuple[str, TokenContributions]] = []
-    for name, model in named.items():
+    for name, model in progress_bar(named.items(), desc="measuring contributions"):
         loaded = model if isinstance(model, PreTrainedModel) else load(model)
-        for kind in kinds:
+        for kind in progress_bar(kinds, desc="measuring contributions"):
             run = token_contributions(
                 loaded,
                 sentences,
