@@ -1,7 +1,8 @@
-"""A small Marian for examples without network: trained in half a minute on the generated corpus, once per folder."""
+"""A small Marian for examples without network: trained on the generated corpus in a minute, once per folder."""
 
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import trange
@@ -9,10 +10,11 @@ from transformers import AutoModelForSeq2SeqLM, MarianConfig
 
 from collab_heads.base.extras import check_extra
 from collab_heads.demo.bilingual import corpus
-from collab_heads.files.folders import write_folder
+from collab_heads.errors import OutputError
+from collab_heads.files.folders import contents, write_folder
 
 VOCABULARY, TRAIN, SHOWN = 100, 6000, 64
-SIZES = {
+SIZES: dict[str, Any] = {
     f"{side}_{name}": size
     for side in ("encoder", "decoder")
     for name, size in (("layers", 2), ("attention_heads", 6), ("ffn_dim", 256))
@@ -43,6 +45,8 @@ def translation_model(folder: str | Path, *, steps: int = STEPS, seed: int = 0) 
     folder = Path(folder)
     if (folder / "config.json").is_file():
         return folder
+    if folder.exists() and (not folder.is_dir() or contents(folder)):
+        raise OutputError(f"{folder} is not empty and holds no model: choose a new folder")
     english, invented = corpus(TRAIN, seed)
 
     def fill(place: Path) -> None:
@@ -59,10 +63,20 @@ def translation_model(folder: str | Path, *, steps: int = STEPS, seed: int = 0) 
     return folder
 
 
+def share_of_rate(step: int) -> float:
+    """Return the learning rate of a step as a share of the largest: it rises, then falls with the inverse root."""
+    return min((step + 1) / WARMUP, (WARMUP / (step + 1)) ** 0.5)
+
+
 def trained(sources: list[str], targets: list[str], tokenizer, steps: int, chance: random.Random):
     """Return a model trained on sentence pairs."""
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
-    ids = {"eos_token_id": end, "forced_eos_token_id": end, "bos_token_id": None, "pad_token_id": padding}
+    ids: dict[str, Any] = {
+        "eos_token_id": end,
+        "forced_eos_token_id": end,
+        "bos_token_id": None,
+        "pad_token_id": padding,
+    }
     config = MarianConfig(
         vocab_size=len(tokenizer),
         decoder_vocab_size=len(tokenizer),
@@ -77,7 +91,9 @@ def trained(sources: list[str], targets: list[str], tokenizer, steps: int, chanc
     )
     model = AutoModelForSeq2SeqLM.from_config(config).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / WARMUP, (WARMUP / (step + 1)) ** 0.5))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / WARMUP, (WARMUP / (step + 1)) ** 0.5)
+    )
     for _ in trange(steps, desc="training", leave=False):
         rows = chance.sample(range(len(sources)), SENTENCES)
         batch = tokenizer(
