@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tqdm import trange
-from transformers import AutoModelForSeq2SeqLM, MarianConfig
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from collab_heads.base.extras import check_extra
 from collab_heads.demo.bilingual import corpus
@@ -71,23 +71,19 @@ def share_of_rate(step: int) -> float:
 def trained(sources: list[str], targets: list[str], tokenizer, steps: int, chance: random.Random):
     """Return a model trained on sentence pairs."""
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
-    ids: dict[str, Any] = {
-        "eos_token_id": end,
-        "forced_eos_token_id": end,
-        "bos_token_id": None,
-        "pad_token_id": padding,
-    }
-    config = MarianConfig(
+    config = AutoConfig.for_model(
+        "marian",
         vocab_size=len(tokenizer),
         decoder_vocab_size=len(tokenizer),
         d_model=96,
         max_position_embeddings=64,
         scale_embedding=True,
+        eos_token_id=end,
+        forced_eos_token_id=end,
+        bos_token_id=None,
+        pad_token_id=padding,
         decoder_start_token_id=padding,
-        max_length=64,
-        num_beams=4,
         **SIZES,
-        **ids,
     )
     model = AutoModelForSeq2SeqLM.from_config(config).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.9, 0.98))
