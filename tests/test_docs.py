@@ -170,7 +170,8 @@ def test_errors_that_are_quoted_are_in_the_code():
     assert [quote for quote in quoted if not any(quote in each for each in said)] == []
 
 
-OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version"}  # of accelerate
+# of accelerate, and the beginning of pip's --index-url
+OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version", "--index"}
 
 
 def test_flags_that_are_named_are_there(capsys):
