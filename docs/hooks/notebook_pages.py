@@ -1,7 +1,7 @@
 """Show every notebook of notebooks/ as a page of the site, with the outputs that are stored in it; nothing is run.
 
-mkdocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml). Pages are Markdown like all others, so that code, links,
-search and colours are the site's own.
+mkdocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml). Pages are Markdown like all others, so that code,
+links, search and colours are the site's own.
 """
 
 import base64
