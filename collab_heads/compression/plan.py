@@ -159,6 +159,9 @@ class CompressionPlan:
 
     It does not change the model. `print` it for a table, or draw it with `picture`.
 
+    Args:
+        cost: the cost of a choice for a site, in the units of `of`: (use of the site, choice) -> cost.
+
     Attributes:
         measured: the measurements of the model.
         of: the measure of budgets.
@@ -185,7 +188,12 @@ class CompressionPlan:
             raise ArgumentError(f"of={of!r}: the sites that may change have none of it: name others, or count another")
 
     def option(self, path: str, choice: Choice) -> Option:
-        """Return the cost of a choice, and what it adds to the squared error of the output."""
+        """Return the cost of a choice, and what it adds to the squared error of the output.
+
+        Args:
+            path: the path of a site that may change.
+            choice: the sizes of its parts.
+        """
         errors, gains = self.measured.errors[path].of(choice), self.measured.sensitivity[path]
         return Option(self.cost(self.uses[path], choice), sum(gains[part] * error for part, error in errors.items()))
 
@@ -208,6 +216,9 @@ class CompressionPlan:
     def choose(self, budget: float) -> dict[str, Choice]:
         """Choose what each site gets under a budget: path -> choice.
 
+        Args:
+            budget: a share of `whole`.
+
         Raises:
             ArgumentError: if the budget is no share, or below that of the fewest heads and the smallest widths.
         """
@@ -219,29 +230,53 @@ class CompressionPlan:
         return self.cheapest(budget)
 
     def cheapest(self, budget: float) -> dict[str, Choice]:
-        """Choose what each site gets under a budget that can be reached, 0 included where nothing need be left."""
+        """Choose what each site gets under a budget that can be reached, 0 included where nothing need be left.
+
+        Args:
+            budget: a share of `whole`, not below `least`.
+        """
         if budget == 1:  # changes nothing, not even where this would cost no error
             return dict.fromkeys(self.uses, UNCHANGED)
         return self.named(self.spending.choose(largest(budget * self.whole, lambda cost: cost / self.whole <= budget)))
 
     def within(self, error: float) -> dict[str, Choice]:
-        """Choose the cheapest sites whose predicted error of the output is at most `error`: path -> choice."""
+        """Choose the cheapest sites whose predicted error of the output is at most `error`: path -> choice.
+
+        Args:
+            error: an error of the output, as `compress` measures it.
+        """
         return self.named(self.spending.within(largest(error * error, lambda square: math.sqrt(square) <= error)))
 
     def named(self, indices: Sequence[int]) -> dict[str, Choice]:
-        """Turn indices of options into choices: path -> choice."""
+        """Turn indices of options into choices: path -> choice.
+
+        Args:
+            indices: one per site: the index among the choices of the site.
+        """
         return {path: choices[i] for (path, choices), i in zip(self.choices.items(), indices, strict=True)}
 
     def share(self, choices: Choices) -> float:
-        """Return the cost of choices, as a share of the present cost."""
+        """Return the cost of choices, as a share of the present cost.
+
+        Args:
+            choices: path -> choice.
+        """
         return math.fsum(self.cost(self.uses[path], choice) for path, choice in choices.items()) / self.whole
 
     def predicted(self, choices: Choices) -> float:
-        """Return the predicted error of the output with some choices, in the units of `Probe.error`."""
+        """Return the predicted error of the output with some choices, in the units of `Probe.error`.
+
+        Args:
+            choices: path -> choice.
+        """
         return math.sqrt(math.fsum(self.option(path, choice).error for path, choice in choices.items()))
 
     def fit(self, choices: Choices) -> dict[str, list[Fit]]:
-        """Fit choices for sites: path -> fits of every site that changes; the model stays as it is."""
+        """Fit choices for sites: path -> fits of every site that changes; the model stays as it is.
+
+        Args:
+            choices: path -> choice, for all sites that may change.
+        """
         measured, fitted = self.measured, {}
         changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
         for site in progress_bar(changing, desc="fitting sites"):
@@ -251,13 +286,21 @@ class CompressionPlan:
         return fitted
 
     def measured_error(self, fitted: Mapping[str, Sequence[Fit]]) -> float:
-        """Install some fits, measure the error of the model's output, and remove them again."""
+        """Install some fits, measure the error of the model's output, and remove them again.
+
+        Args:
+            fitted: path -> fits, as `fit` returns them.
+        """
         with undone(self.measured.model, self.measured.sites):
             install(self.measured.model, self.measured.adapter, fitted)
             return self.measured.probe.error()
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Raise ArgumentError unless the plan was made for this model as it is now."""
+        """Raise ArgumentError unless the plan was made for this model as it is now.
+
+        Args:
+            model: the model that is to be compressed.
+        """
         if self.measured.model is not model:
             raise ArgumentError("the plan was made for another model: pass that one, or batches")
         if condition_of(model) != self.seen:
@@ -265,6 +308,9 @@ class CompressionPlan:
 
     def measure(self, budgets: Iterable[float]) -> list[tuple[float, float]]:
         """Measure the error of the output at some budgets: install the choices of each budget, and remove them again.
+
+        Args:
+            budgets: shares of `whole`, each at least `least`.
 
         Returns:
             (budget, error) for every budget.
@@ -279,7 +325,11 @@ class CompressionPlan:
         return [(budget, self.predicted(self.cheapest(min(budget, 1.0)))) for budget in budgets]
 
     def picture(self, measured: Sequence[tuple[float, float]] = ()) -> Figure:
-        """Draw the curve of error against budget, with the points that `measure` returned, if any."""
+        """Draw the curve of error against budget, with the points that `measure` returned, if any.
+
+        Args:
+            measured: (budget, error) of every point to draw beside the curve.
+        """
         return budget_curve(self.curve(), measured, of=self.of)
 
     def to_dict(self) -> dict:

@@ -85,11 +85,20 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         return True
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """Return the encoder."""
+        """Return the encoder.
+
+        Args:
+            args: are not used; other encoder-decoders of transformers take a modality.
+            kwargs: the same.
+        """
         return self.encoder
 
     def empty_cache(self, rows: int) -> DynamicCache:
-        """Return a cache of no tokens."""
+        """Return a cache of no tokens.
+
+        Args:
+            rows: how many texts there are, B.
+        """
         cache = DynamicCache(config=None if self.config.is_encoder_decoder else self.config)
         for index, (heads, key, value) in enumerate(self.caches):
             cache.update(torch.zeros(rows, heads, 0, key), torch.zeros(rows, heads, 0, value), index)
@@ -105,7 +114,17 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         past_key_values: Any = None,
         **inputs: Any,
     ) -> Any:
-        """Run the graph; arguments and outputs are those of the original."""
+        """Run the graph; arguments and outputs are those of the original.
+
+        Args:
+            input_ids: [B, T], of the text, or of the tokens that follow what the cache has.
+            attention_mask: [B, S], 1 for tokens that count, those in the cache included; None for all.
+            position_ids: [B, T]; None counts the tokens of the mask.
+            decoder_input_ids: [B, T], of an encoder-decoder; None begins a target.
+            encoder_outputs: what `get_encoder()` returned; None runs the encoder.
+            past_key_values: the cache of an earlier call; None for an empty one.
+            inputs: other inputs of the graph, by name, such as `token_type_ids` or `pixel_values`.
+        """
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **inputs}
         if not self.caches:
             return self.exported(**self.completed(given))
@@ -136,7 +155,11 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         return Seq2SeqLMOutput(logits=outputs.logits, past_key_values=cache)
 
     def cross_attention_cache(self, encoder_outputs: Any) -> EncoderDecoderCache:
-        """Return a cache of no target tokens, with the keys and values of the source."""
+        """Return a cache of no target tokens, with the keys and values of the source.
+
+        Args:
+            encoder_outputs: what `get_encoder()` returned.
+        """
         cross = DynamicCache()
         for index in range(len(self.caches)):
             cross.update(encoder_outputs[f"key_{index}"], encoder_outputs[f"value_{index}"], index)
@@ -146,6 +169,9 @@ class ServedModel(PreTrainedModel, GenerationMixin):
 
     def completed(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs of a graph without a cache; a mask or token types that are not given have their defaults.
+
+        Args:
+            given: name -> input, or None.
 
         Raises:
             ArgumentError: if others are missing: OpenVINO would say nothing.
@@ -160,7 +186,12 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         return found
 
     def run(self, graph: str, given: dict[str, Any]) -> Any:
-        """Run a graph on the inputs that it takes."""
+        """Run a graph on the inputs that it takes.
+
+        Args:
+            graph: the name of the graph.
+            given: name -> input, or None; others than those of the graph are left out.
+        """
         return self.exported.runners[graph](**{name: given[name] for name in self.names if given.get(name) is not None})
 
 

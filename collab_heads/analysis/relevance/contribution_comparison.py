@@ -94,6 +94,10 @@ class ContributionComparison:
 
         The sentences of both are the same, so the error is that of paired differences.
 
+        Args:
+            index: the place of the run in `runs`.
+            measure: "source", "source_entropy" or "target_entropy".
+
         Raises:
             ArgumentError: on a measure that is not per generated token.
         """
@@ -135,12 +139,19 @@ class ContributionComparison:
         return {"version": VERSION, "divergence": dict(self.divergence), "runs": runs}
 
     def save(self, path: str | Path) -> Path:
-        """Write a JSON file; it replaces an existing one only when complete."""
+        """Write a JSON file; it replaces an existing one only when complete.
+
+        Args:
+            path: of the file; its folder is made where it is missing.
+        """
         return write_document(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "ContributionComparison":
         """Read a file that `save` wrote.
+
+        Args:
+            path: of the file.
 
         Raises:
             DataError: if the file is missing, damaged or of another version.
