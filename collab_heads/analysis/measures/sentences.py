@@ -87,7 +87,10 @@ def typical_sentences(model: PreTrainedModel, batches: Iterable[Mapping], number
     """
     places: list[tuple[int, Place]] = []
     for index, inputs in enumerate(batches) if number else ():
-        mask = next((mask for mask in token_masks(model, inputs).values() if mask is not None), None)
+        masks = token_masks(model, inputs)
+        if model.config.is_encoder_decoder:
+            masks = {"encoder": masks.get("encoder")}
+        mask = next((mask for mask in masks.values() if mask is not None), None)
         lengths = [0] * rows(inputs) if mask is None else mask.sum(1).tolist()  # without padding all are of one length
         places += [(length, (index, row)) for row, length in enumerate(lengths)]
     places.sort()

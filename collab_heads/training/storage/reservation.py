@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -137,7 +138,7 @@ def try_writing(folder: Path, descriptor: int) -> None:
 
 
 def agreed(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
-    """Call a function on the main process, and return its result or raise its CollabHeadsError on all processes.
+    """Call a function on the main process, and return its result or raise its exception on all processes.
 
     So no process is left waiting after an error. Use it also for results that every process could compute: the last
     bits of floating-point numbers may differ between processes.
@@ -146,13 +147,24 @@ def agreed(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
     if accelerator.is_main_process:
         try:
             outcome[0] = function()
-        except CollabHeadsError as error:
+        except Exception as error:  # whatever it is: the others wait for an outcome
             outcome[1] = error
     if accelerator.num_processes > 1:
-        broadcast_object_list(outcome)
+        shared = [outcome[0], None if outcome[1] is None else sendable(outcome[1])]
+        broadcast_object_list(shared)
+        outcome = outcome if accelerator.is_main_process else shared
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+def sendable(error: Exception) -> Exception:
+    """Return an exception that other processes can read: itself, or a RuntimeError with its name and message."""
+    try:
+        pickle.loads(pickle.dumps(error))  # as the broadcast does
+    except Exception:  # a class that is local, or whose __init__ wants other arguments than its message
+        return RuntimeError(f"{type(error).__name__} in the first process: {error}")
+    return error
 
 
 def same_weights(accelerator: Accelerator, model: PreTrainedModel) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import pickle
 import re
 import signal
 import tempfile
@@ -162,14 +163,23 @@ def test_all_processes_learn_why_the_first_refuses(monkeypatch):
     accelerator = Accelerator(cpu=True)
     monkeypatch.setattr(type(accelerator), "num_processes", 2)
 
+    class TwoWordsError(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one} {two}")
+
     def refuse():
         assert main
-        raise OutputError("no")
+        raise problem
 
-    for main in (True, False):
-        monkeypatch.setattr(type(accelerator), "is_main_process", main)
-        with pytest.raises(OutputError, match="no"):
-            agreed(accelerator, refuse)
+    for problem in (OutputError("no"), RuntimeError("no"), MemoryError("no"), TwoWordsError("no", "memory")):
+        for main in (True, False):
+            monkeypatch.setattr(type(accelerator), "is_main_process", main)
+            local = isinstance(problem, TwoWordsError) and not main
+            with pytest.raises(
+                RuntimeError if local else type(problem), match="^TwoWordsError .*no" if local else "no"
+            ):
+                agreed(accelerator, refuse)
+            assert pickle.loads(pickle.dumps(sent[-1][1])).args
     for main in (True, False):
         monkeypatch.setattr(type(accelerator), "is_main_process", main)
         assert agreed(accelerator, lambda: 3) == 3
