@@ -39,6 +39,8 @@ test-portable: $(VENV)/.test
 # The lowest version of everything that pyproject.toml declares, and the newest on another Python, each in an environment
 # of its own. uv finds the interpreter or brings it: PYTHON_VERSION=3.13, or the path of one. Where torch comes from:
 # UV_ARGS="--find-links ...", else it is the build for CUDA, as above.
+# That of transformers is stated, since the engines' extras, which these tests do not use, need a later one.
+LOWEST_TRANSFORMERS := 5.18.0
 LOWEST   ?= tests/contract tests/test_readme.py tests/test_docs.py tests/base/test_extras.py tests/test_contract.py \
             tests/test_head_contract.py tests/layers tests/model tests/collaborative tests/heads tests/data \
             tests/command/flags tests/training
@@ -49,6 +51,7 @@ UV       := $(BIN)/uv
 test-lowest: $(UV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(VENV)-lowest
 	$(UV) pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct $(UV_ARGS) -e ".[test]"
+	$(UV) pip install --quiet --python $(VENV)-lowest/bin/python --no-deps $(UV_ARGS) "transformers==$(LOWEST_TRANSFORMERS)"
 	$(VENV)-lowest/bin/python -m pytest -n 2 $(LOWEST)
 
 test-python: $(UV)

@@ -2,9 +2,9 @@
 
 python benchmarks/notebooks.py [--names translate ...]
 
-Runs them from top to bottom with the small Marian of the shared folder and the pairs beside them, and writes them back
-with what they printed and drew. Progress bars and warnings are left out; pictures have at most 256 colours. The
-metadata say of which code and versions the outputs are: a test compares.
+Runs them from top to bottom, those on translation with the small Marian of the shared folder and the pairs beside them,
+the others as they are, and writes them back with what they printed and drew. Progress bars and warnings are left out;
+pictures have at most 256 colours. The metadata say of which code and versions the outputs are: a test compares.
 """
 
 import argparse
@@ -19,10 +19,12 @@ import nbformat
 from nbclient import NotebookClient
 from PIL import Image
 
+from collab_heads.demo.model import PACKAGE
 from common import ROOT, shared, versions
 
 FOLDER = ROOT / "notebooks"
 MODEL = "models/marian-multi30k-de-en"
+ENCODERS = ("compress", "serve")  # run with the model that they bring
 KEPT = ("stream", "display_data", "execute_result")
 
 
@@ -35,7 +37,10 @@ def digest(notebook: nbformat.NotebookNode) -> str:
 def executed(name: str) -> nbformat.NotebookNode:
     """Run a notebook and return it with its new outputs."""
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
-    environment = {**os.environ, "COLLAB_HEADS_MODEL": str(shared(MODEL)), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if name not in ENCODERS:
+        settings = {"MODEL": str(shared(MODEL)), "SOURCE": "pairs.de", "TARGET": "pairs.en"}
+        environment |= {f"COLLAB_HEADS_{key}": value for key, value in settings.items()}
     with tempfile.TemporaryDirectory() as folder:
         for pairs in FOLDER.glob("pairs.*"):
             shutil.copy(pairs, folder)
@@ -45,7 +50,11 @@ def executed(name: str) -> nbformat.NotebookNode:
         if cell.cell_type == "code":
             cell.metadata = nbformat.NotebookNode()
             cell.outputs = [light(output) for output in cell.outputs if is_kept(output)]
-    notebook.metadata["collab_heads"] = {"code": digest(notebook), "model": MODEL, "versions": versions()}
+    notebook.metadata["collab_heads"] = {
+        "code": digest(notebook),
+        "model": PACKAGE if name in ENCODERS else MODEL,
+        "versions": versions(),
+    }
     return notebook
 
 

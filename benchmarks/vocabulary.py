@@ -3,13 +3,15 @@ r"""Trim vocabularies to the texts of a domain, alone and with compressed layers
     python benchmarks/serving.py minilm
     python benchmarks/serving.py marian --budgets 0.5 0.33 --steps 0 1000
     python benchmarks/vocabulary.py minilm marian
+    python benchmarks/vocabulary.py minilm --steps 600 [--layers 1.0 0.25] [--kept 0.32 0.5]
 
-The first two lines make the compressed models. all-MiniLM-L6-v2 is trimmed with the training sentences of STS-B and
-SST-2; its scores are Spearman x 100 on STS-B dev, and elsewhere the accuracy x 100 of a classifier on the embeddings of
-SST-2. Marian is trimmed with the training pairs of Multi30k; its score is BLEU on test_2016_flickr. "kept" is the share
-of the vocabulary that `keep` asks for, "used" all that the texts use. The size is that of the weights in float32, as a
-share of the original's. Time: encoding of 32 x 32 tokens, or translation of 32 sentences with beams of 5, as a share of
-the original's, one thread, in turns.
+The last line distils trimmed models from the original, which reads its own tokens (`original_batches`), on sentences of
+STS-B, MRPC, RTE and SST-2 train, and adds rows to the stored ones. The first two lines make the compressed models. all-
+MiniLM-L6-v2 is trimmed with the training sentences of STS-B and SST-2; its scores are Spearman x 100 on STS-B dev, and
+elsewhere the accuracy x 100 of a classifier on the embeddings of SST-2. Marian is trimmed with the training pairs of
+Multi30k; its score is BLEU on test_2016_flickr. "kept" is the share of the vocabulary that `keep` asks for, "used" all
+that the texts use. The size is that of the weights in float32, as a share of the original's. Time: encoding of 32 x 32
+tokens, or translation of 32 sentences with beams of 5, as a share of the original's, one thread, in turns.
 """
 
 import argparse
@@ -18,18 +20,21 @@ from collections.abc import Iterator
 
 import torch
 from compression import SentenceEncoder, Translator, task_of
+from distillation import sentences
 from serving import MODELS, calls
+from shown.records import rows_of
 from stsb import pairs
 from transformers.utils import logging
 from translation import read
 
-from collab_heads import trim_vocabulary
+from collab_heads import distill, trim_vocabulary
 from common import interleaved, shared, table, write
 
 KEPT = {"minilm": (None, 0.8, 0.5, 0.32), "marian": (None, 0.75, 0.5)}
 LAYERS = {"minilm": (1.0, 0.25), "marian": (1.0, 0.33)}
 FOLDERS = {"minilm": "minilm-0.25-300", "marian": "marian-0.33-1000"}
 ROUNDS = 7
+SENTENCES = 10_000  # of the texts that distillation reads beside those of other tasks
 COLUMNS = {
     "model": "",
     "layers": ".2f",
@@ -116,12 +121,72 @@ def measure(name: str, arguments: argparse.Namespace) -> Iterator[dict]:
         yield row
 
 
+def key(row: dict) -> tuple:
+    """Return what identifies a row."""
+    return row["model"], row["layers"], row["kept"], row.get("steps", 0)
+
+
+def distilled(arguments: argparse.Namespace, stored: list[dict]) -> Iterator[dict]:
+    """Yield rows of all-MiniLM-L6-v2, trimmed and then distilled."""
+    texts = texts_of("minilm")
+    first = next(row for row in stored if key(row) == ("minilm", 1.0, "all", 0))
+    for layers in arguments.layers:
+        for keep in arguments.kept:
+            task = task_of("minilm", arguments)
+            original, tokenizer = task.load(), tokenizer_of(task)
+            model = original if layers == 1 else type(original).from_pretrained(MODELS / FOLDERS["minilm"])
+            model, original = model.eval(), task.load()
+            started = time.perf_counter()
+            report = trim_vocabulary(model, tokenizer, texts, keep=keep, show_progress=False)
+            order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
+            read = list(dict.fromkeys([*sentences(0), *(texts[i] for i in order[:SENTENCES])]))
+            read = [read[i] for i in torch.randperm(len(read), generator=torch.Generator().manual_seed(1)).tolist()]
+            mine, theirs = (batches_of(each, read) for each in (report.tokenizer, tokenizer))
+            found = distill(
+                model,
+                original,
+                mine,
+                arguments.steps,
+                original_batches=theirs,
+                learning_rate=arguments.learning_rate,
+                patience=10,
+            )
+            row = {"model": "minilm", "layers": layers, "kept": str(keep), "sentences": len(texts)}
+            row |= {"tokens": report.tokens_after, "changed": report.changed_tokens / report.text_tokens}
+            row |= {"steps": arguments.steps, "seconds": time.perf_counter() - started}
+            retokenize(task, report.tokenizer)
+            with torch.no_grad():
+                row |= {"score": task.score(model), "elsewhere": task.score_elsewhere(model)}
+            row["size"] = model.num_parameters() / original.num_parameters()
+            row |= {"lost": first["score"] - row["score"], "lost elsewhere": first["elsewhere"] - row["elsewhere"]}
+            print(row, found, flush=True)
+            yield row
+
+
+def batches_of(tokenizer, texts: list[str]) -> list[dict]:
+    """Tokenize texts in batches of 32, in order."""
+    return [
+        dict(tokenizer(texts[i : i + 32], padding=True, truncation=True, max_length=32, return_tensors="pt"))
+        for i in range(0, len(texts), 32)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL", help=f"some of {', '.join(KEPT)}")
     parser.add_argument("--sentences", type=int, help="to translate")
+    parser.add_argument("--steps", type=int, default=0, help="of distillation after trimming")
+    parser.add_argument("--layers", nargs="+", type=float, default=LAYERS["minilm"], help="shares that are distilled")
+    parser.add_argument("--kept", nargs="+", type=float, default=KEPT["minilm"][2:], help="shares that are distilled")
+    parser.add_argument("--learning_rate", type=float, default=0.01)
     arguments = parser.parse_args()
     logging.disable_progress_bar()
+    if arguments.steps:
+        rows = rows_of("vocabulary")
+        for row in distilled(arguments, rows):
+            rows = [each for each in rows if key(each) != key(row)] + [row]
+            write("vocabulary", rows)
+        return
     rows = [row for name in arguments.models for row in measure(name, arguments)]
     print(table(rows, COLUMNS))
     write("vocabulary", rows)

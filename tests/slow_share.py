@@ -27,6 +27,7 @@ OTHERS = {
     "README.md": r"^tests/test_(readme|docs)\.py",
     "docs/": r"^tests/test_docs\.py",
     "notebooks/": r"^tests/test_notebooks\.py",
+    "hatch_build.py": r"^tests/test_packaging\.py",
     "pyproject.toml": r"^tests/test_packaging\.py",
     "run_glue.py": r"^tests/training/end_to_end/",
     "run_translation.py": r"^tests/training/end_to_end/",

@@ -18,7 +18,7 @@ from collab_heads.command.main import COMMANDS, read
 from test_imports import BASE, LAYERS, imports, packages
 
 WITH_EXAMPLES = [name for name, page in PAGES.items() if page.examples]
-# more than a few seconds: a swap that is refined, or a report with all its pictures; the README does both
+# more than a few seconds: a swap that is refined, or a report with all its pictures
 SLOW = {
     "docs/index.md",
     "docs/guides/share-and-narrow.md",
@@ -55,7 +55,11 @@ def tables(monkeypatch):
     return importlib.import_module("tables")
 
 
-@each_page([pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in WITH_EXAMPLES])
+# the examples of the README run one by one, in test_readme.py
+ONE_AFTER_THE_OTHER = [name for name in WITH_EXAMPLES if name != "README.md"]
+
+
+@each_page([pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in ONE_AFTER_THE_OTHER])
 def test_examples_run(name, tmp_path, monkeypatch):
     page = PAGES[name]
     if any("model_folder" in code for _, code in page.examples):
@@ -175,7 +179,8 @@ def test_errors_that_are_quoted_are_in_the_code():
     assert [quote for quote in quoted if not any(quote in each for each in said)] == []
 
 
-OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version"}  # of accelerate
+# of accelerate, and the beginning of pip's --index-url
+OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version", "--index"}
 
 
 def test_flags_that_are_named_are_there(capsys):
@@ -222,8 +227,9 @@ def test_the_site_lists_every_page_once():
 def test_the_site_fetches_nothing():
     """No fonts, scripts or styles of other hosts."""
     settings = site()
-    assert settings["theme"]["font"] is False
-    assert not {"extra_javascript", "extra_css"} & settings.keys()
+    assert settings["theme"]["font"] is False and "extra_javascript" not in settings
+    for style in settings["extra_css"]:
+        assert not re.search(r"@import|url\(", (DOCS / style).read_text(encoding="utf-8"))
 
 
 def test_the_reference_has_every_public_name_once():

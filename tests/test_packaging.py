@@ -9,6 +9,7 @@ import sys
 import tarfile
 import zipfile
 from importlib import metadata
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def built(tmp_path_factory):
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in ("collab_heads", "adapters", "tests", "benchmarks"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("results"))
-    for name in ("pyproject.toml", "README.md", "Makefile", "constraints.txt", ".gitignore"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "Makefile", "constraints.txt", ".gitignore"):
         shutil.copy(ROOT / name, source / name)
     (source / "adapters" / "__pycache__").mkdir(exist_ok=True)
     (source / "adapters" / "__pycache__" / "bert.cpython-300.pyc").write_bytes(b"stale")
@@ -94,6 +95,32 @@ def test_wheel(built):
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
     ours = {str(file.relative_to(ROOT)) for file in (ROOT / "collab_heads").rglob("*.py")}
     assert ours <= names.keys()
+
+
+@pytest.mark.slow
+def test_the_description_on_an_index_has_no_link_that_leads_nowhere(built):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        text = archive.read(name).decode("utf-8")
+    assert "\nDescription-Content-Type: text/markdown\n" in text and "\n# collab_heads\n" in text
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert targets and [target for target in targets if not target.startswith(("https://", "#"))] == []
+
+
+def test_links_of_the_description():
+    pytest.importorskip("hatchling")
+    spec = spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    spec.loader.exec_module(hook := module_from_spec(spec))
+    readme = "![two\nlines](a/b.svg) [x](docs/x.md#y) [site](https://x.org/) [z](#z)\n```python\na[0](1)\n```\n"
+    alone = " x [site](https://x.org/) [z](#z)\n```python\na[0](1)\n```\n"
+    assert hook.description(readme, None, "1.0") == alone
+    links = hook.description(readme, "https://github.com/me/it/", "1.0").split("```")[0].split(") ")
+    assert links[:2] == [
+        "![two\nlines](https://github.com/me/it/raw/v1.0/a/b.svg",
+        "[x](https://github.com/me/it/blob/v1.0/docs/x.md#y",
+    ]
+    assert links[2:] == ["[site](https://x.org/", "[z](#z)\n"]
 
 
 @pytest.mark.slow
@@ -125,7 +152,7 @@ def test_the_version_stands_in_one_place():
     """Of what is installed, of the citation, of the package."""
     assert metadata.version("collab-heads") == collab_heads.__version__
     assert f"\nversion: {collab_heads.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()
+    assert 'dynamic = ["version", "readme"]' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_pages_say_what_is_declared():

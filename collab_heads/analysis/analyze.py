@@ -30,6 +30,7 @@ from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.display import portable_name
 from collab_heads.base.option_values import PrefixKind
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
@@ -41,9 +42,19 @@ from collab_heads.sites.record import CollabConfig
 
 Result = TypeVar("Result")
 THIS_MODEL = "this model"
+PHASES = (
+    ("looking at heads", 4),
+    ("finding dependencies", 2),
+    ("propagating relevance", 4),
+    ("measuring heads", 2),
+    ("measuring contributions", 8),
+    ("leaving heads out", 16),
+    ("removing heads", 4),
+)
 
 
 @checking_arguments
+@one_bar("analyze_heads", PHASES)
 def analyze_heads(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
@@ -308,8 +319,7 @@ class Analysis:
 
     def curves(self, report: HeadReport, evaluate: Evaluate) -> dict[str, list[tuple[int, float]]]:
         """Return measure of importance -> (heads kept, metric)."""
-        return {
-            name: ablation_curve(self.model, evaluate, values, metric=self.options.metric)
-            for name, values in report.scores().items()
-            if name in (*IMPORTANCE, "leave_one_out")
-        }
+        metric = self.options.metric
+        scores = {name: each for name, each in report.scores().items() if name in (*IMPORTANCE, "leave_one_out")}
+        with progress_bar(scores.items(), desc="removing heads") as ranked:
+            return {name: ablation_curve(self.model, evaluate, each, metric=metric) for name, each in ranked}

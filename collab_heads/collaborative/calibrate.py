@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.base.progress import one_bar
 from collab_heads.collaborative.input_moments import InputMoments, listening, listening_to_outputs
 from collab_heads.layers.layout import widths
 from collab_heads.model.attention_calls import Call, recording_calls
@@ -149,9 +150,10 @@ class CalibratedSites:
         if self.step == 1:
             return calibrate(self.model, sites, recorded, narrowed, self.batches)._replace(orders=self.orders)
         batches = list(self.batches)
-        seen = calibrate(self.model, sites, recorded, narrowed, batches[:: self.step])._replace(orders=self.orders)
-        if rest := [batch for number, batch in enumerate(batches) if number % self.step]:
-            seen.merge(calibrate(self.model, sites, (), narrowed, rest))
+        with one_bar("calibrating", (("calibrating", 1), ("calibrating", self.step - 1))):
+            seen = calibrate(self.model, sites, recorded, narrowed, batches[:: self.step])._replace(orders=self.orders)
+            if rest := [batch for number, batch in enumerate(batches) if number % self.step]:
+                seen.merge(calibrate(self.model, sites, (), narrowed, rest))
         return seen
 
 

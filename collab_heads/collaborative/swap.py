@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
-from collab_heads.base.display import progress_bar
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import ALLOCATIONS, Allocation
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.allocate import balance_widths
 from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.fit import FitOptions
@@ -30,10 +30,13 @@ from collab_heads.model.refusals import check_swappable, check_values, check_wra
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import QueryKeyKind
 
+PHASES = ("calibrating", 2), ("measuring widths", 1), ("decomposing", 7)
+
 
 @checking_arguments
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
 @changing_attention
+@one_bar("swap_to_collaborative", PHASES)
 def swap_to_collaborative(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
@@ -142,7 +145,7 @@ def swap_to_collaborative(
                 None if calibrated is None else calibrated.of(site.path),
                 options,
             )
-            for site in progress_bar(in_order, desc="decomposing", leave=False)
+            for site in progress_bar(in_order, desc="decomposing")
         ]
     put_in_place(model, replacements)
     return SwapReport(

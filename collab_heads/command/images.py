@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from accelerate.state import PartialState
 
 from collab_heads.command.flags import images as flags
-from collab_heads.command.training import check_all, read_flags, train
+from collab_heads.command.flags.shared import demo_row
+from collab_heads.command.training import check_all, read_flags, run_script, train
 from collab_heads.contract.registry import image_blueprints
 from collab_heads.data.glue import Data
 from collab_heads.data.images import from_folders
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
     Returns:
         The content of `all_results.json`; with `--demo` that of each of its runs, by name.
     """
-    return work(parse(argv))
+    return run_script(parse(argv), work)
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
@@ -36,7 +37,7 @@ def run(args: Namespace) -> dict:
 
 def work(args: Namespace) -> dict:
     """Run with checked flags; returns the same as `main`."""
-    return image_demo.main(main) if args.demo else train(args, ImageClassifier.load, load_data)
+    return image_demo.main(main, demo_row(args)) if args.demo else train(args, ImageClassifier.load, load_data)
 
 
 def load_data(args: Namespace) -> Data:

@@ -137,7 +137,7 @@ def parser(name: str) -> Parser:
     made = Parser(prog=f"collab-heads {name}", description=flags(name).__doc__)
     flags(name).add_arguments(made)
     made.add_argument("--json", action="store_true", help="print one JSON document, and messages on stderr")
-    made.add_argument("--quiet", action="store_true", help="no progress bars; there are none where stderr is a file")
+    made.add_quiet()
     return made
 
 
@@ -149,7 +149,7 @@ def flags_of(of: argparse.ArgumentParser) -> list[str]:
 def run(name: str, args: Namespace) -> Any:
     """Run a command and return its report."""
     quiet, _ = vars(args).pop("quiet"), vars(args).pop("json")  # flags of the output, not of the work
-    with import_module("collab_heads.base.display").showing_bars(not quiet):
+    with import_module("collab_heads.base.progress").showing_bars(not quiet):
         return import_module(f"collab_heads.command.{name}").run(args)
 
 

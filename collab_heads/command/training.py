@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from collab_heads.base.checks import check_choice
+from collab_heads.base.progress import showing_bars
 from collab_heads.command.flags.arguments import check_tables
 from collab_heads.command.flags.parsing import Parser
 from collab_heads.training.runs.learner import Learner
@@ -23,9 +24,17 @@ def read_flags(flags: ModuleType, argv: Sequence[str] | None, model_types: Colle
     """
     parser = Parser(description=flags.__doc__)
     flags.add_arguments(parser)
+    parser.add_quiet()
     args = parser.parse_args(argv)
     check_all(flags, args, model_types)
     return args
+
+
+def run_script(args: Namespace, work: Callable[[Namespace], dict]) -> dict:
+    """Run the work of a script with checked flags; `--quiet` is none of the work's own."""
+    quiet = vars(args).pop("quiet")
+    with showing_bars(not quiet):
+        return work(args)
 
 
 def check_all(flags: ModuleType, args: Namespace, model_types: Collection[str] = ()) -> None:

@@ -4,7 +4,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from collab_heads.command.flags import translate as flags
-from collab_heads.command.training import check_all, read_flags, train
+from collab_heads.command.flags.shared import demo_row
+from collab_heads.command.training import check_all, read_flags, run_script, train
 from collab_heads.contract.registry import blueprints
 from collab_heads.data.parallel import Corpus, from_files, from_hub
 from collab_heads.demo import translation_demo
@@ -17,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
     Returns:
         The content of `all_results.json`; with `--demo` that of each of its runs, by name.
     """
-    return work(parse(argv))
+    return run_script(parse(argv), work)
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
@@ -33,7 +34,7 @@ def run(args: Namespace) -> dict:
 
 def work(args: Namespace) -> dict:
     """Run with checked flags; returns the same as `main`."""
-    return translation_demo.main(main) if args.demo else train(args, Translator.load, load_data)
+    return translation_demo.main(main, demo_row(args)) if args.demo else train(args, Translator.load, load_data)
 
 
 def load_data(args: Namespace) -> Corpus:

@@ -1,6 +1,5 @@
 """The output of the commands: the changed model, a record of the change, and pictures where matplotlib is installed."""
 
-import shutil
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,7 +11,6 @@ from torch import nn
 from collab_heads.analysis.plots.canvas import save_figure
 from collab_heads.base.extras import missing
 from collab_heads.collaborative.report import SwapReport
-from collab_heads.command.flags.shared import MODULES
 from collab_heads.command.inputs import Loaded
 from collab_heads.compression.plan import CompressionPlan
 from collab_heads.compression.report import CompressReport
@@ -21,10 +19,10 @@ from collab_heads.files.atomic import write_json
 from collab_heads.files.folders import write_folder
 from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.model.card import complete
+from collab_heads.model.sentence_encoder import copy_modules
 from collab_heads.vocabulary.report import VocabularyReport
 
 Report = CompressReport | SwapReport | PruneReport | FoldReport | VocabularyReport
-SENTENCE_TRANSFORMERS = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json", "[0-9]*_*")
 
 
 def write_model(
@@ -85,14 +83,3 @@ def draw(made: CompressionPlan, name: str, folder: Path, measured: tuple[float, 
 def drawing(made: CompressionPlan, name: str, measured: tuple[float, float]) -> Callable[[Path], object]:
     """Return `draw` as a function of the folder alone."""
     return partial(draw, made, name, measured=measured)
-
-
-def copy_modules(source: Path, folder: Path) -> None:
-    """Copy the files that make a sentence-transformers folder: its settings and its other modules, one folder each."""
-    if not (source / MODULES).is_file():
-        return
-    for path in (path for pattern in SENTENCE_TRANSFORMERS for path in sorted(source.glob(pattern))):
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name)
-        else:
-            shutil.copyfile(path, folder / path.name)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import is_number
 from collab_heads.base.option_values import SITE_PARTS, ModelShape, SitePart
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measures import COUNTED, Measure, operations
@@ -110,15 +111,17 @@ def compress(
     options: dict[str, Any] = {"of": of, "sites": sites, "parts": parts, "kind": kind, "shape": shape}
     options |= {"refine_steps": refine_steps, "seed": seed}
     if isinstance(batches, CompressionPlan):
-        made = batches
-        made.check_model(model)
+        batches.check_model(model)
         defaults = inspect.signature(plan).parameters
         if own := [name for name, value in options.items() if value != defaults[name].default]:
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
-    else:
-        made = plan(model, batches, **options)
-    chosen = smallest(made, max_error) if max_error is not None else FittedChoice.of(made, made.choose(share))
-    choices, parameters, size = chosen.choices, model.num_parameters(), num_bytes(model)
+        of = batches.of
+    phases = ("plan", 10), ("fitting", 2 if max_error is None else 6), ("timing what was chosen", 3 * (of == "time"))
+    with one_bar("compress", phases):
+        made = batches if isinstance(batches, CompressionPlan) else plan(model, batches, **options)
+        chosen = smallest(made, max_error) if max_error is not None else FittedChoice.of(made, made.choose(share))
+        choices, spent = chosen.choices, costs(made, chosen.choices)
+    parameters, size = model.num_parameters(), num_bytes(model)
     report = CompressReport(
         sites=tuple(site_report(made, path, choices) for path in choices),
         of=made.of,
@@ -126,7 +129,7 @@ def compress(
         max_error=max_error,
         predicted_error=made.predicted(choices),
         measured_error=chosen.error,
-        costs=costs(made, choices),
+        costs=spent,
         model_parameters_before=parameters,
         model_parameters_after=parameters,
         model_bytes_before=size,
@@ -169,8 +172,9 @@ class FittedChoice(NamedTuple):
     @classmethod
     def of(cls, made: CompressionPlan, choices: Choices) -> "FittedChoice":
         """Fit choices, and measure the error of the output with them; the model stays as it is."""
-        fitted = made.fit(choices)
-        return cls(choices, fitted, made.measured_error(fitted))
+        with one_bar("fitting", (("fitting sites", 8), ("measuring", 1))):
+            fitted = made.fit(choices)
+            return cls(choices, fitted, made.measured_error(fitted))
 
 
 def smallest(made: CompressionPlan, max_error: float) -> FittedChoice:
@@ -182,7 +186,7 @@ def smallest(made: CompressionPlan, max_error: float) -> FittedChoice:
         ArgumentError: if no attempt is within the error.
     """
     limit, best, least, errors = max_error, None, 1.0, []
-    for _ in range(ATTEMPTS):
+    for _ in progress_bar(range(ATTEMPTS), desc="fitting"):
         chosen = FittedChoice.of(made, made.within(limit))
         if not chosen.fitted:  # the model as it is
             break

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.compression.measures import SiteUse
 from collab_heads.compression.parts.shape import UNCHANGED, Choice, Shape
 from collab_heads.compression.parts.table import parts_of, resized
@@ -43,7 +43,7 @@ class Latencies:
         self.model, self.sites, self.batch = model, sites, batch
         self.tables: dict[tuple[Shape, str], Table] = {}
         different = {(shapes[site.path], site.role): site for site in sites}
-        for (shape, role), site in progress_bar(different.items(), desc="timing sites", leave=False):
+        for (shape, role), site in progress_bar(different.items(), desc="timing sites"):
             self.tables[shape, role] = time_site(model, site, shape, batch)
 
     def __call__(self, use: SiteUse, choice: Choice) -> float:
@@ -64,7 +64,7 @@ class Latencies:
         """
         timed: dict[tuple[Shape, str, Choice], list[float]] = {}
         before = after = 0.0
-        for site in progress_bar(self.sites, desc="timing what was chosen", leave=False):
+        for site in progress_bar(self.sites, desc="timing what was chosen"):
             use, choice = uses[site.path], choices[site.path]
             key = use.shape, use.role, choice
             if key not in timed:

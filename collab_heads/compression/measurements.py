@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.base.display import progress_bar
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import SitePart
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
@@ -114,14 +114,15 @@ def measure_model(
     may_narrow = FITS[kind].capability in adapter.capabilities
     stock = [site for site in attention if may_narrow and not site.is_swapped]
     to_fit, held = hold_out(batches)
-    fitted = CalibratedSites(model, stock, stock, sites, to_fit)
-    shown = CalibratedSites(model, stock, stock, sites, held)
-    work, probe = count_work(model, batches, sites), Probe(model, held, attention)
-    others = other_operations(model, batches, sites)
+    with one_bar("calibrating"):
+        fitted = CalibratedSites(model, stock, stock, sites, to_fit)
+        shown = CalibratedSites(model, stock, stock, sites, held)
+        work, probe = count_work(model, batches, sites), Probe(model, held, attention)
+        others = other_operations(model, batches, sites)
     if attention and probe.longest <= 1:
         raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
     errors = {}
-    for site in progress_bar(sites, desc="measuring sites", leave=False):
+    for site in progress_bar(sites, desc="measuring sites"):
         shape, both = shape_of(site, kind, parts), (fitted.of(site.path), shown.of(site.path))
         with few_threads(widths(site.output)[0]):
             errors[site.path] = SiteErrors(shape, site_errors(site, shape, *both))
@@ -212,7 +213,7 @@ def sensitivities(
     left: dict[SitePart, list[float]] = {}  # part -> what refinement leaves of the squared errors of some sites
     attention = [site.path for site in sites if isinstance(site, OpenSite)]
     refined = set(attention[:: -(-len(attention) // REFINED_SITES) or 1]) if options.refine_steps else set()
-    for site in progress_bar(sites, desc="measuring sensitivities", leave=False):
+    for site in progress_bar(sites, desc="measuring sensitivities"):
         of_site, found[site.path] = errors[site.path], dict.fromkeys(errors[site.path].errors, 0.0)
         for name, part in parts_of(of_site.shape).items():
             if (choice := of_site.example(name, EXAMPLE)) is None:

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.plots.curves import budget_curve
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice, is_number
-from collab_heads.base.display import progress_bar, text_table
+from collab_heads.base.display import text_table
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import MODEL_SHAPES, SITE_PARTS, ModelShape, SitePart
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
 from collab_heads.compression.latency import Latencies
@@ -42,6 +43,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINTS = 64  # of a curve
+PHASES = (
+    ("translating", 2),
+    ("calibrating", 2),
+    ("measuring sites", 4),
+    ("measuring sensitivities", 4),
+    ("timing sites", 3),  # of budgets of time
+)
 TABLE_BUDGETS = (0.9, 0.75, 0.66, 0.5, 0.4, 0.33, 0.25, 0.2, 0.15, 0.1)
 
 Choices = Mapping[str, Choice]
@@ -131,10 +139,11 @@ def plan(
             get_adapter(model, capability=part.capability(kind))
     options = FitOptions(refine_steps=refine_steps, seed=seed)
     listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))
-    batches = [batch for _, batch in with_translations(model, list(listed))]
-    measured = measure_model(model, adapter, batches, sites, kind, parts, options)
-    shapes = {path: errors.shape for path, errors in measured.errors.items()}
-    cost = COUNTED[of] if of in COUNTED else Latencies(model, measured.sites, shapes, batches[0])
+    with one_bar("plan", PHASES if of not in COUNTED else PHASES[:-1]):
+        batches = [batch for _, batch in with_translations(model, list(listed))]
+        measured = measure_model(model, adapter, batches, sites, kind, parts, options)
+        shapes = {path: errors.shape for path, errors in measured.errors.items()}
+        cost = COUNTED[of] if of in COUNTED else Latencies(model, measured.sites, shapes, batches[0])
     made = CompressionPlan(measured, of, cost, shape or ("even" if has_states(measured) else "free"))
     made.seconds = time.perf_counter() - started
     return made
@@ -149,6 +158,9 @@ class CompressionPlan:
     """The plan of a compression: the predicted error at every budget, and what each site gets under it.
 
     It does not change the model. `print` it for a table, or draw it with `picture`.
+
+    Args:
+        cost: the cost of a choice for a site, in the units of `of`: (use of the site, choice) -> cost.
 
     Attributes:
         measured: the measurements of the model.
@@ -176,7 +188,12 @@ class CompressionPlan:
             raise ArgumentError(f"of={of!r}: the sites that may change have none of it: name others, or count another")
 
     def option(self, path: str, choice: Choice) -> Option:
-        """Return the cost of a choice, and what it adds to the squared error of the output."""
+        """Return the cost of a choice, and what it adds to the squared error of the output.
+
+        Args:
+            path: the path of a site that may change.
+            choice: the sizes of its parts.
+        """
         errors, gains = self.measured.errors[path].of(choice), self.measured.sensitivity[path]
         return Option(self.cost(self.uses[path], choice), sum(gains[part] * error for part, error in errors.items()))
 
@@ -199,6 +216,9 @@ class CompressionPlan:
     def choose(self, budget: float) -> dict[str, Choice]:
         """Choose what each site gets under a budget: path -> choice.
 
+        Args:
+            budget: a share of `whole`.
+
         Raises:
             ArgumentError: if the budget is no share, or below that of the fewest heads and the smallest widths.
         """
@@ -210,45 +230,77 @@ class CompressionPlan:
         return self.cheapest(budget)
 
     def cheapest(self, budget: float) -> dict[str, Choice]:
-        """Choose what each site gets under a budget that can be reached, 0 included where nothing need be left."""
+        """Choose what each site gets under a budget that can be reached, 0 included where nothing need be left.
+
+        Args:
+            budget: a share of `whole`, not below `least`.
+        """
         if budget == 1:  # changes nothing, not even where this would cost no error
             return dict.fromkeys(self.uses, UNCHANGED)
         return self.named(self.spending.choose(largest(budget * self.whole, lambda cost: cost / self.whole <= budget)))
 
     def within(self, error: float) -> dict[str, Choice]:
-        """Choose the cheapest sites whose predicted error of the output is at most `error`: path -> choice."""
+        """Choose the cheapest sites whose predicted error of the output is at most `error`: path -> choice.
+
+        Args:
+            error: an error of the output, as `compress` measures it.
+        """
         return self.named(self.spending.within(largest(error * error, lambda square: math.sqrt(square) <= error)))
 
     def named(self, indices: Sequence[int]) -> dict[str, Choice]:
-        """Turn indices of options into choices: path -> choice."""
+        """Turn indices of options into choices: path -> choice.
+
+        Args:
+            indices: one per site: the index among the choices of the site.
+        """
         return {path: choices[i] for (path, choices), i in zip(self.choices.items(), indices, strict=True)}
 
     def share(self, choices: Choices) -> float:
-        """Return the cost of choices, as a share of the present cost."""
+        """Return the cost of choices, as a share of the present cost.
+
+        Args:
+            choices: path -> choice.
+        """
         return math.fsum(self.cost(self.uses[path], choice) for path, choice in choices.items()) / self.whole
 
     def predicted(self, choices: Choices) -> float:
-        """Return the predicted error of the output with some choices, in the units of `Probe.error`."""
+        """Return the predicted error of the output with some choices, in the units of `Probe.error`.
+
+        Args:
+            choices: path -> choice.
+        """
         return math.sqrt(math.fsum(self.option(path, choice).error for path, choice in choices.items()))
 
     def fit(self, choices: Choices) -> dict[str, list[Fit]]:
-        """Fit choices for sites: path -> fits of every site that changes; the model stays as it is."""
+        """Fit choices for sites: path -> fits of every site that changes; the model stays as it is.
+
+        Args:
+            choices: path -> choice, for all sites that may change.
+        """
         measured, fitted = self.measured, {}
         changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
-        for site in progress_bar(changing, desc="fitting sites", leave=False):
+        for site in progress_bar(changing, desc="fitting sites"):
             choice, shape, seen = choices[site.path], self.uses[site.path].shape, measured.fitted.of(site.path)
             with few_threads(widths(site.output)[0]):
                 fitted[site.path] = fit_site(site, shape, choice, seen, measured.options)
         return fitted
 
     def measured_error(self, fitted: Mapping[str, Sequence[Fit]]) -> float:
-        """Install some fits, measure the error of the model's output, and remove them again."""
+        """Install some fits, measure the error of the model's output, and remove them again.
+
+        Args:
+            fitted: path -> fits, as `fit` returns them.
+        """
         with undone(self.measured.model, self.measured.sites):
             install(self.measured.model, self.measured.adapter, fitted)
             return self.measured.probe.error()
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Raise ArgumentError unless the plan was made for this model as it is now."""
+        """Raise ArgumentError unless the plan was made for this model as it is now.
+
+        Args:
+            model: the model that is to be compressed.
+        """
         if self.measured.model is not model:
             raise ArgumentError("the plan was made for another model: pass that one, or batches")
         if condition_of(model) != self.seen:
@@ -257,11 +309,15 @@ class CompressionPlan:
     def measure(self, budgets: Iterable[float]) -> list[tuple[float, float]]:
         """Measure the error of the output at some budgets: install the choices of each budget, and remove them again.
 
+        Args:
+            budgets: shares of `whole`, each at least `least`.
+
         Returns:
             (budget, error) for every budget.
         """
         with in_memory(layer_modules(self.measured.model, self.measured.adapter)):
-            return [(budget, self.measured_error(self.fit(self.choose(budget)))) for budget in budgets]
+            with progress_bar(list(budgets), desc="measuring budgets") as listed:
+                return [(budget, self.measured_error(self.fit(self.choose(budget)))) for budget in listed]
 
     def curve(self) -> list[tuple[float, float]]:
         """Return the predicted error by budget: (budget, error), from the smallest budget to 1."""
@@ -269,7 +325,11 @@ class CompressionPlan:
         return [(budget, self.predicted(self.cheapest(min(budget, 1.0)))) for budget in budgets]
 
     def picture(self, measured: Sequence[tuple[float, float]] = ()) -> Figure:
-        """Draw the curve of error against budget, with the points that `measure` returned, if any."""
+        """Draw the curve of error against budget, with the points that `measure` returned, if any.
+
+        Args:
+            measured: (budget, error) of every point to draw beside the curve.
+        """
         return budget_curve(self.curve(), measured, of=self.of)
 
     def to_dict(self) -> dict:

@@ -91,14 +91,22 @@ class AttentionAdapter:
     image_blueprints: ClassVar[Mapping[str, ImageBlueprint]] = {}
 
     def variant(self, config: PretrainedConfig) -> "AttentionAdapter":
-        """Return the adapter for a model of the family with this config: this one, or one of its `variants`."""
+        """Return the adapter for a model of the family with this config: this one, or one of its `variants`.
+
+        Args:
+            config: the config of the model.
+        """
         for entry, adapters in self.variants.items():
             if found := adapters.get(getattr(config, entry, None)):
                 return found()
         return self
 
     def sites(self, model: PreTrainedModel) -> list[AttentionSite]:
-        """List the attention modules of a model, swapped or not, in model order."""
+        """List the attention modules of a model, swapped or not, in model order.
+
+        Args:
+            model: a model of the family, or one that holds it (a task model).
+        """
         sites, attention = [], tuple(self.replacements)
         for path, module in model.base_model.named_modules():
             if isinstance(module, attention):
@@ -109,41 +117,79 @@ class AttentionAdapter:
         return sites
 
     def knows(self, path: str, state: SiteState | FeedForwardState) -> bool:
-        """Return True if a site with a state can have a path in models of the family."""
+        """Return True if a site with a state can have a path in models of the family.
+
+        Args:
+            path: dotted path relative to the base model, see `AttentionSite`.
+            state: the state of an attention module or of a feed-forward block.
+        """
         if isinstance(state, SiteState):
             return any(re.fullmatch(pattern, path) for pattern in self.paths)
         return any(re.fullmatch(names.block, path) for names in self.feed_forwards)
 
     def num_heads(self, module: nn.Module) -> int:
-        """Return the number of heads of an attention module, stock or changed."""
+        """Return the number of heads of an attention module, stock or changed.
+
+        Args:
+            module: an attention module.
+        """
         return cast(int, getattr(module, self.heads))
 
     def groups(self, module: nn.Module) -> tuple[int, ...] | None:
-        """Return the key/value head of every head of an attention module; None where each has its own."""
+        """Return the key/value head of every head of an attention module; None where each has its own.
+
+        Args:
+            module: an attention module, stock or changed.
+        """
         return None
 
     def sites_with_heads(self, model: PreTrainedModel) -> list[AttentionSite]:
-        """List the sites that have not lost all their heads, in model order."""
+        """List the sites that have not lost all their heads, in model order.
+
+        Args:
+            model: see `sites`.
+        """
         return [site for site in self.sites(model) if site.num_heads]
 
     def role(self, role: Role, module: nn.Module) -> Role:
-        """Refine the role that the path suggests (a BERT decoder has the paths of an encoder)."""
+        """Refine the role that the path suggests (a BERT decoder has the paths of an encoder).
+
+        Args:
+            role: that of the pattern in `paths` which its path matches.
+            module: the attention module.
+        """
         return role
 
     def decodes(self, config: PretrainedConfig) -> bool:
-        """Return True if a model without an encoder is a decoder whatever `config.is_decoder` says."""
+        """Return True if a model without an encoder is a decoder whatever `config.is_decoder` says.
+
+        Args:
+            config: the config of the model.
+        """
         return "enc-self" not in self.roles
 
     def projections(self, module: nn.Module) -> tuple[Projection, Projection]:
-        """Return the query and key projections of a stock attention module."""
+        """Return the query and key projections of a stock attention module.
+
+        Args:
+            module: a stock attention module.
+        """
         return getattr(module, self.query), getattr(module, self.key)
 
     def value_projection(self, module: nn.Module) -> Projection:
-        """Return the value projection of a stock or swapped attention module."""
+        """Return the value projection of a stock or swapped attention module.
+
+        Args:
+            module: an attention module that has heads.
+        """
         return getattr(module, self.value)
 
     def output_projection(self, model: PreTrainedModel, site: AttentionSite) -> nn.Module:
         """Return the output projection of a site: the Linear or Conv1D that takes its concatenated heads.
+
+        Args:
+            model: the model that holds the site.
+            site: one of its `sites`.
 
         Raises:
             ArgumentError: if the adapter does not say where it is (`output`).
@@ -153,7 +199,11 @@ class AttentionAdapter:
         return model.base_model.get_submodule(f"{site.path}.{self.output}")
 
     def read(self, module: nn.Module) -> AttentionWeights:
-        """Read the weights of a stock attention module, per head, without copying."""
+        """Read the weights of a stock attention module, per head, without copying.
+
+        Args:
+            module: a stock attention module.
+        """
         heads, groups = self.num_heads(module), self.groups(module)
         (query, key), value = self.projections(module), self.value_projection(module)
         key_heads = count_key_heads(heads, groups)
@@ -169,11 +219,20 @@ class AttentionAdapter:
         )
 
     def scale(self, module: nn.Module) -> float:
-        """Return the factor of the dot product of a stock attention module, before the softmax."""
+        """Return the factor of the dot product of a stock attention module, before the softmax.
+
+        Args:
+            module: a stock attention module.
+        """
         return float(cast(float, module.scaling))
 
     def note_scale(self, module: nn.Module, scale: float) -> None:
-        """Set the factor by which a stock attention module multiplies its dot products, in place."""
+        """Set the factor by which a stock attention module multiplies its dot products, in place.
+
+        Args:
+            module: a stock attention module.
+            scale: the factor, before the softmax.
+        """
         setattr(module, "scaling", scale)  # noqa: B010  an attribute, no submodule
 
     def score_biases(self, module: nn.Module, arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -192,18 +251,31 @@ class AttentionAdapter:
         raise ArgumentError(f"{type(self).__name__} does not say what its attention adds to its scores: score_biases")
 
     def stock_class(self, module: nn.Module) -> type[nn.Module] | None:
-        """Return the stock class of a site, also of a changed one; None for a class unknown to this adapter."""
+        """Return the stock class of a site, also of a changed one; None for a class unknown to this adapter.
+
+        Args:
+            module: any module.
+        """
         for stock, replaced in self.replacements.items():
             if type(module) in (stock, replaced, self.shrunk.get(stock)):
                 return stock
         return None
 
     def stock_names(self, module: nn.Module) -> tuple[str, ...]:
-        """Return the names of the query, key and value projections in a stock attention module."""
+        """Return the names of the query, key and value projections in a stock attention module.
+
+        Args:
+            module: a stock attention module.
+        """
         return self.query, self.key, self.value
 
     def install(self, module: nn.Module, query_key: nn.Module) -> None:
-        """Turn an attention module into its collaborative class, in place: hooks and other state stay."""
+        """Turn an attention module into its collaborative class, in place: hooks and other state stay.
+
+        Args:
+            module: a stock attention module, or a collaborative one that gets another projection.
+            query_key: the module that makes queries and keys, see `collab_heads.layers.query_key_kinds`.
+        """
         stock = cast(type[nn.Module], self.stock_class(module))  # that of every module in `sites`
         module.__class__ = self.replacements[stock]
         for name in (self.query, self.key):
@@ -271,19 +343,37 @@ class AttentionAdapter:
         self.note_width(module)
 
     def note_heads(self, module: nn.Module, heads: int, groups: tuple[int, ...] | None) -> None:
-        """Set the number of heads of an attention module, and the key/value heads that they use, in place."""
+        """Set the number of heads of an attention module, and the key/value heads that they use, in place.
+
+        Args:
+            module: an attention module.
+            heads: the number of heads that it has now.
+            groups: the key/value head of every head; None where each has its own.
+        """
         setattr(module, self.heads, heads)
 
     def runs_groups(self, groups: tuple[int, ...] | None) -> bool:
-        """Return True if the stock forward runs heads with these key/value heads; else a site needs `exact_kind`."""
+        """Return True if the stock forward runs heads with these key/value heads; else a site needs `exact_kind`.
+
+        Args:
+            groups: the key/value head of every head; None where each has its own.
+        """
         return groups is None
 
     def wholes(self, module: nn.Module) -> dict[nn.Module, int]:
-        """Return the modules that make query, key and value of a stock module -> how many of these each makes."""
+        """Return the modules that make query, key and value of a stock module -> how many of these each makes.
+
+        Args:
+            module: a stock attention module.
+        """
         return dict.fromkeys(map(whole_of, (*self.projections(module), self.value_projection(module))), 1)
 
     def note_width(self, module: nn.Module) -> None:
-        """Set the width of the values of an attention module, if it has such an attribute (`width`)."""
+        """Set the width of the values of an attention module, if it has such an attribute (`width`).
+
+        Args:
+            module: an attention module whose values have their new width.
+        """
         if self.width is not None:
             setattr(module, self.width, self.value_projection(module).out_features)
 

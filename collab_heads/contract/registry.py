@@ -16,6 +16,9 @@ _ADAPTERS: dict[str, AttentionAdapter] = {}
 def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
     """Register an adapter (a class decorator): `get_adapter` and `from_pretrained` find it by its `model_types`.
 
+    Args:
+        adapter: the class; it is made once, without arguments.
+
     Raises:
         ArgumentError: if it is no subclass of AttentionAdapter, cannot be made without arguments, or its `model_types`
             are not strings.

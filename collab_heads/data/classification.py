@@ -10,7 +10,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.data.batches import longest_first
 from collab_heads.data.glue import Data
 from collab_heads.data.glue_tasks import LAYOUTS, Task
@@ -118,7 +118,7 @@ def predict(
     share = batches[accelerator.process_index :: accelerator.num_processes]
     rows: list[tuple[int, np.ndarray]] = []
     with evaluating(model):
-        for indices in progress_bar(share, desc="evaluating", leave=False, disable=not accelerator.is_main_process):
+        for indices in progress_bar(share, desc="evaluating", disable=not accelerator.is_main_process):
             batch = collate([{k: v for k, v in examples[i].items() if k != "labels"} for i in indices])
             logits = model(**{name: tensor.to(accelerator.device) for name, tensor in batch.items()}).logits
             rows += zip(indices, logits.float().cpu().numpy(), strict=True)

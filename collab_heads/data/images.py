@@ -13,7 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from transformers import BaseImageProcessor
 
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.data.classification import Labels
 from collab_heads.data.glue import Data, sort_labels
 from collab_heads.data.glue_tasks import Task
@@ -61,8 +61,8 @@ def from_folders(folders: Mapping[str, str | Path], *, show_progress: bool = Tru
     for split, classes in found.items():
         order = sorted((rank, number) for number, name in enumerate(names) for rank in range(len(classes[name])))
         files = [classes[names[number]][rank] for rank, number in order]
-        bar = progress_bar(files, desc=f"reading {split} images", leave=False, disable=not show_progress)
-        digests = [digest_of(file) for file in bar]
+        with progress_bar(files, desc=f"reading {split} images", disable=not show_progress) as bar:
+            digests = [digest_of(file) for file in bar]
         splits[split] = {FILE: list(map(str, files)), DIGEST: digests, "label": [number for _, number in order]}
     return Data(Task(None, (FILE,), tuple(names), "classification"), splits)
 

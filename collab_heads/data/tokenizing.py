@@ -16,7 +16,7 @@ import huggingface_hub.constants as hub
 from datasets import Dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.data.batches import chunked, tokenize
 from collab_heads.files.folders import damage, read_manifest, write_folder
 
@@ -94,5 +94,5 @@ def tokenized_by(
     prefix, max_source, max_target = settings
     work = partial(tokenize, tokenizer=tokenizer, prefix=prefix, max_source=max_source, max_target=max_target)
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        made = list(progress_bar(pool.map(work, portions), desc=f"tokenizing {name}", total=len(portions), leave=False))
+        made = list(progress_bar(pool.map(work, portions), desc=f"tokenizing {name}", total=len(portions)))
     return Dataset.from_dict({column: [row for part in made for row in part[column]] for column in made[0]})

@@ -13,7 +13,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.data.batches import IGNORED, generate, longest_first, tokenize
 from collab_heads.data.parallel import Corpus
 from collab_heads.data.tokenizing import digest_of_tokens, tokenized_by, tokenized_in
@@ -159,7 +159,7 @@ def translate(
     share = batches[accelerator.process_index :: accelerator.num_processes]
     numbered: list[tuple[int, str]] = []
     with evaluating(model):
-        for indices in progress_bar(share, desc="translating", leave=False, disable=not accelerator.is_main_process):
+        for indices in progress_bar(share, desc="translating", disable=not accelerator.is_main_process):
             batch = collate([{"input_ids": examples[i]["input_ids"]} for i in indices])
             batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
             tokens = generate(model, batch, **settings)

@@ -15,6 +15,7 @@ from transformers.utils import logging
 from collab_heads.base.display import text_table
 from collab_heads.demo.model import model_folder
 from collab_heads.demo.paraphrases import pairs
+from collab_heads.demo.rows import chosen, repeating
 
 TRAIN, DEV, SEED = 1600, 300, 0
 FLAGS = (
@@ -33,6 +34,10 @@ SETTINGS = {  # row -> flags
 }
 
 
+ORIGINAL = "original"
+ROWS = [ORIGINAL, *SETTINGS]
+
+
 def write_pairs(path: Path, count: int, seed: int) -> Path:
     rows = pairs(count, seed)
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -42,15 +47,17 @@ def write_pairs(path: Path, count: int, seed: int) -> Path:
     return path
 
 
-def main(run: Callable[[Sequence[str]], dict]) -> dict:
+def main(run: Callable[[Sequence[str]], dict], row: int | None = None) -> dict:
     """Run the demo in a temporary folder and print a table.
 
     Args:
         run: the script: flags -> what `all_results.json` holds.
+        row: the number of the only row to run, after the original; None for all rows.
 
     Returns:
         name of the row -> results of its run.
     """
+    names = chosen(ROWS, row)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = model_folder()
@@ -66,16 +73,16 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
             flags = ["--model_name_or_path", str(source), "--max_train_steps", str(steps), *more]
             results[name] = run([*data, *flags, "--output_dir", str(Path(folder) / name.replace(" ", "_"))])
 
-        go("original", model, STEPS)
-        for name, flags in SETTINGS.items():
-            go(name, Path(folder) / "original", STEPS_AGAIN, *flags.split())
-    print(f"\n{report(results)}\n\n{time.perf_counter() - started:.0f} seconds in all.")
+        go(ORIGINAL, model, STEPS)
+        for name in names[1:]:
+            go(name, Path(folder) / ORIGINAL, STEPS_AGAIN, *SETTINGS[name].split())
+    print(f"\n{report(results, time.perf_counter() - started)}")
     return results
 
 
-def report(results: dict[str, dict]) -> str:
-    """Return a table: accuracy after the swap and at the end, heads, parameters, seconds of the swap."""
-    original, rows = results["original"], []
+def report(results: dict[str, dict], seconds: float) -> str:
+    """Return a table: accuracy after the swap and at the end, heads, parameters, seconds of the swap, command."""
+    original, rows = results[ORIGINAL], []
     for name, result in results.items():
         swap, heads = result["swap"], result["heads"]
         rows.append(
@@ -87,7 +94,9 @@ def report(results: dict[str, dict]) -> str:
                 f"{result['parameters']:,}",
                 f"{result['parameters'] / original['parameters'] - 1:+.1%}",
                 f"{swap['decomposition_seconds']:.1f} s" if swap else "",
+                repeating(ROWS, name, "run_glue.py"),
             )
         )
-    last = "Width 384 is the original's; fine-tuned means again, except for the original."
-    return text_table(("model", "swapped", "fine-tuned", "heads", "parameters", "change", "swap"), rows, last)
+    last = "Width 384 is the original's; fine-tuned means again, except for the original. "
+    header = ("model", "swapped", "fine-tuned", "heads", "parameters", "change", "swap", "repeat it with")
+    return text_table(header, rows, f"{last}{seconds:.0f} seconds in all.")

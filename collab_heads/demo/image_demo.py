@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from transformers.utils import logging
 
 from collab_heads.base.display import text_table
+from collab_heads.demo.rows import chosen, repeating
 
 SPLIT_SEED, TRAIN = 0, 1197  # of 1,797 images; the others are measured on
 MODEL = "--model_type deit --image_size 16 --patch_size 4 --d_model 64 --num_layers 4 --num_heads 4 --d_ff 128"
@@ -31,6 +32,10 @@ SETTINGS = {  # row -> flags
 }
 
 
+ORIGINAL = "original"
+ROWS = [ORIGINAL, *SETTINGS]
+
+
 def write_digits(folder: Path) -> list[str]:
     """Write the digits as PNGs, folder/SPLIT/CLASS/*.png, in a fixed split; return the flags that name them."""
     digits = load_digits()
@@ -44,15 +49,17 @@ def write_digits(folder: Path) -> list[str]:
     return ["--train_dir", str(folder / "train"), "--validation_dir", str(folder / "validation")]
 
 
-def main(run: Callable[[Sequence[str]], dict]) -> dict:
+def main(run: Callable[[Sequence[str]], dict], row: int | None = None) -> dict:
     """Run the demo in a temporary folder and print a table.
 
     Args:
         run: the script: flags -> what `all_results.json` holds.
+        row: the number of the only row to run, after the original; None for all rows.
 
     Returns:
         name of the row -> results of its run.
     """
+    names = chosen(ROWS, row)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     started = time.perf_counter()
@@ -65,16 +72,16 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
             output_dir = Path(folder) / name.replace(" ", "_")
             results[name] = run([*data, *flags.split(), *more, "--output_dir", str(output_dir)])
 
-        go("original", f"{MODEL} {FIRST}")
-        for name, flags in SETTINGS.items():
-            go(name, f"{AGAIN} {flags}", "--model_name_or_path", str(Path(folder) / "original"))
-    print(f"\n{report(results)}\n\n{time.perf_counter() - started:.0f} seconds in all.")
+        go(ORIGINAL, f"{MODEL} {FIRST}")
+        for name in names[1:]:
+            go(name, f"{AGAIN} {SETTINGS[name]}", "--model_name_or_path", str(Path(folder) / ORIGINAL))
+    print(f"\n{report(results, time.perf_counter() - started)}")
     return results
 
 
-def report(results: dict[str, dict]) -> str:
-    """Return a table: accuracy after the change and at the end, parameters."""
-    original, rows = results["original"], []
+def report(results: dict[str, dict], seconds: float) -> str:
+    """Return a table: accuracy after the change and at the end, parameters, command."""
+    original, rows = results[ORIGINAL], []
     for name, result in results.items():
         changed = result["stages"].get("swapped", result["stages"].get("compressed"))
         rows.append(
@@ -84,7 +91,9 @@ def report(results: dict[str, dict]) -> str:
                 f"{result['eval_accuracy']:.3f}",
                 f"{result['parameters']:,}",
                 f"{result['parameters'] / original['parameters'] - 1:+.1%}",
+                repeating(ROWS, name, "examples/run_image_classification.py"),
             )
         )
-    last = "Accuracy on 600 images; swapped: before any further training, which is three epochs."
-    return text_table(("model", "swapped", "trained", "parameters", "change"), rows, last)
+    last = "Accuracy on 600 images; swapped: before any further training, which is three epochs. "
+    header = ("model", "swapped", "trained", "parameters", "change", "repeat it with")
+    return text_table(header, rows, f"{last}{seconds:.0f} seconds in all.")

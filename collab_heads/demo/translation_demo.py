@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from collab_heads.base.display import text_table
 from collab_heads.demo.bilingual import corpus
+from collab_heads.demo.rows import chosen, repeating
 
 TRAIN, DEV, SEED, SAMPLES = 6000, 200, 0, 3
 MODEL = "--model_type marian --d_model 96 --num_layers 2 --num_heads 6 --d_ff 256 --dropout 0.1 --vocab_size 100"
@@ -31,20 +32,26 @@ SETTINGS = {  # row -> flags
 }
 
 
+ORIGINAL = "original"
+ROWS = [ORIGINAL, *SETTINGS]
+
+
 def write_lines(path: Path, lines: Sequence[str]) -> str:
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return str(path)
 
 
-def main(run: Callable[[Sequence[str]], dict]) -> dict:
-    """Run the demo in a temporary folder and print a table and some translations.
+def main(run: Callable[[Sequence[str]], dict], row: int | None = None) -> dict:
+    """Run the demo in a temporary folder and print some translations and a table.
 
     Args:
         run: the script: flags -> what `all_results.json` holds.
+        row: the number of the only row to run, after the original; None for all rows.
 
     Returns:
         name of the row -> results of its run.
     """
+    names = chosen(ROWS, row)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     started = time.perf_counter()
@@ -62,12 +69,11 @@ def main(run: Callable[[Sequence[str]], dict]) -> dict:
             newest = max((output_dir / "translations").glob("validation-*"), key=lambda path: path.stat().st_mtime)
             samples[name] = newest.read_text(encoding="utf-8").splitlines()[:SAMPLES]
 
-        go("original", f"{MODEL} {FIRST}")
-        for name, flags in SETTINGS.items():
-            go(name, f"{AGAIN} {flags}", "--model_name_or_path", str(Path(folder) / "original"))
+        go(ORIGINAL, f"{MODEL} {FIRST}")
+        for name in names[1:]:
+            go(name, f"{AGAIN} {SETTINGS[name]}", "--model_name_or_path", str(Path(folder) / ORIGINAL))
         sources, references = (Path(path).read_text(encoding="utf-8").splitlines()[:SAMPLES] for path in dev)
-    print(f"\n{report(results)}\n\n{translations(sources, references, samples)}")
-    print(f"\n{time.perf_counter() - started:.0f} seconds in all.")
+    print(f"\n{translations(sources, references, samples)}\n\n{report(results, time.perf_counter() - started)}")
     return results
 
 
@@ -77,9 +83,9 @@ def files(folder: Path, name: str, count: int, seed: int) -> list[str]:
     return [write_lines(folder / f"{name}.xx", invented), write_lines(folder / f"{name}.en", english)]
 
 
-def report(results: dict[str, dict]) -> str:
-    """Return a table: BLEU after the swap and at the end, heads, parameters."""
-    original, rows = results["original"], []
+def report(results: dict[str, dict], seconds: float) -> str:
+    """Return a table: BLEU after the swap and at the end, heads, parameters, command."""
+    original, rows = results[ORIGINAL], []
     for name, result in results.items():
         heads, stages = result["heads"], result["stages"]
         rows.append(
@@ -90,10 +96,11 @@ def report(results: dict[str, dict]) -> str:
                 str(sum(site["heads_after"] for site in heads["pruned"]["sites"])) if heads else "36",
                 f"{result['parameters']:,}",
                 f"{result['parameters'] / original['parameters'] - 1:+.1%}",
+                repeating(ROWS, name, "run_translation.py"),
             )
         )
-    last = "BLEU on 200 sentences; swapped: before any further training."
-    return text_table(("model", "swapped", "trained", "heads", "parameters", "change"), rows, last)
+    last = f"BLEU on 200 sentences; swapped: before any further training. {seconds:.0f} seconds in all."
+    return text_table(("model", "swapped", "trained", "heads", "parameters", "change", "repeat it with"), rows, last)
 
 
 def translations(sources: Sequence[str], references: Sequence[str], samples: dict[str, list[str]]) -> str:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.progress import one_bar
 from collab_heads.contract.registry import get_adapter
 from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, digest_of
 from collab_heads.distillation.examples import check_apart, check_pair, in_order, list_batches, split
@@ -17,12 +18,16 @@ from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone, trained_parameters
 from collab_heads.distillation.processes import DistillOptions, Precision, Processes
 from collab_heads.distillation.training import Training
+from collab_heads.distillation.two_vocabularies import embeddings, joined, says_of_vocabulary
 from collab_heads.model.batches import Batch, evaluating
 from collab_heads.model.offloading import check_finite_layers
 from collab_heads.model.translations import with_translations
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+PHASES = ("translating", 1), ("distilling", 10)
 
 
 @checking_arguments
@@ -33,6 +38,7 @@ def distill(
     batches: Iterable[Mapping],
     steps: int = 300,
     *,
+    original_batches: Iterable[Mapping] | None = None,
     learning_rate: float = 0.01,
     output_weight: float = 1.0,
     evaluate_every: int | None = None,
@@ -54,6 +60,10 @@ def distill(
     Both models run in evaluation mode, without dropout, since the model should reproduce what the original does in use.
     Afterwards modes, gradients and `requires_grad` are as before. After any error or interruption the model is as
     before the call.
+
+    If the vocabulary of the model was trimmed (`trim_vocabulary`) and that of the original was not, each reads an
+    example in its own tokens: pass `original_batches`. The hidden states of every layer are then compared by their mean
+    over the tokens of an example, and the token embeddings are trained, too.
 
     A part of the batches is held out (every eighth). In the end the model gets the weights that were best on this part,
     so its held-out error is never larger than before.
@@ -79,6 +89,8 @@ def distill(
             serve only as inputs for the decoder of an encoder-decoder. If the decoder has no inputs, the original first
             translates the batches, greedily.
         steps: the largest number of optimizer steps, one batch each.
+        original_batches: the same examples in the same order, in the tokens of the original, where its vocabulary is
+            another one; for models that embed or classify texts. None: both read `batches`.
         learning_rate: the highest learning rate of AdamW, for each tensor relative to its root mean square. It rises
             for a short time, then falls to 0 as a cosine.
         output_weight: weight of the output's error, relative to the mean of the layers' errors.
@@ -109,24 +121,32 @@ def distill(
     """
     started = time.perf_counter()
     options = DistillOptions(steps, learning_rate, output_weight, evaluate_every, checkpoint_every, patience, seed)
-    check_pair(model, original)
-    trained = trained_parameters(model, get_adapter(model))
+    apart = original_batches is not None
+    check_pair(model, original, says_of_vocabulary if apart else None)
+    trained = trained_parameters(model, get_adapter(model), embeddings(model) if apart else None)
     check_apart(trained, original)
     for each in (model, original):
         check_finite_layers(each, get_adapter(each))
     processes = Processes.found(accelerator, mixed_precision, model.device.type == "cpu")
     listed = list_batches(model, batches)
+    if original_batches is not None:
+        listed = joined(model, original, listed, original_batches)
     run = {**dataclasses.asdict(options), "mixed_precision": processes.precision, "processes": processes.count}
     if processes.count > 1 or output_dir is not None:
         run |= digests(model, original, listed)
         processes.check_same("batches", run["batches"])
     checkpoint = None if output_dir is None else Checkpoint(output_dir, run)
     saved = None if checkpoint is None else processes.first_says(checkpoint.load)
-    with evaluating(original), evaluating(model), trained_alone(model, trained):
+    with (
+        evaluating(original),
+        evaluating(model),
+        trained_alone(model, trained),
+        one_bar("distill", PHASES, disable=not processes.is_first),
+    ):
         train, held_out = split(listed)
         places = in_order(len(train), seed, steps)
         read = sorted(set(places))  # others need no translation
-        found = with_translations(original, [*(train[place] for place in read), *held_out], show=processes.is_first)
+        found = with_translations(original, [*(train[place] for place in read), *held_out])
         chosen = dict(zip(read, found, strict=False))
         in_turn, held_out = [chosen[place] for place in places], found[len(read) :]
         for parameter in trained.values():

@@ -1,7 +1,7 @@
 """List and check the batches of a distillation, and hold out a part of them."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from collab_heads.model.batches import (
 from collab_heads.model.offloading import check_trainable
 from collab_heads.model.portions import IGNORED
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.sites.record import FIELD
+from collab_heads.sites.record import FIELD, TRIMMED
 
 HELD_OUT = 8  # one batch of so many is held out
 MOST_HELD_OUT = 16  # batches: more cost time at every evaluation and add little
@@ -112,8 +112,15 @@ MAY_DIFFER = {FIELD, "_name_or_path", "architectures", "dtype", "torch_dtype", "
 MAY_DIFFER |= {"return_dict", "output_hidden_states", "output_attentions"}
 
 
-def check_pair(model: PreTrainedModel, original: PreTrainedModel) -> None:
+def check_pair(
+    model: PreTrainedModel, original: PreTrainedModel, may_differ: Callable[[str], bool] | None = None
+) -> None:
     """Raise an error unless both are plain models of one class and the same sizes.
+
+    Args:
+        model: the changed model.
+        original: its original.
+        may_differ: says which entries of the configs may differ; None for those alone that say how a model was made.
 
     Raises:
         UnsupportedModelError: if one is wrapped or no transformers model, or if the weights of `model` are offloaded.
@@ -129,6 +136,13 @@ def check_pair(model: PreTrainedModel, original: PreTrainedModel) -> None:
         raise ArgumentError(f"the model is a {names}: load both with the same class")
     ours, theirs = flat(model.config.to_dict()), flat(original.config.to_dict())
     differing = [name for name in sorted(ours.keys() | theirs) if ours.get(name) != theirs.get(name)]
+    if may_differ is not None:
+        differing = [name for name in differing if not may_differ(name)]
+    elif TRIMMED in differing:
+        raise ArgumentError(
+            "the vocabularies of model and original differ: pass original_batches, the same examples in the tokens of "
+            "the original, or trim the original with the same texts, too"
+        )
     if differing:
         pairs = ", ".join(f"{name} {ours.get(name)!r:.60} and {theirs.get(name)!r:.60}" for name in differing[:5])
         raise ArgumentError(f"the configs of model and original differ: {pairs}: only attention may be changed")

@@ -12,6 +12,7 @@ from collab_heads.base.numerics import float64
 from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.distillation.checkpoint import HeldOutError
 from collab_heads.distillation.processes import Processes
+from collab_heads.distillation.two_vocabularies import are_joined, inputs_of
 from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError, UnsupportedModelError
 from collab_heads.model.batches import Batch, Part, moved, num_rows, output_mask, token_masks
 from collab_heads.model.offloading import input_device
@@ -23,8 +24,14 @@ STATES = {"encoder_hidden_states": "encoder", "decoder_hidden_states": "decoder"
 STATES |= {"text_model_output.hidden_states": "text", "vision_model_output.hidden_states": "vision"}
 
 
-def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> list[Output]:
-    """Return the hidden states of every layer, then the output. Embeddings are left out, since nothing changes them.
+def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping, by_example: bool = False) -> list[Output]:
+    """Return the hidden states of every layer, then the output. Embeddings are left out.
+
+    Args:
+        model: the model.
+        inputs: the inputs of the call.
+        outputs: the outputs of the call, with hidden states.
+        by_example: return the mean of the hidden states over the tokens of an example, a row per example.
 
     Raises:
         UnsupportedModelError: if a model returns no hidden states, or no output that can be compared.
@@ -33,9 +40,18 @@ def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> lis
     for name, side in STATES.items():
         for states in (nested(outputs, name) or ())[1:]:
             mask, rows = masks[side], states.float().flatten(0, 1)
-            parts.append(Output(rows if mask is None else rows[mask.flatten().to(rows.device)], False))
+            if by_example:
+                parts.append(Output(mean_over_tokens(states, mask), False))
+            else:
+                parts.append(Output(rows if mask is None else rows[mask.flatten().to(rows.device)], False))
     if not parts:
         raise UnsupportedModelError(f"{type(model).__name__} returns no hidden states by which it could be distilled")
+    logits = outputs.get("logits")
+    if by_example and logits is not None and logits.ndim > 2:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} puts out logits for every token, which cannot be compared across two "
+            "vocabularies: trim the original with the same texts, too, and leave original_batches out"
+        )
     return [*parts, whole_output(model, inputs, outputs)]
 
 
@@ -55,10 +71,14 @@ def whole_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> O
     states = outputs.get("last_hidden_state")
     if outputs.get("logits") is not None or embeddings_of(outputs) or states is None or states.ndim != 3:
         return read_output(model, inputs, outputs)
-    mask = output_mask(model, inputs)
+    return Output(mean_over_tokens(states, output_mask(model, inputs)), False)
+
+
+def mean_over_tokens(states: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean of states [B, T, D] over the tokens that count, [B, T]: [B, D], in float32."""
     used = torch.ones(states.shape[:2], device=states.device) if mask is None else mask.to(states.device).float()
     sums = (states.float() * used[..., None]).sum(1)
-    return Output(sums / used.sum(1, keepdim=True).clamp(min=1), False)
+    return sums / used.sum(1, keepdim=True).clamp(min=1)
 
 
 class Spread:
@@ -173,13 +193,13 @@ class Gap:
 
     def run(self, model: PreTrainedModel, index: int, portion: Batch) -> list[Output]:
         """Run a model on a portion and return its parts; an error of the model names the batch."""
-        inputs = moved(portion, input_device(model))
+        inputs = moved(inputs_of(portion, original=model is self.original), input_device(model))
         caches = model.config.is_encoder_decoder or is_lone_decoder(model.config)
         more = {"use_cache": False} if caches else {}
         try:
             with self.processes.autocast(input_device(model)):
                 outputs = model(**{**inputs, **more, "output_hidden_states": True, "return_dict": True})
-            return read_parts(model, inputs, outputs)
+            return read_parts(model, inputs, outputs, by_example=are_joined(portion))
         except CollabHeadsError:
             raise
         except Exception as error:

@@ -20,13 +20,21 @@ from collab_heads.model.refusals import check_feed_forwards, check_unshared
 from collab_heads.sites.record import CollabConfig
 
 
-def trained_parameters(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, nn.Parameter]:
+def trained_parameters(
+    model: PreTrainedModel, adapter: AttentionAdapter, more: Mapping[str, nn.Parameter] | None = None
+) -> dict[str, nn.Parameter]:
     """Return the parameters of the projections of changed sites, feed-forward blocks included, by name.
 
     Gates and alphas are left out, and so is what the user froze.
 
+    Args:
+        model: the model.
+        adapter: that of its family.
+        more: other parameters that are trained, by name.
+
     Raises:
-        ArgumentError: if no site was changed, all parameters are frozen, or one has a dtype that cannot be trained.
+        ArgumentError: if no site was changed and there is nothing more, all parameters are frozen, or one has a dtype
+            that cannot be trained.
         SwapError: if a changed site shares a projection with another site.
     """
     changed = CollabConfig.on(model).states
@@ -37,6 +45,7 @@ def trained_parameters(model: PreTrainedModel, adapter: AttentionAdapter) -> dic
     check_feed_forwards(model, [block for block in blocks if block.num_neurons])
     ours = {id(p) for site in open_sites(model, adapter, sites) for p in site_parameters(site)}
     ours |= {id(p) for block in blocks for module in block.modules for p in module.parameters()}
+    ours |= {id(p) for p in (more or {}).values()}
     found = {name: p for name, p in model.named_parameters() if id(p) in ours and p.numel()}
     if not found:
         raise ArgumentError(

@@ -4,7 +4,7 @@ import time
 
 from torch import Tensor
 
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.distillation.checkpoint import Checkpoint, Progress
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights
@@ -43,22 +43,19 @@ class Training:
             saved: the content of a checkpoint; None to start at the beginning.
             started: `time.perf_counter()` at the start of the call.
         """
-        first = self.gap.processes.is_first
         progress, state = saved if saved is not None else (Progress(), {})
         if state:
             self.weights.load(state)
         else:
             self.evaluate(progress)
         started -= progress.seconds
-        with progress_bar(
-            total=self.options.steps, initial=progress.step, desc="distilling", leave=False, disable=not first
-        ) as bar:
+        with progress_bar(total=self.options.steps, initial=progress.step, desc="distilling") as bar:
             while progress.step < self.options.steps and not self.is_stale(progress):
                 self.take_step(progress)
                 bar.update()
                 if self.is_due(progress, self.options.steps_between_evaluations):
                     self.evaluate(progress)
-                    bar.set_postfix(held_out=f"{self.total(-1, progress):.3g}")
+                    bar.show(f"held-out error {self.total(-1, progress):.3g}")
                 progress.seconds = time.perf_counter() - started
                 if self.checkpoint is not None and progress.step % self.options.steps_between_checkpoints == 0:
                     self.save(progress)

@@ -12,6 +12,11 @@ class HeadAdamW(torch.optim.AdamW):
 
     Arguments, groups and state are those of AdamW; groups without the key are updated by it. Groups with the key use
     `lr`, `betas` and `eps`, and no weight decay.
+
+    Args:
+        params: parameters, or parameter groups: dicts with `params` and, for a group of gates, `"shared": True`.
+        args: further arguments of AdamW, by position: `lr`, `betas`, `eps`, `weight_decay`.
+        options: the same and all others, by name.
     """
 
     def __init__(self, params, *args, **options):
@@ -44,7 +49,11 @@ class HeadAdamW(torch.optim.AdamW):
         return loss
 
     def shared_step(self, group: dict) -> None:
-        """Update the parameters of a group; its second moment is stored in the state of its first parameter."""
+        """Update the parameters of a group; its second moment is stored in the state of its first parameter.
+
+        Args:
+            group: a parameter group with `"shared": True`.
+        """
         with_gradient = [p for p in group["params"] if p.grad is not None]
         if not with_gradient:
             return

@@ -92,6 +92,9 @@ def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple
 def alpha_report(model: PreTrainedModel) -> AlphaReport:
     """Return norms and distances of the alphas as they are now; empty for a model without alphas.
 
+    Args:
+        model: a supported transformers model.
+
     Raises:
         NonFiniteError: if an alpha contains NaN or inf; the site is named.
     """

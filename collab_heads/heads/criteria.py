@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.base.checks import check_choice, check_seed
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
 from collab_heads.heads.reconstruction import regressions
 from collab_heads.model.batches import check_modalities, evaluating, moved
@@ -91,7 +91,7 @@ class Gradient(HeadCriterion):
         handles = [site.output.register_forward_pre_hook(gated(site.path, site.num_heads)) for site in sites]
         try:
             with evaluating(model), torch.enable_grad():
-                for index, batch in enumerate(progress_bar(batches, desc="measuring heads", leave=False)):
+                for index, batch in enumerate(progress_bar(batches, desc="measuring heads")):
                     gates.clear()
                     loss = loss_of(model, batch, index)
                     if not torch.isfinite(loss) and broken_site(sites) is None:
@@ -125,7 +125,7 @@ class Reconstruction(HeadCriterion):
 
     def scores(self, model, sites, batches):
         """Score heads by `HeadRegression.removal_costs`."""
-        fits = regressions(model, sites, batches)
+        fits = regressions(model, sites, batches, what="measuring heads")
         return {path: regression.removal_costs().float().cpu() for path, regression in fits.items()}
 
 

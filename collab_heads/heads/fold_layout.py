@@ -134,7 +134,10 @@ def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Ma
         SwapError: if no stock model has such heads; the message says why.
     """
     kinds = {path: state.query_key.kind for path, state in states.items() if state.query_key is not None}
-    advice = "save the model as it is, and import collab_heads where it is loaded"
+    advice = (
+        "save the model as it is, and import collab_heads where it is loaded; or compress with shape='uniform', which "
+        "plans what a stock config can say"
+    )
     if shared := [path for path, kind in kinds.items() if kind != adapter.exact_kind]:
         raise SwapError(f"{', '.join(shared)}: heads that share their queries and keys have no stock form; {advice}")
     if adapter.head_width is None:

@@ -142,7 +142,11 @@ def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["l
 @checking_arguments
 @opening_attention
 def gate_report(model: PreTrainedModel) -> GateReport:
-    """Return which heads are open now, by the rule of evaluation; empty for a model without gates."""
+    """Return which heads are open now, by the rule of evaluation; empty for a model without gates.
+
+    Args:
+        model: a supported transformers model.
+    """
     return report_gates(model, get_adapter(model))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.progress import one_bar
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
@@ -25,6 +26,7 @@ from collab_heads.sites.record import CollabConfig
 
 @checking_arguments
 @changing_attention
+@one_bar("prune_heads", (("measuring heads", 1), ("refitting outputs", 1)))
 def prune_heads(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | None = None,

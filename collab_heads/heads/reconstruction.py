@@ -178,7 +178,12 @@ def missing_square(whole: float, products: Tensor, second: Tensor, columns: Tens
 
 @torch.no_grad()
 def regressions(
-    model: PreTrainedModel, sites: Sequence[OpenSite], batches: Iterable[Mapping], *, folds_gates: bool = False
+    model: PreTrainedModel,
+    sites: Sequence[OpenSite],
+    batches: Iterable[Mapping],
+    *,
+    folds_gates: bool = False,
+    what: str = "refitting outputs",
 ) -> dict[str, HeadRegression]:
     """Run batches through a model, which is not changed, and set up the regression of every site.
 
@@ -187,6 +192,7 @@ def regressions(
         sites: sites that have heads.
         batches: input dicts as the model takes them.
         folds_gates: whether gates will be multiplied into W_O, so that its inputs are the heads themselves.
+        what: what it is for, beside the progress bar.
 
     Returns:
         path -> regression.
@@ -199,7 +205,7 @@ def regressions(
     cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
     fixed = [gates for gates in map(fixed_gates, sites) if gates is not None and folds_gates]
     with listening_to_outputs(sites, masks) as listeners, opened(fixed):
-        run_batches(model, batches, masks, "listening to heads", cut=cut)
+        run_batches(model, batches, masks, what, cut=cut)
     found: dict[str, HeadRegression] = {}
     for site, listener in zip(sites, listeners, strict=True):
         weight, gates = regressed_weight(site, folds_gates=folds_gates)

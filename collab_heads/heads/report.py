@@ -29,7 +29,11 @@ class GatedSite:
 
 @dataclass(frozen=True)
 class GateReport:
-    """The gates of a model."""
+    """The gates of a model.
+
+    Attributes:
+        sites: the sites with gates, in model order.
+    """
 
     sites: tuple[GatedSite, ...]
 
@@ -87,7 +91,11 @@ class MixedSite:
 
 @dataclass(frozen=True)
 class AlphaReport:
-    """The alphas of a model."""
+    """The alphas of a model.
+
+    Attributes:
+        sites: the sites with alphas, in model order.
+    """
 
     sites: tuple[MixedSite, ...]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, device
 from transformers import PreTrainedModel
 
-from collab_heads.base.display import progress_bar
 from collab_heads.base.option_values import FeedForwardRole, Role
+from collab_heads.base.progress import progress_bar
 from collab_heads.contract.registry import is_lone_decoder, known_adapter
 from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.offloading import input_device
@@ -271,7 +271,7 @@ def run_batches(
     total, masks_of = operator.length_hint(batches) or None, masks_of or token_masks
     device = input_device(model)
     with evaluating(model):
-        for index, batch in enumerate(progress_bar(each_batch(batches), total=total, desc=what, leave=False)):
+        for index, batch in enumerate(progress_bar(each_batch(batches), total=total, desc=what)):
             inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             try:
                 check_modalities(model, inputs)

@@ -1,5 +1,6 @@
 """Write the model card of a changed model: its layers now, its base, how to load it, what was measured."""
 
+import copy
 import hashlib
 import json
 import logging
@@ -19,14 +20,18 @@ from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_file
 from collab_heads.model.marks import is_changed, marked, names_our_code
 from collab_heads.model.record_sync import sync_record
+from collab_heads.model.sentence_encoder import CLASSES, encoder_class, encoder_source, same_source
 from collab_heads.sites.record import FIELD, CollabConfig, configs_in, trimmed_vocabulary
 from collab_heads.sites.state import FeedForwardState, SiteState
 
-LIBRARY, TAG = "transformers", "collab-heads"
+LIBRARY, ENCODERS, TAG = "transformers", "sentence-transformers", "collab-heads"
 # part of a site's state -> tag of a model that has it
 TAGS = {"query_key": "low-rank-attention", "kept": "pruned-heads", "gates": "gated-heads", "alphas": "mixed-heads"}
 BLOCK_TAG = "pruned-neurons"  # of a model with fewer neurons
 OURS = {*TAGS.values(), BLOCK_TAG}
+PASSED_ON = ("base_model", "license", "license_name", "license_link")  # metadata that hold for every derived model
+DESCRIBED = ("language", "pipeline_tag")  # and for one of the same architecture
+ORIGINAL, ORIGINAL_TITLE = "original", "## Card of the original model"
 CHANGED = ", changed with collab_heads"  # in the title of a card
 HEADER = ("site", "role", "heads", "query/key", "values", "gates", "mixed")
 BLOCK_HEADER = ("feed-forward block", "role", "neurons")
@@ -34,11 +39,13 @@ BLOCK_HEADER = ("feed-forward block", "role", "neurons")
 
 def title(config: PretrainedConfig) -> str:
     """Return the first line of a card that has no text yet."""
-    base = base_of(config).get("base_model") or next(iter(config.architectures or ()), config.model_type)
+    first = original_text(config).partition("\n\n")[2].partition("\n")[0]
+    named = base_of(config).get("base_model") or (first.startswith("# ") and first.removeprefix("# ").strip())
+    base = named or next(iter(config.architectures or ()), config.model_type)
     return f"\n# {base}{CHANGED}\n"
 
 
-def changes(config: PretrainedConfig, name: str) -> str:
+def changes(config: PretrainedConfig, name: str, encoder: str | None) -> str:
     """Return the section on what is changed in a model and on how to load it."""
     states = changed_states(config)
     key_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
@@ -51,7 +58,7 @@ def changes(config: PretrainedConfig, name: str) -> str:
             "",
             "This model needs the package `collab_heads`; without it, it does not load.",
             "",
-            *loading(config, name),
+            *(loading_encoder(config, name, encoder) if encoder else loading(config, name)),
             "",
             "What each changed part is now, and in brackets what it was:",
             "",
@@ -68,12 +75,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def loading(config: PretrainedConfig, name: str) -> list[str]:
     """Return the lines of code that load a model."""
     model = next((name for name in config.architectures or () if hasattr(transformers, name)), "AutoModel")
-    written = marked(config)
-    autos = (
-        [auto for auto, ours in written.auto_map.items() if ours.endswith(f".{model}")]
-        if names_our_code(written)
-        else []
-    )
+    autos = [auto for auto, ours in our_autos(config).items() if ours.endswith(f".{model}")]
     lines = [
         "```python",
         f"# {INSTALL}",
@@ -86,6 +88,27 @@ def loading(config: PretrainedConfig, name: str) -> list[str]:
     if autos:
         lines += ["", f"`{autos[0]}.from_pretrained(..., trust_remote_code=True)` needs no import."]
     return lines
+
+
+def loading_encoder(config: PretrainedConfig, name: str, encoder: str) -> list[str]:
+    """Return the lines of code that load a model by a class of sentence-transformers."""
+    has_code = "AutoModel" in our_autos(config)
+    return [
+        "```python",
+        f"# {INSTALL}, and sentence-transformers",
+        *([] if has_code else ["import collab_heads  # from now on transformers loads what it changed"]),
+        f"from sentence_transformers import {encoder}",
+        "",
+        f'model = {encoder}("{name}"{", trust_remote_code=True" if has_code else ""})',
+        "```",
+        *(["", "After `import collab_heads` it loads without `trust_remote_code=True`."] if has_code else []),
+    ]
+
+
+def our_autos(config: PretrainedConfig) -> dict[str, str]:
+    """Return auto class -> our code, which `trust_remote_code=True` runs; empty for a model with code of its own."""
+    written = marked(config)
+    return dict(written.auto_map) if names_our_code(written) else {}
 
 
 def changed_states(config: PretrainedConfig) -> CollabConfig:
@@ -133,7 +156,7 @@ def results(report: object, metrics: Mapping[str, float]) -> str:
     return "\n".join([*done, *([""] if done and measured else []), *measured])
 
 
-def metadata(config: PretrainedConfig, said: Mapping) -> dict:
+def metadata(config: PretrainedConfig, said: Mapping, encoder: str | None) -> dict:
     """Return the metadata of a card, completed by ours where it has none."""
     tags = said.get("tags") or []
     tags = [tags] if isinstance(tags, str) else list(tags)
@@ -144,8 +167,9 @@ def metadata(config: PretrainedConfig, said: Mapping) -> dict:
     ours += [BLOCK_TAG] if states.feed_forwards else []
     tags = [tag for tag in tags if tag not in OURS]
     return {
-        "library_name": LIBRARY,
+        "library_name": ENCODERS if encoder else LIBRARY,
         **base_of(config),
+        **(said_of(source / README, DESCRIBED) if (source := same_source(config)) else {}),
         **said,
         "tags": [*tags, *(tag for tag in ours if tag not in tags)],
     }
@@ -170,13 +194,32 @@ def base_of(config: PretrainedConfig) -> dict[str, str]:
     return {**said, "base_model": name} if is_cached else {}
 
 
-def said_of(readme: Path) -> dict[str, str]:
-    """Return the base and the license that a card names; empty if there is no card, or none that can be read."""
+def said_of(readme: Path, fields: Sequence[str] = PASSED_ON) -> dict[str, str]:
+    """Return some metadata of a card; empty if there is no card, or none that can be read."""
     try:
         said = ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict()
     except Exception:  # no such file, or of YAML, huggingface_hub, encodings
         return {}
-    return {field: said[field] for field in ("base_model", "license") if said.get(field)}
+    return {field: said[field] for field in fields if said.get(field)}
+
+
+def original_text(config: PretrainedConfig) -> str:
+    """Return the text of the card in the folder that a model was loaded from, without our sections; "" if none.
+
+    A source that is a changed model itself passes on the text of its own original.
+    """
+    source = same_source(config)
+    try:
+        text = (
+            ModelCard((source / README).read_text(encoding="utf-8"), ignore_metadata_errors=True).text if source else ""
+        )
+    except Exception:  # no such file, or of YAML, huggingface_hub, encodings
+        return ""
+    kept = [found["text"] for found in SECTIONS.finditer(text) if found["name"] == ORIGINAL]
+    if kept:
+        return kept[0]
+    text = TITLE.sub("", SECTIONS.sub("\n\n", text).strip("\n"), count=1).strip()
+    return f"{ORIGINAL_TITLE}\n\n{text}" if text else ""
 
 
 def record_digest(config: PretrainedConfig) -> str:
@@ -234,7 +277,9 @@ def model_card(
     """
     check_passed(model)
     sync_record(inner := model_inside(model))
-    return completed(inner.config, card, name, report, metrics)
+    config = copy.copy(inner.config)
+    config.architectures = [type(inner).__name__]  # as a save writes it; before, it is that of the source
+    return completed(config, card, name, report, metrics)
 
 
 def completed(
@@ -243,24 +288,37 @@ def completed(
     name: str = NAME,
     report: object = None,
     metrics: Mapping[str, float] | None = None,
+    *,
+    encoder: str | None = None,
 ) -> ModelCard:
-    """Return a card with the sections of a changed model, and with the metadata that were missing."""
+    """Return a card with the sections of a changed model, and with the metadata that were missing.
+
+    The text of the original stands below ours in a new card, and stays there. A sentence encoder is loaded by its class
+    of sentence-transformers: `encoder`, or that of its source.
+    """
     owner = ModelCard(str(card)) if card is not None else ModelCard("---\n{}\n---\n" + title(config))
     sections = {found["name"]: found["text"] for found in SECTIONS.finditer(owner.text)}
     text = SECTIONS.sub("\n\n", owner.text).strip("\n")
     if not is_changed(config) and trimmed_vocabulary(config) is None:
         text = TITLE.sub(r"\1", text)
+    if encoder is None and (source := encoder_source(config)) is not None:
+        encoder = encoder_class(source)
+    if encoder is None and owner.data.get("library_name") == ENCODERS:
+        encoder = CLASSES[0]
     changed, done = is_changed(config), f"report {record_digest(config)}"
-    wanted = {"changes": changes(config, name)} if changed else {}
+    wanted = {"changes": changes(config, name, encoder)} if changed else {}
     if trimmed := trimmed_vocabulary(config):
         wanted["vocabulary"] = VOCABULARY.format(**trimmed)
     if changed and (report is not None or metrics):
         wanted[done] = results(report, metrics or {})
     elif changed and done in sections:
         wanted[done] = sections[done]
+    original = original_text(config) if card is None else sections.get(ORIGINAL)
+    if wanted and original:
+        wanted[ORIGINAL] = original
     ours = [SECTION.format(name=name, text=text) for name, text in wanted.items()]
     owner.text = "\n" + "\n\n".join(filter(None, [text, *ours])) + "\n"
-    owner.data = ModelCardData(**metadata(config, owner.data.to_dict()), ignore_metadata_errors=True)
+    owner.data = ModelCardData(**metadata(config, owner.data.to_dict(), encoder), ignore_metadata_errors=True)
     return owner
 
 
@@ -284,7 +342,7 @@ def complete(
         card = None if content is None else ModelCard(content.replace(ends, "\n"), ignore_metadata_errors=True)
         if card is not None and is_generated(card):
             card = None
-        text = str(completed(config, card, name, report, metrics))
+        text = str(completed(config, card, name, report, metrics, encoder=encoder_class(folder)))
         write_file(file, text.replace("\n", ends).encode("utf-8"))
     except Exception as error:  # of YAML, huggingface_hub, encodings, disks: a card never stops the weights
         logger.warning("%s cannot be completed as a model card, and is left as it is: %s", file, error)

@@ -45,10 +45,16 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
         lengths += ends(used)
     for rows in cut(lengths if lengths.any() else lengths + max(size // ROWS_WITHOUT_MASK, 1), size):
         portion = {**batch, **{name: tensor[rows.to(tensor.device)] for name, tensor in tensors.items()}}
-        for names, used in list(sides(portion, is_encoder_decoder)):
-            longest = max(int(ends(used).max()), 1)
-            portion |= {name: portion[name][:, :longest].contiguous() for name in names}
-        yield portion
+        yield without_padding(portion, is_encoder_decoder)
+
+
+def without_padding(batch: Mapping, is_encoder_decoder: bool) -> dict:
+    """Return a batch without the positions at the end that are padding in every row."""
+    found = dict(batch)
+    for names, used in list(sides(batch, is_encoder_decoder)):
+        longest = max(int(ends(used).max()), 1)
+        found |= {name: found[name][:, :longest].contiguous() for name in names}
+    return found
 
 
 def cut(lengths: Tensor, size: int) -> Iterator[Tensor]:

@@ -24,6 +24,7 @@ from collab_heads.files.atomic import PARTIAL, write_file
 from collab_heads.model.card import complete
 from collab_heads.model.marks import free_module, is_changed, marked, unfinished, write_code
 from collab_heads.model.record_sync import sync_record
+from collab_heads.model.sentence_encoder import bring_modules
 from collab_heads.model.ties import HOOKS as LOADING_HOOKS
 from collab_heads.model.ties import SUFFIX, is_tied, metadata, sort_metadata
 from collab_heads.model.tokenizer_files import bring_tokenizer, take_back
@@ -144,9 +145,10 @@ def save_model(stock: Callable, model: PreTrainedModel, save_directory, *args, *
 
 
 def save_config(stock: Callable, config: PretrainedConfig, save_directory, *args, **kwargs):
-    """Save a config together with the code file and the model card beside it."""
+    """Save a config together with the code file, the modules of a sentence encoder and the model card beside it."""
     result = stock(config, save_directory, *args, **kwargs)
     write_code(config, Path(save_directory))
+    bring_modules(config, Path(save_directory))
     complete(config, Path(save_directory))
     return result
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import (
     Batch,
@@ -31,7 +31,7 @@ def needs_translation(model: PreTrainedModel, batch: Batch) -> bool:
     return model.config.is_encoder_decoder and model.can_generate() and not reads
 
 
-def with_translations(original: PreTrainedModel, part: Part, *, show: bool = True) -> Part:
+def with_translations(original: PreTrainedModel, part: Part) -> Part:
     """Return batches with decoder inputs: where they are missing, the original's greedy translation.
 
     Raises:
@@ -39,7 +39,7 @@ def with_translations(original: PreTrainedModel, part: Part, *, show: bool = Tru
     """
     found, missing = list(part), [place for place, (_, batch) in enumerate(part) if needs_translation(original, batch)]
     with evaluating(original):
-        for place in progress_bar(missing, desc="translating", leave=False, disable=not (show and missing)):
+        for place in progress_bar(missing, desc="translating", disable=not missing):
             number, batch = part[place]
             try:
                 check_modalities(original, batch)

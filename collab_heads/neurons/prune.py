@@ -13,6 +13,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.display import text_table
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import FeedForwardRole
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.widths import widths_asked
 from collab_heads.contract.registry import get_adapter
@@ -94,6 +95,7 @@ class PruneNeuronsReport:
 @torch.inference_mode(False)  # new parameters are to be trained
 @torch.no_grad()
 @changing_layers
+@one_bar("prune_neurons", (("calibrating", 1), ("choosing neurons", 1)))
 def prune_neurons(
     model: PreTrainedModel, batches: Iterable[Mapping], *, keep: Kept | Mapping[str, Kept]
 ) -> PruneNeuronsReport:
@@ -186,7 +188,7 @@ def fitted(
     if not blocks:
         return {}
     found, seen = {}, CalibratedSites(model, [], [], blocks, batches)
-    for block in blocks:
+    for block in progress_bar(blocks, desc="choosing neurons"):
         moments = seen.of(block.path).outputs[block.path]
         regression = NeuronRegression.of_block(block, moments)
         with few_threads(block.num_neurons):

@@ -126,7 +126,11 @@ class DynamicRotation:
             plan_exchanges(model, neighbours, None)
 
     def stacks(self, model: PreTrainedModel) -> dict[str, tuple[RoleSettings, Stack]]:
-        """Return the settings of every role that rotates, and the places of its heads, layer by layer."""
+        """Return the settings of every role that rotates, and the places of its heads, layer by layer.
+
+        Args:
+            model: a supported transformers model.
+        """
         sites, record = unwrapped_adapter(model).sites(model), CollabConfig.on(model).sites
         layers: dict[str, list[list[Slot]]] = {}
         for site in sorted(sites, key=lambda site: (ROLES.index(site.role), site.layer)):
@@ -168,7 +172,12 @@ class DynamicRotation:
         return back + list(chain(*chosen))
 
     def due(self, model: PreTrainedModel, epoch: int) -> dict[str, Due]:
-        """Return what is due before an epoch, for the roles that have something due."""
+        """Return what is due before an epoch, for the roles that have something due.
+
+        Args:
+            model: a supported transformers model.
+            epoch: counted from 1.
+        """
         return due_before(epoch, self.stacks(model), self.exchanged)
 
     def apply(
@@ -232,6 +241,9 @@ class DynamicRotation:
 
     def load_state_dict(self, state: dict) -> None:
         """Resume from a state, with the model and the optimizer of the same checkpoint.
+
+        Args:
+            state: what `state_dict` returned, also after JSON.
 
         Raises:
             ArgumentError: if it is not a state of a rotation with these settings.

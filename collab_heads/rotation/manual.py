@@ -55,6 +55,9 @@ class HeadRotation:
     def from_json(cls, path: str | Path) -> "HeadRotation":
         """Read the schedule from a JSON file, in the source's form or in one of ours.
 
+        Args:
+            path: of the file.
+
         Raises:
             DataError: if the file cannot be read or holds no schedule; the message names it.
         """
@@ -92,7 +95,12 @@ class HeadRotation:
                 raise type(error)(f"epoch {epoch}: {error}") from error
 
     def pairs(self, model: PreTrainedModel, epoch: int) -> list[tuple[Slot, Slot]]:
-        """Return the pairs of the schedule for an epoch, as places in a model."""
+        """Return the pairs of the schedule for an epoch, as places in a model.
+
+        Args:
+            model: a supported transformers model, whose layers the schedule counts.
+            epoch: counted from 1.
+        """
         sites = unwrapped_adapter(model).sites(model)
         return [(first.slot(sites), second.slot(sites)) for first, second in self.schedule.get(epoch, ())]
 
@@ -161,6 +169,9 @@ class HeadRotation:
 
     def load_state_dict(self, state: dict) -> None:
         """Resume from a state, with the model and the optimizer of the same checkpoint.
+
+        Args:
+            state: what `state_dict` returned, also after JSON.
 
         Raises:
             ArgumentError: if it is not a state of this schedule.

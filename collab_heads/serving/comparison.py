@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from collab_heads.base.progress import progress_bar
 from collab_heads.model.batches import output_mask
 from collab_heads.serving.example_inputs import first_row, padded, without_labels
 
@@ -32,7 +33,8 @@ def compare(model: Any, served: Any, batches: Sequence[Mapping], *, generates: b
     constant, or have no mask.
     """
     largest, scale, same, count = 0.0, 0.0, 0, 0
-    for batch in (*batches, first_row(batches[0]), padded(model, batches[0])):
+    compared = [*batches, first_row(batches[0]), padded(model, batches[0])]
+    for batch in progress_bar(compared, desc="comparing"):
         inputs = without_labels(batch)
         if generates:
             gap, size, agreed, chosen = compare_generation(model, served, source_of(model, inputs))
@@ -107,7 +109,7 @@ def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
     threads, seconds = torch.get_num_threads(), [[0.0] * ROUNDS for _ in calls]
     torch.set_num_threads(1)
     try:
-        for turn in range(-1, ROUNDS):
+        for turn in progress_bar(range(-1, ROUNDS), desc="timing"):
             for number, call in enumerate(calls):
                 started = time.perf_counter()
                 call()

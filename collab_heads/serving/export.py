@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
 from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.errors import ArgumentError, OutputError, SwapError
 from collab_heads.files.folders import contents, write_folder
 from collab_heads.model.batches import each_batch
@@ -18,8 +19,11 @@ from collab_heads.serving.example_inputs import example_inputs, padded, two_rows
 from collab_heads.serving.report import ExportReport
 from collab_heads.serving.targets import TARGETS
 
+PHASES = ("writing", 2), ("comparing", 2), ("timing", 1)
+
 
 @checking_arguments
+@one_bar("export", PHASES)
 def export(
     model: PreTrainedModel,
     folder: str | Path,
@@ -52,7 +56,7 @@ def export(
             is filled with zeros, and listed), or "transformers" (a checkpoint that loads without this package, and that
             other tools read; what its config cannot say is refused).
         tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it.
-        int8: store the weights of matrix products in eight bits ("onnx" and "ctranslate2").
+        int8: store weights in eight bits (all targets but "transformers"; "openvino" needs nncf).
         batches: input dicts as the model takes them, to compare with; None: random ones. Inputs that they do not name
             are no inputs of a graph, but for the mask of a text.
 
@@ -61,7 +65,7 @@ def export(
 
     Raises:
         ArgumentError: if the target is unknown or has no int8, the tokenizer is none, or no examples can be made.
-        MissingPackageError: if a package of the target is not installed.
+        MissingPackageError: if a package of the target is not installed, or transformers is too old for graphs.
         OutputError: if the folder is not empty, or cannot be written.
         SwapError: if the config of a stock checkpoint cannot say what the model is, or the outputs differ.
         UnsupportedModelError: if the exporter cannot export the model, or it is wrapped.
@@ -80,9 +84,11 @@ def export(
     training, found = model.training, dict[str, Any]()
 
     def fill(place: Path) -> None:
-        found["notes"] = target.write(model, place, padded(model, two_rows(given[0])), tokenizer=tokenizer, int8=int8)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(place)
+        with progress_bar(desc="writing", total=1):
+            example = padded(model, two_rows(given[0]))
+            found["notes"] = target.write(model, place, example, tokenizer=tokenizer, int8=int8)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(place)
         found["comparison"] = target.compare(model, place, given, tokenizer)
         check_difference(found["comparison"], to, None if int8 else target.tolerance)
         found["bytes"] = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())

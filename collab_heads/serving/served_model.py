@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
@@ -13,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count
-from collab_heads.base.extras import check_extra
+from collab_heads.base.extras import MissingPackageError, check_extra, is_installed
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import parse_json, read_text
 
@@ -84,11 +85,20 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         return True
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """Return the encoder."""
+        """Return the encoder.
+
+        Args:
+            args: are not used; other encoder-decoders of transformers take a modality.
+            kwargs: the same.
+        """
         return self.encoder
 
     def empty_cache(self, rows: int) -> DynamicCache:
-        """Return a cache of no tokens."""
+        """Return a cache of no tokens.
+
+        Args:
+            rows: how many texts there are, B.
+        """
         cache = DynamicCache(config=None if self.config.is_encoder_decoder else self.config)
         for index, (heads, key, value) in enumerate(self.caches):
             cache.update(torch.zeros(rows, heads, 0, key), torch.zeros(rows, heads, 0, value), index)
@@ -104,7 +114,17 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         past_key_values: Any = None,
         **inputs: Any,
     ) -> Any:
-        """Run the graph; arguments and outputs are those of the original."""
+        """Run the graph; arguments and outputs are those of the original.
+
+        Args:
+            input_ids: [B, T], of the text, or of the tokens that follow what the cache has.
+            attention_mask: [B, S], 1 for tokens that count, those in the cache included; None for all.
+            position_ids: [B, T]; None counts the tokens of the mask.
+            decoder_input_ids: [B, T], of an encoder-decoder; None begins a target.
+            encoder_outputs: what `get_encoder()` returned; None runs the encoder.
+            past_key_values: the cache of an earlier call; None for an empty one.
+            inputs: other inputs of the graph, by name, such as `token_type_ids` or `pixel_values`.
+        """
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **inputs}
         if not self.caches:
             return self.exported(**self.completed(given))
@@ -130,10 +150,16 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         given |= {"decoder_input_ids": decoder_input_ids, "encoder_outputs": states}
         given["past_key_values"] = self.cross_attention_cache(encoder_outputs) if is_new else past_key_values
         outputs = self.run(DECODER, given)
-        return Seq2SeqLMOutput(logits=outputs.logits, past_key_values=outputs.past_key_values)
+        cache = outputs.past_key_values  # the graph returns no keys and values of the source
+        cache.cross_attention_cache = given["past_key_values"].cross_attention_cache
+        return Seq2SeqLMOutput(logits=outputs.logits, past_key_values=cache)
 
     def cross_attention_cache(self, encoder_outputs: Any) -> EncoderDecoderCache:
-        """Return a cache of no target tokens, with the keys and values of the source."""
+        """Return a cache of no target tokens, with the keys and values of the source.
+
+        Args:
+            encoder_outputs: what `get_encoder()` returned.
+        """
         cross = DynamicCache()
         for index in range(len(self.caches)):
             cross.update(encoder_outputs[f"key_{index}"], encoder_outputs[f"value_{index}"], index)
@@ -143,6 +169,9 @@ class ServedModel(PreTrainedModel, GenerationMixin):
 
     def completed(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs of a graph without a cache; a mask or token types that are not given have their defaults.
+
+        Args:
+            given: name -> input, or None.
 
         Raises:
             ArgumentError: if others are missing: OpenVINO would say nothing.
@@ -157,7 +186,12 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         return found
 
     def run(self, graph: str, given: dict[str, Any]) -> Any:
-        """Run a graph on the inputs that it takes."""
+        """Run a graph on the inputs that it takes.
+
+        Args:
+            graph: the name of the graph.
+            given: name -> input, or None; others than those of the graph are left out.
+        """
         return self.exported.runners[graph](**{name: given[name] for name in self.names if given.get(name) is not None})
 
 
@@ -195,6 +229,22 @@ def positions(tokens: Tensor, mask: Tensor | None) -> Tensor:
     return (counts.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
 
 
+def check_exporters(what: str) -> None:
+    """Check that the installed transformers runs what its exporters export, as it does since 5.23.
+
+    Args:
+        what: what needs it, in the plural; for the message.
+
+    Raises:
+        MissingPackageError: if it is an earlier one.
+    """
+    if not all(is_installed(name) for name in ("transformers.exporters", "transformers.exporters.runners")):
+        raise MissingPackageError(
+            f"{what} need transformers 5.23 or later, not {transformers.__version__}: "
+            "pip install 'transformers>=5.23,<6'"
+        )
+
+
 @checking_arguments
 def load_exported(folder: str | Path, *, threads: int | None = None) -> ServedModel:
     """Load what `export` wrote for ONNX Runtime or OpenVINO.
@@ -208,8 +258,9 @@ def load_exported(folder: str | Path, *, threads: int | None = None) -> ServedMo
 
     Raises:
         DataError: if the folder holds no export.
-        MissingPackageError: if the engine is not installed.
+        MissingPackageError: if the engine is not installed, or transformers is older than 5.23.
     """
+    check_exporters("exported models")
     from transformers.exporters.base import ExportedModel
 
     folder = Path(folder)

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,11 @@ from transformers import PreTrainedModel
 from collab_heads.base.option_values import ExportTarget
 from collab_heads.errors import ArgumentError
 from collab_heads.serving.comparison import Comparison, compare
+
+# how torch.onnx and OpenVINO name what they cannot convert
+MISSING_OPERATORS = re.compile(
+    r"No (?:ONNX function|conversion rule) found for (?:<OpOverload\(op='|operations: )([\w., ]+)"
+)
 
 
 class Target(ABC):
@@ -32,7 +38,9 @@ class Target(ABC):
     def check(self, model: PreTrainedModel, int8: bool) -> None:
         """Raise an error if the target is not installed, or cannot take the model."""
         if int8 and not self.has_int8:
-            raise ArgumentError(f"int8=True: {self.name} takes no weights of eight bits here; onnx and ctranslate2 do")
+            raise ArgumentError(
+                f"int8=True: {self.name} takes no weights of eight bits here; onnx, openvino and ctranslate2 do"
+            )
 
     @abstractmethod
     def write(
@@ -73,6 +81,16 @@ def quiet() -> Iterator[None]:
             logging.disable(disabled)
 
 
-def first_line(error: Exception) -> str:
+def why(error: BaseException) -> str:
+    """Return the operators that an engine does not have, where an exporter names them; else the first line."""
+    each: BaseException | None = error
+    while each is not None:
+        if found := MISSING_OPERATORS.search(str(each)):
+            return f"the engine has no operator {found[1]}"
+        each = each.__cause__
+    return first_line(error)
+
+
+def first_line(error: BaseException) -> str:
     """Return the first line of a message, or the name of the error."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -2,8 +2,8 @@
 
 import copy
 import json
-from collections.abc import Mapping
-from importlib.util import find_spec
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +13,18 @@ from collab_heads.base.option_values import ExportTarget
 from collab_heads.errors import CollabHeadsError, UnsupportedModelError
 from collab_heads.heads.fold import fold_heads
 from collab_heads.serving.for_ctranslate2 import CTranslate2
-from collab_heads.serving.served_model import CACHES, DECODER, ENCODER, SINGLE, CrossAttentionEncoder, load_exported
-from collab_heads.serving.target import Target, first_line, quiet
+from collab_heads.serving.passed_on import without_passed_on
+from collab_heads.serving.served_model import (
+    CACHES,
+    DECODER,
+    ENCODER,
+    SINGLE,
+    CrossAttentionEncoder,
+    check_exporters,
+    load_exported,
+)
+from collab_heads.serving.shared_weights import share_weights
+from collab_heads.serving.target import Target, quiet, why
 from collab_heads.sites.record import FIELD, CollabConfig
 
 
@@ -41,16 +51,16 @@ class Graph(Target):
     def check(self, model, int8):
         super().check(model, int8)
         check_extra(self.name, f"exports to {self.name}")
-        if not has_exporters():
-            raise UnsupportedModelError(
-                "this version of transformers has no transformers.exporters: install a newer one"
-            )
+        check_exporters(f"exports to {self.name}")
 
     def exporter(self) -> Any:
         """Return transformers' exporter."""
 
     def options(self, int8: bool) -> Any:
         """Return its options."""
+
+    def finish(self, folder: Path, graphs: Collection[str]) -> None:
+        """Finish what was written."""
 
     def write(self, model, folder, example, *, tokenizer, int8):
         """Export one graph, or those of an encoder and a decoder with their cache."""
@@ -64,17 +74,18 @@ class Graph(Target):
                     components = exporter.export(model, dict(example), options).components
                 else:
                     components, caches = generating(exporter, options, model, example)
-            except CollabHeadsError:
+            except (CollabHeadsError, OSError):
                 raise
             except Exception as error:
                 raise UnsupportedModelError(
-                    f"transformers' exporter to {self.name} fails on {type(model).__name__}: {first_line(error)}"
+                    f"transformers' exporter to {self.name} fails on {type(model).__name__}: {why(error)}"
                 ) from error
             config = copy.deepcopy(model.config)
             if hasattr(config, FIELD):  # the graph needs nothing of this package
                 delattr(config, FIELD)
             generation = model.generation_config if model.can_generate() else None
             ExportedModel(components, exporter.export_format, config, generation).save_pretrained(folder)
+            self.finish(folder, components)
         if caches:
             (folder / CACHES).write_text(json.dumps({"layers": caches}), encoding="utf-8")
         return ()
@@ -101,18 +112,20 @@ class Onnx(Graph):
         quantizer = OnnxRuntimeQuantizer(OnnxRuntimeDynamicConfig()) if int8 else None
         return OnnxConfig(dynamic=True, quantizer=quantizer)
 
+    def finish(self, folder, graphs):
+        if DECODER in graphs:
+            share_weights(folder, ENCODER, DECODER)
+
 
 class OpenVino(Graph):
     """OpenVINO."""
 
-    name = "openvino"
+    name, has_int8 = "openvino", True
 
     def check(self, model, int8):
         super().check(model, int8)
-        if model.config.is_encoder_decoder and model.can_generate():  # 2026.4 ends the process, for stock models too
-            raise UnsupportedModelError(
-                f"OpenVINO crashes on a decoder with cross-attention, as in {type(model).__name__}: use to='onnx'"
-            )
+        if int8:
+            check_extra("openvino-int8", "weights of eight bits in OpenVINO")
 
     def exporter(self):
         from transformers.exporters.exporter_openvino import OpenVINOExporter
@@ -122,7 +135,12 @@ class OpenVino(Graph):
     def options(self, int8):
         from transformers.exporters.configs import OpenVINOConfig
 
-        return OpenVINOConfig(dynamic=True, stateful=False)
+        quantizer = None
+        if int8:
+            from transformers.exporters.quantizers import NNCFOpenVINOQuantizer, NNCFWeightCompressionConfig
+
+            quantizer = NNCFOpenVINOQuantizer(NNCFWeightCompressionConfig())  # of weights alone: needs no examples
+        return OpenVINOConfig(dynamic=True, stateful=False, quantizer=quantizer)
 
 
 TARGETS: dict[ExportTarget, Target] = {
@@ -149,10 +167,6 @@ def generating(
     caches = [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in seen.layers]
     if not model.config.is_encoder_decoder:
         return {SINGLE: stages["decode"]}, caches
+    without_passed_on(stages["decode"])  # the keys and values of the source
     encoder = exporter.export(CrossAttentionEncoder(model), source, options).components[SINGLE]
     return {ENCODER: encoder, DECODER: stages["decode"]}, caches
-
-
-def has_exporters() -> bool:
-    """Return True if the installed transformers has exporters."""
-    return find_spec("transformers.exporters") is not None

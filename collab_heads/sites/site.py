@@ -62,6 +62,9 @@ class AttentionSite:
     def from_dict(cls, described: Mapping) -> "AttentionSite":
         """Make a site from `to_dict` or `dataclasses.asdict`, also after JSON; entries of other versions are ignored.
 
+        Args:
+            described: field -> value.
+
         Raises:
             TypeError: if a required entry is missing.
         """

@@ -97,6 +97,9 @@ class HeadTraining(TrainerCallback, ExportableState):
     def attach(self, trainer: Trainer) -> Trainer:
         """Attach this to a Trainer, in place, before it trains, and return the Trainer.
 
+        Args:
+            trainer: a Trainer, or one of a derived class, that has not trained yet.
+
         Raises:
             ArgumentError: if this or the Trainer is attached already; if it is no Trainer; if it divides weights or
                 batches in a way that heads cannot follow; if disagreement is asked for and the model does not compute
@@ -191,7 +194,12 @@ class HeadTraining(TrainerCallback, ExportableState):
             )
 
     def extra(self, batch: Mapping, items: Tensor | int | None) -> Tensor | None:
-        """Return the penalty of a whole optimizer step, if any; `items`: over which its loss is the mean, if known."""
+        """Return the penalty of a whole optimizer step, if any.
+
+        Args:
+            batch: as the model takes it.
+            items: over how many items the loss of the optimizer step is the mean; None if unknown.
+        """
         return None if self.penalty is None else self.penalty.total(batch, tokens=None if items is None else int(items))
 
     def state(self) -> dict:
@@ -202,6 +210,9 @@ class HeadTraining(TrainerCallback, ExportableState):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the "attributes" of a dict that `state` returned, to resume its training.
+
+        Args:
+            state: "penalty" and "rotation" -> the state of each, or None.
 
         Raises:
             ArgumentError: if it is the state of another penalty or rotation.

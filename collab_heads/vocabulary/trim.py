@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count, is_count, is_number
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.sites.record import TRIMMED
@@ -132,7 +132,7 @@ def check_texts(texts: Sequence[Text]) -> None:
 def count_tokens(files: TokenizerFiles, texts: Sequence[Text], show_progress: bool) -> list[Counter[int]]:
     """Return how often the texts use each token, for each vocabulary."""
     counts = [Counter[int]() for _ in files.vocabularies]
-    bar = progress_bar(total=len(texts), desc="tokens of the texts", unit=" texts", disable=not show_progress)
+    bar = progress_bar(total=len(texts), desc="counting tokens", unit=" texts", disable=not show_progress)
     with bar:
         for batch in batches_of(texts):
             for count, rows in zip(counts, files.encode(batch, files.tokenizer), strict=True):

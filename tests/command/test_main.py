@@ -268,7 +268,7 @@ def test_a_command_advises_commands():
 
 def test_quiet_is_no_part_of_the_work(monkeypatch):
     seen = []
-    monkeypatch.setattr("collab_heads.base.display.is_watched", lambda: True)
+    monkeypatch.setattr("collab_heads.base.progress.is_watched", lambda: True)
     monkeypatch.setattr("collab_heads.command.inspect.run", lambda args: seen.append(is_progress_bar_enabled()))
     enable_progress_bar()
     try:

@@ -32,8 +32,14 @@ def test_the_demo_goes_through_the_script(monkeypatch, tmp_path, capsys):
     for name, args in zip(glue_demo.SETTINGS, runs[1:], strict=True):
         cells = ["0.800"] * args.collaborative + ["0.900", "10" if args.target_heads else "72"]
         change = ["900", "-10.0%", "2.0", "s"] if args.collaborative else ["1,000", "+0.0%"]
-        assert rows[name].split()[-len(cells + change) :] == cells + change
-    assert rows["original"].split() == ["original", "0.900", "72", "1,000", "+0.0%"]
+        row, command = rows[name].split("  python ")
+        assert row.split()[-len(cells + change) :] == cells + change
+        assert command == f"run_glue.py --demo {2 + [*glue_demo.SETTINGS].index(name)}"
+    assert rows["original"].split()[:5] == ["original", "0.900", "72", "1,000", "+0.0%"]
+    runs.clear()
+    again = glue_demo.main(run, row=3)
+    assert [*again] == ["original", "shared 64"] and again["shared 64"] == results["shared 64"] and len(runs) == 2
+    assert "python run_glue.py --demo 3" in capsys.readouterr().out.splitlines()[-2]
 
 
 @pytest.mark.slow

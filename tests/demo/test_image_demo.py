@@ -30,7 +30,9 @@ def test_the_demo_goes_through_the_script(capsys, tmp_path, monkeypatch):
     assert runs[0].model_type == "deit" and not runs[0].collaborative
     assert all(args.model_name_or_path == runs[0].output_dir for args in runs[1:])
     said = capsys.readouterr().out.splitlines()
-    rows = {name: next(line for line in said if line.startswith(f"{name}  ")).split() for name in results}
+    lines = {name: next(line for line in said if line.startswith(f"{name}  ")) for name in results}
+    rows = {name: line.split("  python ")[0].split() for name, line in lines.items()}
+    assert lines["8 of 16 heads"].endswith("  python examples/run_image_classification.py --demo 4")
     assert rows["original"][1:] == ["0.900", "1,000", "+0.0%"]
     assert rows["shared 16 of 64"][-4:] == ["0.800", "0.900", "900", "-10.0%"]
     assert rows["half of attention"][-4:] == ["0.700", "0.900", "1,000", "+0.0%"]
@@ -38,7 +40,7 @@ def test_the_demo_goes_through_the_script(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("processes, code", ((None, 0), ("1", 0), ("2", 2)))
 def test_the_command_runs_it_in_one_process(processes, code, monkeypatch, capsys):
-    monkeypatch.setattr(image_demo, "main", lambda run: {"original": 1})
+    monkeypatch.setattr(image_demo, "main", lambda run, row: {"original": 1})
     if processes:
         monkeypatch.setenv("WORLD_SIZE", processes)
     assert main.main(["images", "--demo", "--json"]) == code

@@ -42,8 +42,8 @@ def test_the_demo_goes_through_the_script(capsys, tmp_path, monkeypatch):
         rows = [line for line in lines if line[:width].strip() == name]
         cells = ["12.3"] * args.collaborative + ["56.8", "12" if args.target_heads else "36"]
         cells += ["900", "-10.0%"] if args.collaborative else ["1,000", "+0.0%"]
-        assert rows[0][width:].split() == cells
-        assert [row[width:].split() for row in rows[1:]] == [
+        assert rows[-1][width:].split() == [*cells, *f"python run_translation.py --demo {number}".split()]
+        assert [row[width:].split() for row in rows[:-1]] == [
             ["validation-pruned-0", str(number), str(i)] for i in range(demo.SAMPLES)
         ]
     english, invented = corpus(demo.DEV, demo.SEED + 1)

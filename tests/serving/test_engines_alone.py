@@ -1,7 +1,12 @@
-"""What `export` wrote runs where neither this package nor PyTorch and transformers are, in the engine alone."""
+"""What `export` wrote runs in virtual environments without this package, and in those without PyTorch, too.
+
+A virtual environment here has links to the packages that are installed, but for some.
+"""
 
 import subprocess
-import sys
+import sysconfig
+import venv
+from pathlib import Path
 
 import engines_alone
 import numpy as np
@@ -10,6 +15,8 @@ import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 
 from collab_heads import compress, export
+
+pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
 
 SMALL = {"vocab_size": 64, "pad_token_id": 63, "decoder_start_token_id": 63, "eos_token_id": 0, "d_model": 64}
 SMALL |= {f"{stack}_{name}": n for stack in ("encoder", "decoder") for name, n in (("layers", 2), ("ffn_dim", 64))}
@@ -24,12 +31,43 @@ MODELS = {
 }
 
 
+@pytest.fixture(scope="module")
+def python_without(tmp_path_factory):
+    """Make a virtual environment without some packages, and return its Python."""
+
+    def make(*packages):
+        place = tmp_path_factory.mktemp("environment")
+        venv.create(place, symlinks=True)
+        variables = {"base": str(place), "platbase": str(place)}
+        target = Path(sysconfig.get_path("purelib", "venv", variables))
+        for installed in Path(sysconfig.get_path("purelib")).iterdir():
+            name = installed.name.replace("-", "_")
+            if not name.startswith(("collab_heads", "__editable__", "_editable", *packages)):
+                (target / installed.name).symlink_to(installed)
+        return place / "bin" / "python"
+
+    return make
+
+
+def check_alone(python, what, folder, given, cwd):
+    call = [python, "-I", engines_alone.__file__, what, folder, given]
+    subprocess.run([str(each) for each in call], check=True, cwd=cwd, timeout=120)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "what", ["encoded_onnx", "encoded_openvino", "encoded_ctranslate2", "continued_onnx", "translated_ctranslate2"]
+    "what",
+    [
+        "encoded_onnx",
+        "encoded_openvino",
+        "encoded_ctranslate2",
+        "continued_onnx",
+        "continued_ctranslate2",
+        "translated_ctranslate2",
+    ],
 )
 @torch.no_grad()
-def test_an_engine_runs_a_compressed_model_alone(what, tmp_path):
+def test_an_engine_runs_a_compressed_model_alone(what, tmp_path, python_without):
     kind, engine = what.split("_")
     torch.manual_seed(0)
     model = MODELS[kind]().eval()
@@ -47,9 +85,22 @@ def test_an_engine_runs_a_compressed_model_alone(what, tmp_path):
         options = {"do_sample": False, "num_beams": 1, "min_new_tokens": 6, "max_new_tokens": 6}
         given["sequences"] = model.generate(**batch, **options).numpy()
     np.savez(tmp_path / "given.npz", **given)
-    subprocess.run(
-        [sys.executable, "-I", engines_alone.__file__, what, str(tmp_path / "out"), str(tmp_path / "given.npz")],
-        check=True,
-        cwd=tmp_path,
-        timeout=120,
-    )
+    python = python_without("torch", "transformers")
+    check_alone(python, what, tmp_path / "out", tmp_path / "given.npz", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ("onnx", "openvino", "transformers"))
+@torch.no_grad()
+def test_transformers_runs_a_compressed_model_alone(to, tmp_path, python_without):
+    torch.manual_seed(0)
+    model = MODELS["encoded"]().eval()
+    tokens = torch.randint(1, 60, (3, 7), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    with torch.enable_grad():
+        compress(model, [batch] * 4, 0.7, refine_steps=0, shape="uniform" if to == "transformers" else "free")
+    export(model, tmp_path / "out", to, batches=[batch])
+    given = {name: tensor.numpy() for name, tensor in batch.items()}
+    np.savez(tmp_path / "given.npz", **given, expected=model(**batch).last_hidden_state.numpy())
+    what = "encoded_transformers" if to == "transformers" else "encoded_exported"
+    check_alone(python_without(), what, tmp_path / "out", tmp_path / "given.npz", tmp_path)

@@ -1,7 +1,9 @@
 """export: every engine runs what was written, and gives what PyTorch gives; what is refused leaves nothing behind."""
 
+import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +13,13 @@ from model_runs import swap
 from model_sizes import NARROW, VOCABULARY
 
 from collab_heads import compress, export, get_adapter, load_exported, prune_heads, prune_neurons
+from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError, OutputError, SwapError, UnsupportedModelError
 from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.serving.targets import TARGETS
 from families import FAMILIES
+
+pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
 
 ENGINE_NOISE = 1e-5  # float32 in another engine, of the largest output; differences seen: 2e-6 and below
 
@@ -31,6 +36,10 @@ def compressed(model, family):
     compress(model, batches_of(family, 4), 0.4, refine_steps=0)
 
 
+def uniform(model, family):
+    compress(model, batches_of(family, 4), 0.7, refine_steps=0, shape="uniform")
+
+
 def one_layer_gone(model, family):
     """The attention and the feed-forward block of a layer; heads and neurons of the others."""
     prune_neurons(model, batches_of(family), keep=16)
@@ -43,6 +52,9 @@ CHANGES = {
     "stock": lambda model, family: None,
     "per_head": lambda model, family: swap(model, "per_head", NARROW["per_head"]),
     "compressed": compressed,
+    "uniform": uniform,
+    "fewer heads": lambda model, family: change_heads(model, "pruned"),
+    "fewer neurons": lambda model, family: prune_neurons(model, batches_of(family), keep=16),
     "a layer gone": one_layer_gone,
     "gated": lambda model, family: change_heads(model, "gated"),
 }
@@ -56,7 +68,10 @@ def changed(name, change):
 
 @torch.no_grad()
 def assert_same_outputs(model, served, batch):
+    """Where no padding is, of outputs per token."""
     expected, found = (each(**batch)[0] for each in (model, served))
+    if expected.ndim == 3:
+        expected, found = (each[batch["attention_mask"].bool()] for each in (expected, found))
     torch.testing.assert_close(found, expected, rtol=0, atol=ENGINE_NOISE * float(expected.abs().max()))
 
 
@@ -88,11 +103,12 @@ def test_encoders_with_other_rows_and_lengths(to, change, tmp_path):
     size = 1e6 * report.megabytes
     assert f"{to}: {size / 1e6:.1f} MB" in str(report)
     served = load_exported(tmp_path / "served", threads=1)
-    for rows, length in ((1, 4), (3, 17)):
-        assert_same_outputs(model, served, text_batch(rows, length))
+    for rows, length, left in ((1, 4, False), (3, 17, False), (3, 17, True)):
+        assert_same_outputs(model, served, text_batch(rows, length, left))
 
 
 GENERATING = ("gpt2", "llama", "qwen3", "opt", "biogpt")
+SOME = ("stock", "compressed", "a layer gone")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +119,7 @@ GENERATING = ("gpt2", "llama", "qwen3", "opt", "biogpt")
             pytest.param(to, name, change, marks=pytest.mark.slow)
             for to in ("onnx", "openvino")
             for name in GENERATING
-            for change in ("stock", "compressed", "a layer gone")
+            for change in (CHANGES if name == "gpt2" else SOME)
             if (to, name, change) != ("onnx", "gpt2", "compressed")
         ),
     ],
@@ -115,14 +131,19 @@ def test_decoders_generate_with_their_cache(to, name, change, tmp_path):
     served = load_exported(tmp_path / "served", threads=1)
     for rows, length in ((1, 3), (3, 9)):
         assert_same_tokens(model, served, text_batch(rows, length, left=True))
+        assert_same_outputs(model, served, text_batch(rows, length))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ("stock", "compressed", "a layer gone"))
-@pytest.mark.parametrize("name", ("marian", "bart", "t5"))
-def test_encoder_decoders_generate_with_their_caches(name, change, tmp_path):
+@pytest.mark.parametrize(
+    "name, change",
+    [(name, change) for name in ("marian", "bart", "t5") for change in (CHANGES if name == "marian" else SOME)],
+)
+@pytest.mark.parametrize("to", ("onnx", "openvino"))
+def test_encoder_decoders_generate_with_their_caches(to, name, change, tmp_path):
+    """OpenVINO ends the process if the graph passes the keys and values of the source on."""
     model = changed(name, change)
-    report = export(model, tmp_path / "served", "onnx")
+    report = export(model, tmp_path / "served", to)
     assert report.difference <= ENGINE_NOISE and report.agreeing == 1
     served = load_exported(tmp_path / "served", threads=1)
     for rows, length in ((1, 4), (3, 9)):
@@ -155,6 +176,17 @@ def test_a_stock_checkpoint_loads_without_this_package(name, tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ("stock", "gated", "uniform", "fewer heads", "fewer neurons", "a layer gone"))
+@pytest.mark.parametrize("name", ("bert", "gpt2", "llama", "marian", "t5", "vit"))
+def test_stock_checkpoints_of_each_family(name, change, tmp_path):
+    """What a config cannot say comes back as zeros; all is compared when it is written."""
+    model = changed(name, change)
+    report = export(model, tmp_path / "stock", "transformers")
+    assert report.difference <= ENGINE_NOISE and report.agreeing in (None, 1)
+    assert "collab_heads" not in (tmp_path / "stock" / "config.json").read_text()
+
+
 def test_the_model_stays_as_it_is(tmp_path):
     model = changed("bert", "compressed").train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -169,9 +201,36 @@ def test_int8(tmp_path):
     report = export(model, tmp_path / "served", int8=True)
     assert report.int8 and 0 < report.difference < 0.2 and "onnx, int8" in str(report)
     with pytest.raises(
-        ArgumentError, match="int8=True: transformers takes no weights of eight bits here; onnx and ctranslate2 do"
+        ArgumentError, match="int8=True: transformers takes no weights of eight bits here; onnx, openvino and ctra"
     ):
         export(model, tmp_path / "other", "transformers", int8=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("bert", "marian"))
+def test_int8_in_openvino(name, tmp_path):
+    pytest.importorskip("nncf", reason="weights of eight bits in OpenVINO need nncf")
+    model = changed(name, "compressed")
+    whole, small = (export(model, tmp_path / str(int8), "openvino", int8=int8) for int8 in (False, True))
+    sizes = [sum(file.stat().st_size for file in (tmp_path / str(int8)).glob("*.bin")) for int8 in (False, True)]
+    assert sizes[1] < 0.5 * sizes[0] and whole.difference <= ENGINE_NOISE < small.difference < 0.2
+
+
+def test_int8_in_openvino_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    with pytest.raises(MissingPackageError, match="weights of eight bits in OpenVINO need nncf: pip install nncf"):
+        export(changed("bert", "stock"), tmp_path / "served", "openvino", int8=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("to", ("onnx", "openvino"))
+def test_an_older_transformers(to, tmp_path, monkeypatch):
+    """Before 5.23 its exporters run nothing."""
+    monkeypatch.setitem(sys.modules, "transformers.exporters.runners", None)
+    with pytest.raises(MissingPackageError, match=rf"exports to {to} need transformers 5\.23 or later, not 5"):
+        export(changed("bert", "stock"), tmp_path / "served", to)
+    with pytest.raises(MissingPackageError, match=r"exported models need transformers 5\.23"):
+        load_exported(tmp_path)
 
 
 def test_what_differs_is_not_written(tmp_path, monkeypatch):
@@ -191,14 +250,57 @@ def test_what_is_refused(tmp_path):
         export(model, full)
     with pytest.raises(ArgumentError, match="unknown target 'onx'"):
         export(model, tmp_path / "new", "onx")
-    with pytest.raises(UnsupportedModelError, match="OpenVINO crashes on a decoder with cross-attention"):
-        export(changed("marian", "stock"), tmp_path / "new", "openvino")
     swap(model, "shared", NARROW["shared"])
     with pytest.raises(SwapError, match="share their queries and keys have no stock form"):
         export(model, tmp_path / "new", "transformers")
     assert [file.name for file in tmp_path.iterdir()] == ["full"] and [file.name for file in full.iterdir()] == [
         "mine.txt"
     ]
+
+
+WRITERS = {
+    "onnx": "onnx_ir.save",
+    "openvino": "openvino.save_model",
+    "ctranslate2": "ctranslate2.specs.ModelSpec.save",
+    "transformers": "transformers.modeling_utils.safe_save_file",
+}
+STOPS = {
+    "a full disk": (OSError(errno.ENOSPC, "No space left on device"), OutputError, "is full .* MB are needed"),
+    "Ctrl-C": (KeyboardInterrupt("stopped"), KeyboardInterrupt, "stopped"),
+}
+GRAPHS = ("onnx", "openvino")
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("to", [pytest.param(to, marks=pytest.mark.slow if to in GRAPHS else ()) for to in WRITERS])
+def test_an_export_that_stops_leaves_nothing(to, stop, tmp_path, monkeypatch):
+    model = FAMILIES["bert"].build().base_model.train()
+    error, raised, message = STOPS[stop]
+
+    def begin(first, place, *args, **kwargs):
+        place = Path(place)
+        (place / "model.bin" if place.is_dir() else place).write_bytes(b"a beginning")
+        raise error
+
+    monkeypatch.setattr(WRITERS[to], begin)
+    with pytest.raises(raised, match=message):
+        export(model, tmp_path / "served", to)
+    assert not list(tmp_path.iterdir()) and model.training
+
+
+class Bessel(torch.nn.Module):
+    def forward(self, states):
+        return torch.special.bessel_j0(states)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to, operator", [("onnx", "prims.bessel_j0"), ("openvino", "aten.special_bessel_j0.default")])
+def test_an_operator_that_the_engine_has_not(to, operator, tmp_path):
+    model = FAMILIES["bert"].build().eval()
+    model.bert.pooler = Bessel()
+    with pytest.raises(UnsupportedModelError, match=f"exporter to {to} fails on Bert.*no operator {operator}$"):
+        export(model, tmp_path / "served", to)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

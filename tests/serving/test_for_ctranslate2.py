@@ -47,6 +47,8 @@ from transformers import (
     RobertaModel,
     T5Config,
     T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 import tiny
@@ -54,6 +56,7 @@ from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_c
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import SwapError, UnsupportedModelError
 from collab_heads.model.open_feed_forward import open_feed_forwards
+from collab_heads.serving.for_ctranslate2 import IdTokens, alignment_heads
 
 ENGINE_NOISE = 1e-4  # float32 in another engine, of the largest output; seen: 9e-5 (mT5), elsewhere below 5e-6
 VOCABULARY = 64  # OPT's converter fills up to multiples of 8
@@ -73,6 +76,9 @@ RELATIVE |= {"decoder_start_token_id": 0}
 DISTIL = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": VOCABULARY}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
 OPT = {"vocab_size": VOCABULARY, "hidden_size": 64, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SPEECH = {name: value for name, value in STACKS.items() if name != "max_position_embeddings"}
+SPEECH |= {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 32, "pad_token_id": 1}
+SPEECH |= {"decoder_start_token_id": 2, "suppress_tokens": None, "begin_suppress_tokens": None}
 OPT |= {"word_embed_proj_dim": 64, "max_position_embeddings": 64}
 
 MODELS = {
@@ -89,6 +95,7 @@ MODELS = {
     "m2m_100": (M2M100ForConditionalGeneration, M2M100Config(**LANGUAGES)),
     "t5": (T5ForConditionalGeneration, T5Config(**RELATIVE)),
     "mt5": (MT5ForConditionalGeneration, MT5Config(**RELATIVE)),
+    "whisper": (WhisperForConditionalGeneration, WhisperConfig(**SPEECH)),
     "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2)),
     "opt": (OPTForCausalLM, OPTConfig(**OPT)),
     "llama": (LlamaForCausalLM, LlamaConfig(**GROUPED)),
@@ -122,7 +129,10 @@ def build(name):
 
 
 def texts(model, seed=0):
-    tokens = torch.randint(5, 60, (8, 12), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(5, 60, (8, 12), generator=generator)
+    if model.config.model_type == "whisper":
+        return {"input_features": torch.randn(8, 8, 24, generator=generator), "labels": tokens}
     labels = {"labels": tokens} if model.config.is_encoder_decoder else {}
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **labels}
 
@@ -173,6 +183,7 @@ BY_DEFAULT = {
     ("t5", "narrow values"),
     ("bert", "pruned"),
     ("qwen3", "a layer gone"),
+    ("whisper", "pruned"),
 }
 CASES = [
     pytest.param(name, change, marks=() if (name, change) in BY_DEFAULT else pytest.mark.slow)
@@ -209,6 +220,27 @@ def test_int8_is_smaller(tmp_path):
     model = build("marian")
     whole, small = (export(model, tmp_path / str(int8), to="ctranslate2", int8=int8) for int8 in (False, True))
     assert small.megabytes < 0.6 * whole.megabytes and small.difference < 0.05
+
+
+def test_whisper_keeps_the_heads_that_align_words_with_sound(tmp_path):
+    model = build("whisper")
+    model.generation_config.alignment_heads = [[0, 1], [1, 2]]
+    sites = get_adapter(model).sites(model)
+    prune_heads(model, heads={site.path: [1] for site in sites})
+    export(model, tmp_path / "one", to="ctranslate2")
+    assert json.loads((tmp_path / "one" / "config.json").read_text())["alignment_heads"] == [[1, 1]]
+    prune_heads(model, heads={site.path: [2] for site in sites if site.role == "dec-enc"})
+    assert alignment_heads(model, moved=True) == [[1, 0], [1, 1]]  # of heads 0 and 3: none that is named is left
+    assert alignment_heads(model, moved=False) == [[1, 0], [1, 3]]
+
+
+def test_a_tokenizer_without_a_token_for_unknown_words(tmp_path):
+    """The engine does not load a model whose config has none."""
+    model = build("gpt2")
+    tokenizer = IdTokens(model)
+    tokenizer.unk_token, tokenizer.save_pretrained = None, lambda folder: None
+    assert export(model, tmp_path / "out", to="ctranslate2", tokenizer=tokenizer).agreeing == 1
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["unk_token"] == "<0>"
 
 
 def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path):

@@ -14,6 +14,8 @@ from transformers import (
     BertForMaskedLM,
     BertModel,
     ByT5Tokenizer,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
     GPT2Config,
     GPT2LMHeadModel,
     MarianConfig,
@@ -345,3 +347,29 @@ def test_what_is_trimmed_loads_as_an_auto_model(tmp_path):
     assert again.tokens_after < again.tokens_before == len(made)
     model.save_pretrained(tmp_path)
     assert AutoModel.from_pretrained(tmp_path).config.trimmed_vocabulary["after"] == again.tokens_after
+
+
+def test_an_encoder_and_a_decoder_of_one_vocabulary_put_together(tmp_path):
+    tokenizer = fast("WordPiece")
+    torch.manual_seed(0)
+    stack = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **SIZES}
+    decoder = BertConfig(**stack, is_decoder=True, add_cross_attention=True)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**stack), decoder)
+    config.decoder_start_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
+    original = EncoderDecoderModel(config).eval()
+    model = copy.deepcopy(original)
+    report = trim_vocabulary(model, tokenizer, FEW, show_progress=False)
+    assert model.encoder.config.vocab_size == model.decoder.config.vocab_size == report.tokens_after
+    made = report.tokenizer.get_vocab()
+    ids = [tokenizer.get_vocab()[token] for token in sorted(made, key=made.get)]
+
+    def logits(model, tokenizer):
+        inputs = tokenizer(FEW[:4], padding=True, return_tensors="pt")
+        read = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
+        with torch.no_grad():
+            return model(**read, decoder_input_ids=inputs["input_ids"]).logits
+
+    found = logits(model, report.tokenizer)
+    torch.testing.assert_close(found, logits(original, tokenizer)[..., ids], rtol=ROUNDING, atol=ROUNDING)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(EncoderDecoderModel.from_pretrained(tmp_path).eval(), report.tokenizer), found)

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.sentences import rows
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.display import progress_bar, text_table
+from collab_heads.base.display import text_table
+from collab_heads.base.progress import progress_bar
 from collab_heads.base.wrappers import check_passed, model_inside
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, NonFiniteError
@@ -186,7 +187,7 @@ def leave_one_out(
     original = checked(evaluate(model), metric, "of the whole model")
     without = {site.path: torch.zeros(site.num_heads, dtype=torch.float64) for site in chosen}
     heads_in_turn = [(site, index, head) for site in chosen for index, head in enumerate(numbers[site.path])]
-    for site, index, head in progress_bar(heads_in_turn, desc="leaving heads out", leave=False):
+    for site, index, head in progress_bar(heads_in_turn, desc="leaving heads out"):
         with without_heads(model, {site.path: [head]}):
             without[site.path][index] = checked(evaluate(model), metric, f"without head {head} of {site.path}")
     heads = {site.path: numbers[site.path] for site in chosen}
@@ -230,7 +231,7 @@ def ablation_curve(
     counts = [max(least, math.ceil(total * eighths / 8)) for eighths in range(8, 0, -1)] if counts is None else counts
     plans = [(count, most_important(model, scores, count)) for count in sorted(set(counts), reverse=True)]
     points = []
-    for count, alive in progress_bar(plans, desc="removing heads", leave=False):
+    for count, alive in progress_bar(plans, desc="removing heads"):
         removed = {
             path: [h for h, on in zip(numbers[path], bits, strict=True) if not on] for path, bits in alive.items()
         }

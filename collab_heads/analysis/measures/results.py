@@ -101,6 +101,9 @@ class HeadStatistics:
     def distance(self, path: str) -> Tensor:
         """Return [H], the mean Euclidean distance of every head to the other heads of its site; 0 for a single head.
 
+        Args:
+            path: of a site.
+
         Raises:
             ArgumentError: if "l2" was not measured, or no site with heads has this path.
         """
@@ -111,7 +114,11 @@ class HeadStatistics:
         return mean_distance(self.l2[path])
 
     def per_site(self, site: AttentionSite) -> dict[str, Tensor]:
-        """Return measure (or "alphas") -> tensor for one site."""
+        """Return measure (or "alphas") -> tensor for one site.
+
+        Args:
+            site: one of `sites`.
+        """
         return {name: getattr(self, name)[site.path] for name in self.names() if site.path in getattr(self, name)}
 
     def names(self) -> tuple[str, ...]:
@@ -149,6 +156,9 @@ class HeadStatistics:
         nested as `{"encoder": [{"self_attn": {...}}, ...], "decoder": [{"self_attn": {...}, "enc_attn": {...}}, ...]}`,
         with an entry per layer that is empty if nothing was measured. Complete files replace old ones.
 
+        Args:
+            folder: is made where it is missing.
+
         Source: the nesting: Azov and Landau 2020 (MHR-NLP-Transformers).
         """
         sites = [
@@ -172,6 +182,9 @@ class HeadStatistics:
     @classmethod
     def load(cls, folder: str | Path) -> "HeadStatistics":
         """Read the files that `save` wrote.
+
+        Args:
+            folder: of the two files.
 
         Raises:
             DataError: if a file is missing, damaged or of another version, or the two do not fit each other.

@@ -151,7 +151,7 @@ def budget_curve(
     of: str,
     title: str | None = None,
 ) -> Figure:
-    """Draw the error of a model's output against the share of its attention that is kept.
+    """Draw the error of a model's output against the share of its layers that is kept.
 
     Args:
         predicted: (budget, error), a line.
@@ -171,7 +171,7 @@ def budget_curve(
     if measured:
         colour = OKABE_ITO[1]
         axes.plot(*zip(*measured, strict=True), color=colour, marker="o", markersize=5, linestyle="", label="measured")
-    axes.set(xlabel=f"budget: share of attention's {of}", ylabel="error of the model's output", xlim=(0, 1))
+    axes.set(xlabel=f"budget: share of the layers' {of}", ylabel="error of the model's output", xlim=(0, 1))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 from transformers.utils import ModelOutput
 
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError, CollabHeadsError, UnsupportedModelError
@@ -236,7 +236,7 @@ def explain_batches(
     """
     total = operator.length_hint(batches) or None
     with explaining(model):
-        for index, batch in enumerate(progress_bar(each_batch(batches), total=total, desc=what, leave=False)):
+        for index, batch in enumerate(progress_bar(each_batch(batches), total=total, desc=what)):
             inputs = {k: v.to(input_device(model)) if isinstance(v, Tensor) else v for k, v in batch.items()}
             for portion in cut(inputs):
                 see(portion, run(model, adapter, portion, index))  # no name keeps the graph while the next one is built

@@ -26,6 +26,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
 from collab_heads.base.display import portable_name, text_table
 from collab_heads.base.option_values import PrefixKind
+from collab_heads.base.progress import progress_bar
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.loading import load_or_explain
@@ -93,6 +94,10 @@ class ContributionComparison:
 
         The sentences of both are the same, so the error is that of paired differences.
 
+        Args:
+            index: the place of the run in `runs`.
+            measure: "source", "source_entropy" or "target_entropy".
+
         Raises:
             ArgumentError: on a measure that is not per generated token.
         """
@@ -134,12 +139,19 @@ class ContributionComparison:
         return {"version": VERSION, "divergence": dict(self.divergence), "runs": runs}
 
     def save(self, path: str | Path) -> Path:
-        """Write a JSON file; it replaces an existing one only when complete."""
+        """Write a JSON file; it replaces an existing one only when complete.
+
+        Args:
+            path: of the file; its folder is made where it is missing.
+        """
         return write_document(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "ContributionComparison":
         """Read a file that `save` wrote.
+
+        Args:
+            path: of the file.
 
         Raises:
             DataError: if the file is missing, damaged or of another version.
@@ -196,9 +208,9 @@ def compare_contributions(
     sentences, excluded = Sentences(batches), None if exclude is None else check_exclude(exclude)
     diverges = len(named) > 1 and "reference" in kinds
     runs: list[tuple[str, TokenContributions]] = []
-    for name, model in named.items():
+    for name, model in progress_bar(named.items(), desc="measuring contributions"):
         loaded = model if isinstance(model, PreTrainedModel) else load(model)
-        for kind in kinds:
+        for kind in progress_bar(kinds, desc="measuring contributions"):
             run = token_contributions(
                 loaded,
                 sentences,

@@ -86,6 +86,9 @@ class TokenContributions:
     def average(self, measure: Contribution) -> tuple[float, float]:
         """Return the mean over all generated tokens and its standard error over sentences (NaN for one sentence).
 
+        Args:
+            measure: "source", "source_entropy" or "target_entropy".
+
         Raises:
             ArgumentError: on a measure that is not per generated token.
         """
@@ -108,7 +111,11 @@ class TokenContributions:
         return mean_curve(self.rows(measure), parts)
 
     def rows(self, measure: Contribution) -> list[Tensor]:
-        """Return the numbers of every sentence."""
+        """Return the numbers of every sentence.
+
+        Args:
+            measure: see `curve`.
+        """
         return [getattr(sentence, measure) for sentence in self.sentences]
 
     def of_length(self, tokens: int, source: int | None = None) -> "TokenContributions":
@@ -169,18 +176,29 @@ class TokenContributions:
 
     @classmethod
     def from_dict(cls, stored: dict) -> "TokenContributions":
-        """Return the contributions that `to_dict` described."""
+        """Return the contributions that `to_dict` described.
+
+        Args:
+            stored: also after JSON.
+        """
         sentences = tuple(SentenceContributions.from_dict(each) for each in stored["sentences"])
         names = cast(tuple[str, str], tuple(stored["names"]))
         return cls(sentences, tuple(stored["excluded"]), names, stored["prefixes"])
 
     def save(self, path: str | Path) -> Path:
-        """Write a JSON file; it replaces an existing one only when complete."""
+        """Write a JSON file; it replaces an existing one only when complete.
+
+        Args:
+            path: of the file; its folder is made where it is missing.
+        """
         return write_document(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "TokenContributions":
         """Read a file that `save` wrote.
+
+        Args:
+            path: of the file.
 
         Raises:
             DataError: if the file is missing, damaged or of another version.

@@ -208,7 +208,7 @@ def token_contributions(
 
     handles = listen(model, adapter, sides, states, last)
     try:
-        explain_batches(model, adapter, chosen, see, cut=order.cut)
+        explain_batches(model, adapter, chosen, see, "measuring contributions", cut=order.cut)
     finally:
         for handle in handles:
             handle.remove()

@@ -15,8 +15,8 @@ from collab_heads.analysis.report.page_data import anchor, as_json, heads_of, pa
 from collab_heads.analysis.report.pictures import pictures_in, pictures_of
 from collab_heads.analysis.report.savings import Plan, savings_html
 from collab_heads.analysis.report.text import MORE, full_text, summary, summary_text
-from collab_heads.base.display import progress_bar
 from collab_heads.base.extras import missing
+from collab_heads.base.progress import progress_bar
 from collab_heads.files.atomic import write_file
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class HeadReport(HeadMeasurements):
     def plot(self) -> "dict[str, Figure]":
         """Draw every picture and return them by name; needs matplotlib (`pip install matplotlib`)."""
         pictures = pictures_of(self)
-        return {each.name: each.draw() for each in progress_bar(pictures, desc="drawing", leave=False)}
+        with progress_bar(pictures, desc="drawing") as drawn:
+            return {each.name: each.draw() for each in drawn}
 
     def to_html(self, plan: Plan | None = None) -> str:
         """Return one self-contained page to explore: maps, tables, sentences, legends.

@@ -15,6 +15,7 @@ from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.progress import one_bar
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError
@@ -25,6 +26,7 @@ SPECIAL = ("bos", "cls", "eos", "sep", "pad", "mask", "decoder_start")  # what c
 
 
 @checking_arguments
+@one_bar("head_roles", (("finding roles", 1), ("finding dependencies", 1)))
 def head_roles(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | None = None,

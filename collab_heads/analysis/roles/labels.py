@@ -97,7 +97,13 @@ class HeadRoles:
         return text_table(("site", "role", "head", "what it does"), rows, "\n".join(self.summary()))
 
     def figure(self, path: str, head: int, label: str) -> str:
-        """Return the numbers behind a label as text."""
+        """Return the numbers behind a label as text.
+
+        Args:
+            path: of the site.
+            head: the place of the head in its site, counted from 0.
+            label: one of its `labels`.
+        """
         if label.startswith("positional "):
             return f"({self.positional[path].share[head]:.2f})"
         if label == FIRST:

@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_option = option_adder(parser.add_argument, "serving.export", "export")
     add_option("to", metavar="TARGET", help=f"one of {', '.join(EXPORT_TARGETS)}")
     parser.add_argument(
-        "--int8", action="store_true", help="store weights of matrix products in eight bits (onnx, ctranslate2)"
+        "--int8", action="store_true", help="store weights of matrix products in eight bits (not for transformers)"
     )
     add_loading_arguments(parser)
 

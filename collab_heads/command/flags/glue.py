@@ -15,15 +15,13 @@ from collab_heads.base.extras import check_extra
 from collab_heads.command.flags import analyzing, arguments, collaborative, heads, rotating
 from collab_heads.command.flags.checks import check_flags
 from collab_heads.command.flags.parsing import AUTO, count_from_1, path
-from collab_heads.command.flags.shared import check_demo, check_files
+from collab_heads.command.flags.shared import add_demo_argument, check_demo, check_files
 from collab_heads.data.glue_tasks import TASKS
 from collab_heads.errors import ArgumentError, DataError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--demo", action="store_true", help="try everything on a generated task with a small model; ignores other flags"
-    )
+    add_demo_argument(parser, "a generated task")
     add_data_arguments(parser)
     arguments.add_model_arguments(parser)
     collaborative.add_collaborative_arguments(parser)

@@ -17,16 +17,12 @@ from collab_heads.base.extras import check_extra
 from collab_heads.command.flags import analyzing, arguments, collaborative, heads, rotating
 from collab_heads.command.flags.checks import check_flags
 from collab_heads.command.flags.scratch import add_image_data, add_image_scratch_arguments, check_images
-from collab_heads.command.flags.shared import check_demo
+from collab_heads.command.flags.shared import add_demo_argument, check_demo
 from collab_heads.errors import DataError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--demo",
-        action="store_true",
-        help="try everything on handwritten digits with a small model; ignores other flags",
-    )
+    add_demo_argument(parser, "handwritten digits")
     add_image_data(parser)
     arguments.add_model_arguments(parser, of_images=True)
     add_image_scratch_arguments(parser)

@@ -63,6 +63,12 @@ class Parser(argparse.ArgumentParser):
                 check_old_flag(name)
                 check_choice("flag", name, self._option_string_actions)
 
+    def add_quiet(self) -> None:
+        """Add the flag `--quiet`."""
+        self.add_argument(
+            "--quiet", action="store_true", help="no progress bars; there are none where stderr is a file"
+        )
+
     def take_defaults(self, file: str) -> None:
         """Read a file of flags; its values replace the defaults, and flags of the command line override them.
 

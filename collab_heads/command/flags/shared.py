@@ -12,6 +12,23 @@ from collab_heads.files.reading import check_file
 MODULES = "modules.json"  # of sentence-transformers: lists the parts of a model and their folders
 
 
+def add_demo_argument(parser: ArgumentParser, on: str) -> None:
+    """Add the flag `--demo`; its value is the number of a row, True for all, or False.
+
+    Args:
+        parser: takes the flag.
+        on: what the demo works on.
+    """
+    add, what = parser.add_argument, f"try everything on {on} with a small model"
+    again = "with a number, repeat that row of its table; ignores other flags"
+    add("--demo", nargs="?", const=True, default=False, type=count_from_1, metavar="ROW", help=f"{what}; {again}")
+
+
+def demo_row(args: Namespace) -> int | None:
+    """Return the number of the row that the demo is to repeat, from 1; None for all rows."""
+    return None if args.demo is True else args.demo
+
+
 def check_demo(args: Namespace) -> bool:
     """Return True if the demo is requested; no other flag has to be checked then.
 
@@ -20,7 +37,7 @@ def check_demo(args: Namespace) -> bool:
     """
     if args.demo and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ArgumentError("--demo is for one process: start it without `accelerate launch` or `torchrun`")
-    return args.demo
+    return bool(args.demo)
 
 
 def add_model_argument(parser: ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from argparse import ArgumentParser, Namespace
 from collab_heads.base.extras import check_extra
 from collab_heads.command.flags import analyzing, arguments, collaborative, heads, rotating, translation_arguments
 from collab_heads.command.flags.checks import check_flags
-from collab_heads.command.flags.shared import check_demo, check_files
+from collab_heads.command.flags.shared import add_demo_argument, check_demo, check_files
 from collab_heads.command.flags.translation_arguments import (
     add_scratch_arguments,
     add_translation_data,
@@ -22,11 +22,7 @@ from collab_heads.command.flags.translation_arguments import (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--demo",
-        action="store_true",
-        help="try everything on a generated language with a small model; ignores other flags",
-    )
+    add_demo_argument(parser, "a generated language")
     add_translation_data(parser)
     arguments.add_model_arguments(parser)
     add_scratch_arguments(parser)

@@ -120,7 +120,11 @@ class HeadPenalty:
         return [group for group in groups if group is not None]
 
     def others(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return the trainable parameters of a model that are neither gates nor alphas."""
+        """Return the trainable parameters of a model that are neither gates nor alphas.
+
+        Args:
+            model: the model that trains; it may be wrapped.
+        """
         listed = {id(parameter) for parameter in self.parameters()}
         return [p for p in model.parameters() if p.requires_grad and id(p) not in listed]
 
@@ -164,6 +168,9 @@ class HeadPenalty:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state.
+
+        Args:
+            state: what `state_dict` returned, also after JSON.
 
         Raises:
             ArgumentError: if the state belongs to other parts, other settings or another model; the message says which.

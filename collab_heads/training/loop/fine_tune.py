@@ -45,31 +45,34 @@ def fine_tune(
         NonFiniteError: if the loss, or a weight that is to be saved, is NaN or inf.
     """
     training = Training(accelerator, model, args, hooks, phase, resume)
-    stopped = training.stops()  # a resumed training may have met its `stop` already
-    if hooks.look is not None and not training.done:
-        training.look(0)
-    while training.done < training.total and not stopped:
-        epoch, first = hooks.steps.position(training.done)
-        if hooks.before_epoch is not None and not first:
-            hooks.before_epoch(model, epoch + 1, training.optimizer)
-        steps = hooks.steps.of_epoch(epoch)[first : first + training.total - training.done]
-        training.begin()
-        for step, batches, weights in loaded_steps(steps, examples, hooks, accelerator, args.dataloader_num_workers):
-            loss = optimizer_step(
-                accelerator,
-                training.wrapped,
-                training.optimizer,
-                batches,
-                weights,
-                args.max_grad_norm,
-                training.penalty,
-                hooks.loss,
-            )
-            training.advance(loss, num_examples=sum(map(len, step)))
-            stopped = training.evaluate_and_save(epoch + 1, ends_epoch=step is steps[-1])
-            if stopped:
-                break
-        training.end_epoch(epoch + 1, whole=not stopped or step is steps[-1])
+    with training.bar:
+        stopped = training.stops()  # a resumed training may have met its `stop` already
+        if hooks.look is not None and not training.done:
+            training.look(0)
+        while training.done < training.total and not stopped:
+            epoch, first = hooks.steps.position(training.done)
+            if hooks.before_epoch is not None and not first:
+                hooks.before_epoch(model, epoch + 1, training.optimizer)
+            steps = hooks.steps.of_epoch(epoch)[first : first + training.total - training.done]
+            training.begin()
+            for step, batches, weights in loaded_steps(
+                steps, examples, hooks, accelerator, args.dataloader_num_workers
+            ):
+                loss = optimizer_step(
+                    accelerator,
+                    training.wrapped,
+                    training.optimizer,
+                    batches,
+                    weights,
+                    args.max_grad_norm,
+                    training.penalty,
+                    hooks.loss,
+                )
+                training.advance(loss, num_examples=sum(map(len, step)))
+                stopped = training.evaluate_and_save(epoch + 1, ends_epoch=step is steps[-1])
+                if stopped:
+                    break
+            training.end_epoch(epoch + 1, whole=not stopped or step is steps[-1])
     return training.finish()
 
 

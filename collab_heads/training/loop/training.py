@@ -12,7 +12,7 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.base.display import progress_bar
+from collab_heads.base.progress import progress_bar
 from collab_heads.errors import NonFiniteError, OutputError
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.whole import is_sharded, keep_whole
@@ -152,7 +152,7 @@ class Training:
         self.losses = Losses(accelerator, args.logging_steps, phase, self.total, loss_before)
         self.clock = Clock()
         main = accelerator.is_main_process
-        self.bar = progress_bar(total=self.total, initial=self.done, desc="training", disable=not main)
+        self.bar = progress_bar(total=self.total, initial=self.done, desc="training", disable=not main, leave=True)
 
     def resume(self, checkpoint: Path, step: int) -> float | None:
         """Load the state at a step; return the sum of the losses before it, None if that was not recorded."""
@@ -184,7 +184,7 @@ class Training:
         mean = self.losses.add(loss, self.done, self.schedule.get_last_lr()[0], self.penalty)
         if mean is not None:
             numbers = {"loss": mean} | ({} if self.penalty is None else self.penalty.metrics())
-            self.bar.set_postfix_str(", ".join(f"{name} {v:.4g}" for name, v in numbers.items() if "/" not in name))
+            self.bar.show(", ".join(f"{name} {v:.4g}" for name, v in numbers.items() if "/" not in name))
 
     def evaluate_and_save(self, epoch: int, *, ends_epoch: bool) -> bool:
         """Evaluate, measure heads and save, each if it is due after the step just taken; the clock is stopped then.
@@ -259,7 +259,6 @@ class Training:
 
     def finish(self) -> Trained:
         """Unwrap the model in place, put it into evaluation mode, and return the counts of the training."""
-        self.bar.close()
         sum_of_losses = self.losses.state()
         if self.penalty is not None:
             self.penalty.close()

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers.utils import logging
 
+from collab_heads.base.progress import is_shown
 from collab_heads.command.flags.arguments import fingerprint
 from collab_heads.command.flags.parsing import input_paths
 from collab_heads.data.glue import Data
@@ -76,9 +78,23 @@ def launched(args: Namespace) -> Iterator[Accelerator]:
     say_one_process(accelerator)
     with ExitStack() as stack:
         stack.enter_context(kept_in(args.cache_dir))
+        stack.enter_context(datasets_bars())
         if args.output_dir is not None:
             agreed(accelerator, lambda: stack.enter_context(reserved(Path(args.output_dir))))
         yield accelerator
+
+
+@contextmanager
+def datasets_bars() -> Iterator[None]:
+    """Hide the progress bars of datasets while the context is open, where ours are hidden."""
+    hides = not is_shown() and not are_progress_bars_disabled()
+    if hides:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if hides:
+            enable_progress_bars()
 
 
 def say_one_process(accelerator: Accelerator) -> None:

@@ -11,7 +11,7 @@ from model_configs import bert_config
 from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import HeadPenalty, get_adapter, swap_to_gated
-from collab_heads.base import display
+from collab_heads.base import progress
 from collab_heads.command.flags import heads
 from collab_heads.command.flags.arguments import add_output_arguments, add_training_arguments
 from collab_heads.command.flags.parsing import Parser
@@ -158,7 +158,7 @@ def test_the_loss_is_on_the_bar_and_its_mean_in_the_end(every, monkeypatch):
         losses.append(float(optimizer_step(*args)))
         return torch.tensor(losses[-1])
 
-    monkeypatch.setattr(display.tqdm, "set_postfix_str", lambda bar, text: shown.append(text))
+    monkeypatch.setattr(progress.Loop, "show", lambda bar, text: shown.append(text))
     monkeypatch.setattr(loop, "optimizer_step", step)
     args = arguments("--num_train_epochs", "1", "--logging_steps", str(every))
     trained = fine_tune(accelerator(), model(), examples(34), args, hooks())
