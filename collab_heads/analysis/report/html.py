@@ -10,6 +10,7 @@ from importlib.resources import files
 from string import Template
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+SMALL = 700  # pixels of a picture that can be read on a phone
 WIDE = 1700  # pixels of a picture that cannot be read when it is as wide as the page: the figures are 11 inches at most
 FOLDER = files("collab_heads.analysis.report") / "page"
 # in the order in which they build on each other
@@ -124,7 +125,9 @@ def figure_html(picture: Drawing) -> str:
     if picture.dark:
         dark = f'<source media="(prefers-color-scheme: dark)" srcset="{data_url(picture.dark)}">'
     image = f'<picture>{dark}<img alt="{alt}" src="{data_url(picture.png)}"></picture>'
-    kind = "picture wide" if width > WIDE else "picture"
+    if width <= SMALL:
+        return f"<figure>{image}</figure>"
+    kind = "wide" if width > WIDE else "broad"
     return f'<figure class="{kind}" tabindex="0">{image}</figure>'  # where it scrolls, it must be reached by keyboard
 
 

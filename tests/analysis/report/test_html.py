@@ -142,14 +142,14 @@ def test_alternative_texts_are_text():
     assert [each["alt"] for each in reader.all("img")] == ['a "b" <c>']
 
 
-def test_wide_pictures_keep_their_size_in_a_box_that_scrolls():
+def test_pictures_that_would_be_too_small_have_a_box_that_scrolls():
     drawn = []
-    for width in (1600, 1800):
+    for width in (600, 1600, 1800):
         buffer = io.BytesIO()
         image.new("1", (width, 1)).save(buffer, "png")
         drawn.append(Drawing(buffer.getvalue(), ""))
     reader = Reader(page("", [Section("One", pictures=drawn)]))
-    assert reader.all("figure") == [{"class": "picture", "tabindex": "0"}, {"class": "picture wide", "tabindex": "0"}]
+    assert reader.all("figure") == [{}, {"class": "broad", "tabindex": "0"}, {"class": "wide", "tabindex": "0"}]
 
 
 def test_pictures_are_named_after_what_they_show(report):

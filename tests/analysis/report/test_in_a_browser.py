@@ -312,8 +312,8 @@ def test_a_long_sentence_has_a_box_of_its_own(browser, long_page, width, scheme)
         choose(browser, "show as", "shading")
         browser.wait("document.querySelector('#tokens .shading')")
         assert browser.value("document.documentElement.scrollWidth") <= width
-        picture = browser.value("document.querySelector('figure.picture img').currentSrc")
-        dark = browser.value("document.querySelector('figure.picture source').srcset")
+        picture = browser.value("document.querySelector('figure picture img').currentSrc")
+        dark = browser.value("document.querySelector('figure picture source').srcset")
         assert (picture == dark) == (scheme == "dark")
         assert browser.problems == []
     finally:
