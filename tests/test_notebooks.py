@@ -146,7 +146,7 @@ def test_translate(run, tmp_path):
 @pytest.mark.slow
 def test_attention_maps(run, tmp_path):
     notebook = run("attention_maps")
-    assert pictures(notebook) == 7 and "what it does" in printed(notebook)
+    assert pictures(notebook) == 7 and "confidence" in printed(notebook)
     assert (tmp_path / "head_report.html").stat().st_size > 100_000
 
 
