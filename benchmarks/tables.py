@@ -15,13 +15,23 @@ import re
 import sys
 from pathlib import Path
 
-from shown import claims, heads_seen, images, quality, served, speed, summary, translation
+from shown import claims, efficiency, heads_seen, images, quality, served, speed, summary, translation
 from shown.columns import TABLES
 
 from common import ROOT
 
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
-SUBJECTS = (claims, heads_seen, images, quality, served, speed, summary, translation)  # each enters its tables
+SUBJECTS = (
+    claims,
+    efficiency,
+    heads_seen,
+    images,
+    quality,
+    served,
+    speed,
+    summary,
+    translation,
+)  # each enters its tables
 
 
 def pages() -> list[Path]:
