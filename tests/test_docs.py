@@ -188,7 +188,10 @@ def test_errors_that_are_quoted_are_in_the_code():
     assert [quote for quote in quoted if not any(quote in each for each in said)] == []
 
 
-OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version"}  # of accelerate
+ACCELERATE = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version", "--cpu", "--num_machines"}
+ACCELERATE |= {"--mixed_precision", "--dynamo_backend"}
+# of uvicorn, of a file on the page of batch jobs, and one that is quoted because there is none
+OTHER_COMMANDS = ACCELERATE | {"--workers", "--processes", "--budgt"}
 
 
 def test_flags_that_are_named_are_there(capsys):
