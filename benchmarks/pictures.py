@@ -1,0 +1,88 @@
+"""Draw the pictures of the start page and of the guide to efficiency, from the stored results.
+
+python benchmarks/pictures.py
+
+What other benchmarks draw they draw themselves; these show the results of several.
+"""
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from nmt_pictures import save_figure
+from shown.efficiency import WORDS, encoders
+
+matplotlib.rcParams["svg.hashsalt"] = "collab_heads"  # the same picture is the same file
+# colours of Okabe and Ito, which people with any kind of colour vision can tell apart
+STYLES = {
+    "PyTorch": ("#000000", "o"),
+    "ONNX Runtime": ("#0072B2", "s"),
+    "ONNX Runtime, 8 bits": ("#56B4E9", "s"),
+    "OpenVINO": ("#009E73", "^"),
+    "CTranslate2": ("#D55E00", "D"),
+    "CTranslate2, 8 bits": ("#E69F00", "D"),
+}
+PANELS = {
+    "MB": "megabytes on disk",
+    "time of one sentence": "time of one sentence",
+    "time of 32 x 128 tokens": "time of 32 x 128 tokens",
+}
+MEASURES = {
+    "MB": ("megabytes", "#0072B2", "{:.0f}"),
+    "time of one sentence": ("time of one sentence", "#D55E00", "{:.2f}"),
+    "STS-B": ("quality: Spearman x 100, STS-B", "#009E73", "{:.1f}"),
+}
+FORMS = ((1.0, "PyTorch"), (0.5, "PyTorch"), (0.5, "ONNX Runtime, 8 bits"), (0.25, "ONNX Runtime, 8 bits"))
+
+
+def efficiency() -> Figure:
+    """Draw what is lost on STS-B against size and times, a line per engine."""
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained", sharey=True)
+    rows = encoders()
+    for panel, (cost, label) in zip(panels, PANELS.items(), strict=True):
+        for engine, (colour, marker) in STYLES.items():
+            line = sorted((each for each in rows if each["runs in"] == engine), key=lambda each: -each["budget"])
+            values = [each[cost] for each in line]
+            panel.plot(values, [each["STS-B"] for each in line], marker=marker, color=colour, label=engine, lw=1, ms=5)
+        panel.set(xlabel=label + ("" if cost == "MB" else ", of PyTorch's"), xscale="log")
+        ticks = (16, 20, 30, 50, 90) if cost == "MB" else (0.1, 0.2, 0.4, 0.7, 1)
+        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("Spearman x 100, STS-B")
+    panels[1].set_title("all-MiniLM-L6-v2, with all, half, a third and a quarter of its layers", fontsize=10)
+    panels[2].legend(fontsize=7, loc="lower right")
+    return figure
+
+
+def start() -> Figure:
+    """Draw size, time and quality of four forms of one model as bars."""
+    found = {(each["budget"], each["runs in"]): each for each in encoders()}
+    rows = [found[form] for form in FORMS]
+    names = [f"{WORDS[each['budget']]} of the layers,\n{each['runs in']}" for each in rows]
+    names[0] = "the original,\nPyTorch"
+    figure, panels = plt.subplots(1, 3, figsize=(9, 2.4), layout="constrained", sharey=True)
+    for panel, (key, (label, colour, form)) in zip(panels, MEASURES.items(), strict=True):
+        bars = panel.barh(range(len(rows)), [each[key] for each in rows], color=colour)
+        panel.bar_label(bars, [form.format(each[key]) for each in rows], padding=3, fontsize=8)
+        panel.set_title(label, fontsize=9)
+        panel.set_xlim(0, 1.18 * max(each[key] for each in rows))
+        panel.set_xticks([])
+        panel.spines[["top", "right", "bottom"]].set_visible(False)
+    panels[0].set_yticks(range(len(rows)), names, fontsize=8)
+    panels[0].invert_yaxis()
+    return figure
+
+
+DRAWN = {"efficiency": efficiency, "start": start}
+
+
+def main() -> None:
+    """Draw all of them."""
+    for name, draw in DRAWN.items():
+        save_figure(draw(), name)
+
+
+if __name__ == "__main__":
+    main()
