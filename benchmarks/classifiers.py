@@ -3,6 +3,7 @@
 all-MiniLM-L6-v2 is fine-tuned by run_glue.py (FLAGS) on each task, once. Scores are of the dev set, x 100.
 """
 
+import functools
 import json
 import statistics
 import sys
@@ -10,7 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from accelerate import Accelerator
+from resampling import lost_interval
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
 from collab_heads.data.classification import Labels, calibration_batches, draw, encode, predict
@@ -84,12 +87,22 @@ class Task:
         examples = draw(self.encoded["train"], count, number)
         return Draw(number, calibration_batches(examples, self.collate, labels=True))
 
-    def metrics(self, model) -> dict[str, float]:
-        """Return all metrics on the dev set, x 100."""
+    def predictions(self, model) -> np.ndarray:
+        """Return the class or the score of every example of the dev set."""
         outputs = self.labels.to_task(predict(Accelerator(), model, self.encoded["validation"], self.collate, 32))
-        found = outputs.argmax(-1) if self.data.task.labels else outputs
-        values = glue_metric(self.name).compute(predictions=found, references=self.data.splits["validation"]["label"])
-        return {name: 100 * value for name, value in values.items()}
+        return outputs.argmax(-1) if self.data.task.labels else outputs
+
+    @functools.cached_property
+    def before(self) -> np.ndarray:
+        """The predictions of the fine-tuned model."""
+        return self.predictions(self.load())
+
+    def scores(self, model) -> dict:
+        """Return all metrics on the dev set, x 100, and the 95 % interval of the loss in the main one."""
+        found, references = self.predictions(model), np.array(self.data.splits["validation"]["label"])
+        values = glue_metric(self.name).compute(predictions=found, references=references)
+        interval = lost_interval(METRICS[self.name], self.before, found, references)
+        return {"metrics": {name: 100 * value for name, value in values.items()}, "interval": interval}
 
 
 def trained(name: str, work: Path) -> None:
@@ -121,7 +134,7 @@ def measured(task: Task, draw: Draw, methods: Mapping[str, Callable], name: str,
     seconds = time.process_time() - start + draw.saved
     row = {"task": task.name, "method": name, "budget": budget, "draw": draw.number, "examples": draw.examples}
     row |= {name: size(model) / whole[name] for name, size in sizes.items()}
-    return row | {"cpu_seconds": seconds, "metrics": task.metrics(model)}
+    return row | {"cpu_seconds": seconds} | task.scores(model)
 
 
 def measure_missing(
@@ -162,7 +175,7 @@ def measure_missing(
             if (name, "original", 1.0, 0) not in done:
                 done.add((name, "original", 1.0, 0))
                 row = {"task": name, "method": "original", "budget": 1.0, "draw": 0}
-                keep(row | {"metrics": task.metrics(task.load())})
+                keep(row | task.scores(task.load()))
             drawn = task.draw(number, examples)
             for _, method, budget, _ in sorted(missing, key=lambda each: list(methods).index(each[1])):
                 keep(measured(task, drawn, methods, method, budget, sizes))
@@ -195,23 +208,32 @@ def collected(rows: Sequence[Mapping], sizes: Iterable[str]) -> list[dict]:
         line["f1"] = mean_of([row["metrics"] for row in group], "f1")
         if method != "original":
             line |= {"lost": before - line["score"], "losses": ", ".join(f"{before - score:.2f}" for score in scores)}
+            line["intervals"] = ", ".join("{:.1f} to {:.1f}".format(*r["interval"]) for r in group if "interval" in r)
         found.append(line)
     return found
 
 
-def over_tasks(lines: Sequence[Mapping], tasks: Sequence[str], sizes: Iterable[str]) -> list[dict]:
+def over_tasks(lines: Sequence[Mapping], tasks: Iterable[str], sizes: Iterable[str]) -> list[dict]:
     """Return means over some tasks, for methods that were run on all of them, by budget."""
+    tasks = [task for task in METRICS if task in tasks]
     lines = [line for line in lines if line["task"] in tasks and line["method"] != "original"]
-    means = []
-    for budget, method in sorted(
-        dict.fromkeys((line["budget"], line["method"]) for line in lines), key=lambda p: -p[0]
-    ):
+    pairs, means = dict.fromkeys((line["budget"], line["method"]) for line in lines), []
+    for budget, method in sorted(pairs, key=lambda pair: -pair[0]):
         those = [line for line in lines if (line["budget"], line["method"]) == (budget, method)]
         if len(those) == len(tasks):
-            means.append({"task": f"mean of {len(tasks)}", "method": method, "budget": budget})
-            names = ("score", *sizes, "lost", "examples", "cpu_seconds")
-            means[-1] |= {name: mean_of(those, name) for name in names}
+            means.append({"task": f"mean of {', '.join(tasks)}", "method": method, "budget": budget})
+            means[-1] |= {name: mean_of(those, name) for name in ("score", *sizes, "lost", "examples", "cpu_seconds")}
     return means
+
+
+def covered(lines: Sequence[Mapping]) -> list[set[str]]:
+    """Return the sets of at least two tasks that some method was run on, the largest first."""
+    tasks: dict[str, set[str]] = {}
+    for line in lines:
+        if line["method"] != "original":
+            tasks.setdefault(line["method"], set()).add(line["task"])
+    found = {frozenset(each) for each in tasks.values() if len(each) > 1}
+    return [set(each) for each in sorted(found, key=lambda each: (-len(each), sorted(each)))]
 
 
 def mean_of(rows: Sequence[Mapping], name: str) -> float | None:

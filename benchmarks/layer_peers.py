@@ -8,7 +8,8 @@ all-MiniLM-L6-v2 is fine-tuned by run_glue.py for three epochs, unless DIR/TASK 
 sentences. Every method then leaves a share of the multiplications of the layers, attention and feed-forward blocks,
 counted by torch for one sentence of 64 tokens. Nothing is trained after that, but for the rows that say "distilled". A
 draw is some labelled training examples; methods that need no labels, or no data, do not look at them. Scores are of the
-dev set, x 100: accuracy for MRPC, RTE and SST-2, Spearman for STS-B, Matthews for CoLA. Seconds are the processor's, so
+dev set, x 100: accuracy for MRPC, RTE and SST-2, Spearman for STS-B, Matthews for CoLA;
+"intervals" are the 95 % intervals of the losses over resampled dev sets, one per draw. Seconds are the processor's, so
 that a busy machine does not count, and of the whole method, also where budgets share a measurement that ran once. Rows
 are kept in DIR/layer_peers.jsonl as they come, and not repeated; --table only collects.
 """
@@ -20,7 +21,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from classifiers import FLAGS, Draw, collected, measure_missing, over_tasks, stored
+from classifiers import FLAGS, Draw, collected, covered, measure_missing, over_tasks, stored
 from dependency_pruning import dependency_pruned, magnitude, taylor
 from grail import even_counts, reconstructed
 from k_prune import k_pruned
@@ -129,7 +130,7 @@ def main() -> None:
         measure_missing(place, arguments.tasks, methods, BUDGETS, arguments.draws, arguments.examples, SIZES)
     rows = stored(place)
     found = collected(rows, SIZES)
-    means = [line for count in range(len(TASKS), 1, -1) for line in over_tasks(found, TASKS[:count], SIZES)]
+    means = [line for tasks in covered(found) for line in over_tasks(found, tasks, SIZES)]
     print(table([*means, *found], COLUMNS))
     write("layer_peers", [*means, *found], flags=FLAGS, runs=rows)
 

@@ -5,12 +5,15 @@ import itertools
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 from model_sizes import FP32_NOISE
 from pages import ROOT
 from torch.testing import assert_close
 from transformers import BertConfig, BertForSequenceClassification
+
+from collab_heads.data import metrics
 
 HEADS, NEURONS, DIM, LAYERS = 4, 24, 32, 2
 PEERS = {"retraining_free_layers": "retraining_free_layers", "k_prune": "k_pruned", "grail": "reconstructed"}
@@ -219,6 +222,23 @@ def test_the_table_has_means_over_draws_and_over_tasks(program):
     assert lines[1]["lost"] == 2 and lines[1]["losses"] == "1.00, 3.00" and lines[1]["share"] == 0.4
     (mean,) = classifiers.over_tasks(lines, ["mrpc", "stsb"], ["share"])  # "b" was not run on both
     assert mean["method"] == "a" and mean["lost"] == 3.5 and mean["share"] == pytest.approx(0.45)
+    assert mean["task"] == "mean of mrpc, stsb" and classifiers.covered(lines) == [{"mrpc", "stsb"}]
+
+
+@pytest.mark.parametrize("name", ("accuracy", "matthews_correlation", "spearmanr"))
+def test_the_interval_of_a_loss(program, name):
+    resampling = program("resampling")
+    rng = np.random.default_rng(1)
+    labels = rng.integers(2, size=400) if name != "spearmanr" else rng.normal(size=400)
+    before, after = labels.copy(), labels.copy()
+    before[:20], after[:80] = 1 - before[:20], 1 - after[:80]
+    for found in (before, after, np.ones(400)):
+        score = metrics.METRICS[name](labels, found)
+        assert resampling.METRICS[name](found, labels) == pytest.approx(score, abs=1e-9)
+    low, high = resampling.lost_interval(name, before, after, labels)
+    lost = 100 * (resampling.METRICS[name](before, labels) - resampling.METRICS[name](after, labels))
+    assert 0 < low < lost < high and high - low < lost  # 60 of 400 examples
+    assert resampling.lost_interval(name, before, before, labels) == (0, 0)
 
 
 def test_rows_that_are_there_are_not_measured_again(program, tmp_path, monkeypatch):
@@ -231,8 +251,8 @@ def test_rows_that_are_there_are_not_measured_again(program, tmp_path, monkeypat
         def load(self):
             return 4
 
-        def metrics(self, model):
-            return {"accuracy": float(model)}
+        def scores(self, model):
+            return {"metrics": {"accuracy": float(model)}}
 
         def draw(self, number, count):
             return classifiers.Draw(number, [{"labels": [0] * count}])
