@@ -24,7 +24,9 @@ from retraining_free import DAMPING, LARGEST
 from scipy.sparse.linalg import lsmr
 from torch import Tensor
 
+BATCH = 32  # examples whose gradients are averaged
 CONVERGED = 3  # LSMR's reasons to stop below this one are solutions
+ITERATIONS = 5  # at most, per unknown: what CuPy's LSMR allows, with which the authors solve
 
 
 def retraining_free_layers(model, draw, budget: float):
@@ -36,7 +38,7 @@ def retraining_free_layers(model, draw, budget: float):
         budget: the share of the layers' multiplications that stays.
     """
     blocks = blocks_of(model)
-    gradients = draw.once("gradients of masks", lambda: mask_gradients(model, draw.batches))
+    gradients = draw.once("gradients of masks", lambda: in_batches(mask_gradients(model, draw.batches), draw.number))
     targets = draw.once("outputs of blocks", lambda: block_outputs(model, draw.batches))
     masks = searched(blocks, [each.square().mean(0) for each in gradients], budget * total_cost(blocks))
     for block, mask, of_block in zip(blocks, masks, gradients, strict=True):
@@ -66,6 +68,12 @@ def mask_gradients(model, batches: Sequence[Mapping]) -> list[Tensor]:
     for hook in hooks:
         hook.remove()
     return [torch.cat(of_block) for of_block in found]
+
+
+def in_batches(gradients: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """Average the gradients over random batches: block -> [batches, units]."""
+    order = torch.randperm(len(gradients[0]), generator=torch.Generator().manual_seed(seed))
+    return [torch.stack([part.mean(0) for part in each[order].split(BATCH)]) for each in gradients]
 
 
 def searched(blocks: Sequence[Block], fisher: Sequence[Tensor], most: float) -> list[Tensor]:
@@ -102,7 +110,7 @@ def rearranged(mask: Tensor, gradients: Tensor) -> Tensor:
 
     Args:
         mask: [units] of 0 and 1.
-        gradients: [examples, units].
+        gradients: [batches, units].
     """
     fisher = gradients.double().T @ gradients.double()
     diagonal, gone = fisher.diagonal(), mask == 0
@@ -126,7 +134,7 @@ def tune(model, blocks: Sequence[Block], batches: Sequence[Mapping], targets: Se
         rows[:, 0] = True
         first.append(rows[real])  # among the real tokens, those that come first in their text
     for block, of_block in zip(blocks, targets, strict=True):
-        if block.count:
+        if block.count and block is not blocks[0]:
             seen = zip(units_of(block, states), of_block, strict=True)
             pairs = [(units, target - hidden) for (units, hidden), target in seen]
             if block is blocks[-1]:
@@ -151,6 +159,8 @@ def fitted(block: Block, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor | Non
     with_wanted = sum(((wanted - dense.bias).T @ units).double() for units, wanted in pairs)
     products = by_unit(by_unit((weight.T @ weight) * moments, block.width).T, block.width)
     right = by_unit((weight * with_wanted).sum(0), block.width)
-    step, reason, *_ = lsmr(products.numpy(), (right - products.sum(1)).numpy(), damp=DAMPING)
+    step, reason, *_ = lsmr(
+        products.numpy(), (right - products.sum(1)).numpy(), DAMPING, maxiter=ITERATIONS * len(right)
+    )
     factors = torch.from_numpy(step).to(dense.weight) + 1
     return factors if reason < CONVERGED and bool((factors.abs() <= LARGEST).all()) else None
