@@ -1,8 +1,9 @@
-"""Head pruning with Torch-Pruning, in its usual way: a dependency graph and an importance of groups of weights.
+"""Pruning with Torch-Pruning, in its usual way: a dependency graph and an importance of groups of weights.
 
-Only attention is pruned: a removed head takes its rows of query, key and value and its columns of W_O along.
-Torch-Pruning prunes heads only in layers that have a pruning ratio for their width, so the query, key and value
-projections, and no other layers, have one; `prune_head_dims=False` keeps it from narrowing heads.
+A removed head takes its rows of query, key and value and its columns of W_O along, a removed neuron of a feed-forward
+block its row of the first projection and its column of the last one. Torch-Pruning prunes heads only in layers that
+have a pruning ratio for their width, so the query, key and value projections have one, as have first projections where
+neurons are pruned, and no other layers; `prune_head_dims=False` keeps it from narrowing heads.
 
 Source: Fang et al. 2023, arXiv:2301.12900; github.com/VainF/Torch-Pruning, 1.6.1.
 """
@@ -42,19 +43,22 @@ def weight_gradients(model, batches) -> dict[str, torch.Tensor]:
     return found
 
 
-def dependency_pruned(model, draw, budget: float, *, importance, everywhere: bool):
-    """Remove heads in place and return the model.
+def dependency_pruned(model, draw, budget: float, *, importance, everywhere: bool, neurons: float = 1.0):
+    """Remove heads, and neurons if asked to, in place and return the model.
 
     Args:
         model: a BERT.
         draw: labelled examples.
         budget: the share of heads that stay.
         importance: `magnitude` or `taylor`.
-        everywhere: rank the heads of all layers together; otherwise each layer loses the same number.
+        everywhere: rank the heads of all layers together, and the neurons; otherwise each layer loses the same number.
+        neurons: the share of neurons that stay.
     """
     attentions = [layer.attention.self for layer in model.base_model.encoder.layer]
     projections = [p for a in attentions for p in (a.query, a.key, a.value)]
     heads = {p: model.config.num_attention_heads for p in projections}
+    first = [layer.intermediate.dense for layer in model.base_model.encoder.layer] if neurons < 1 else []
+    ratios = dict.fromkeys([tuple(first)] if everywhere and first else first, 1 - neurons)
     removed = round((1 - budget) * len(attentions) * model.config.num_attention_heads)
     ratio = removed / (len(attentions) * model.config.num_attention_heads)
     pruner = torch_pruning.pruner.BasePruner(
@@ -63,12 +67,12 @@ def dependency_pruned(model, draw, budget: float, *, importance, everywhere: boo
         importance=importance(model, draw),
         global_pruning=everywhere,
         pruning_ratio=0.0,
-        pruning_ratio_dict=dict.fromkeys(projections, 0.5),
+        pruning_ratio_dict=dict.fromkeys(projections, 0.5) | ratios,
         num_heads=heads,
         prune_num_heads=True,
         prune_head_dims=False,
         head_pruning_ratio=ratio - SLACK,
-        ignored_layers=[p for p in model.modules() if isinstance(p, torch.nn.Linear) and p not in heads],
+        ignored_layers=[p for p in model.modules() if isinstance(p, torch.nn.Linear) and p not in [*heads, *first]],
         output_transform=lambda output: output.logits.sum(),
     )
     pruner.step()

@@ -90,6 +90,22 @@ plain(
     | LOST
     | {"F1": ("f1", ".2f"), "seconds": ("cpu_seconds", ".0f")},
 )
+LAYER_PEERS = {"task": "", "budget": "", "method": "", "operations": ".3f", "parameters": ".3f", "score": ".2f"}
+LAYER_PEERS |= LOST | {
+    "95 %": ("intervals", ""),
+    "F1": ("f1", ".2f"),
+    "examples": ".0f",
+    "seconds": ("cpu_seconds", ".0f"),
+}
+
+
+@made
+def layer_peers() -> str:
+    """Return the rows with the means over tasks first; there the tasks are those that a method was run on."""
+    rows = [row | {"intervals": row.get("intervals") or None} for row in stored("layer_peers")["rows"]]
+    return shown(rows, LAYER_PEERS)
+
+
 plain(
     "lm",
     "lm",
