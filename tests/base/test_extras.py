@@ -24,7 +24,7 @@ def test_the_extras_are_those_of_the_distribution():
         assert packages.keys() == ours - {"transformers"}  # of which an extra may need a later version
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"openvino-int8"}))  # whose tests are skipped without it
 def test_what_is_installed_is_not_missing(extra):
     assert missing(extra) == []
     check_extra(extra, "tests")

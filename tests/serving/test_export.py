@@ -37,7 +37,7 @@ def compressed(model, family):
 
 
 def uniform(model, family):
-    compress(model, batches_of(family, 4), 0.7, refine_steps=0, shape="uniform")
+    compress(model, batches_of(family, 4), 0.9, refine_steps=0, shape="uniform")
 
 
 def one_layer_gone(model, family):
