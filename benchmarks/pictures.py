@@ -1,4 +1,4 @@
-"""Draw the pictures of the start page and of the guide to efficiency, from the stored results.
+"""Draw the pictures of the start page, of the guide to efficiency and of the overview of results, from stored results.
 
 python benchmarks/pictures.py
 
@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from nmt_pictures import save_figure
 from shown.efficiency import WORDS, encoders
+from shown.records import rows_of
 
 matplotlib.rcParams["svg.hashsalt"] = "collab_heads"  # the same picture is the same file
 # colours of Okabe and Ito, which people with any kind of colour vision can tell apart
@@ -32,6 +33,13 @@ MEASURES = {
     "MB": ("megabytes", "#0072B2", "{:.0f}"),
     "time of one sentence": ("time of one sentence", "#D55E00", "{:.2f}"),
     "STS-B": ("quality: Spearman x 100, STS-B", "#009E73", "{:.1f}"),
+}
+ENGINES = {"PyTorch": "PyTorch", "onnx": "ONNX Runtime", "onnx, int8": "ONNX Runtime, 8 bits", "openvino": "OpenVINO"}
+ENGINES |= {"ctranslate2": "CTranslate2", "ctranslate2, int8": "CTranslate2, 8 bits"}
+SHARES = {1.0: "all", 0.5: "½", 0.33: "⅓", 0.25: "¼"}
+OVERVIEW = {  # model -> title, what is timed, place of the legend
+    "minilm": ("MiniLM: Spearman on STS-B dev", "32 x 128 tokens", "lower right"),
+    "marian": ("Marian: BLEU on test_2016", "32 sentences, beams of 5", "lower center"),
 }
 FORMS = ((1.0, "PyTorch"), (0.5, "PyTorch"), (0.5, "ONNX Runtime, 8 bits"), (0.25, "ONNX Runtime, 8 bits"))
 
@@ -75,7 +83,30 @@ def start() -> Figure:
     return figure
 
 
-DRAWN = {"efficiency": efficiency, "start": start}
+def overview() -> Figure:
+    """Draw quality against time in all engines, for shares of the layers of an encoder and of a translation model."""
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    for panel, (model, (score, work, place)) in zip(panels, OVERVIEW.items(), strict=True):
+        for engine, label in ENGINES.items():
+            rows = [row for row in rows_of("serving") if (row["model"], row["engine"]) == (model, engine)]
+            points = [(float(row["time"].split(", ")[-1]), row["score"], SHARES[row["budget"]]) for row in rows]
+            if not points:
+                continue
+            colour, marker = STYLES[label]
+            panel.plot(*zip(*(point[:2] for point in points), strict=True), marker=marker, color=colour, label=label)
+            for x, y, share in points:
+                panel.annotate(share, (x, y), xytext=(4, 5), textcoords="offset points", fontsize=8, color=colour)
+        panel.set(xscale="log", xlabel=f"time of {work}, of PyTorch's")
+        panel.set_xticks(ticks := [0.1, 0.2, 0.3, 0.5, 1.0], [f"{tick:g}" for tick in ticks])
+        panel.minorticks_off()
+        panel.set_title(score, loc="left", fontsize=10)
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=8, loc=place)
+    figure.suptitle("Shares of the layers that are left (all, ½, ⅓, ¼), on one thread", fontsize=11)
+    return figure
+
+
+DRAWN = {"efficiency": efficiency, "overview": overview, "start": start}
 
 
 def main() -> None:

@@ -203,7 +203,7 @@ def test_errors_that_are_quoted_are_in_the_code():
 
 ACCELERATE = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version", "--cpu", "--num_machines"}
 ACCELERATE |= {"--mixed_precision", "--dynamo_backend"}
-# of uvicorn, the beginning of pip's --index-url, of a file on the page of batch jobs, and one that is quoted because there is none
+# of uvicorn, the beginning of pip's --index-url, of a file of the page of batch jobs, and one that does not exist
 OTHER_COMMANDS = ACCELERATE | {"--workers", "--processes", "--budgt", "--index"}
 
 
