@@ -83,7 +83,9 @@ def run(request, tmp_path):
                 transport="ipc" if os.name == "posix" else "tcp",  # a sandbox may lack even the loopback device
                 connection_file=str(Path(sockets, "kernel.json")),
             )
-            client = NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
+            client = NotebookClient(
+                notebook, km=manager, timeout=600, startup_timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+            )
             own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "IPYTHONDIR": sockets, "MPLBACKEND": "agg"}
             try:
                 client.execute(env={**os.environ, **own, **SETTINGS})
