@@ -157,11 +157,13 @@ class Transcribes(Engine):
 
     def run_torch(self, model, inputs):
         """Transcribe as the engine does; Whisper's own `generate` begins again where a transcript looks odd."""
-        features, counted = inputs["input_features"], {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
-        start = torch.tensor([self.prompt] * len(features))
-        return GenerationMixin.generate(
-            model, input_features=features, decoder_input_ids=start, do_sample=False, num_beams=1, **counted
+        features, start = (
+            inputs["input_features"],
+            torch.tensor([self.prompt]).expand(len(inputs["input_features"]), -1),
         )
+        options: dict[str, Any] = {"do_sample": False, "num_beams": 1}
+        options |= {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
+        return GenerationMixin.generate(model, input_features=features, decoder_input_ids=start, **options)
 
     def rows(self, inputs):
         return [{"input_features": each[None]} for each in inputs["input_features"]]
