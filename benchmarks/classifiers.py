@@ -222,7 +222,7 @@ def over_tasks(lines: Sequence[Mapping], tasks: Iterable[str], sizes: Iterable[s
         those = [line for line in lines if (line["budget"], line["method"]) == (budget, method)]
         if len(those) == len(tasks):
             means.append({"task": f"mean of {', '.join(tasks)}", "method": method, "budget": budget})
-            means[-1] |= {name: mean_of(those, name) for name in ("score", *sizes, "lost", "examples", "cpu_seconds")}
+            means[-1] |= {name: mean_of(those, name) for name in ("score", *sizes, "lost", "cpu_seconds")}
     return means
 
 

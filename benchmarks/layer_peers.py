@@ -38,17 +38,8 @@ from common import WORK, table, write
 
 TASKS = ("mrpc", "stsb", "cola", "sst2", "rte")
 BUDGETS = (0.5, 0.33, 0.25)
-COLUMNS = {
-    "task": "",
-    "method": "",
-    "budget": "",
-    "operations": ".3f",
-    "parameters": ".3f",
-    "score": ".2f",
-    "lost": ".2f",
-    "losses": "",
-}
-COLUMNS |= {"f1": ".2f", "examples": ".0f", "cpu_seconds": ".1f"}
+COLUMNS = {"task": "", "method": "", "budget": "", "operations": ".3f", "parameters": ".3f", "score": ".2f"}
+COLUMNS |= {"lost": ".2f", "losses": "", "intervals": "", "f1": ".2f", "examples": ".0f", "cpu_seconds": ".1f"}
 ATTEMPTS = 12  # halvings in the search for the budget
 
 

@@ -91,12 +91,8 @@ plain(
     | {"F1": ("f1", ".2f"), "seconds": ("cpu_seconds", ".0f")},
 )
 LAYER_PEERS = {"task": "", "budget": "", "method": "", "operations": ".3f", "parameters": ".3f", "score": ".2f"}
-LAYER_PEERS |= LOST | {
-    "95 %": ("intervals", ""),
-    "F1": ("f1", ".2f"),
-    "examples": ".0f",
-    "seconds": ("cpu_seconds", ".0f"),
-}
+LAYER_PEERS |= LOST | {"95 %": ("intervals", ""), "F1": ("f1", ".2f"), "examples": ".0f"}
+LAYER_PEERS |= {"seconds": ("cpu_seconds", ".0f")}
 
 
 @made
