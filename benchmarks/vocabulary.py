@@ -123,13 +123,13 @@ def measure(name: str, arguments: argparse.Namespace) -> Iterator[dict]:
 
 def key(row: dict) -> tuple:
     """Return what identifies a row."""
-    return row["model"], row["layers"], row["kept"], row.get("steps", 0)
+    return *(row[name] for name in ("model", "layers", "kept")), row.get("steps", 0), row.get("learning_rate")
 
 
 def distilled(arguments: argparse.Namespace, stored: list[dict]) -> Iterator[dict]:
     """Yield rows of all-MiniLM-L6-v2, trimmed and then distilled."""
     texts = texts_of("minilm")
-    first = next(row for row in stored if key(row) == ("minilm", 1.0, "all", 0))
+    first = next(row for row in stored if key(row) == ("minilm", 1.0, "all", 0, None))
     for layers in arguments.layers:
         for keep in arguments.kept:
             task = task_of("minilm", arguments)
@@ -153,7 +153,8 @@ def distilled(arguments: argparse.Namespace, stored: list[dict]) -> Iterator[dic
             )
             row = {"model": "minilm", "layers": layers, "kept": str(keep), "sentences": len(texts)}
             row |= {"tokens": report.tokens_after, "changed": report.changed_tokens / report.text_tokens}
-            row |= {"steps": arguments.steps, "seconds": time.perf_counter() - started}
+            row |= {"steps": arguments.steps, "learning_rate": arguments.learning_rate}
+            row["seconds"] = time.perf_counter() - started
             retokenize(task, report.tokenizer)
             with torch.no_grad():
                 row |= {"score": task.score(model), "elsewhere": task.score_elsewhere(model)}
