@@ -46,7 +46,7 @@ class Block:
 
     def __init__(self, layer, is_attention: bool):
         self.layer, self.is_attention = layer, is_attention
-        self.width = layer.attention.self.attention_head_size if is_attention else 1
+        self.width = getattr(layer.attention.self, "attention_head_size", 1) if is_attention else 1
         dim = layer.output.dense.out_features
         self.cost = TOKENS * (4 * dim + 2 * TOKENS) * self.width if is_attention else TOKENS * 2 * dim
 
