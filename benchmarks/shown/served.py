@@ -10,6 +10,8 @@ plain(
         "model": "",
         "layers kept": ("layers", ".2f"),
         "vocabulary kept": ("kept", ""),
+        "steps of distillation after it": ("steps", ""),
+        "learning rate": ("learning_rate", ""),
         "tokens": ",",
         "score": ".2f",
         "lost": ".2f",
