@@ -8,9 +8,9 @@ those of the block at hand go. Its last projection is then fitted by least squar
 the original model. A block that loses all units loses its bias, too.
 
 The numbers are those of the authors' script: weights 1 and 2.5e-4 of the two kinds of knowledge, 64 on heads, and a
-temperature of 2; gradients are of batches of 32, as in their program. Left out: the search of the paper over these
-weights on the dev set. Two things differ from the program: the squared error of a regression is taken per example, and
-the least squares are solved in float64.
+temperature of 2; gradients are of batches of 32, as in their program. Left out: any search for better weights by task.
+Two things differ from the program: the squared error of a regression is taken per example, and the least squares are
+solved in float64.
 
 Source: Park, Choi, Kang 2024, "Accurate Retraining-free Pruning for Pretrained Encoder-based Language Models",
 arXiv:2308.03449; github.com/snudm-starlab/K-prune.

@@ -174,14 +174,24 @@ def breaking() -> str:
     return table(rows, dict.fromkeys(rows[0], ""))
 
 
+def mean_losses(name: str) -> str:
+    """Return the mean loss over tasks of every method of a record of peers, by the share that is left."""
+    rows = [each for each in rows_of(name) if each["task"].startswith("mean")]
+    budgets = sorted({each["budget"] for each in rows}, reverse=True)
+    lines = []
+    for method in dict.fromkeys(each["method"] for each in rows):
+        lost = {each["budget"]: f"{each['lost']:.2f}" for each in rows if each["method"] == method}
+        lines.append({"method": method} | {f"lost at {SHARES[budget]}": lost.get(budget, "") for budget in budgets})
+    return table(lines, dict.fromkeys(lines[0], ""))
+
+
 @made
 def peers_mean() -> str:
-    """Return the mean loss over tasks of every method, by the share of attention that is left."""
-    rows = [each for each in rows_of("peers") if each["task"].startswith("mean")]
-    methods = dict.fromkeys(each["method"] for each in rows)
-    lines = [
-        {"method": method}
-        | {f"lost at {SHARES[each['budget']]}": f"{each['lost']:.2f}" for each in rows if each["method"] == method}
-        for method in methods
-    ]
-    return table(lines, dict.fromkeys(lines[0], ""))
+    """Return the mean losses of methods that leave a share of attention's parameters."""
+    return mean_losses("peers")
+
+
+@made
+def layer_peers_mean() -> str:
+    """Return the mean losses of methods that leave a share of the layers' operations."""
+    return mean_losses("layer_peers")
