@@ -42,6 +42,7 @@ def support() -> str:
 SIMILARITY, TASKS, TRANSLATION = "MiniLM, STS-B, Spearman", "MiniLM, five GLUE tasks", "Marian, Multi30k, BLEU"
 HEADS = {"original": 72, "learned 18": 18}  # row of the heads of MRPC -> how many of them
 UNLABELLED = "300 steps, no labels"
+FORMS = {"tokens": ",", "elsewhere": ".2f"}
 
 
 def change(
@@ -84,6 +85,17 @@ def served(name: str, model: str, budget: float, engine: str, task: str, trainin
     return change(f"`compress`, {name}, int8", task, *scored, "score", training, also, megabytes=megabytes)
 
 
+def trimmed(name: str, layers: float, kept: str, training: str) -> dict:
+    """Return the row of a MiniLM with fewer tokens and compressed layers."""
+    before, after = (row("vocabulary", model="minilm", layers=n, kept=k) for n, k in ((1.0, "all"), (layers, kept)))
+    whole = row("serving", model="minilm", budget=1.0, engine="PyTorch")["megabytes"] * 1e6 / 4  # in float32
+    sizes = [each | {"parameters": each["size"] * whole} for each in (before, after)]
+    also = (
+        f"{before['tokens']:,} → {after['tokens']:,} tokens; SST-2 {before['elsewhere']:.2f} → {after['elsewhere']:.2f}"
+    )
+    return change(name, SIMILARITY, *sizes, "score", training, also)
+
+
 @made
 def summary() -> str:
     """Return the README's table: the whole model and its quality, before and after a change."""
@@ -104,6 +116,7 @@ def summary() -> str:
         compressed("half", 0.5, "distilled", UNLABELLED),
         compressed("a third", 0.33, "distilled", UNLABELLED),
         served("a quarter of the layers, ONNX Runtime", "minilm", 0.25, "onnx", SIMILARITY, UNLABELLED),
+        trimmed("`compress`, a quarter, and `trim_vocabulary`", 0.25, "used", UNLABELLED),
         served("half of the layers, CTranslate2", "marian", 0.5, "ctranslate2", TRANSLATION, "none"),
         change("shared keys, balanced, R=128 of 384", SIMILARITY, embedding, shared, "spearman"),
         change(
