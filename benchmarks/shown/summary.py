@@ -85,15 +85,14 @@ def served(name: str, model: str, budget: float, engine: str, task: str, trainin
     return change(f"`compress`, {name}, int8", task, *scored, "score", training, also, megabytes=megabytes)
 
 
-def trimmed(name: str, layers: float, kept: str, training: str) -> dict:
+def trimmed(what: str, layers: float, kept: str, training: str) -> dict:
     """Return the row of a MiniLM with fewer tokens and compressed layers."""
     before, after = (row("vocabulary", model="minilm", layers=n, kept=k) for n, k in ((1.0, "all"), (layers, kept)))
     whole = row("serving", model="minilm", budget=1.0, engine="PyTorch")["megabytes"] * 1e6 / 4  # in float32
     sizes = [each | {"parameters": each["size"] * whole} for each in (before, after)]
-    also = (
-        f"{before['tokens']:,} → {after['tokens']:,} tokens; SST-2 {before['elsewhere']:.2f} → {after['elsewhere']:.2f}"
-    )
-    return change(name, SIMILARITY, *sizes, "score", training, also)
+    tokens, elsewhere = (" → ".join(f"{each[name]:{form}}" for each in sizes) for name, form in FORMS.items())
+    also = f"{tokens} tokens; accuracy on SST-2 {elsewhere}"
+    return change(what, SIMILARITY, *sizes, "score", training, also)
 
 
 @made
