@@ -150,7 +150,7 @@ def overview() -> str:
         },
         *compressed_rows("marian", (0.5, 0.33)),
         served_row("marian", 0.5, "ctranslate2, int8", 0),
-        *compressed_rows("t5", (0.5,)),
+        *compressed_rows("t5", (0.33,)),
         *compressed_rows("gpt2", (0.25,)),
         *compressed_rows("qwen3", (0.33,)),
     ]
