@@ -1,4 +1,4 @@
-"""What else makes the layers of a fine-tuned classifier cheaper: other methods beside `compress`, same operations.
+"""Compare `compress` with other methods on fine-tuned classifiers, at the same operations of the layers.
 
 pip install --no-deps --target SITE torch-pruning==1.6.1
 PYTHONPATH=SITE python benchmarks/layer_peers.py [--tasks mrpc stsb ...] [--methods ...] [--draws 0 1 2] [--work DIR]

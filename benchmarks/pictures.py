@@ -2,7 +2,7 @@
 
 python benchmarks/pictures.py
 
-What other benchmarks draw they draw themselves; these show the results of several.
+These pictures show the results of several benchmarks; a benchmark draws its own pictures itself.
 """
 
 import matplotlib

@@ -190,7 +190,7 @@ def main() -> None:
         return
     rows = [row for name in arguments.models for row in measure(name, arguments)]
     print(table(rows, COLUMNS))
-    write("vocabulary", rows)
+    write("vocabulary", [*rows, *(row for row in rows_of("vocabulary") if row.get("steps"))])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `export` wrote runs in virtual environments without this package, and in those without PyTorch, too.
+"""Exported models run in virtual environments without this package, and in those without PyTorch, too.
 
 A virtual environment here has links to the packages that are installed, but for some.
 """

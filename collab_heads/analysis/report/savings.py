@@ -51,7 +51,7 @@ class Cheap:
 
     @property
     def said(self) -> str:
-        """What the layers lose, in words."""
+        """Return what the layers lose, in words."""
         return f"without them, W_O refitted, a layer loses {max(self.lost().values()):.1%} of its output at most"
 
 

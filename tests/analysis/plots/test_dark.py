@@ -43,7 +43,7 @@ def test_numbers_on_cells_stay_as_they_can_be_read():
 
 
 def test_markers_and_steps_are_ink_once():
-    """What follows another colour is not changed twice; black that is data becomes ink, too."""
+    """A colour that follows another one is not changed twice; black that is data becomes ink, too."""
     values = {"one": torch.tensor([1.0, 2.0, 3.0, 4.0])}
     figure = plots.importance_distributions({"a": values, "b": values}, SITES)
     assert GROUND not in {line.get_color() for axes in figure.axes for line in axes.lines}

@@ -74,7 +74,7 @@ def test_no_layer_loses_all_its_heads(report):
 
 
 def test_the_lines_do_it_at_the_cost_that_is_named(report):
-    """What the page gives to copy is what `prune_heads` takes; it then loses as much as the page says, by layer."""
+    """`prune_heads` takes the text that the page gives to copy, and loses as much by layer as the page says."""
     text = unescape(re.sub(r"<[^>]+>", "", savings_html(report)))
     heads = ast.literal_eval(re.search(r"prune_heads\(model, batches, heads=(\{.*?\})", text, re.DOTALL)[1])
     model, (inputs, _) = model_in("marian", "pruned"), ended("marian")
