@@ -26,7 +26,6 @@ from dependency_pruning import dependency_pruned, magnitude, taylor
 from grail import even_counts, reconstructed
 from k_prune import k_pruned
 from layer_blocks import TOKENS, blocks_of, operations
-from refit_in_turn import refitted
 from retraining_free_layers import retraining_free_layers
 from transformers.utils import logging
 
@@ -86,11 +85,6 @@ def distilled(model, draw: Draw, budget: float, steps: int = 300):
     return small
 
 
-def refitted_in_turn(model, draw: Draw, budget: float):
-    """Apply `compress`, then refit the last projections block by block, without labels."""
-    return refitted(compressed(copy.deepcopy(model), draw, budget), model, draw.unlabelled)
-
-
 METHODS: dict[str, Callable] = {  # method(model, draw, budget) -> the smaller model
     "compress": compressed,
     "Kwon et al. 2022": retraining_free_layers,
@@ -99,7 +93,6 @@ METHODS: dict[str, Callable] = {  # method(model, draw, budget) -> the smaller m
     "Torch-Pruning, Taylor": functools.partial(torch_pruned, importance=taylor, everywhere=False),
     "Torch-Pruning, Taylor, over layers": functools.partial(torch_pruned, importance=taylor, everywhere=True),
     "Torch-Pruning, magnitude": functools.partial(torch_pruned, importance=magnitude, everywhere=False),
-    "compress, refitted in turn": refitted_in_turn,
     "compress, distilled": distilled,
 }
 

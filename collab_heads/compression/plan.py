@@ -26,6 +26,7 @@ from collab_heads.compression.model_shapes import Choosing, allowed_choices
 from collab_heads.compression.parts.part import Fit
 from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice
 from collab_heads.compression.parts.table import PARTS, choices_of, fit_site, install
+from collab_heads.compression.sequential_refit import refitted_in_order
 from collab_heads.compression.spending import AnySpending, Option
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
@@ -274,6 +275,9 @@ class CompressionPlan:
     def fit(self, choices: Choices) -> dict[str, list[Fit]]:
         """Fit choices for sites: path -> fits of every site that changes; the model stays as it is.
 
+        The last projections are then refitted in the order of the sites (see `sequential_refit`). This is kept if it
+        reduces the error of the output on the examples that are held out.
+
         Args:
             choices: path -> choice, for all sites that may change.
         """
@@ -283,7 +287,8 @@ class CompressionPlan:
             choice, shape, seen = choices[site.path], self.uses[site.path].shape, measured.fitted.of(site.path)
             with few_threads(widths(site.output)[0]):
                 fitted[site.path] = fit_site(site, shape, choice, seen, measured.options)
-        return fitted
+        refitted = refitted_in_order(measured, fitted)
+        return refitted if refitted and self.measured_error(refitted) < self.measured_error(fitted) else fitted
 
     def measured_error(self, fitted: Mapping[str, Sequence[Fit]]) -> float:
         """Install some fits, measure the error of the model's output, and remove them again.

@@ -3,7 +3,7 @@
 import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -250,6 +250,10 @@ def each_batch(batches: Iterable[Mapping]) -> Iterator[Mapping]:
         raise CalibrationError("batches is empty: pass 32 to 512 sentences as batches of model inputs")
 
 
+class EnoughSeen(BaseException):
+    """Raised by a hook that needs nothing of the modules after it: `run_batches` goes on with the next portion."""
+
+
 def run_batches(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
@@ -278,7 +282,8 @@ def run_batches(
                 for portion in cut(inputs):
                     masks.clear()
                     masks.update(masks_of(model, portion))
-                    model(**portion)
+                    with suppress(EnoughSeen):
+                        model(**portion)
             except CollabHeadsError:
                 raise
             except Exception as error:  # whatever the model raises about its inputs, with the batch named

@@ -271,16 +271,3 @@ def test_rows_that_are_there_are_not_measured_again(program, tmp_path, monkeypat
     rows = classifiers.stored(place)
     assert [each["method"] for each in rows] == ["original", "halved", "halved"]
     assert rows[1]["size"] == 0.5 and rows[1]["examples"] == 3 and rows[1]["metrics"] == {"accuracy": 2.0}
-
-
-def test_refitting_in_turn_brings_a_smaller_model_back(program):
-    module, original, model = program("refit_in_turn"), bert(), bert()
-    draw = draw_for(program, model)
-    for number, block in enumerate(program("layer_blocks").blocks_of(model)):
-        block.keep(torch.arange(2, HEADS) if number % 2 == 0 else torch.arange(NEURONS // 2))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = module.refitted(model, original, draw.unlabelled)
-    assert error(found, original, draw) < 0.9 * error(model, original, draw)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    same = module.refitted(original, original, draw.unlabelled)
-    assert error(same, original, draw) < 1e-3

@@ -1,0 +1,213 @@
+"""Refit last projections one after the other, each on what the smaller model before it puts out.
+
+The fits of `parts` see the original model. Each makes up for what its own site lost, and knows nothing of the errors of
+the sites before it. Here every last projection (W_O, or the last one of a feed-forward block) is fitted again, in the
+order in which the sites run. It reads what the smaller model gives it. Its target is what the module after it reads in
+the original, with the residual connection added: so it also makes up for the errors before it, as far as what is left
+of the site allows. As in GPTQ (Frantar et al. 2023, arXiv:2210.17323) and K-prune (Park et al. 2024, arXiv:2308.03449),
+no labels are needed.
+
+With y the output of a site, s what the next module reads, and s0 what it reads in the original, the target of y is
+s0 - (s - y). Where the next module reads y alone (a norm of the output, in Gemma 3), this is the original output. A
+norm follows in all families, so a token counts by one over the variance of s0.
+
+Shapes: n the width of what a last projection reads, D width of the model.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from collab_heads.base.numerics import few_threads, float64
+from collab_heads.base.progress import progress_bar
+from collab_heads.compression.measurements import Measurements
+from collab_heads.compression.parts.part import Fit
+from collab_heads.compression.parts.table import install
+from collab_heads.compression.residual_readers import Reader, find_readers, watching
+from collab_heads.layers.layout import weight_of, widths
+from collab_heads.model.apply_state import OutputWeights, refit_output, undone
+from collab_heads.model.batches import EnoughSeen, run_batches
+from collab_heads.model.portions import portions
+
+RIDGES = (1e-2, 1e-1, 1.0, 10.0, 100.0)  # around the present weights, as shares of the mean square of what they read
+TOKENS = 400_000  # times sites, at most, about: each refit runs the model up to its site
+MOST_TOKENS = 32_768  # about
+VALIDATED = 8  # one portion of so many chooses the ridge; fewer portions say too little
+TARGETS = 512 * 2**20  # bytes of targets that are held at a time: each further group is a further pass of the original
+
+
+@dataclass(frozen=True)
+class RefittedOutput(Fit):
+    """The fit of a last projection beside the smaller sites before it.
+
+    Attributes:
+        output: the last projection.
+    """
+
+    output: OutputWeights
+
+    def put_into(self, site, state):
+        refit_output(site.output, self.output)
+        return state
+
+
+def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]]) -> dict[str, list[Fit]]:
+    """Refit last projections after some fits; the model is unchanged afterwards.
+
+    Args:
+        measured: the measurements of the model.
+        fitted: path -> fits of every site that changes.
+
+    Returns:
+        The same fits, each followed by a `RefittedOutput` where this reduces the error on examples that it was not
+        fitted to. Sites that keep their sizes, after the first one that changes, may have one, too. Empty if there is
+        none, or if there are too few examples.
+    """
+    model, found = measured.model, {path: [*fits] for path, fits in fitted.items()}
+    examples, tokens = examples_of(measured)
+    if not fitted or len(examples) < VALIDATED:
+        return {}
+    readers = find_readers(model, measured.sites, examples[0])
+    while readers and readers[0].site.path not in fitted:
+        del readers[0]  # it reads what it reads in the original
+    is_refitted = False
+    for group in progress_bar(grouped(readers, tokens), desc="refitting in order"):
+        targets = targets_of(model, group, examples)
+        with undone(model, measured.sites):
+            install(model, measured.adapter, found)
+            for reader in group:
+                output = refit(model, reader, examples, targets.pop(reader.output))
+                if output is not None:
+                    refit_output(model.get_submodule(reader.output), output)
+                    found.setdefault(reader.site.path, []).append(RefittedOutput(output))
+                    is_refitted = True
+    return found if is_refitted else {}
+
+
+def examples_of(measured: Measurements) -> tuple[list[Mapping], int]:
+    """Return portions of the examples that are fitted to, an even sample if there are many, and about their tokens."""
+    is_encoder_decoder = measured.model.config.is_encoder_decoder
+    tokens = max(work.queries // work.calls for work in measured.work.values())
+    every = -(-tokens // min(MOST_TOKENS, TOKENS // len(measured.work)))
+    cut = (portion for batch in measured.fitted.batches for portion in portions(batch, is_encoder_decoder))
+    return [*itertools.islice(cut, 0, None, every)], tokens // every
+
+
+def grouped(readers: Sequence[Reader], tokens: int) -> list[list[Reader]]:
+    """Cut readers into groups whose targets take at most `TARGETS` bytes."""
+    size = torch.float32.itemsize * tokens * max((widths(reader.site.output)[1] for reader in readers), default=1)
+    count = max(TARGETS // max(size, 1), 1)
+    return [[*readers[start : start + count]] for start in range(0, len(readers), count)]
+
+
+def targets_of(
+    model: PreTrainedModel, readers: Sequence[Reader], examples: Sequence[Mapping]
+) -> dict[str, list[Tensor]]:
+    """Run the original; return what readers read: name of the last projection -> portion -> [tokens, D]."""
+    found: dict[str, list[Tensor]] = {reader.output: [] for reader in readers}
+    masks: dict[str, Tensor | None] = {}
+    with ExitStack() as stack:
+        for reader in readers:
+
+            def see(inputs: Tensor, put_out: Tensor, read: Tensor, reader: Reader = reader) -> None:
+                found[reader.output].append(reader.real(read, masks))
+                if reader is readers[-1]:
+                    raise EnoughSeen
+
+            stack.enter_context(watching(model, reader, see))
+        run_batches(model, examples, masks, "running the original")
+    return found
+
+
+@dataclass
+class Sums:
+    """Sums over tokens for a regression of targets y on x = [u; 1], u what a last projection reads.
+
+    Attributes:
+        second: [n + 1, n + 1], float64, of x x^T.
+        right: [n + 1, D], float64, of x y^T.
+    """
+
+    second: Tensor
+    right: Tensor
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(self.second + other.second, self.right + other.right)
+
+    def solve(self, present: Tensor, ridge: float, has_bias: bool) -> Tensor:
+        """Return the weights, with the bias as a last row, near the present ones: [n + 1, D].
+
+        Args:
+            present: [n + 1, D].
+            ridge: how near, as a share of the mean square of u. The bias is free.
+            has_bias: whether there is a bias; without it, its row stays.
+        """
+        free = slice(None) if has_bias else slice(-1)
+        left = self.second[free, free].clone()
+        squares = left.diagonal()[: len(present) - 1]
+        if len(squares):
+            squares += ridge * squares.mean()
+        found = present.clone()
+        found[free] += torch.linalg.solve(left, (self.right - self.second @ present)[free])
+        return found
+
+    def error(self, weights: Tensor) -> float:
+        """Return the sum of squared errors of weights [n + 1, D], but for a constant."""
+        return float(((self.second @ weights - 2 * self.right) * weights).sum())
+
+
+def refit(
+    model: PreTrainedModel, reader: Reader, examples: Sequence[Mapping], targets: Sequence[Tensor]
+) -> OutputWeights | None:
+    """Refit one last projection; None where this does not reduce the error on portions that it is not fitted to.
+
+    Args:
+        model: the model, in which everything before the site is as it will be.
+        reader: of the site.
+        examples: portions.
+        targets: portion -> [tokens, D], what the reader reads in the original.
+    """
+    sums: dict[bool, Sums] = {}  # by whether it chooses the ridge
+    masks: dict[str, Tensor | None] = {}
+    left = list(targets)
+
+    def see(inputs: Tensor, put_out: Tensor, read: Tensor) -> None:
+        used, own, states = (reader.real(each, masks) for each in (inputs, put_out, read))
+        number, target = len(targets) - len(left), left.pop(0)
+        root = target.var(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
+        rows = torch.cat([used, used.new_ones(len(used), 1)], dim=1) * root
+        seen = Sums(float64(rows.mT @ rows), float64(rows.mT @ ((target - states + own) * root)))
+        chooses = number % VALIDATED == VALIDATED - 1
+        sums[chooses] = sums[chooses] + seen if chooses in sums else seen
+        raise EnoughSeen
+
+    with watching(model, reader, see):
+        run_batches(model, examples, masks, "refitting")
+    if len(sums) < 2:
+        return None
+    output = model.get_submodule(reader.output)
+    present, has_bias = weights_of(output, sums[True].right), output.bias is not None
+    with few_threads(len(present)):
+        tried = {ridge: sums[True].error(sums[False].solve(present, ridge, has_bias)) for ridge in RIDGES}
+        ridge = min(tried, key=lambda ridge: tried[ridge])
+        if not tried[ridge] < sums[True].error(present):
+            return None
+        found = (sums[True] + sums[False]).solve(present, ridge, has_bias)
+    return OutputWeights(found[:-1].mT, found[-1] - present[-1])
+
+
+@torch.no_grad()
+def weights_of(output: nn.Module, like: Tensor) -> Tensor:
+    """Return the present weights of a last projection as [n + 1, D], with the bias (or zeros) as the last row."""
+    rows = torch.zeros_like(like)
+    if len(rows) > 1:
+        rows[:-1] = weight_of(output).mT
+    if output.bias is not None:
+        rows[-1] = cast(Tensor, output.bias)
+    return rows

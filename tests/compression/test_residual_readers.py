@@ -1,0 +1,87 @@
+"""Readers: the module that reads a site's output with the residual added, found in every family without its names."""
+
+import pytest
+import torch
+from compressing import batches_of
+from unchanged import assert_unchanged, snapshot
+
+import collab_heads
+from collab_heads.compression.residual_readers import find_readers, watching
+from collab_heads.model.batches import run_batches
+from collab_heads.model.open_feed_forward import open_layers
+from families import FAMILIES, LAYOUTS
+
+# Layers that share modules run them more than once; CLIP's image model has a norm for the first patch alone at its end.
+ALBERT = "encoder.albert_layer_groups.0.albert_layers"
+WITHOUT = {
+    "albert-groups": {f"{ALBERT}.{layer}{end}" for layer in (0, 1) for end in ("", ".attention")},
+    "albert": {f"{ALBERT}.0", f"{ALBERT}.0.attention"},
+    "clip": {"vision_model.encoder.layers.1.mlp"},
+    "clip-vision": {"encoder.layers.1.mlp"},
+}
+NORMS = {
+    "bert": ["attention.output.LayerNorm", "output.LayerNorm"] * 2,
+    "gpt2": ["ln_2", "1.ln_1", "ln_2", "ln_f"],
+    "opt": ["0.final_layer_norm", "1.self_attn_layer_norm", "1.final_layer_norm", "decoder.final_layer_norm"],
+    "gemma3": ["post_attention_layernorm", "post_feedforward_layernorm"] * 2,
+}
+
+
+def readers_of(name):
+    model = FAMILIES[name].build().eval()
+    sites = open_layers(model, collab_heads.get_adapter(model))
+    return model, sites, find_readers(model, sites, batches_of(FAMILIES[name], 1)[0])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_sites_have_readers(name):
+    model, sites, readers = readers_of(name)
+    assert {site.path for site in sites} - {reader.site.path for reader in readers} == WITHOUT.get(name, set())
+    for reader in readers:
+        assert model.get_submodule(reader.output) is reader.site.output
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_they_are_norms_in_the_order_in_which_they_run(name):
+    _, _, readers = readers_of(name)
+    for reader, end in zip(readers, NORMS[name], strict=True):
+        assert reader.name.endswith(end)
+
+
+def test_a_model_is_unchanged():
+    model = FAMILIES["bert"].build()
+    before = snapshot(model)
+    find_readers(model, open_layers(model, collab_heads.get_adapter(model)), batches_of(FAMILIES["bert"], 1)[0])
+    assert_unchanged(model, before)
+
+
+def test_an_output_that_is_scaled_before_it_is_added_has_no_reader():
+    model = FAMILIES["bert"].build().eval()
+    scaled = model.base_model.encoder.layer[0].output
+    scaled.dropout = torch.nn.Hardtanh()  # reads the output itself: not the sum
+    inner = scaled.forward
+    scaled.forward = lambda states, residual: inner(states, 2 * residual)
+    norm = scaled.LayerNorm
+    norm.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+    sites = open_layers(model, collab_heads.get_adapter(model))
+    readers = find_readers(model, sites, batches_of(FAMILIES["bert"], 1)[0])
+    assert [reader.name.split(".")[-1] for reader in readers] == ["LayerNorm", "dropout", "LayerNorm", "LayerNorm"]
+    del scaled.dropout
+    scaled.dropout = torch.nn.Dropout()
+    readers = find_readers(model, sites, batches_of(FAMILIES["bert"], 1)[0])
+    assert len(readers) == 3
+
+
+def test_what_is_watched_adds_up():
+    """What a norm after a block reads is what went into the block and what came out of it."""
+    model, _, readers = readers_of("bert")
+    reader, seen, before = readers[1], [], []
+    layer = model.base_model.encoder.layer[0]
+    layer.intermediate.register_forward_pre_hook(lambda _, args: before.append(args[0]))
+    masks = {}
+    with watching(model, reader, lambda inputs, put_out, read: seen.append((inputs, put_out, read))):
+        run_batches(model, batches_of(FAMILIES["bert"], 1), masks, "running")
+    ((inputs, put_out, read),) = seen
+    assert torch.equal(layer.output.dense(inputs), put_out)
+    torch.testing.assert_close(read, put_out + before[0], rtol=0, atol=1e-6)
+    assert len(reader.real(read, masks)) == int(batches_of(FAMILIES["bert"], 1)[0]["attention_mask"].sum())
