@@ -209,6 +209,44 @@ def test_ctranslate2_gives_what_pytorch_gives(name, change, tmp_path):
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("bart", "ctranslate2"),
+        *(
+            pytest.param(name, change, marks=pytest.mark.slow)
+            for name in ("marian", "marian of its toolkit", "bart", "pegasus", "t5")
+            for change in ("stock", "pruned", "a layer gone", "ctranslate2")
+            if (name, change) != ("bart", "ctranslate2")
+        ),
+    ],
+)
+def test_beams_find_what_those_of_pytorch_find(name, change, tmp_path):
+    """Of one length, so that rules of when beams end do not count."""
+    import ctranslate2
+
+    model = build(name)
+    CHANGES[change](model)
+    export(model, tmp_path / "out", to="ctranslate2")
+    tokens, inputs, length = IdTokens(model), texts(model), 8
+    ids = inputs["input_ids"]
+    options = {"num_beams": 4, "num_return_sequences": 2}
+    options |= {"do_sample": False, "min_new_tokens": length, "max_new_tokens": length}
+    expected = model.generate(input_ids=ids, attention_mask=inputs["attention_mask"], **options)
+    engine = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
+    found = engine.translate_batch(
+        [tokens.convert_ids_to_tokens(row) for row in ids.tolist()],
+        beam_size=4,
+        num_hypotheses=2,
+        min_decoding_length=length,
+        max_decoding_length=length,
+    )
+    hypotheses = [hypothesis for row in found for hypothesis in row.hypotheses]
+    wanted = [tokens.convert_ids_to_tokens(row) for row in expected[:, 1:].tolist()]
+    equal = sum(mine == theirs for mine, theirs in zip(hypotheses, wanted, strict=True))
+    assert equal >= len(wanted) - 1  # two hypotheses that score alike may change places
+
+
 def test_scores_of_fewer_heads_keep_their_scale(tmp_path):
     """The engine takes the scale from the width over the number of heads, rounded down: 64 / 3."""
     model = build("gpt2")
