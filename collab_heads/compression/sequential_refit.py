@@ -33,6 +33,7 @@ from collab_heads.compression.residual_readers import Reader, find_readers, watc
 from collab_heads.layers.layout import weight_of, widths
 from collab_heads.model.apply_state import OutputWeights, refit_output, undone
 from collab_heads.model.batches import EnoughSeen, run_batches
+from collab_heads.model.open_feed_forward import open_layers
 from collab_heads.model.portions import portions
 
 RIDGES = (1e-2, 1e-1, 1.0, 10.0, 100.0)  # around the present weights, as shares of the mean square of what they read
@@ -73,7 +74,9 @@ def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]
     examples, tokens = examples_of(measured)
     if not fitted or len(examples) < VALIDATED:
         return {}
-    readers = find_readers(model, measured.sites, examples[0])
+    paths = {site.path for site in measured.sites}
+    now = [site for site in open_layers(model, measured.adapter) if site.path in paths]  # copies while changes are tried
+    readers = find_readers(model, now, examples[0])
     while readers and readers[0].site.path not in fitted:
         del readers[0]  # it reads what it reads in the original
     is_refitted = False

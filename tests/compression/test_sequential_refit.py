@@ -145,3 +145,13 @@ def test_the_result_loads_again(tmp_path):
     model.save_pretrained(tmp_path)
     again = aligned(type(model).from_pretrained(tmp_path)).eval()
     assert torch.equal(output(again, family.inputs()), output(aligned(model), family.inputs()))
+
+
+def test_a_plan_fits_while_changes_are_tried():
+    """In a context in which copies stand in for the modules of the sites."""
+    made = measured_of("bert", 64)
+    choices = made.choose(0.4)
+    outside = made.measured_error(made.fit(choices))
+    with undone(made.measured.model, made.measured.sites):
+        inside = made.fit(choices)
+    assert made.measured_error(inside) == pytest.approx(outside)
