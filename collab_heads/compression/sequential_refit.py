@@ -75,7 +75,7 @@ def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]
     if not fitted or len(examples) < VALIDATED:
         return {}
     paths = {site.path for site in measured.sites}
-    now = [site for site in open_layers(model, measured.adapter) if site.path in paths]  # copies while changes are tried
+    now = [site for site in open_layers(model, measured.adapter) if site.path in paths]  # or copies
     readers = find_readers(model, now, examples[0])
     while readers and readers[0].site.path not in fitted:
         del readers[0]  # it reads what it reads in the original
