@@ -38,7 +38,7 @@ COUNT, SIZE = 10_000, 32
 
 
 def sentences(seed: int = 0) -> list[str]:
-    """Return 10,000 random unlabelled sentences of GLUE's train files, out of some 23,000; none is in STS-B dev."""
+    """Return 10,000 random unlabelled sentences of GLUE's train files, out of some 22,000; none is in STS-B dev."""
     found = {text: None for first, second, _ in pairs("train") for text in (first, second)}
     for task, columns in TEXTS.items():
         _, *rows = shared(f"data/glue/{task}/train.tsv").read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
