@@ -12,6 +12,7 @@ from collab_heads.model.batches import EnoughSeen, run_batches, sides
 from collab_heads.model.open_feed_forward import OpenLayerSite
 
 PASSIVE = (nn.Dropout, nn.Identity)  # in evaluation mode they put out what they read
+SCALES = "LayerScale"  # in the names of classes that multiply what they read by a number per dimension (DINOv2)
 SAME = 0.05  # of a change of a site's output: how far the change of what reads it may differ (bfloat16 rounds by 0.004)
 
 See = Callable[[Tensor, Tensor, Tensor], None]
@@ -25,24 +26,26 @@ class Reader:
         site: the site, as it was opened.
         output: the name of its last projection in the model.
         name: the name of the module: a norm, in all families so far.
+        scale: [D], by which the output is multiplied before it is added; 1 in most families.
     """
 
     site: OpenLayerSite
     output: str
     name: str
+    scale: Tensor
 
     def real(self, states: Tensor, masks: Mapping[str, Tensor | None]) -> Tensor:
         """Return the tokens that count, in float32: [B, T, width] or [B * T, width] -> [tokens, width]."""
         mask, states = masks.get(sides(self.site.site)[0]), states.flatten(0, -2)
-        return (states if mask is None else states[mask.flatten()]).float()
+        return (states if mask is None else states[mask.flatten().to(states.device)]).float()
 
 
 def find_readers(model: PreTrainedModel, sites: Sequence[OpenLayerSite], example: Mapping) -> list[Reader]:
     """Find the readers of sites, in the order in which the sites run; the model is not changed.
 
     A reader is the first module, without parts of its own, that reads states of the shape of the site's output after
-    it. What it reads must change exactly as the output does; this is tried out. Sites that have no such reader, or that
-    run more than once in a forward pass, are left out.
+    it. What it reads must change exactly as the output does, up to a factor per dimension; this is tried out. Sites
+    that have no such reader, or that run more than once in a forward pass, are left out.
 
     Args:
         model: the model.
@@ -61,8 +64,11 @@ def find_readers(model: PreTrainedModel, sites: Sequence[OpenLayerSite], example
             trace.change(output, change := noise * states.std())
             run_batches(model, [example], {}, "finding readers")
             again, changed = trace.read[output]
-            if again == reader and (changed - states - change).norm() <= SAME * change.norm():
-                found.append(Reader(last[output], output, reader))
+            seen = changed - states
+            scale = (seen * change).sum(0) / change.square().sum(0)
+            if again == reader and (seen - scale * change).norm() <= SAME * seen.norm() and bool(scale.any()):
+                is_plain = bool(((scale - 1).abs() <= SAME).all())
+                found.append(Reader(last[output], output, reader, torch.ones_like(scale) if is_plain else scale))
     return found
 
 
@@ -111,7 +117,8 @@ def tracing(model: PreTrainedModel, outputs: Mapping[str, object]) -> Iterator[T
     """Trace forward passes while the context is open; `outputs` has the names of last projections."""
     trace, handles = Trace(), []
     for name, module in model.named_modules():
-        if not any(module.children()) and not isinstance(module, PASSIVE):
+        passes_on = isinstance(module, PASSIVE) or SCALES in type(module).__name__
+        if not any(module.children()) and not passes_on:
             handles.append(module.register_forward_pre_hook(lambda _, args, name=name: trace.enter(name, args)))
         if name in outputs:
             handles.append(module.register_forward_hook(lambda _, args, out, name=name: trace.leave(name, out)))

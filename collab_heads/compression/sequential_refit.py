@@ -8,13 +8,15 @@ of the site allows. As in GPTQ (Frantar et al. 2023, arXiv:2210.17323) and K-pru
 no labels are needed.
 
 With y the output of a site, s what the next module reads, and s0 what it reads in the original, the target of y is
-s0 - (s - y). Where the next module reads y alone (a norm of the output, in Gemma 3), this is the original output. A
-norm follows in all families, so a token counts by one over the variance of s0.
+y + s0 - s. Where the next module reads y alone (a norm of the output, in Gemma 3), this is the original output; where y
+is scaled before it is added (DINOv2), the difference is divided by the scale. A norm follows in all families, so a
+token counts by one over the variance of s0.
 
 Shapes: n the width of what a last projection reads, D width of the model.
 """
 
-import itertools
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,7 +42,12 @@ RIDGES = (1e-2, 1e-1, 1.0, 10.0, 100.0)  # around the present weights, as shares
 TOKENS = 400_000  # times sites, at most, about: each refit runs the model up to its site
 MOST_TOKENS = 32_768  # about
 VALIDATED = 8  # one portion of so many chooses the ridge; fewer portions say too little
+FEWEST = 3 * VALIDATED  # portions to fit to, if there are so many, however long they are
+FLAT = 0.01  # of the median variance: tokens with less count as if they had so much
 TARGETS = 512 * 2**20  # bytes of targets that are held at a time: each further group is a further pass of the original
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,10 @@ def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]
     """
     model, found = measured.model, {path: [*fits] for path, fits in fitted.items()}
     examples, tokens = examples_of(measured)
-    if not fitted or len(examples) < VALIDATED:
+    if not fitted:
+        return {}
+    if len(examples) < VALIDATED:
+        logger.info("the last projections are not refitted in order: there are too few calibration examples")
         return {}
     paths = {site.path for site in measured.sites}
     now = [site for site in open_layers(model, measured.adapter) if site.path in paths]  # or copies
@@ -94,12 +104,21 @@ def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]
 
 
 def examples_of(measured: Measurements) -> tuple[list[Mapping], int]:
-    """Return portions of the examples that are fitted to, an even sample if there are many, and about their tokens."""
+    """Return portions of the examples that are fitted to, a sample if there are many, and about how many tokens.
+
+    They are in random order, always the same: the portions of a batch are sorted by length.
+    """
     is_encoder_decoder = measured.model.config.is_encoder_decoder
     tokens = max(work.queries // work.calls for work in measured.work.values())
-    every = -(-tokens // min(MOST_TOKENS, TOKENS // len(measured.work)))
-    cut = (portion for batch in measured.fitted.batches for portion in portions(batch, is_encoder_decoder))
-    return [*itertools.islice(cut, 0, None, every)], tokens // every
+    limit = min(MOST_TOKENS, TOKENS // len(measured.work))
+    batches = measured.fitted.batches
+    total = sum(1 for batch in batches for _ in portions(batch, is_encoder_decoder))
+    count = min(total, max(math.ceil(total * limit / max(tokens, 1)), FEWEST))
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(0)).tolist()[:count]
+    cut = (portion for batch in batches for portion in portions(batch, is_encoder_decoder))
+    wanted = set(order)
+    chosen = {number: portion for number, portion in enumerate(cut) if number in wanted}
+    return [chosen[number] for number in order], tokens * count // total
 
 
 def grouped(readers: Sequence[Reader], tokens: int) -> list[list[Reader]]:
@@ -155,7 +174,7 @@ class Sums:
         left = self.second[free, free].clone()
         squares = left.diagonal()[: len(present) - 1]
         if len(squares):
-            squares += ridge * squares.mean()
+            squares += ridge * squares.mean().clamp(min=torch.finfo(squares.dtype).tiny ** 0.5)
         found = present.clone()
         found[free] += torch.linalg.solve(left, (self.right - self.second @ present)[free])
         return found
@@ -181,11 +200,12 @@ def refit(
     left = list(targets)
 
     def see(inputs: Tensor, put_out: Tensor, read: Tensor) -> None:
-        used, own, states = (reader.real(each, masks) for each in (inputs, put_out, read))
-        number, target = len(targets) - len(left), left.pop(0)
-        root = target.var(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
+        used, own, states = (reader.real(each, masks).to(inputs.device) for each in (inputs, put_out, read))
+        number, original, scale = len(targets) - len(left), left.pop(0).to(used), reader.scale.to(used)
+        root = roots_of_weights(original)
+        missing = ((original - states) / scale).where(scale != 0, 0.0)  # of the output
         rows = torch.cat([used, used.new_ones(len(used), 1)], dim=1) * root
-        seen = Sums(float64(rows.mT @ rows), float64(rows.mT @ ((target - states + own) * root)))
+        seen = Sums(float64(rows.mT @ rows), float64(rows.mT @ ((own + missing) * root)))
         chooses = number % VALIDATED == VALIDATED - 1
         sums[chooses] = sums[chooses] + seen if chooses in sums else seen
         raise EnoughSeen
@@ -203,6 +223,13 @@ def refit(
             return None
         found = (sums[True] + sums[False]).solve(present, ridge, has_bias)
     return OutputWeights(found[:-1].mT, found[-1] - present[-1])
+
+
+def roots_of_weights(states: Tensor) -> Tensor:
+    """Return the square roots of what tokens count: [tokens, D] -> [tokens, 1]."""
+    variances = states.var(-1, keepdim=True)
+    least = torch.finfo(variances.dtype).tiny ** 0.5  # of states that are all zeros
+    return variances.clamp(min=max(FLAT * float(variances.median()), least)).rsqrt()
 
 
 @torch.no_grad()

@@ -250,7 +250,7 @@ def each_batch(batches: Iterable[Mapping]) -> Iterator[Mapping]:
         raise CalibrationError("batches is empty: pass 32 to 512 sentences as batches of model inputs")
 
 
-class EnoughSeen(BaseException):
+class EnoughSeen(Exception):
     """Raised by a hook that needs nothing of the modules after it: `run_batches` goes on with the next portion."""
 
 

@@ -20,6 +20,7 @@ WITHOUT = {
     "clip-vision": {"encoder.layers.1.mlp"},
 }
 NORMS = {
+    "dinov2": ["0.norm2", "1.norm1", "1.norm2", "layernorm"],
     "bert": ["attention.output.LayerNorm", "output.LayerNorm"] * 2,
     "gpt2": ["ln_2", "1.ln_1", "ln_2", "ln_f"],
     "opt": ["0.final_layer_norm", "1.self_attn_layer_norm", "1.final_layer_norm", "decoder.final_layer_norm"],
@@ -33,7 +34,7 @@ def readers_of(name):
     return model, sites, find_readers(model, sites, batches_of(FAMILIES[name], 1)[0])
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [*LAYOUTS, "dinov2"])
 def test_sites_have_readers(name):
     model, sites, readers = readers_of(name)
     assert {site.path for site in sites} - {reader.site.path for reader in readers} == WITHOUT.get(name, set())
@@ -55,21 +56,28 @@ def test_a_model_is_unchanged():
     assert_unchanged(model, before)
 
 
-def test_an_output_that_is_scaled_before_it_is_added_has_no_reader():
+@pytest.mark.parametrize("change, scale", [(lambda states: 2 * states, 2.0), (lambda states: states.sin(), None)])
+def test_what_is_read_is_the_output_times_a_scale_or_the_site_has_no_reader(change, scale):
     model = FAMILIES["bert"].build().eval()
-    scaled = model.base_model.encoder.layer[0].output
-    scaled.dropout = torch.nn.Hardtanh()  # reads the output itself: not the sum
-    inner = scaled.forward
-    scaled.forward = lambda states, residual: inner(states, 2 * residual)
-    norm = scaled.LayerNorm
-    norm.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+    norm = model.base_model.encoder.layer[0].output.LayerNorm
+    norm.register_forward_pre_hook(lambda _, args: (change(args[0]),))
     sites = open_layers(model, collab_heads.get_adapter(model))
     readers = find_readers(model, sites, batches_of(FAMILIES["bert"], 1)[0])
-    assert [reader.name.split(".")[-1] for reader in readers] == ["LayerNorm", "dropout", "LayerNorm", "LayerNorm"]
-    del scaled.dropout
-    scaled.dropout = torch.nn.Dropout()
-    readers = find_readers(model, sites, batches_of(FAMILIES["bert"], 1)[0])
-    assert len(readers) == 3
+    found = {reader.site.path: reader.scale for reader in readers}
+    assert len(found) == (4 if scale else 3)
+    for path, each in found.items():
+        wanted = scale if path == "encoder.layer.0" else 1.0
+        torch.testing.assert_close(each, torch.full_like(each, wanted), rtol=1e-4, atol=0)
+
+
+def test_layers_that_scale_their_output():
+    model = FAMILIES["dinov2"].build().eval()
+    layer = model.base_model.get_submodule("encoder.layer.0")
+    with torch.no_grad():
+        layer.layer_scale1.lambda1.copy_(torch.linspace(0.1, 2, len(layer.layer_scale1.lambda1)))
+    sites = open_layers(model, collab_heads.get_adapter(model))
+    readers = find_readers(model, sites, batches_of(FAMILIES["dinov2"], 1)[0])
+    torch.testing.assert_close(readers[0].scale, layer.layer_scale1.lambda1.detach(), rtol=1e-3, atol=1e-4)
 
 
 def test_what_is_watched_adds_up():
