@@ -18,6 +18,7 @@ Every row is stored as it comes, in WORK/compression.jsonl, and not measured aga
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 
@@ -78,6 +79,7 @@ class SentenceEncoder:
                 order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(0)).tolist()
                 lines = [lines[i] for i in order[:count]]
             rows += [line.rsplit("\t", 1) for line in lines]
+        self.foreign = {text.strip() for text, _ in rows}
         return self.task.tokenized([text for text, _ in rows], 64), torch.tensor([int(label) for _, label in rows])
 
     def load(self):
@@ -85,11 +87,18 @@ class SentenceEncoder:
 
     def batches(self, draw: int, count: int) -> list[dict]:
         """Return a draw of calibration batches."""
-        return self.task.calibration(draw) if count == FEW else self.task.tokenized(sentences(draw)[:count], 32)
+        return self.task.calibration(draw) if count == FEW else self.task.tokenized(self.texts(draw)[:count], 32)
 
     def unlabelled(self, draw: int) -> list[dict]:
         """Return a draw of batches for distillation."""
-        return self.task.tokenized(sentences(draw), 32)
+        return self.task.tokenized(self.texts(draw), 32)
+
+    def texts(self, draw: int) -> list[str]:
+        """Return a draw of sentences, of which none may be among those of the other domain."""
+        found = sentences(draw)
+        if seen := self.foreign.intersection(text.strip() for text in found):
+            sys.exit(f"{len(seen)} sentences to learn from are among those that are scored as another domain's")
+        return found
 
     def score(self, model) -> float:
         """Return Spearman's correlation x 100 on STS-B dev."""
