@@ -73,7 +73,7 @@ def find_readers(model: PreTrainedModel, sites: Sequence[OpenLayerSite], example
 
 
 class Trace:
-    """What ran in the last forward pass.
+    """A record of the last forward pass.
 
     Attributes:
         run: the names of the last projections of sites, in the order in which they ran.

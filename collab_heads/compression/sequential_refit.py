@@ -46,7 +46,6 @@ FEWEST = 3 * VALIDATED  # portions to fit to, if there are so many, however long
 FLAT = 0.01  # of the median variance: tokens with less count as if they had so much
 TARGETS = 512 * 2**20  # bytes of targets that are held at a time: each further group is a further pass of the original
 
-
 logger = logging.getLogger(__name__)
 
 
@@ -77,15 +76,16 @@ def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]
         fitted to. Sites that keep their sizes, after the first one that changes, may have one, too. Empty if there is
         none, or if there are too few examples.
     """
-    model, found = measured.model, {path: [*fits] for path, fits in fitted.items()}
-    examples, tokens = examples_of(measured)
     if not fitted:
         return {}
+    model, found = measured.model, {path: [*fits] for path, fits in fitted.items()}
+    examples, tokens = examples_of(measured)
     if len(examples) < VALIDATED:
         logger.info("the last projections are not refitted in order: there are too few calibration examples")
         return {}
     paths = {site.path for site in measured.sites}
-    now = [site for site in open_layers(model, measured.adapter) if site.path in paths]  # or copies
+    # opened again: where changes are tried out, copies stand in for the modules that were measured
+    now = [site for site in open_layers(model, measured.adapter) if site.path in paths]
     readers = find_readers(model, now, examples[0])
     while readers and readers[0].site.path not in fitted:
         del readers[0]  # it reads what it reads in the original

@@ -81,7 +81,7 @@ def test_layers_that_scale_their_output():
 
 
 def test_what_is_watched_adds_up():
-    """What a norm after a block reads is what went into the block and what came out of it."""
+    """A norm after a block reads the sum of what went into the block and what came out of it."""
     model, _, readers = readers_of("bert")
     reader, seen, before = readers[1], [], []
     layer = model.base_model.encoder.layer[0]

@@ -70,7 +70,7 @@ def test_an_error_that_can_be_undone_is_undone(name):
 
 
 def tokens_seen(model, reader, examples):
-    """What a last projection reads and puts out and what its reader reads, at real tokens, by portion; by own hooks."""
+    """Record by portion, at real tokens, what a last projection reads and puts out, and what its reader reads."""
     found, now = [], {}
     hooks = [
         model.get_submodule(reader.output).register_forward_hook(lambda _, args, out: now.update(u=args[0], y=out)),
