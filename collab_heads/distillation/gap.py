@@ -1,7 +1,7 @@
 """Compare two models by the hidden states of every layer and by the output. Padding does not count."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -249,7 +249,7 @@ class Gap:
             NonFiniteError: if it is NaN or inf.
         """
         squares, counts = torch.zeros_like(self.scales), torch.zeros_like(self.scales)
-        whole = Gap(self.model, self.original, self.processes.alone(), self.scales, self.weights)
+        whole = replace(self, processes=self.processes.alone())
         for index, batch in held_out[self.processes.index :: self.processes.count]:
             for portion, parts in whole.references(index, batch):
                 found = whole.squares(index, portion, parts).cpu().double()
