@@ -30,6 +30,7 @@ FLAGS = (
 )
 METRICS = {"mrpc": "accuracy", "stsb": "spearmanr", "rte": "accuracy", "cola": "matthews_correlation"}
 METRICS |= {"sst2": "accuracy"}
+MOST = 8000  # training examples that are read without labels
 FIRST = {"sst2": 8000}  # training examples of a task, where not all of them
 
 
@@ -39,10 +40,11 @@ class Draw:
     Attributes:
         number: of the draw, and its seed.
         batches: inputs with labels, as the model takes them, examples of similar length together.
+        more: makes batches of many more training examples.
     """
 
-    def __init__(self, number: int, batches: Sequence[Mapping]):
-        self.number, self.batches = number, batches
+    def __init__(self, number: int, batches: Sequence[Mapping], more: Callable[[], Sequence[Mapping]]):
+        self.number, self.batches, self.more = number, batches, more
         self.known: dict[str, tuple] = {}
         self.saved = 0.0  # seconds that cached measurements would have cost again
 
@@ -54,7 +56,12 @@ class Draw:
     @property
     def unlabelled(self) -> list[dict]:
         """Return the batches without labels."""
-        return [{name: value for name, value in batch.items() if name != "labels"} for batch in self.batches]
+        return without_labels(self.batches)
+
+    @property
+    def unlabelled_of_all(self) -> list[dict]:
+        """Return batches of all training examples, or of the first `MOST` of a random order, without labels."""
+        return without_labels(self.more())
 
     def once(self, name: str, measure: Callable):
         """Return a measurement that does not depend on the budget; it is made at the first call and cached by name."""
@@ -64,6 +71,11 @@ class Draw:
             start = time.process_time()
             self.known[name] = measure(), time.process_time() - start
         return self.known[name][0]
+
+
+def without_labels(batches: Sequence[Mapping]) -> list[dict]:
+    """Return batches without labels."""
+    return [{name: value for name, value in batch.items() if name != "labels"} for batch in batches]
 
 
 class Task:
@@ -84,8 +96,11 @@ class Task:
 
     def draw(self, number: int, count: int) -> Draw:
         """Return a draw of training examples."""
-        examples = draw(self.encoded["train"], count, number)
-        return Draw(number, calibration_batches(examples, self.collate, labels=True))
+
+        def batches(count: int) -> list[dict]:
+            return calibration_batches(draw(self.encoded["train"], count, number), self.collate, labels=True)
+
+        return Draw(number, batches(count), lambda: batches(MOST))
 
     def predictions(self, model) -> np.ndarray:
         """Return the class or the score of every example of the dev set."""

@@ -6,12 +6,13 @@ PYTHONPATH=SITE python benchmarks/layer_peers.py --table
 
 all-MiniLM-L6-v2 is fine-tuned by run_glue.py for three epochs, unless DIR/TASK has the model; SST-2 on its first 8,000
 sentences. Every method then leaves a share of the multiplications of the layers, attention and feed-forward blocks,
-counted by torch for one sentence of 64 tokens. Nothing is trained after that, but for the rows that say "distilled". A
-draw is some labelled training examples; methods that need no labels, or no data, do not look at them. Scores are of the
-dev set, x 100: accuracy for MRPC, RTE and SST-2, Spearman for STS-B, Matthews for CoLA;
-"intervals" are the 95 % intervals of the losses over resampled dev sets, one per draw. Seconds are the processor's, so
-that a busy machine does not count, and of the whole method, also where budgets share a measurement that ran once. Rows
-are kept in DIR/layer_peers.jsonl as they come, and not repeated; --table only collects.
+counted by torch for one sentence of 64 tokens. Nothing is trained after that, but in the rows that say "distilled": 300
+steps on the examples of the draw, or on all training examples, 8,000 at most, without their labels. A draw is some
+labelled training examples; methods that need no labels, or no data, do not look at them. Scores are of the dev set, x
+100: accuracy for MRPC, RTE and SST-2, Spearman for STS-B, Matthews for CoLA; "intervals" are the 95 % intervals of the
+losses over resampled dev sets, one per draw. Seconds are the processor's, so that a busy machine does not count, and of
+the whole method, also where budgets share a measurement that ran once. Rows are kept in DIR/layer_peers.jsonl as they
+come, and not repeated; --table only collects.
 """
 
 import argparse
@@ -73,10 +74,10 @@ def budget_for(made, share: float) -> float:
     return low
 
 
-def distilled(model, draw: Draw, budget: float, steps: int = 300):
-    """Apply `compress`, then distil for some steps, without labels."""
+def distilled(model, draw: Draw, budget: float, on_all: bool, steps: int = 300):
+    """Apply `compress`, then distil without labels, on the examples of the draw or on all of the task."""
     small = copy.deepcopy(draw.once(f"compressed {budget}", lambda: compressed(copy.deepcopy(model), draw, budget)))
-    distill(small, model, draw.unlabelled, steps, seed=draw.number)
+    distill(small, model, draw.unlabelled_of_all if on_all else draw.unlabelled, steps, seed=draw.number)
     return small
 
 
@@ -88,7 +89,8 @@ METHODS: dict[str, Callable] = {  # method(model, draw, budget) -> the smaller m
     "Torch-Pruning, Taylor": functools.partial(torch_pruned, importance=taylor, everywhere=False),
     "Torch-Pruning, Taylor, over layers": functools.partial(torch_pruned, importance=taylor, everywhere=True),
     "Torch-Pruning, magnitude": functools.partial(torch_pruned, importance=magnitude, everywhere=False),
-    "compress, distilled": distilled,
+    "compress, distilled": functools.partial(distilled, on_all=False),
+    "compress, distilled on all texts": functools.partial(distilled, on_all=True),
 }
 
 
