@@ -64,6 +64,29 @@ def efficiency() -> Figure:
     return figure
 
 
+def calibration() -> Figure:
+    """Draw what is lost on three tasks against the number of sentences, a line per kind of sentence."""
+    tasks = {"lost, STS-B": "STS-B", "lost, SST-2": "SST-2", "lost, retrieval": "retrieval in RTE"}
+    kinds = {"pairs": "o", "reviews": "s", "captions": "^", "web": "D", "mixed": "v"}
+    colours = [colour for colour, _ in STYLES.values()]
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
+    for panel, (key, title) in zip(panels, tasks.items(), strict=True):
+        for (kind, marker), colour in zip(kinds.items(), colours, strict=False):
+            for budget, style in ((0.5, "-"), (0.25, "--")):
+                line = [each for each in rows_of("calibration") if (each["kind"], each["budget"]) == (kind, budget)]
+                line.sort(key=lambda each: each["sentences"])
+                label = kind if budget == 0.5 else None
+                places, values = [each["sentences"] for each in line], [each[key] for each in line]
+                panel.plot(places, values, style, marker=marker, color=colour, label=label, lw=1, ms=5)
+        panel.set(xlabel="sentences", xscale="log", title=title)
+        panel.set_xticks((16, 64, 256, 1024, 4096), ("16", "64", "256", "1,024", "4,096"))
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("points lost: half (solid), a quarter (dashed)")
+    panels[2].legend(fontsize=7, loc="upper left")
+    return figure
+
+
 def start() -> Figure:
     """Draw size, time and quality of four forms of one model as bars."""
     found = {(each["budget"], each["runs in"]): each for each in encoders()}
@@ -106,7 +129,7 @@ def overview() -> Figure:
     return figure
 
 
-DRAWN = {"efficiency": efficiency, "overview": overview, "start": start}
+DRAWN = {"efficiency": efficiency, "overview": overview, "start": start, "calibration": calibration}
 
 
 def main() -> None:

@@ -103,6 +103,24 @@ def layer_peers() -> str:
 
 
 plain(
+    "calibration",
+    "calibration",
+    {"sentences of": ("kind", ""), "number": ("sentences", ""), "layers": ("budget", ""), "error": ".3f"}
+    | {"lost, STS-B": ".2f", "lost, SST-2": ".2f", "lost, retrieval": ".2f", "seconds": ".0f"},
+)
+plain(
+    "dropped_layers",
+    "dropped_layers",
+    {
+        "layers": "",
+        "which": ("kept", ""),
+        "steps": "",
+        "model's parameters": ("parameters", ","),
+        "Spearman": ("score", ".2f"),
+    }
+    | {"lost": ".2f", "lost on SST-2": ("lost elsewhere", ".2f"), "time": ""},
+)
+plain(
     "lm",
     "lm",
     {"model": "", "method": "", "distilled": "", "parameters": ",", "attention": ".2f", "cache": ",.0f", "val": ".2f"}
