@@ -40,10 +40,10 @@ class Draw:
     Attributes:
         number: of the draw, and its seed.
         batches: inputs with labels, as the model takes them, examples of similar length together.
-        more: makes batches of many more training examples.
+        more: makes batches of many more training examples; None if there are no more.
     """
 
-    def __init__(self, number: int, batches: Sequence[Mapping], more: Callable[[], Sequence[Mapping]]):
+    def __init__(self, number: int, batches: Sequence[Mapping], more: Callable[[], Sequence[Mapping]] | None = None):
         self.number, self.batches, self.more = number, batches, more
         self.known: dict[str, tuple] = {}
         self.saved = 0.0  # seconds that cached measurements would have cost again
@@ -61,7 +61,7 @@ class Draw:
     @property
     def unlabelled_of_all(self) -> list[dict]:
         """Return batches of all training examples, or of the first `MOST` of a random order, without labels."""
-        return without_labels(self.more())
+        return without_labels(self.more() if self.more else self.batches)
 
     def once(self, name: str, measure: Callable):
         """Return a measurement that does not depend on the budget; it is made at the first call and cached by name."""

@@ -111,6 +111,14 @@ def test_labels_are_not_looked_at_without_need(program):
         assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
+def test_texts_to_distil_on_are_those_of_the_whole_task_without_labels(program):
+    few = [{"input_ids": torch.ones(2, 3), "labels": torch.zeros(2)}]
+    many = [*few, *few]
+    draw = program("classifiers").Draw(0, few, lambda: many)
+    assert len(draw.unlabelled_of_all) == 2 and all(set(batch) == {"input_ids"} for batch in draw.unlabelled_of_all)
+    assert len(program("classifiers").Draw(0, few).unlabelled_of_all) == 1
+
+
 def test_exchanges_lower_the_estimated_loss(program):
     rearranged = program("retraining_free_layers").rearranged
     gradients = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)) @ torch.randn(
