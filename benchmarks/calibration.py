@@ -1,4 +1,4 @@
-r"""How much text `compress` needs, and of what kind: all-MiniLM-L6-v2, whole layers, nothing trained.
+r"""Measure how much text `compress` needs, and of what kind: all-MiniLM-L6-v2, whole layers, nothing trained.
 
     python benchmarks/calibration.py [--kinds pairs reviews ...] [--draws 1] [--counts 16 64 ...]
     python benchmarks/calibration.py --table
