@@ -18,17 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from compression import SentenceEncoder
+from lm_peer import reproduce
 from serving import calls
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from collab_heads.distillation.examples import in_order, list_batches, split
 from collab_heads.distillation.gap import Gap
-from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone
-from collab_heads.distillation.processes import DistillOptions, Processes
-from collab_heads.distillation.training import Training
-from collab_heads.model.batches import evaluating
+from collab_heads.distillation.processes import Processes
 from collab_heads.model.outputs import Output
 from common import interleaved, table, write
 
@@ -71,16 +68,7 @@ def nearest(original: PreTrainedModel, count: int, batches: Sequence[Mapping]) -
 def distilled(model: PreTrainedModel, original: PreTrainedModel, batches: list[dict], steps: int, rate: float) -> float:
     """Train the layers of a model, in place, to reproduce its original; return the held-out error."""
     trained = {name: parameter for name, parameter in model.named_parameters() if "encoder.layer" in name}
-    options, started = DistillOptions(steps, rate, 1.0, None, None, 4, 0), time.perf_counter()
-    with evaluating(original), evaluating(model), trained_alone(model, trained):
-        train, held_out = split(list_batches(model, batches))
-        in_turn = [train[place] for place in in_order(len(train), 0, steps)]
-        gap = LayerGap.measured(model, original, Processes.found(None, None, True), held_out, 1.0)
-        progress = Training(gap, MasterWeights(trained, rate, steps), options, in_turn, held_out, None).run(
-            None, started
-        )
-        put_back(trained, progress.best)
-    return dict(progress.history)[progress.best_step].total(1.0)
+    return reproduce(model, original, batches, trained, steps, 0, rate, LayerGap)
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[dict]:

@@ -88,13 +88,27 @@ def distil(
     model: PreTrainedModel, original: PreTrainedModel, batches: Sequence[Mapping], steps: int, seed: int
 ) -> None:
     """Train the attention of a model that `distill` does not know, in place and in the way of `distill`."""
-    started = time.perf_counter()
     trained = {name: p for name, p in model.named_parameters() if ".attn." in name or ".self_attn." in name}
-    options = DistillOptions(steps, LEARNING_RATE, 1.0, None, None, 4, seed)
+    reproduce(model, original, batches, trained, steps, seed)
+
+
+def reproduce(
+    model: PreTrainedModel,
+    original: PreTrainedModel,
+    batches: Sequence[Mapping],
+    trained: Mapping[str, nn.Parameter],
+    steps: int,
+    seed: int,
+    rate: float = LEARNING_RATE,
+    kind: type[Gap] = Gap,
+) -> float:
+    """Train some parameters of a model, in place, as `distill` does; return the held-out error."""
+    started, options = time.perf_counter(), DistillOptions(steps, rate, 1.0, None, None, 4, seed)
     with evaluating(original), evaluating(model), trained_alone(model, trained):
         train, held_out = split(list_batches(model, batches))
         in_turn = [train[place] for place in in_order(len(train), seed, steps)]
-        gap = Gap.measured(model, original, Processes.found(None, None, True), held_out, 1.0)
-        weights = MasterWeights(trained, LEARNING_RATE, steps)
+        gap = kind.measured(model, original, Processes.found(None, None, True), held_out, 1.0)
+        weights = MasterWeights(trained, rate, steps)
         progress = Training(gap, weights, options, in_turn, held_out, None).run(None, started)
         put_back(trained, progress.best)
+    return dict(progress.history)[progress.best_step].total(1.0)
