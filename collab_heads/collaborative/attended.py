@@ -2,7 +2,8 @@
 
 Scores grow with the square of the length of a text, and a gradient needs several tensors of that size. The scores of a
 30-second clip in Whisper base take 72 MB, those of 2,048 tokens in a model with 32 heads 512 MB. Above `SCORES_BYTES`
-they are computed one block at a time, and the gradient of a block is computed before the next block.
+they are computed one block at a time, and the gradient of a block is computed before the next block. On a processor
+blocks are small: they stay in its cache, and what allocators keep of them is small, too.
 """
 
 import math
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from collab_heads.layers.query_key import products
 
-SCORES_BYTES = 32 * 2**20  # of scores that are held at a time
+SCORES_BYTES = {"cpu": 2 * 2**20}  # of scores that are held at a time, by the type of the device
+SCORES_BYTES_ELSEWHERE = 32 * 2**20  # small blocks would leave most of a GPU idle
 
 
 class Block(NamedTuple):
@@ -42,7 +44,8 @@ def blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor
         bias: added to the scaled scores, broadcasts to [B, H, T, S]; None for nothing.
     """
     length, whole = query.shape[-2], query.shape[:-1].numel() * key.shape[-2] * query.element_size()
-    size = length if whole <= SCORES_BYTES else max(length * SCORES_BYTES // whole, 1)
+    limit = SCORES_BYTES.get(query.device.type, SCORES_BYTES_ELSEWHERE)
+    size = length if whole <= limit else max(length * limit // whole, 1)
     for number in range(math.ceil(length / size)):
         rows = slice(number * size, (number + 1) * size)
         scores = products(query[..., rows, :], key).mul_(scale)

@@ -39,7 +39,7 @@ def test_blocks_are_the_whole(rows, shape, key_heads, is_padded, monkeypatch, ro
     query, key, value = random(2, 3, 5, 4), random(2, key_heads, 7, 4), random(2, 3, 7, 6)
     bias, target, output = None if shape is None else random(*shape), random(2, 5, 18), random(8, 18)
     used = torch.tensor([[True] * 5, [True] * 3 + [False] * 2]) if is_padded else None
-    monkeypatch.setattr(module, "SCORES_BYTES", rows * 2 * 3 * 7 * 8)
+    monkeypatch.setitem(module.SCORES_BYTES, "cpu", rows * 2 * 3 * 7 * 8)
     expected_rows = [5] if rows == 5 else [*[rows] * (5 // rows), *[5 % rows] * bool(5 % rows)]
 
     inputs = [tensor.clone().requires_grad_() for tensor in (query, key)]
@@ -61,7 +61,7 @@ def test_blocks_are_the_whole(rows, shape, key_heads, is_padded, monkeypatch, ro
 
 
 def test_even_one_token_that_is_too_large_is_a_block(monkeypatch):
-    monkeypatch.setattr(module, "SCORES_BYTES", 1)
+    monkeypatch.setitem(module.SCORES_BYTES, "cpu", 1)
     query, key, value = random(1, 2, 3, 4), random(1, 2, 5, 4), random(1, 2, 5, 4)
     expected = scaled_dot_product_attention(query, key, value, scale=1.0)
     torch.testing.assert_close(attended(query, key, value, 1.0, None), expected, rtol=0, atol=ROUNDED)
