@@ -12,7 +12,6 @@ Every row is stored as it comes, in WORK/calibration.jsonl, and not measured aga
 """
 
 import argparse
-import gzip
 import json
 import statistics
 import sys
@@ -25,8 +24,7 @@ from stsb import pairs
 from transformers.utils import logging
 
 from collab_heads import plan
-from collab_heads.demo.model import embed
-from common import WORK, compressed_copy, shared, table, write
+from common import WORK, compressed_copy, lines_of, table, write
 
 STORE = WORK / "calibration.jsonl"
 BUDGETS = (0.5, 0.25)  # of the layers' parameters
@@ -40,13 +38,6 @@ COUNTS = {  # kind -> sentences of its draws; each tells how much is needed, or 
 SCORES = ("STS-B", "SST-2", "retrieval")
 COLUMNS = {"kind": "", "sentences": "", "budget": "", "draws": "", "error": ".3f"}
 COLUMNS |= {f"lost, {name}": ".2f" for name in SCORES} | {"seconds": ".0f"}
-
-
-def lines_of(path: str) -> list[str]:
-    """Return the lines of a shared file without those that are empty."""
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(shared(path), "rt", encoding="utf-8") as file:
-        return [line for line in file.read().split("\n") if line]
 
 
 def sentences(kind: str) -> list[str]:
@@ -70,20 +61,8 @@ class Tasks(SentenceEncoder):
 
     def __init__(self):
         super().__init__()
-        rows = [line.split("\t") for split in ("train", "dev") for line in lines_of(f"data/glue/RTE/{split}.tsv")[1:]]
-        entailed = [(passage, statement) for _, passage, statement, label in rows if label == "entailment"]
-        passages = list(dict.fromkeys(passage for passage, _ in entailed))
-        self.passages, self.passage_order = self.by_length(passages)
-        self.statements, self.statement_order = self.by_length([statement for _, statement in entailed])
-        place = {passage: index for index, passage in enumerate(passages)}
-        self.gold = torch.tensor([place[passage] for passage, _ in entailed])
-        dev = {text for first, second, _ in self.task.dev for text in (first, second)}
-        self.seen = {text.strip() for texts in (dev, self.foreign, *entailed) for text in texts}
-
-    def by_length(self, texts: Sequence[str]) -> tuple[list[dict], torch.Tensor]:
-        """Return batches of texts of similar length, and the index of the text in every row of them."""
-        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        return self.task.tokenized([texts[index] for index in order], 64), torch.tensor(order)
+        dev = {text.strip() for first, second, _ in self.task.dev for text in (first, second)}
+        self.seen = dev | self.foreign
 
     def kind(self, kind: str) -> list[str]:
         """Return the sentences of a kind that no task has."""
@@ -103,11 +82,7 @@ class Tasks(SentenceEncoder):
 
     def scores(self, model) -> dict[str, float]:
         """Return all scores, x 100."""
-        passages, statements = torch.empty(len(self.passage_order), 384), torch.empty(len(self.statement_order), 384)
-        passages[self.passage_order] = embed(model, self.passages)
-        statements[self.statement_order] = embed(model, self.statements)
-        nearest = (statements @ passages.T).argmax(-1)
-        found = self.score(model), self.score_elsewhere(model), 100 * float((nearest == self.gold).double().mean())
+        found = self.score(model), self.score_elsewhere(model), self.retrieval.score(model)
         return dict(zip(SCORES, found, strict=True))
 
 

@@ -1,6 +1,7 @@
 """Helpers of the benchmarks: paths of data and results, records of runs, interleaved timing."""
 
 import copy
+import gzip
 import json
 import os
 import platform
@@ -39,6 +40,13 @@ def shared(path: str) -> Path:
     if not found.exists():
         sys.exit(f"{found} is missing: this benchmark needs the shared data (set COLLAB_HEADS_SHARED)")
     return found
+
+
+def lines_of(path: str) -> list[str]:
+    """Return the lines of a shared file, of text or gzip, without those that are empty."""
+    opened = gzip.open if path.endswith(".gz") else open
+    with opened(shared(path), "rt", encoding="utf-8-sig") as file:
+        return [line for line in file.read().split("\n") if line]
 
 
 def minilm() -> str:

@@ -9,6 +9,7 @@ Marian: Multi30k train, German alone and with targets; BLEU with beam 5 on the f
 
 import argparse
 import copy
+from collections.abc import Collection
 
 import sacrebleu
 import torch
@@ -18,7 +19,7 @@ from transformers.utils import logging
 from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import distill, swap_to_collaborative
-from common import minilm, shared, table, write
+from common import lines_of, minilm, shared, table, write
 
 COLUMNS = {
     "model": "",
@@ -37,14 +38,13 @@ TEXTS = {"MRPC": (3, 4), "RTE": (1, 2)}  # task -> columns with sentences; none 
 COUNT, SIZE = 10_000, 32
 
 
-def sentences(seed: int = 0) -> list[str]:
-    """Return 10,000 random unlabelled sentences of GLUE's train files, out of some 22,000; none is in STS-B dev."""
+def sentences(seed: int = 0, tasks: Collection[str] = tuple(TEXTS)) -> list[str]:
+    """Return 10,000 random unlabelled sentences of STS-B train and other train sets; none is in STS-B dev."""
     found = {text: None for first, second, _ in pairs("train") for text in (first, second)}
-    for task, columns in TEXTS.items():
-        _, *rows = shared(f"data/glue/{task}/train.tsv").read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
-        for line in rows:
+    for task in tasks:
+        for line in lines_of(f"data/glue/{task}/train.tsv")[1:]:
             cells = line.split("\t")
-            found |= {cells[column]: None for column in columns if column < len(cells)}
+            found |= {cells[column]: None for column in TEXTS[task] if column < len(cells)}
     seen = {text for first, second, _ in pairs("dev") for text in (first, second)}
     texts = [text for text in found if text not in seen]
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()

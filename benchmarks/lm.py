@@ -4,7 +4,8 @@
     python benchmarks/lm.py --table
 
 The decoders of the shared folder, trained on Multi30k's English side: perplexity per piece, `</s>` included, on val and
-test_2016_flickr. `compress` to shares of attention's parameters (GPT-2), of its cache (Qwen3), or of the parameters of
+test_2016_flickr, and on the first 1,000 sentences of UD English EWT, which is text of another kind: web pages and mail.
+`compress` to shares of attention's parameters (GPT-2), of its cache (Qwen3), or of the parameters of
 whole layers; a quarter of the query heads removed, W_O refitted; and what a user would take, key/value heads by mean
 pooling (see `lm_peer`). Each as it is and after the same distillation, on training sentences without labels. A draw is
 256 training sentences to calibrate on, or 2,048 for layers, and the seed of all that follows.
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from calibration import sentences
 from lm_peer import distil, mean_pooled
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
@@ -36,10 +38,11 @@ STORE = WORK / "lm.jsonl"
 FOLDERS = {"gpt2": "models/gpt2-multi30k-en", "qwen3": "models/qwen3-multi30k-en"}
 OF = {"gpt2": "parameters", "qwen3": "cache"}  # what budgets are of
 BUDGETS = {"gpt2": (0.75, 0.5, 0.33), "qwen3": (0.75, 0.6, 0.5)}  # of attention
-LAYERS = (0.5, 0.33, 0.25)  # of the parameters of layers
+LAYERS = (0.5, 0.33, 0.25, 0.15, 0.1)  # of the parameters of layers
 GROUPS = {"gpt2": (4, 1), "qwen3": (2, 1)}  # of the peer
 START, END, PADDING = 0, 1, 2  # pieces
 CALIBRATION, MORE, UNLABELLED = 256, 2048, 10_000  # sentences
+ELSEWHERE, LONGEST = 1000, 126  # sentences of another kind, and their pieces at most: GPT-2 has 128 positions
 PROMPT, NEW, ROWS, ROUNDS = 4, 100, 8, 7  # of decoding
 COLUMNS = {
     "model": "",
@@ -51,6 +54,8 @@ COLUMNS = {
     "val": ".2f",
     "more": "+.1f",
     "test_2016_flickr": ".2f",
+    "elsewhere": ".1f",
+    "more elsewhere": "+.1f",
     "tokens/s": ".0f",
     "time": ".2f",
     "seconds": ".0f",
@@ -92,6 +97,11 @@ class Text:
     def test(self, name: str) -> list[dict[str, torch.Tensor]]:
         """Return the batches of a test set, with sentences of similar length together."""
         return self.batches(sorted(self.sentences(name, self.count), key=len), rows=64)
+
+    def elsewhere(self) -> list[dict[str, torch.Tensor]]:
+        """Return the batches of web text, which these models have never seen; longer sentences are cut."""
+        ids = self.tokenizer(sentences("web")[: min(self.count or ELSEWHERE, ELSEWHERE)]).input_ids
+        return self.batches(sorted([[START, *each[:LONGEST], END] for each in ids], key=len), rows=64)
 
     def calibration(self, draw: int, count: int = CALIBRATION) -> list[dict[str, torch.Tensor]]:
         """Return a draw of calibration batches."""
@@ -207,6 +217,7 @@ def load(name: str) -> PreTrainedModel:
 def measured(model: PreTrainedModel, original: PreTrainedModel, text: Text) -> dict[str, Any]:
     """Return all numbers of a row."""
     found = {name: perplexity(model, text.test(name)) for name in ("val", "test_2016_flickr")}
+    found["elsewhere"] = perplexity(model, text.elsewhere())
     share = attention_parameters(model) / attention_parameters(original)
     sizes = {"parameters": model.num_parameters(), "attention": share, "cache": cache_bytes(model)}
     return found | sizes | decoding(model, original)
@@ -248,7 +259,7 @@ def over_draws(rows: Sequence[dict]) -> list[dict]:
     groups: dict[tuple, list[dict]] = {}
     for row in sorted(rows, key=lambda row: row["model"]):
         groups.setdefault((row["model"], row["method"], row["distilled"]), []).append(row)
-    stock = {row["model"]: row["val"] for row in rows if row["method"] == "stock"}
+    stock = {row["model"]: row for row in rows if row["method"] == "stock"}
     found = []
     for (model, method, distilled), group in groups.items():
         new = {"model": model, "method": method, "distilled": distilled or None, "draws": len(group)}
@@ -256,8 +267,9 @@ def over_draws(rows: Sequence[dict]) -> list[dict]:
             values = [row[name] for row in group if isinstance(row.get(name), float | int)]
             if name not in new and values:
                 new[name] = statistics.mean(values)
-        if "val" in new and method != "stock":
-            new["more"] = 100 * (new["val"] / stock[model] - 1)
+        for name, more in (("val", "more"), ("elsewhere", "more elsewhere")):
+            if name in new and method != "stock":
+                new[more] = 100 * (new[name] / stock[model][name] - 1)
         found.append(new | {"note": group[-1].get("note")})
     return found
 

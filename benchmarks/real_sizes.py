@@ -1,17 +1,19 @@
-"""MPNet, Whisper and CLIP at their base sizes, random weights: seconds, and memory at its peak, of every step.
+"""BERT, MPNet, Whisper and CLIP at their base sizes, random weights: seconds, and memory at its peak, of every step.
 
-    python benchmarks/real_sizes.py [--models mpnet whisper clip] [--work forward swap ...]
+    python benchmarks/real_sizes.py [--models bert mpnet whisper clip] [--work forward swap ...]
     python benchmarks/real_sizes.py MODEL WORK FOLDER
 
 The second form does one piece of work in this process and prints a line of JSON; the first runs each so. One thread.
 Batches are those that a user would calibrate with: 64 sentences of 32 tokens, 8 clips of 30 s one at a time, 32
-pictures with captions. "forward" runs the model on them as it is; "save" and "load" take one with half the widths. The
+pictures with captions. "forward" runs the model on them as it is; "save" and "load" take one with half the widths.
+"Time" is that of a pass through the smaller model, as a share of the original's, in turns after the peak was read. The
 peak is what the process holds at most beyond what it held before the model was made, in multiples of the original's own
 memory, the model included; "of forward" is the peak as a share of what the model needs to run.
 """
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,8 @@ from pathlib import Path
 import torch
 from scale_pieces import held
 from transformers import (
+    BertConfig,
+    BertModel,
     CLIPConfig,
     CLIPModel,
     MPNetConfig,
@@ -32,12 +36,17 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from collab_heads import compress, swap_to_collaborative
+from collab_heads import CompressionReport, compress, swap_to_collaborative
 from common import ATTENTION, table, write
 
 Batches = list[dict[str, torch.Tensor]]
 GENERATOR = torch.Generator().manual_seed(1)
 SIDE = {"layers": 6, "attention_heads": 8, "ffn_dim": 2048}  # of Whisper base, encoder and decoder
+
+
+def bert() -> PreTrainedModel:
+    """Build a random model of the size of bert-base-uncased."""
+    return BertModel(BertConfig())
 
 
 def mpnet() -> PreTrainedModel:
@@ -93,6 +102,7 @@ def narrow(model: PreTrainedModel) -> None:
 
 
 MODELS = {
+    "bert": (bert, sentences),
     "mpnet": (mpnet, sentences),
     "whisper": (whisper, clips),
     "clip": (clip, pictures),
@@ -106,6 +116,20 @@ WORK: dict[str, Callable[[PreTrainedModel, Batches], object]] = {
 }
 FILES = ("save", "load")
 COLUMNS = {"model": "", "work": "", "model_mb": ".0f", "peak": ".2f", "of forward": ".2f", "cpu_seconds": ".1f"}
+COLUMNS |= {"operations": ".2f", "time": ".2f"}
+ROUNDS = 5
+
+
+def time_share(small: PreTrainedModel, original: PreTrainedModel, batches: Batches) -> float:
+    """Return the processor time of passes through a model as a share of the original's: medians, in turns."""
+    seconds: dict[int, list[float]] = {0: [], 1: []}
+    for _ in range(ROUNDS + 1):
+        for number, model in enumerate((small, original)):
+            started = time.process_time()
+            forward(model, batches[:1])
+            seconds[number].append(time.process_time() - started)
+    ours, theirs = (statistics.median(taken[1:]) for taken in seconds.values())
+    return ours / theirs
 
 
 def measured(name: str, work: str, folder: str) -> dict:
@@ -121,19 +145,24 @@ def measured(name: str, work: str, folder: str) -> dict:
     if work == "save":
         narrow(model)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    started, used = time.perf_counter(), time.process_time()
+    started, used, report = time.perf_counter(), time.process_time(), None
     if work == "save":
         model.save_pretrained(folder)
     elif work == "load":
         model = type(empty).from_pretrained(folder)
         forward(model, batches[:1])  # reads the weights that are only mapped from the file
     else:
-        WORK[work](model, batches)
+        report = WORK[work](model, batches)
     taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     peak = int(line.split()[1]) * 1024 - before
     found = {"model": name, "work": work, "model_bytes": size, "model_mb": size / 1e6, "peak_bytes": peak}
-    return found | {"peak": peak / size, "parameters": model.num_parameters(), **taken}
+    found |= {"peak": peak / size, "parameters": model.num_parameters(), **taken}
+    if isinstance(report, CompressionReport):
+        torch.manual_seed(0)
+        found["operations"] = report.costs["operations"].share
+        found["time"] = time_share(model, make().eval(), batches)
+    return found
 
 
 def main() -> None:

@@ -1,12 +1,14 @@
-"""What a calibrated swap costs: all-MiniLM-L6-v2, R=128 of 384, STS-B train sentences in batches of 32.
+"""What a calibrated swap, and `compress`, cost: all-MiniLM-L6-v2, STS-B train sentences in batches of 32.
 
 python benchmarks/swap_speed.py [--rounds N]
 
-ratio     256 sentences, one thread: processor seconds of a swap over those of one forward pass over the same batches,
+The swap is to R=128 of 384; `compress` is to half of attention, or to half of whole layers.
+
+ratio     256 sentences, one thread: processor seconds of the work over those of one forward pass over the same batches,
           in turns; median over the rounds, and the range
 busy      the same swap with torch's own number of threads, alone and beside as many busy processes as the machine has
           processors less one: wall seconds, in turns
-memory    2,000 sentences in a process of its own: peak resident memory, of a forward pass and of a swap
+memory    2,000 sentences in a process of its own: peak resident memory, of a forward pass and of each work
 """
 
 import argparse
@@ -23,12 +25,13 @@ from stsb import Task
 from transformers import AutoModel
 from transformers.utils import logging
 
-from collab_heads import swap_to_collaborative
-from common import minilm, table, write
+from collab_heads import compress, swap_to_collaborative
+from common import ATTENTION, minilm, table, write
 
 WIDTH, SENTENCES, MANY = 128, 256, 2000
-COLUMNS = {"what": "", "sentences": "", "mixing": "", "pass": ".2f", "swap": ".2f", "ratio": ".2f", "range": ""}
-MEMORY = {"what": "", "sentences": "", "pass": ",.0f", "swap": ",.0f", "ratio": ".2f"}
+COLUMNS = {"what": "", "sentences": "", "work": "", "mixing": "", "pass": ".2f", "swap": ".2f", "ratio": ".2f"}
+COLUMNS |= {"range": ""}
+MEMORY = {"what": "", "sentences": "", "work": "", "pass": ",.0f", "swap": ",.0f", "ratio": ".2f"}
 
 
 def original():
@@ -48,6 +51,14 @@ def swap(batches, mixing: str = "shared") -> None:
     swap_to_collaborative(original(), dim_shared_query_key=WIDTH, kind=mixing, batches=batches)
 
 
+WORK = {
+    "pass": forward_pass,
+    "swap": swap,
+    "compress, attention": lambda batches: compress(original(), batches, 0.5, parts=ATTENTION),
+    "compress, layers": lambda batches: compress(original(), batches, 0.5),
+}
+
+
 def seconds(clock, function, *args) -> float:
     """Return how long a call takes by a clock."""
     start = clock()
@@ -60,13 +71,13 @@ def spread(values) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
-def ratio_row(batches, mixing: str, rounds: int) -> dict:
-    """Return the ratio of a swap's processor time to that of a pass, on one thread; both include loading the model."""
+def ratio_row(batches, work: str, rounds: int, *mixing: str) -> dict:
+    """Return the ratio of a work's processor time to that of a pass, on one thread; both include loading the model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     forward_pass(batches)
     pairs = [
-        (seconds(time.process_time, forward_pass, batches), seconds(time.process_time, swap, batches, mixing))
+        (seconds(time.process_time, forward_pass, batches), seconds(time.process_time, WORK[work], batches, *mixing))
         for _ in range(rounds)
     ]
     torch.set_num_threads(threads)
@@ -75,7 +86,8 @@ def ratio_row(batches, mixing: str, rounds: int) -> dict:
     return {
         "what": "one thread, processor seconds",
         "sentences": SENTENCES,
-        "mixing": mixing,
+        "work": work,
+        "mixing": ", ".join(mixing),
         "pass": statistics.median(passes),
         "swap": statistics.median(swaps),
         "ratio": statistics.median(ratios),
@@ -107,6 +119,7 @@ def busy_row(batches, rounds: int) -> dict:
     return {
         "what": f"alone, and beside {others} busy process(es), {torch.get_num_threads()} threads, wall seconds",
         "sentences": SENTENCES,
+        "work": "swap",
         "mixing": "shared",
         "pass": None,
         "alone": statistics.median(a for a, _ in pairs),
@@ -122,30 +135,32 @@ def peak(what: str) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def memory_row() -> dict:
-    """Return the peak memory of a swap and of a pass."""
-    used = {what: peak(what) for what in ("pass", "swap")}
-    return {"what": "peak MB", "sentences": MANY, **used, "ratio": used["swap"] / used["pass"]}
+def memory_rows() -> list[dict]:
+    """Return the peak memory of each work beside that of a pass."""
+    used = {what: peak(what) for what in WORK}
+    row = {"what": "peak MB", "sentences": MANY, "pass": used.pop("pass")}
+    return [row | {"work": work, "swap": most, "ratio": most / row["pass"]} for work, most in used.items()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peak", choices=("pass", "swap"), help="print the peak memory of this one, in MB")
+    parser.add_argument("--peak", choices=WORK, help="print the peak memory of this one, in MB")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     task = Task()
     if arguments.peak:
-        {"pass": forward_pass, "swap": swap}[arguments.peak](task.calibration(0, MANY))
+        WORK[arguments.peak](task.calibration(0, MANY))
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
     batches = task.calibration(0, SENTENCES)
-    rows = [ratio_row(batches, mixing, arguments.rounds) for mixing in ("shared", "per_head")]
+    rows = [ratio_row(batches, "swap", arguments.rounds, mixing) for mixing in ("shared", "per_head")]
+    rows += [ratio_row(batches, work, max(arguments.rounds // 2, 1)) for work in WORK if work.startswith("compress")]
     rows.append(busy_row(batches, arguments.rounds))
     print(table(rows, COLUMNS))
-    memory = memory_row()
-    print(table([memory], MEMORY))
-    write("swap_speed", [*rows, memory])
+    memory = memory_rows()
+    print(table(memory, MEMORY))
+    write("swap_speed", [*rows, *memory])
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ plain(
     "real_sizes",
     "real_sizes",
     {"model": "", "work": "", "model, MB": ("model_mb", ".0f"), "peak, of the model": ("peak", ".2f")}
-    | {"of a forward pass": ("of forward", ".2f"), "seconds of the processor": ("cpu_seconds", ".1f")},
+    | {"of a forward pass": ("of forward", ".2f"), "seconds of the processor": ("cpu_seconds", ".1f")}
+    | {"operations left": ("operations", ".2f"), "time of a pass": ("time", ".2f")},
 )
 plain(
     "scale_memory",
@@ -91,10 +92,10 @@ def decomposition_base() -> str:
 
 @made
 def swap_speed() -> str:
-    """Return the cost of a calibrated swap, against a forward pass or against itself on an idle machine."""
+    """Return the cost of a calibrated swap and of `compress`, against a forward pass, or alone on an idle machine."""
     rows = [row | {"against": row["pass"] or row.get("alone")} for row in stored("swap_speed")["rows"]]
-    columns = {"what": "", "sentences": "", "mixing": "", "compared with": ("against", ",.2f"), "swap": ",.2f"}
-    return shown(rows, columns | {"ratio": ".2f", "range": ""})
+    columns = {"what": "", "sentences": "", "work": "", "mixing": "", "compared with": ("against", ",.2f")}
+    return shown(rows, columns | {"figure": ("swap", ",.2f"), "ratio": ".2f", "range": ""})
 
 
 @made
