@@ -4,6 +4,8 @@ r"""Compress attention, or layers, to a share of their parameters, without label
     python benchmarks/compression.py marian t5 [--draws 3] [--steps 300] [--sentences N]
     python benchmarks/compression.py minilm --parts layers --calibration 2048 [--draws 3]
     python benchmarks/compression.py marian --parts heads --budgets 0.25 [--steps 1200]
+    python benchmarks/compression.py minilm marian --parts layers --calibration 2048 --draws 1 --budgets 0.5 \
+        --methods refined --shape uniform
     python benchmarks/compression.py --table
 
 all-MiniLM-L6-v2 is scored on STS-B dev (all 1,500 pairs, Spearman x 100, mean-pooled cosine) and on SST-2, of which
@@ -22,6 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 import sacrebleu
 import torch
@@ -34,7 +37,7 @@ from transformers.utils import logging
 from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import compress, distill
-from collab_heads.base.option_values import SITE_PARTS
+from collab_heads.base.option_values import SITE_PARTS, ModelShape
 from collab_heads.demo.model import embed
 from common import ATTENTION, WORK, minilm, shared, table, write
 
@@ -45,6 +48,7 @@ BUDGETS = {"minilm": (0.5, 0.33, 0.25), "marian": (0.75, 0.5, 0.33), "t5": (0.75
 COLUMNS = {
     "model": "",
     "parts": "",
+    "shape": "",
     "budget": "",
     "method": "",
     "steps": "",
@@ -171,6 +175,7 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
             {
                 "model": name,
                 "parts": ", ".join(arguments.parts or ["all"]),
+                "shape": arguments.shape,
                 "sentences": arguments.calibration,
                 "draw": draw,
                 "budget": budget,
@@ -191,7 +196,12 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
                 started -= seconds
             else:
                 model, steps = task.load(), 0 if row["method"] == "closed form" else 120
-                more = {"parts": parts_of(arguments.parts), "refine_steps": steps, "seed": draw}
+                more = {
+                    "parts": parts_of(arguments.parts),
+                    "refine_steps": steps,
+                    "seed": draw,
+                    "shape": arguments.shape,
+                }
                 made = numbers(compress(model, task.batches(draw, arguments.calibration), row["budget"], **more))
             row |= made
             if row["steps"]:
@@ -205,7 +215,11 @@ def measure(name: str, arguments: argparse.Namespace, done: Sequence[dict]) -> I
 
 def key(row: dict) -> tuple:
     """Return what identifies a row."""
-    return row.get("sentences", FEW), *(row[name] for name in ("model", "parts", "draw", "budget", "method", "steps"))
+    return (
+        row.get("sentences", FEW),
+        row.get("shape"),
+        *(row[name] for name in ("model", "parts", "draw", "budget", "method", "steps")),
+    )
 
 
 def numbers(report) -> dict:
@@ -222,7 +236,8 @@ def numbers(report) -> dict:
 
 def order(row: dict) -> tuple:
     """Return the sort key of a row in the table."""
-    return list(BUDGETS).index(row["model"]), row["parts"], -row["budget"], row.get("sentences", FEW), row["draw"]
+    place = list(BUDGETS).index(row["model"]), row["parts"], row.get("shape") or "", -row["budget"]
+    return *place, row.get("sentences", FEW), row["draw"]
 
 
 def over_draws(rows: Sequence[dict]) -> list[dict]:
@@ -231,16 +246,16 @@ def over_draws(rows: Sequence[dict]) -> list[dict]:
     groups: dict[tuple, list[dict]] = {}
     for row in sorted(rows, key=order):
         named = (row[name] for name in ("model", "parts", "budget", "method", "steps"))
-        groups.setdefault((*named, row.get("sentences", FEW)), []).append(row)
+        groups.setdefault((*named, row.get("sentences", FEW), row.get("shape")), []).append(row)
     found = []
-    for (model, parts, budget, method, steps, count), group in groups.items():
+    for (model, parts, budget, method, steps, count, shape), group in groups.items():
         original = originals[model]
         losses = [original["score"] - row["score"] for row in group]
         new = {"model": model, "parts": parts, "budget": budget, "method": method, "steps": steps}
         new["score"] = statistics.mean(row["score"] for row in group)
         new["parameters"] = round(statistics.mean(row["parameters"] for row in group))
         if method != "original":
-            new["sentences"] = count
+            new |= {"sentences": count, "shape": shape}
             new |= {"lost": statistics.mean(losses), "losses": ", ".join(f"{loss:.2f}" for loss in losses)}
             new |= {name: statistics.mean(r[name] for r in group) for name in ("cache", "heads", "predicted", "error")}
             new["seconds"] = statistics.median(row["seconds"] for row in group)
@@ -261,6 +276,9 @@ def main() -> None:
         nargs="+",
         choices=[*SITE_PARTS, "layers"],
         help="what may become smaller: some parts, or whole layers (default: all parts of attention)",
+    )
+    parser.add_argument(
+        "--shape", choices=get_args(ModelShape), help="of the sizes in a model (default: that of compress)"
     )
     parser.add_argument("--budgets", nargs="+", type=float, help="shares (default: three, by model)")
     parser.add_argument("--calibration", type=int, default=FEW, metavar="N", help="sentences, or pairs, of a draw")

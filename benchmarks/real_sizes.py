@@ -36,7 +36,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from collab_heads import CompressionReport, compress, swap_to_collaborative
+from collab_heads import CompressReport, compress, swap_to_collaborative
 from common import ATTENTION, table, write
 
 Batches = list[dict[str, torch.Tensor]]
@@ -158,7 +158,7 @@ def measured(name: str, work: str, folder: str) -> dict:
     peak = int(line.split()[1]) * 1024 - before
     found = {"model": name, "work": work, "model_bytes": size, "model_mb": size / 1e6, "peak_bytes": peak}
     found |= {"peak": peak / size, "parameters": model.num_parameters(), **taken}
-    if isinstance(report, CompressionReport):
+    if isinstance(report, CompressReport):
         torch.manual_seed(0)
         found["operations"] = report.costs["operations"].share
         found["time"] = time_share(model, make().eval(), batches)

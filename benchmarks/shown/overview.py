@@ -59,7 +59,7 @@ def of_layers(model: str) -> list[dict]:
         ]
     rows = [each for each in rows_of("compression") if each["model"] == model]
     original = next(each for each in rows if each["method"] == "original")
-    layers = [each for each in rows if each["parts"] == "layers"]
+    layers = [each for each in rows if each["parts"] == "layers" and not each.get("shape")]
     most = max((each["sentences"] for each in layers), default=0)
     return [
         {

@@ -68,7 +68,8 @@ COMPRESSED |= {"error": ".3f", "seconds": ".0f"}
 
 def compression(score: str, more: Columns, *models: str) -> str:
     """Return the rows of some models."""
-    rows = [row | {"steps": row["steps"] or None} for row in stored("compression")["rows"] if row["model"] in models]
+    rows = [row for row in stored("compression")["rows"] if row["model"] in models and not row.get("shape")]
+    rows = [row | {"steps": row["steps"] or None} for row in rows]
     for row in rows:
         row["parts"] = {"all": "attention"}.get(row["parts"], row["parts"]) if row["method"] != "original" else None
         row["millions"] = row["parameters"] / 1e6
@@ -79,9 +80,18 @@ def compression(score: str, more: Columns, *models: str) -> str:
     return shown(rows, columns | {score: ("score", ".2f")} | more)
 
 
-TABLES["compression_encoder"] = lambda: compression(
-    "Spearman", LOST | {"lost on SST-2": ("lost elsewhere", ".2f")} | COMPRESSED, "minilm"
-)
+ELSEWHERE = {"lost on SST-2": ("lost elsewhere", ".2f"), "lost in retrieval": ".2f"}
+TABLES["compression_encoder"] = lambda: compression("Spearman", LOST | ELSEWHERE | COMPRESSED, "minilm")
+
+
+@made
+def compression_shapes() -> str:
+    """Return the rows of models whose sites have sizes of a named shape."""
+    rows = [row for row in stored("compression")["rows"] if row.get("shape")]
+    columns = {"model": "", "shape": "", "layers": ("budget", ""), "score": ".2f", "lost": ".2f"}
+    return shown(rows, columns | ELSEWHERE | {"error": ".3f"})
+
+
 TABLES["compression_translation"] = lambda: compression("BLEU", LOST | COMPRESSED, "marian", "t5")
 plain(
     "peers",
@@ -124,7 +134,13 @@ plain(
     "lm",
     "lm",
     {"model": "", "method": "", "distilled": "", "parameters": ",", "attention": ".2f", "cache": ",.0f", "val": ".2f"}
-    | {"more": "+.1f", "test_2016_flickr": ".2f", "time": ".2f"},
+    | {
+        "more": "+.1f",
+        "test_2016_flickr": ".2f",
+        "web text": ("elsewhere", ".0f"),
+        "more there": ("more elsewhere", "+.1f"),
+    }
+    | {"time": ".2f"},
 )
 plain(
     "rotary_widths",
