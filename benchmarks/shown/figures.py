@@ -1,5 +1,7 @@
 """Functions that read our own figures in the table of claims from the stored records."""
 
+import math
+import statistics
 from collections.abc import Mapping
 
 from shown.records import row, rows_of, stored
@@ -9,6 +11,17 @@ def against_first(name: str, key: str, value: str, part: str = "") -> str:
     """Return the difference of a row to the first row of its table, with its interval."""
     found = row(name, part, **{key: value})
     return f"{found['difference']:+.2f} BLEU ({found['95 %']})"
+
+
+TESTED = 1000  # sentences of test_2016_flickr
+
+
+def sentences_needed(name: str, key: str, value: str, bound: float, part: str = "") -> str:
+    """Return how many test sentences would exclude a difference, if ours stays; intervals shrink with their root."""
+    found = row(name, part, **{key: value})
+    low, high = found["interval"]
+    count = TESTED * ((high - low) / 2 / (found["difference"] - bound)) ** 2
+    return f"{math.ceil(count / 100) * 100:,}"
 
 
 def scores(name: str, shown: Mapping[str, tuple[str, str]], score: str) -> str:
@@ -45,6 +58,9 @@ def longer() -> str:
     return f"{text} ({found['95 %']}), by seed {gaps}; {alone}"
 
 
+T_975 = {10: 2.262}  # seeds -> Student's t
+
+
 def born_digits() -> str:
     """Return the gain of shared over narrow heads at a quarter of the width, by seed, for two lengths of training."""
     record = rows_of("digits")
@@ -55,7 +71,12 @@ def born_digits() -> str:
             for mixing in ("shared", "per_head")
         )
         gaps = [one - other for one, other in zip(shared, narrow, strict=True)]
-        texts.append(f"{label}: {', '.join(f'{gap:+.2f}' for gap in gaps)} points")
+        if len(gaps) > 3:
+            wide = T_975[len(gaps)] * statistics.stdev(gaps) / len(gaps) ** 0.5
+            mean = statistics.mean(gaps)
+            texts.append(f"{label}: {mean:+.2f} points ({mean - wide:+.2f} to {mean + wide:+.2f}), {len(gaps)} seeds")
+        else:
+            texts.append(f"{label}: {', '.join(f'{gap:+.2f}' for gap in gaps)} points")
     return "; ".join(texts)
 
 
