@@ -119,8 +119,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             FEWER,
             lambda: (
                 f"{sentences_needed('nmt_heads', 'heads', 'encoder, importance 5', -0.5)} sentences would exclude a "
-                "loss of more than 0.5 BLEU with the heads chosen by importance; two more seeds of three runs, about three "
-                "hours of one core, would say what chance does"
+                "loss of more than 0.5 BLEU with the heads chosen by importance; two more seeds of three runs, about "
+                "three hours of one core, would say what chance does"
             ),
         ),
         Claim(
