@@ -4,7 +4,8 @@ python benchmarks/notebooks.py [--names translate ...]
 
 Runs them from top to bottom, those on translation with the small Marian of the shared folder and the pairs beside them,
 the others as they are, and writes them back with what they printed and drew. Progress bars and warnings are left out;
-pictures have at most 256 colours. The metadata say of which code and versions the outputs are: a test compares.
+pictures have at most 256 colours. The metadata say of which code and versions the outputs are, and how many seconds the
+run took on one thread: a test compares.
 """
 
 import argparse
@@ -12,8 +13,10 @@ import base64
 import hashlib
 import io
 import os
+import resource
 import shutil
 import tempfile
+import time
 
 import nbformat
 from nbclient import NotebookClient
@@ -37,7 +40,7 @@ def digest(notebook: nbformat.NotebookNode) -> str:
 def executed(name: str) -> nbformat.NotebookNode:
     """Run a notebook and return it with its new outputs."""
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     if name not in ENCODERS:
         settings = {"MODEL": str(shared(MODEL)), "SOURCE": "pairs.de", "TARGET": "pairs.en"}
         environment |= {f"COLLAB_HEADS_{key}": value for key, value in settings.items()}
@@ -45,7 +48,9 @@ def executed(name: str) -> nbformat.NotebookNode:
         for pairs in FOLDER.glob("pairs.*"):
             shutil.copy(pairs, folder)
         client = NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": folder}})
+        began, used = time.perf_counter(), cpu_of_children()
         client.execute(env=environment)
+        seconds = {"wall": time.perf_counter() - began, "cpu": cpu_of_children() - used}
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.metadata = nbformat.NotebookNode()
@@ -54,8 +59,15 @@ def executed(name: str) -> nbformat.NotebookNode:
         "code": digest(notebook),
         "model": PACKAGE if name in ENCODERS else MODEL,
         "versions": versions(),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
     }
     return notebook
+
+
+def cpu_of_children() -> float:
+    """Return the seconds that ended processes of this one computed, which other programs do not lengthen as much."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def is_kept(output: nbformat.NotebookNode) -> bool:
@@ -78,10 +90,10 @@ def main() -> None:
     names = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
     parser.add_argument("--names", nargs="+", default=names, choices=names)
     for name in parser.parse_args().names:
-        notebook = executed(name)
+        notebook, path = executed(name), FOLDER / f"{name}.ipynb"
         nbformat.validate(notebook)
-        nbformat.write(notebook, FOLDER / f"{name}.ipynb")
-        print(name, f"{(FOLDER / f'{name}.ipynb').stat().st_size / 1e3:.0f} kB", flush=True)
+        nbformat.write(notebook, path)
+        print(name, f"{path.stat().st_size / 1e3:.0f} kB", notebook.metadata["collab_heads"]["seconds"], flush=True)
 
 
 if __name__ == "__main__":

@@ -85,9 +85,10 @@ class Browser:
         if method == "Log.entryAdded" or (method == "Runtime.consoleAPICalled" and parameters["type"] != "log"):
             self.problems.append(str(parameters))
 
-    def open(self, path: Path, fragment: str = "") -> None:
-        """Open a file, at a fragment such as "#3-7", and wait until it has loaded."""
-        for url in ("about:blank", path.as_uri() + fragment):  # from the same file a fragment would load nothing
+    def open(self, page: Path | str, fragment: str = "") -> None:
+        """Open a file or an address, at a fragment such as "#3-7", and wait until it has loaded."""
+        address = page.as_uri() if isinstance(page, Path) else page
+        for url in ("about:blank", address + fragment):  # from the same page a fragment would load nothing
             self._loaded = False
             self.send("Page.navigate", url=url)
             while not self._loaded:

@@ -54,13 +54,13 @@ def each_page(names):
     return pytest.mark.parametrize("name", names)
 
 
-NARROW = 74  # letters of code in the column of a page, in a window of 1400 pixels
+LETTERS = 120  # of code in the column of the site, in a window of 1400 pixels: docs/style/site.css
 
 
-@each_page(["docs/guides/see-what-heads-do.md"])
+@each_page([name for name in PAGES if name.startswith("docs/")])
 def test_code_fits_its_column(name):
     blocks = re.findall(r"^```\w+\n(.*?)^```", PAGES[name].text, flags=re.DOTALL | re.MULTILINE)
-    assert blocks and [line for block in blocks for line in block.splitlines() if len(line) > NARROW] == []
+    assert [line for block in blocks for line in block.splitlines() if len(line) > LETTERS] == []
 
 
 @pytest.fixture

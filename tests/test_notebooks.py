@@ -1,9 +1,10 @@
-"""The notebooks run from top to bottom as they are, without network, but for fewer sentences and less training."""
+"""The notebooks run from top to bottom without network; those on translation with fewer sentences and less training."""
 
 import ast
 import hashlib
 import os
 import re
+import resource
 import shutil
 import tempfile
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ PUBLIC = {
     "collab_heads.analysis.measures.head_history": {"HeadHistory", "Moment"},
 }
 TRAIN_STEPS = 60
+A_MINUTE = 60  # seconds of one core, for the notebooks that run as they are
 SMALL = {"PAIRS": 12, "STEPS": 6, "MAX_TOKENS": 12, "SENTENCE": 1, "SENTENCES": 16, "ROUNDS": 2}
 SETTINGS = {f"COLLAB_HEADS_{name}": str(value) for name, value in SMALL.items()}
 
@@ -86,9 +88,10 @@ def run(request, tmp_path):
             client = NotebookClient(
                 notebook, km=manager, timeout=600, startup_timeout=300, resources={"metadata": {"path": str(tmp_path)}}
             )
-            own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "IPYTHONDIR": sockets, "MPLBACKEND": "agg"}
+            own = {} if name in ENCODERS else SETTINGS
+            own = {**own, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "IPYTHONDIR": sockets, "MPLBACKEND": "agg"}
             try:
-                client.execute(env={**os.environ, **own, **SETTINGS})
+                client.execute(env={**os.environ, **own})
             finally:
                 manager.shutdown_kernel(now=True)  # the client leaves a manager that it was given alone
         return notebook
@@ -135,6 +138,24 @@ def test_their_outputs_are_of_this_code_and_of_no_machine(name):
     assert not re.search(r"/(work|tmp|home|root)/", stored)
 
 
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_stored_run_took_less_than_a_minute(name):
+    """Of processor time, which other programs lengthen less than the time on the wall."""
+    assert 1 < read(name).metadata.collab_heads["seconds"]["cpu"] < A_MINUTE
+
+
+@pytest.fixture
+def processor():
+    """How many seconds the processes that this test started have computed since; ended ones count."""
+
+    def used() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = used()
+    return lambda: used() - before
+
+
 @pytest.mark.slow
 def test_translate(run, tmp_path):
     text = printed(run("translate"))
@@ -163,8 +184,9 @@ def test_dead_heads(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_compress(run, tmp_path):
+def test_compress(run, tmp_path, processor):
     notebook = run("compress")
+    assert 1 < processor() < A_MINUTE
     text = printed(notebook)
     assert pictures(notebook) == 1 and "embeds as before saving: True" in text
     assert 0.5 < number(r"cosine to the original: ([\d.]+)", text) <= 1
@@ -174,9 +196,10 @@ def test_compress(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_serve(run, tmp_path):
+def test_serve(run, tmp_path, processor):
     pytest.importorskip("onnxruntime")
     notebook = run("serve")
+    assert 1 < processor() < A_MINUTE
     text = printed(notebook)
     assert pictures(notebook) == 1 and len(re.findall(r"1 sentence +[\d.]+ ms", text)) == 5
     cosines = dict(re.findall(r"^(\w.*?)  +cosine to the original ([\d.]+)$", text, flags=re.MULTILINE))

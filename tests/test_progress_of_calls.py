@@ -109,6 +109,10 @@ def analyze_all(_):
     ch.analyze_heads(model, [LEARNED], exclude=[], evaluate=lambda model: ch.mean_loss(model, [LEARNED]))
 
 
+def find_roles(_):
+    ch.head_roles(bert(BertForSequenceClassification), [LEARNED], exclude=[])
+
+
 def contributions(_):
     batches = batches_of(FAMILIES["marian"])
     for each in batches:
@@ -148,6 +152,7 @@ CALLS = {
         "analyze_heads",
         ["looking at heads", "propagating relevance", "measuring heads", "leaving heads out", "removing heads"],
     ),
+    find_roles: ("head_roles", ["finding roles"]),
     contributions: ("analyze_heads", ["measuring contributions"]),
     export: ("export", ["writing", "comparing", "timing"]),
     trim: ("counting tokens", None),

@@ -11,6 +11,17 @@ from pages import PAGES, ROOT
 PAGE = PAGES["docs/troubleshooting.md"]
 QUOTES = re.findall(r"^> `(.+)`$", PAGE.text, flags=re.MULTILINE)
 TELLING = 14  # characters of fixed text by which a message is recognised
+# Quotes that share an answer are variants of one message: all of them match one of these patterns.
+VARIANTS = (
+    r"belong to two models.*: save",
+    r"^expected the transformers model inside a \w+: pass ",
+    r"^cannot change a .* in place: ",
+    r"does not say it can do '\w+'",
+    r" already: .* first|is collaborative already: ",
+    r"^dim_shared_query_key [\d.]+ for ",
+    r"^batch(es| \d+) is a \w+, expected an? ",
+    r" need \w+: pip install ",
+)
 
 
 def pieces(node: ast.AST, names: dict[str, str]) -> list[str | None] | None:
@@ -86,6 +97,32 @@ def is_said(quote: str) -> bool:
 @pytest.mark.parametrize("quote", QUOTES)
 def test_a_message_is_in_the_code(quote):
     assert is_said(quote)
+
+
+def without_answer(text: str) -> list[str]:
+    """The quotes of a page that no text of their own, or of variants of one message, follows."""
+    blocks, found, stack = [*re.split(r"\n\n+", text.strip()), "#"], [], []
+    for block in blocks:
+        if quote := re.fullmatch(r"> `(.+)`", block):
+            stack.append(quote[1])
+            continue
+        alone = len(stack) < 2 or any(all(re.search(each, quote) for quote in stack) for each in VARIANTS)
+        if stack and (block.startswith("#") or not alone):
+            found += stack
+        stack = []
+    return found
+
+
+def test_every_message_has_an_answer_of_its_own():
+    assert without_answer(PAGE.text) == []
+
+
+def test_a_message_without_an_answer_is_seen():
+    one, variant = "batches is a str, expected an x", "batches is a dict, expected an x"
+    other = "batches is empty: pass"
+    assert without_answer(f"> `{one}`\n\n> `{variant}`\n\nTokenize.\n\n> `{other}`\n\nPass some.") == []
+    assert without_answer(f"> `{one}`\n\n> `{other}`\n\nTokenize.") == [one, other]
+    assert without_answer(f"> `{one}`\n\n# Next\n\n> `{other}`") == [one, other]
 
 
 def test_there_are_messages():

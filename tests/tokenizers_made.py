@@ -24,45 +24,45 @@ TEXTS = sentences(400, seed=1)
 FEW = sentences(30, seed=2, words=WORDS[:25])  # of some of the words
 
 
-def wordpiece() -> Tokenizer:
+def wordpiece(texts: list[str]) -> Tokenizer:
     made = Tokenizer(models.WordPiece(unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.decoder = decoders.WordPiece()
-    made.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=250, special_tokens=SPECIAL))
+    made.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=250, special_tokens=SPECIAL))
     return made
 
 
-def byte_bpe() -> Tokenizer:
+def byte_bpe(texts: list[str]) -> Tokenizer:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=SPECIAL, initial_alphabet=alphabet)
-    made.train_from_iterator(TEXTS, trainer)
+    made.train_from_iterator(texts, trainer)
     return made
 
 
-def bpe_with_ends() -> Tokenizer:
+def bpe_with_ends(texts: list[str]) -> Tokenizer:
     """As CLIP's: the last character of a word is another one."""
     made = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.BPEDecoder()
     trainer = trainers.BpeTrainer(vocab_size=250, special_tokens=SPECIAL, end_of_word_suffix="</w>")
-    made.train_from_iterator(TEXTS, trainer)
+    made.train_from_iterator(texts, trainer)
     return made
 
 
-def bpe_with_prefixes() -> Tokenizer:
+def bpe_with_prefixes(texts: list[str]) -> Tokenizer:
     made = Tokenizer(models.BPE(unk_token="<unk>", continuing_subword_prefix="##"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(vocab_size=250, special_tokens=SPECIAL, continuing_subword_prefix="##")
-    made.train_from_iterator(TEXTS, trainer)
+    made.train_from_iterator(texts, trainer)
     return made
 
 
-def unigram() -> Tokenizer:
+def unigram(texts: list[str]) -> Tokenizer:
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=SPECIAL, unk_token="<unk>")
-    made.train_from_iterator(TEXTS, trainer)
+    made.train_from_iterator(texts, trainer)
     return made
 
 
@@ -75,9 +75,9 @@ MADE = {
 }
 
 
-def fast(name: str) -> PreTrainedTokenizerFast:
-    """A tokenizer that puts <s> and </s> around a text."""
-    made = MADE[name]()
+def fast(name: str, texts: list[str] = TEXTS) -> PreTrainedTokenizerFast:
+    """A tokenizer of these texts, which puts <s> and </s> around one."""
+    made = MADE[name](texts)
     around = [(token, made.token_to_id(token)) for token in ("<s>", "</s>")]
     made.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> $B </s>", around)
     names = {

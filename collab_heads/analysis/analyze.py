@@ -83,7 +83,7 @@ def analyze_heads(
     Contributions take a backward pass per position, on some of the sentences; the ablation takes an evaluation per
     head. Memory does not grow with the number of batches.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)

@@ -29,7 +29,7 @@ def collaborative_config(
 ) -> PretrainedConfig:
     """Describe a model with collaborative attention, to be trained from scratch.
 
-    Example:
+    Examples:
         >>> from transformers import AutoModel, BertConfig
         >>> stock = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
         >>> model = AutoModel.from_config(collaborative_config(stock, 32))

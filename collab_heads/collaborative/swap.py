@@ -58,7 +58,7 @@ def swap_to_collaborative(
     before. If an error is raised, the model is unchanged. Swap before making the optimizer, and before DDP, FSDP, PEFT
     or `torch.compile`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))

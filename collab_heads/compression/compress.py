@@ -57,7 +57,7 @@ def compress(
     does. If an error is raised, the model is unchanged. Compress before making the optimizer, and before DDP, FSDP,
     PEFT or `torch.compile`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)

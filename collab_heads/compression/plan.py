@@ -77,7 +77,7 @@ def plan(
     neurons, and how much this error moves the model's output. The smaller sizes are fitted in closed form to seven
     eighths of the examples, and measured on the others. A budget is then spent where it reduces the error most.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)

@@ -68,7 +68,7 @@ def distill(
     A part of the batches is held out (every eighth). In the end the model gets the weights that were best on this part,
     so its held-out error is never larger than before.
 
-    Example:
+    Examples:
         >>> import copy
         >>> import torch
         >>> from transformers import BertConfig, BertModel

@@ -36,7 +36,7 @@ def swap_to_alpha(
     their nuclear norms. `fold_heads` makes a stock checkpoint of the result. Alphas are trainable also where the rest
     of the model is frozen. On an error the model is left unchanged.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))

@@ -52,7 +52,7 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
     keys and values of all sites have the same width, as after `swap_to_collaborative(model, dim_shared_query_key=0.5,
     dim_value=0.5, kind="per_head")`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))

@@ -42,7 +42,7 @@ def swap_to_gated(
     then call `prune_heads`. Gates are trainable also where the rest of the model is frozen. On an error the model is
     left unchanged.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))

@@ -28,7 +28,7 @@ def head_importance(
 ) -> dict[str, Tensor]:
     """Measure how much depends on each head.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
@@ -86,7 +86,7 @@ def most_important(
 ) -> dict[str, list[int]]:
     """Return the configuration that keeps the heads with the highest scores, as `alive_heads` of `swap_to_gated`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)

@@ -44,7 +44,7 @@ def prune_heads(
     On an error the model is left unchanged. Prune before making the optimizer, and before DDP, FSDP, PEFT or
     `torch.compile`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))

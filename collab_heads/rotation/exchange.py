@@ -51,7 +51,7 @@ def swap_heads(
 
     Heads that share a key head move together with it, in their order: name one head for the whole group.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))

@@ -40,7 +40,7 @@ def export(
     that generate have a cache. `load_exported` loads them, and so does `ExportedModel` of transformers. What is for
     CTranslate2 loads there: `ctranslate2.Encoder`, `Generator` or `Translator`.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from transformers import BertConfig, BertModel
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))

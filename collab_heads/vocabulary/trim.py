@@ -44,7 +44,7 @@ def trim_vocabulary(
     is built from; so nothing becomes unknown that was not, and other words become shorter pieces. Source: the method of
     Abdaoui et al. 2020 ("Load What You Need"), with the tokenizer.
 
-    Example:
+    Examples:
         >>> from transformers import AutoModel, AutoTokenizer
         >>> from collab_heads.demo import model_folder, sentences
         >>> model = AutoModel.from_pretrained(model_folder())

@@ -2,6 +2,8 @@
 
 import ast
 import io
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -187,3 +189,20 @@ def test_nothing_else_draws_bars():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "tqdm":
                 drawn.append(file.name)
     assert drawn == ["progress.py"]
+
+
+WATCHED = """
+from collab_heads.base import progress
+
+progress.is_watched = lambda: True
+list(progress.progress_bar(range(3), desc="counting"))
+"""
+
+
+@pytest.mark.parametrize(("value", "is_drawn"), (("", True), ("1", False)))
+def test_the_environment_hides_bars(value, is_drawn):
+    """tqdm reads TQDM_DISABLE when it is imported: only a new process shows what it does."""
+    given = {name: text for name, text in os.environ.items() if name != "TQDM_DISABLE"}
+    given |= {"TQDM_DISABLE": value} if value else {}
+    done = subprocess.run([sys.executable, "-c", WATCHED], env=given, capture_output=True, text=True, check=True)
+    assert ("counting" in done.stderr) == is_drawn

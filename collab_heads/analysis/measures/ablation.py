@@ -157,7 +157,7 @@ def leave_one_out(
 
     This takes one evaluation per head, and one of the whole model.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)

@@ -184,7 +184,7 @@ def head_statistics(
     in training: on their inputs or, shifted right, their labels. A module that serves several layers (ALBERT) is
     measured over all of them together. Measures of attention weights need the eager attention backend, see `recording`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))

@@ -145,7 +145,7 @@ def token_contributions(
     continuation comes from the prompt alone, with a share of 1. The model's own prefixes are its continuations of the
     prompts (the tokens before the first label), at most as long as the given ones.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import MarianConfig, MarianMTModel
         >>> ids = {"vocab_size": 100, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1}

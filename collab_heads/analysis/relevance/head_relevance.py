@@ -121,7 +121,7 @@ def head_relevance(
     If a sentence has several positions (translation), the sum of their logits is explained: the graph is linear, so the
     relevances of positions add up. Voita et al. normalise at every position instead, which takes a backward pass each.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))

@@ -135,7 +135,9 @@ class HeadMeasurements:
         lines[0] += f" of {sum(self.totals.values())}" if sum(self.totals.values()) > len(self.rows()[1]) else ""
         if any(site.shares_keys for site in self.sites):
             lines[0] += f", which share {sum(site.num_key_heads for site in self.sites)} key heads"
-        lines.append(f"Data: {self.data['name']}, {self.data['sentences']:,} sentences; query tokens: {tokens}")
+        count = self.data["sentences"]
+        sentences = f"{count:,} sentence{'s' * (count != 1)}"
+        lines.append(f"Data: {self.data['name']}, {sentences}; query tokens: {tokens}")
         if self.contributions is not None:
             said = self.contributions.summary()
             lines.append(f"Contributions: {said}")

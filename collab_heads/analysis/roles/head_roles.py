@@ -47,7 +47,7 @@ def head_roles(
     of an encoder find the other end of a dependency of the treebank. This takes one pass, or two with both batches and
     a treebank. Memory does not grow with the number of batches.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))

@@ -1,14 +1,14 @@
 """The page as a reader uses it: sorting, filters, maps, the head that is open, sentences; by mouse and by keyboard."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 from chromium import MISSING, PROGRAM, Browser
+from tokenizers_made import fast
+from transformers import AutoModel, BertConfig, GPT2Config, MarianConfig
 
-from collab_heads.analysis.measures.sentences import AttentionExample
-from collab_heads.model.batches import sides
+from collab_heads import analyze_heads
 
 pytest.importorskip("matplotlib")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
@@ -281,34 +281,70 @@ def test_every_head_has_an_address(page, html):
     assert page.value(opened) == "0"
 
 
-@pytest.fixture(scope="module")
-def long_page(report, tmp_path_factory):
-    """The page of a sentence of 200 tokens, and its translation of 150."""
+LENGTH = 200
+TEXT = (  # Charles Dickens, A Tale of Two Cities, 1859
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness, it "
+    "was the epoch of belief, it was the epoch of incredulity, it was the season of Light, it was the season of "
+    "Darkness, it was the spring of hope, it was the winter of despair, we had everything before us, we had nothing "
+    "before us, we were all going direct to Heaven, we were all going direct the other way - in short, the period was "
+    "so far like the present period, that some of its noisiest authorities insisted on its being received, for good or "
+    "for evil, in the superlative degree of comparison only. There were a king with a large jaw and a queen with a "
+    "plain face, on the throne of England; there were a king with a large jaw and a queen with a fair face, on the "
+    "throne of France. In both countries it was clearer than crystal to the lords of the State preserves of loaves and "
+    "fishes, that things in general were settled for ever."
+)
+SIZES = {"vocab_size": 500, "pad_token_id": 0}
+LAYERS = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+WIDTHS = {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "eos_token_id": 2, "decoder_start_token_id": 0}
+LONG = {  # family -> its config, and the kind of tokenizer
+    "bert": (
+        BertConfig(**SIZES, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32),
+        "WordPiece",
+    ),
+    "marian": (MarianConfig(**SIZES, **LAYERS, **WIDTHS, d_model=32, max_position_embeddings=256), "Unigram"),
+    "gpt2": (GPT2Config(**SIZES, n_embd=32, n_layer=2, n_head=4, n_positions=256), "byte-level BPE"),
+}
+
+
+@pytest.fixture(scope="module", params=LONG)
+def long_page(request, tmp_path_factory):
+    """The page of a small model that read a sentence of 200 tokens, as a translation with as many."""
+    config, kind = LONG[request.param]
     torch.manual_seed(0)
-    lengths = {"encoder": 200, "decoder": 150}
-    tokens = {side: tuple(f"token{place}" for place in range(count)) for side, count in lengths.items()}
-    maps = {}
-    for site in report.sites:
-        queries, keys = (lengths[side] for side in sides(site))
-        maps[site.path] = (9 * torch.rand(site.num_heads, queries, keys)).softmax(-1)
-    long = replace(report, examples=(AttentionExample(tokens, maps),))
-    return long.save_html(tmp_path_factory.mktemp("long") / "report.html")
+    model, tokenizer = AutoModel.from_config(config, attn_implementation="eager").eval(), fast(kind, [TEXT])
+    batch = tokenizer(TEXT, truncation=True, max_length=LENGTH, return_tensors="pt")
+    assert batch["input_ids"].shape == (1, LENGTH)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"].flip(1)
+    parts = ("statistics", "roles", "relevance", "reconstruction")
+    found = analyze_heads(model, [inputs], tokenizer=tokenizer, exclude=[tokenizer.eos_token_id], parts=parts)
+    return found.save_html(tmp_path_factory.mktemp("long") / "report.html")
 
 
 @pytest.mark.parametrize("scheme", ("light", "dark"))
 @pytest.mark.parametrize("width", (400, 1400))
 def test_a_long_sentence_has_a_box_of_its_own(browser, long_page, width, scheme):
-    """All of its tokens are there, and the page is no wider than the window."""
+    """All of its tokens are there, the open head says where they look, and the page is no wider than the window."""
     browser.problems.clear()
     browser.resize(width, 900)
     browser.scheme(scheme)
     try:
         browser.open(long_page)
-        browser.wait(f"document.querySelectorAll('#tokens .token').length === 400 && {CANVASES}.length > 1")
+        browser.wait(f"document.querySelectorAll('#tokens .token').length === {2 * LENGTH} && {CANVASES}.length > 1")
         assert browser.value("document.documentElement.scrollWidth") <= width
         assert browser.value("document.querySelector('#tokens').clientHeight") < 500
         assert browser.value("document.querySelector('#tokens').scrollHeight") > 4000
-        assert browser.value(f"[{CANVASES}[0].width, {CANVASES}[0].height]") == [200, 200]
+        assert browser.value(f"[{CANVASES}[0].width, {CANVASES}[0].height]") == [LENGTH, LENGTH]
+        roles = {site["group"] for site in data(browser)["sites"]}
+        for role in roles:
+            head = next(n for n, head in enumerate(data(browser)["heads"]) if site_of(browser, head)[0] == role)
+            browser.click(f"#maps button[data-head='{head}']")
+            browser.wait(f"document.querySelector('.matrix.open')?.dataset.head === '{head}'")
+            assert browser.value("document.querySelectorAll('#tokens .token').length") == 2 * LENGTH
+            browser.hover("#tokens .token:nth-child(150)")
+            browser.wait("document.querySelector('#tokens .token:nth-child(150)').ariaLabel.includes(' looks at ')")
+            assert browser.value("document.documentElement.scrollWidth") <= width
         choose(browser, "show as", "shading")
         browser.wait("document.querySelector('#tokens .shading')")
         assert browser.value("document.documentElement.scrollWidth") <= width
