@@ -44,7 +44,7 @@ MOST_TOKENS = 32_768  # about
 VALIDATED = 8  # one portion of so many chooses the ridge; fewer portions say too little
 FEWEST = 3 * VALIDATED  # portions to fit to, if there are so many, however long they are
 FLAT = 0.01  # of the median variance: tokens with less count as if they had so much
-TARGETS = 512 * 2**20  # bytes of targets that are held at a time: each further group is a further pass of the original
+TARGETS = 128 * 2**20  # bytes of targets that are held at a time: each further group is a further pass of the original
 
 logger = logging.getLogger(__name__)
 
