@@ -242,7 +242,6 @@ class Training:
         progress = {
             "phase": self.phase,
             "step": self.done,
-            "processes": self.accelerator.num_processes,
             **self.hooks.progress(),
             "loss_of_phase": self.losses.state(),
             "penalty": None if self.penalty is None else self.penalty.state_dict(),

@@ -7,7 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.errors import OutputError
-from collab_heads.training.storage.checkpoint import check_undamaged, checkpoints, load_progress
+from collab_heads.files.checkpoint import check_undamaged
+from collab_heads.training.storage.checkpoint import checkpoints, load_progress
 
 
 def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:

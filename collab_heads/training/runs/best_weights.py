@@ -7,11 +7,11 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.files.checkpoint import check_undamaged
 from collab_heads.files.folders import MANIFEST, digest
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.loop.weights import load_weights, weight_bytes
 from collab_heads.training.runs.session import Session
-from collab_heads.training.storage.checkpoint import check_undamaged
 from collab_heads.training.storage.output import BEST
 
 logger = logging.getLogger(__name__)

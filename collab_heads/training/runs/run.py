@@ -5,9 +5,11 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
+from collab_heads.base.processes import agreed
 from collab_heads.collaborative.score_terms import restrict_scores
 from collab_heads.command.flags.hub import push
 from collab_heads.errors import OutputError
+from collab_heads.files.checkpoint import PROGRESS
 from collab_heads.training.loop.fine_tune import fine_tune
 from collab_heads.training.loop.training import Hooks
 from collab_heads.training.loop.weights import weight_bytes
@@ -25,9 +27,8 @@ from collab_heads.training.runs.outcome import (
 )
 from collab_heads.training.runs.session import provenance
 from collab_heads.training.runs.swap import Phase, summary, swap_everywhere
-from collab_heads.training.storage.checkpoint import PROGRESS, RESUME, prune_checkpoints
+from collab_heads.training.storage.checkpoint import RESUME, prune_checkpoints
 from collab_heads.training.storage.output import RESULTS
-from collab_heads.training.storage.reservation import agreed
 
 
 class Run:
@@ -225,7 +226,7 @@ class Run:
     def record_of_run(self) -> dict:
         """Return what a checkpoint needs to resume the run."""
         return {
-            "arguments": self.session.arguments,
+            "run": self.session.run,
             "history": self.history,
             "swap": self.swapped,
             "distilled": self.distilled,

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from collab_heads.base.option_values import SITE_PARTS
+from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.collaborative.widths import resolve_width, widths_asked
@@ -26,7 +27,6 @@ from collab_heads.model.open_site import open_sites
 from collab_heads.model.rebuild import catch_up
 from collab_heads.sites.record import FIELD
 from collab_heads.sites.site import select_sites
-from collab_heads.training.storage.reservation import agreed, same_weights
 
 
 def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
@@ -166,7 +166,7 @@ def swap_everywhere(
     report, record = agreed(accelerator, lambda: (change(args, model, calibration), getattr(model.config, FIELD, None)))
     if not accelerator.is_main_process:
         catch_up(model, record)
-    same_weights(accelerator, model)
+    copy_from_first(accelerator, model.parameters())
     return report
 
 
