@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils.other import load as unpickle
+from transformers import PreTrainedModel
 
 from collab_heads.errors import OutputError
 from collab_heads.files.checkpoint import check_holds, check_same_run, check_undamaged, new_checkpoint, read_progress
@@ -60,6 +61,11 @@ def save_checkpoint(
             hook.remove()
         accelerator.wait_for_everyone()
     accelerator.wait_for_everyone()
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Return the approximate size of a stored model in bytes."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def load_state(accelerator: Accelerator, folder: Path) -> None:

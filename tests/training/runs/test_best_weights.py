@@ -8,7 +8,7 @@ import translation_models as tiny
 
 from collab_heads.errors import OutputError
 from collab_heads.files.checkpoint import FORMAT
-from collab_heads.training.loop.weights import last_checkpoints, load_weights
+from collab_heads.training.runs.best_weights import last_checkpoints, load_weights
 
 
 @pytest.fixture
