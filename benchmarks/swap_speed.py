@@ -1,4 +1,4 @@
-"""What a calibrated swap costs: all-MiniLM-L6-v2, R=128 of 384, STS-B train sentences in batches of 32.
+"""Measure what a calibrated swap costs: all-MiniLM-L6-v2, R=128 of 384, STS-B train sentences in batches of 32.
 
 python benchmarks/swap_speed.py [--rounds N]
 

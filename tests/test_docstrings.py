@@ -18,6 +18,7 @@ SHOWN = [
     "collaborative_config",
     "compress",
     "distill",
+    "export",
     "fold_heads",
     "head_importance",
     "head_relevance",
@@ -27,11 +28,13 @@ SHOWN = [
     "most_important",
     "plan",
     "prune_heads",
+    "prune_neurons",
     "swap_heads",
     "swap_to_alpha",
     "swap_to_collaborative",
     "swap_to_gated",
     "token_contributions",
+    "trim_vocabulary",
 ]
 
 
