@@ -138,12 +138,24 @@ def cut_short(folder):
     (folder / "state.safetensors").write_bytes(content[:-1])
 
 
+def older(folder):
+    record = json.loads((folder / "progress.json").read_text())
+    (folder / "progress.json").write_text(json.dumps({**record, "format": 1}))
+
+
 def foreign(folder):
     (folder / "manifest.json").unlink()
 
 
-@pytest.mark.parametrize("damage, said", ((cut_short, "state.safetensors has"), (foreign, "lacks manifest.json")))
-def test_a_checkpoint_that_is_damaged_or_none_of_ours(damage, said, checkpoint):
+@pytest.mark.parametrize(
+    "damage, said",
+    (
+        (cut_short, "state.safetensors has"),
+        (foreign, "lacks manifest.json"),
+        (older, "is of format 1, and this version resumes format 3 only"),
+    ),
+)
+def test_a_checkpoint_that_is_damaged_older_or_none_of_ours(damage, said, checkpoint):
     damage(checkpoint / "distillation")
     model, original = changed_pair()
     with refused(model, OutputError, said, "delete"):
