@@ -1,4 +1,4 @@
-"""How fast attention with narrower queries, keys and values is, and with fewer heads, against stock in the same run.
+"""Time attention with narrower queries, keys and values, and with fewer heads, against stock in the same run.
 
 python benchmarks/compression_speed.py [--seconds N] [--threads 1 2]
 

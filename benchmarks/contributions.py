@@ -1,4 +1,4 @@
-"""Where a translation comes from: contributions of source and target prefix, after three kinds of prefixes.
+"""Measure where a translation comes from: contributions of source and target prefix, after three kinds of prefixes.
 
 python benchmarks/contributions.py [--sentences 200] [--models NAME=FOLDER ...] [--name contributions]
 

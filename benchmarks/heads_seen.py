@@ -1,4 +1,4 @@
-"""What the heads of real models do: roles, relevance, and what the measures of importance are worth.
+"""Show what the heads of real models do: roles, relevance, and what the measures of importance are worth.
 
 python benchmarks/heads_seen.py PART [--work DIR]
 

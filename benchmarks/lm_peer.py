@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from collab_heads.distillation.distill import Distillation
 from collab_heads.distillation.examples import in_order, list_batches, split
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone
 from collab_heads.distillation.processes import DistillOptions, Processes
-from collab_heads.distillation.training import Training
 from collab_heads.model.batches import evaluating
 
 LEARNING_RATE = 0.01  # as `distill` has it
@@ -109,6 +109,6 @@ def reproduce(
         in_turn = [train[place] for place in in_order(len(train), seed, steps)]
         gap = kind.measured(model, original, Processes.found(None, None, True), held_out, 1.0)
         weights = MasterWeights(trained, rate, steps)
-        progress = Training(gap, weights, options, in_turn, held_out, None).run(None, started)
+        progress = Distillation(gap, weights, options, in_turn, held_out, None).run(None, started)
         put_back(trained, progress.best)
     return dict(progress.history)[progress.best_step].total(1.0)

@@ -1,4 +1,4 @@
-"""What else makes the attention of a fine-tuned classifier smaller: Torch-Pruning and Kwon et al. 2022 beside our own.
+"""Make the attention of a fine-tuned classifier smaller with Torch-Pruning, with Kwon et al. 2022, and with our own.
 
 pip install --no-deps --target SITE torch-pruning==1.6.1
 PYTHONPATH=SITE python benchmarks/peers.py [--tasks mrpc stsb rte cola] [--methods ...] [--draws 3] [--work DIR]

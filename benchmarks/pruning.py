@@ -1,4 +1,4 @@
-"""What removed heads save: parameters, cache, time to encode, tokens per second; 100, 50 and 25 % of all heads.
+"""Measure what removed heads save: parameters, cache, time to encode, tokens per second; 100, 50 and 25 % of all heads.
 
 python benchmarks/pruning.py [--rounds N]
 

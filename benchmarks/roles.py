@@ -1,4 +1,4 @@
-"""Which heads have one of the roles of Voita et al. 2019, in all the trained models at hand.
+"""List the heads that have one of the roles of Voita et al. 2019, in all the trained models at hand.
 
 python benchmarks/roles.py [--deep FOLDER]
 

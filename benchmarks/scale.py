@@ -1,4 +1,4 @@
-"""What `compress` and training take at 1, 8 and 70 billion parameters, computed from pieces that are measured here.
+"""Compute what `compress` and training take at 1, 8 and 70 billion parameters, from pieces that are measured here.
 
     python benchmarks/scale.py measure [--widths 256 384 512] [--layers 8] [--works WORK ...]
     python benchmarks/scale.py

@@ -1,4 +1,4 @@
-"""What a calibrated swap, and `compress`, cost: all-MiniLM-L6-v2, STS-B train sentences in batches of 32.
+"""Measure the cost of a calibrated swap and of `compress`: all-MiniLM-L6-v2, STS-B train sentences in batches of 32.
 
 python benchmarks/swap_speed.py [--rounds N]
 

@@ -50,13 +50,11 @@ from collab_heads.neurons.prune import PruneNeuronsReport, prune_neurons
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.exchange import swap_heads
 from collab_heads.rotation.manual import HeadRotation
-from collab_heads.serving.export import export
-from collab_heads.serving.report import ExportReport
+from collab_heads.serving.export import ExportReport, export
 from collab_heads.serving.served_model import ServedModel, load_exported
 from collab_heads.sites.site import AttentionSite, AttentionWeights
 from collab_heads.trainer.heads_file import load_heads, save_heads
-from collab_heads.vocabulary.report import VocabularyReport
-from collab_heads.vocabulary.trim import trim_vocabulary
+from collab_heads.vocabulary.trim import VocabularyReport, trim_vocabulary
 
 if TYPE_CHECKING:
     from collab_heads.trainer.head_training import HeadTraining

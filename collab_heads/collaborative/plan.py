@@ -76,7 +76,7 @@ class ValuePlan:
         return ValueState(self.width, self.dim_head)
 
 
-class Chosen(NamedTuple):
+class SitesToChange(NamedTuple):
     """The sites to change, in model order.
 
     Attributes:
@@ -95,7 +95,7 @@ def choose_sites(
     asked: Width | Mapping[str, Width],
     asked_value: Width | Mapping[str, Width],
     kind: QueryKeyKind,
-) -> Chosen:
+) -> SitesToChange:
     """Choose the sites to change, with the requested widths and the kinds.
 
     If only values are to become narrower, queries and keys keep their weights. A stock site then gets the projection
@@ -122,7 +122,7 @@ def choose_sites(
     if not widths and not narrowed:
         raise ArgumentError("dim_value names no width: leave it out, or say how wide values are to be")
     swapped = [site for site in adapter.sites_with_heads(model) if site.path in widths]
-    return Chosen([(site, *widths[site.path]) for site in open_sites(model, adapter, swapped)], narrowed)
+    return SitesToChange([(site, *widths[site.path]) for site in open_sites(model, adapter, swapped)], narrowed)
 
 
 def plan_values(site: OpenSite, asked: Width) -> ValuePlan:

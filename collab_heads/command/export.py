@@ -3,8 +3,7 @@
 from argparse import Namespace
 
 from collab_heads.command.inputs import load
-from collab_heads.serving.export import export
-from collab_heads.serving.report import ExportReport
+from collab_heads.serving.export import ExportReport, export
 
 
 def run(args: Namespace) -> ExportReport:

@@ -4,8 +4,7 @@ from argparse import Namespace
 
 from collab_heads.command.inputs import check_class, load, read_data
 from collab_heads.command.writing import write_model
-from collab_heads.vocabulary.report import VocabularyReport
-from collab_heads.vocabulary.trim import trim_vocabulary
+from collab_heads.vocabulary.trim import VocabularyReport, trim_vocabulary
 
 
 def run(args: Namespace) -> VocabularyReport:

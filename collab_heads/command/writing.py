@@ -20,7 +20,7 @@ from collab_heads.files.folders import write_folder
 from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.model.card import complete
 from collab_heads.model.sentence_encoder import copy_modules
-from collab_heads.vocabulary.report import VocabularyReport
+from collab_heads.vocabulary.trim import VocabularyReport
 
 Report = CompressReport | SwapReport | PruneReport | FoldReport | VocabularyReport
 

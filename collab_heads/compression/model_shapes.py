@@ -113,7 +113,7 @@ class Even(AllowedChoices):
 
 
 class ForCTranslate2(AllowedChoices):
-    """What CTranslate2 runs without filling up: one number of heads, whose queries, keys and values have one width.
+    """Allow what CTranslate2 runs without filling up: one number of heads, with one width of queries, keys and values.
 
     Every site has a width of its own, and may be without heads. Heads that positions turn stay as they are, and so does
     the number of heads that a table of positions has columns for.
@@ -139,7 +139,7 @@ class ForCTranslate2(AllowedChoices):
 
 
 class Uniform(AllowedChoices):
-    """What the stock config of the family can say, so that plain transformers loads the model.
+    """Allow what the stock config of the family can say, so that plain transformers loads the model.
 
     Blocks that one config entry counts have one number of neurons. Where the config gives the width of a head, all
     sites have one number of heads, or heads of one width; elsewhere attention stays as it is. What a config cannot say

@@ -1,4 +1,4 @@
-"""Where the feed-forward blocks of a family are: the data of an adapter, and the sites that follow from it."""
+"""Find the feed-forward blocks of a family: the data of an adapter, and the sites that follow from it."""
 
 import re
 from collections.abc import Sequence

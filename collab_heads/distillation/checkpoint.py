@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,12 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from collab_heads.base.checks import is_count
 from collab_heads.base.display import text_table
 from collab_heads.errors import OutputError
-from collab_heads.files.atomic import write_file, write_json, writing
-from collab_heads.files.folders import damage, read_manifest, recover, retire, write_folder
-from collab_heads.files.reading import parse_json
+from collab_heads.files.atomic import write_file, writing
+from collab_heads.files.checkpoint import check_holds, check_same_run, check_undamaged, new_checkpoint, read_progress
+from collab_heads.files.folders import MANIFEST, recover, retire
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,7 @@ class DistillReport:
         return text_table(["held-out error", "before", "after"], rows, last)
 
 
-NAME, STATE, PROGRESS = "distillation", "state.safetensors", "progress.json"
-FORMAT = 1
+NAME, STATE = "distillation", "state.safetensors"
 logger = logging.getLogger(__name__)
 
 
@@ -133,7 +130,7 @@ class Checkpoint:
     """
 
     def __init__(self, output_dir: str | Path, run: Mapping[str, Any]):
-        self.folder, self.run = Path(output_dir) / NAME, json.loads(json.dumps(run))
+        self.folder, self.run = Path(output_dir) / NAME, run
 
     def save(self, progress: Progress, state: Mapping[str, Tensor]) -> None:
         """Write the checkpoint in place of the one before.
@@ -143,13 +140,8 @@ class Checkpoint:
         """
         best = {f"best/{name}": tensor.cpu().contiguous() for name, tensor in progress.best.items()}
         content = save({**state, **best}, metadata={"format": "pt"})
-        record = {"format": FORMAT, "run": self.run, **progress.to_dict()}
-
-        def fill(folder: Path) -> None:
-            write_file(folder / STATE, content)
-            write_json(folder / PROGRESS, record)
-
-        write_folder(self.folder, fill, len(content))
+        with new_checkpoint(self.folder, {"run": self.run, **progress.to_dict()}, len(content)) as partial:
+            write_file(partial / STATE, content)
 
     def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
         """Read the checkpoint; make the output folder if it does not exist.
@@ -166,31 +158,18 @@ class Checkpoint:
         recover(self.folder)
         if not self.folder.exists():
             return None
-        again = f"to begin again delete {self.folder}, or give another output_dir"
-        if read_manifest(self.folder) is None:
-            raise OutputError(f"{self.folder} is there, and is no checkpoint that distill wrote: {again}")
-        if wrong := damage(self.folder):
-            raise OutputError(f"{self.folder} is damaged: {wrong}: {again}")
         try:
-            record = parse_json((self.folder / PROGRESS).read_text(encoding="utf-8"))
-            if record["format"] != FORMAT or not is_count(record["step"]):
-                raise ValueError(f"format {record['format']!r}, step {record['step']!r}")
-            self.check_same_run(record["run"], again)
+            record = read_progress(self.folder)
+            check_holds(self.folder, (STATE, MANIFEST))
+            check_undamaged(self.folder)
+            check_same_run(self.folder, record["run"], self.run)
             tensors = {name: tensor.clone() for name, tensor in load_file(self.folder / STATE).items()}
             best = {name.removeprefix("best/"): t for name, t in tensors.items() if name.startswith("best/")}
             return Progress.from_dict(record, best), tensors
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-            if isinstance(error, OutputError):
-                raise
-            raise OutputError(f"{self.folder} cannot be resumed ({error!r}): {again}") from error
-
-    def check_same_run(self, recorded: Mapping[str, Any], again: str) -> None:
-        """Raise OutputError, which says what differs, unless the checkpoint is of this run."""
-        names = sorted(recorded.keys() | self.run)
-        differing = [name for name in names if recorded.get(name) != self.run.get(name)]
-        if differing:
-            pairs = ", ".join(f"{name} was {recorded.get(name)!r}, is {self.run.get(name)!r}" for name in differing)
-            raise OutputError(f"{self.folder} is of another run: {pairs}: give what it was given; {again}")
+            reason = error if isinstance(error, OutputError) else f"{self.folder} cannot be resumed ({error!r})"
+            way_out = f"to begin again delete {self.folder}, or give another output_dir"
+            raise OutputError(f"{reason}: {way_out}") from error
 
     def retire(self) -> None:
         """Delete the checkpoint of a complete run, except files of others; log a warning if it cannot be deleted."""

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.progress import one_bar
+from collab_heads.base.processes import agreed, copy_from_first
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.contract.registry import get_adapter
-from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, digest_of
+from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, Progress, digest_of
 from collab_heads.distillation.examples import check_apart, check_pair, in_order, list_batches, split
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone, trained_parameters
 from collab_heads.distillation.processes import DistillOptions, Precision, Processes
-from collab_heads.distillation.training import Training
 from collab_heads.distillation.two_vocabularies import embeddings, joined, says_of_vocabulary
-from collab_heads.model.batches import Batch, evaluating
+from collab_heads.model.batches import Batch, Part, evaluating
 from collab_heads.model.offloading import check_finite_layers
 from collab_heads.model.translations import with_translations
 
@@ -131,17 +132,17 @@ def distill(
     listed = list_batches(model, batches)
     if original_batches is not None:
         listed = joined(model, original, listed, original_batches)
-    run = {**dataclasses.asdict(options), "mixed_precision": processes.precision, "processes": processes.count}
-    if processes.count > 1 or output_dir is not None:
+    run = {**dataclasses.asdict(options), "mixed_precision": processes.precision, "processes": processes.num_processes}
+    if processes.num_processes > 1 or output_dir is not None:
         run |= digests(model, original, listed)
         processes.check_same("batches", run["batches"])
     checkpoint = None if output_dir is None else Checkpoint(output_dir, run)
-    saved = None if checkpoint is None else processes.first_says(checkpoint.load)
+    saved = None if checkpoint is None else agreed(processes, checkpoint.load)
     with (
         evaluating(original),
         evaluating(model),
         trained_alone(model, trained),
-        one_bar("distill", PHASES, disable=not processes.is_first),
+        one_bar("distill", PHASES, disable=not processes.is_main_process),
     ):
         train, held_out = split(listed)
         places = in_order(len(train), seed, steps)
@@ -149,14 +150,13 @@ def distill(
         found = with_translations(original, [*(train[place] for place in read), *held_out])
         chosen = dict(zip(read, found, strict=False))
         in_turn, held_out = [chosen[place] for place in places], found[len(read) :]
-        for parameter in trained.values():
-            parameter.data.copy_(processes.of_first(parameter.data))  # processes may differ in the last bits
+        copy_from_first(processes, trained.values())
         gap = Gap.measured(model, original, processes, held_out, output_weight)
-        training = Training(gap, MasterWeights(trained, learning_rate, steps), options, in_turn, held_out, checkpoint)
-        progress = training.run(saved, started)
+        weights = MasterWeights(trained, learning_rate, steps)
+        progress = Distillation(gap, weights, options, in_turn, held_out, checkpoint).run(saved, started)
         put_back(trained, progress.best)
     if checkpoint is not None:
-        processes.first_says(checkpoint.retire)
+        agreed(processes, checkpoint.retire)
     errors = dict(progress.history)
     return DistillReport(
         before=errors[0],
@@ -181,3 +181,91 @@ def digests(model: PreTrainedModel, original: PreTrainedModel, batches: list[Bat
         "original": digest_of(original.state_dict().items()),
         "batches": digest_of(inputs),
     }
+
+
+class Distillation:
+    """The training loop: steps on one part of the batches, evaluations on the other.
+
+    Args:
+        gap: the gap to minimise.
+        weights: the trained parameters and their optimizer.
+        options: the options of the distillation.
+        in_turn: the batch of every step, with its number.
+        held_out: the batches to evaluate on, with their numbers.
+        checkpoint: where to save; None for no checkpoints.
+    """
+
+    def __init__(
+        self,
+        gap: Gap,
+        weights: MasterWeights,
+        options: DistillOptions,
+        in_turn: Part,
+        held_out: Part,
+        checkpoint: Checkpoint | None,
+    ):
+        self.gap, self.weights, self.options = gap, weights, options
+        self.in_turn, self.held_out, self.checkpoint = in_turn, held_out, checkpoint
+
+    def run(self, saved: tuple[Progress, dict[str, Tensor]] | None, started: float) -> Progress:
+        """Train to the end, from the beginning or from a checkpoint.
+
+        Args:
+            saved: the content of a checkpoint; None to start at the beginning.
+            started: `time.perf_counter()` at the start of the call.
+        """
+        progress, state = saved if saved is not None else (Progress(), {})
+        if state:
+            self.weights.load(state)
+        else:
+            self.evaluate(progress)
+        started -= progress.seconds
+        with progress_bar(total=self.options.steps, initial=progress.step, desc="distilling") as bar:
+            while progress.step < self.options.steps and not self.is_stale(progress):
+                self.take_step(progress)
+                bar.update()
+                if self.is_due(progress, self.options.steps_between_evaluations):
+                    self.evaluate(progress)
+                    bar.show(f"held-out error {self.total(-1, progress):.3g}")
+                progress.seconds = time.perf_counter() - started
+                if self.checkpoint is not None and progress.step % self.options.steps_between_checkpoints == 0:
+                    self.save(progress)
+        progress.seconds = time.perf_counter() - started
+        return progress
+
+    def take_step(self, progress: Progress) -> None:
+        _, tokens = self.gap.backward(*self.in_turn[progress.step])
+        self.weights.take_step(progress.step, self.gap.processes)
+        progress.step += 1
+        progress.tokens += tokens
+
+    def is_due(self, progress: Progress, every: int) -> bool:
+        """Return True after `every` steps, and after the last step."""
+        return progress.step % every == 0 or progress.step == self.options.steps
+
+    def evaluate(self, progress: Progress) -> None:
+        """Measure the held-out part, and keep the weights if they are the best so far."""
+        progress.history.append((progress.step, self.gap.error(self.held_out)))
+        totals = [self.total(index, progress) for index in range(len(progress.history))]
+        if len(totals) == 1 or totals[-1] < min(totals[:-1]):
+            progress.best_step = progress.step
+            progress.best = {name: p.detach().clone() for name, p in self.weights.trained.items()}
+
+    def total(self, index: int, progress: Progress) -> float:
+        """Return the total held-out error of an evaluation, given by its index in the history."""
+        return progress.history[index][1].total(self.options.output_weight)
+
+    def is_stale(self, progress: Progress) -> bool:
+        """Return True if the last `patience` evaluations brought no improvement.
+
+        The error before training does not count: the first steps, whose learning rate is highest, often raise the error
+        of a model that was fitted in closed form, and later ones bring it below where it began.
+        """
+        totals = [self.total(index, progress) for index in range(1, len(progress.history))]
+        return bool(totals) and len(totals) - 1 - totals.index(min(totals)) >= self.options.patience
+
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint on the first process; an error is raised on all."""
+        checkpoint, processes = self.checkpoint, self.gap.processes
+        if checkpoint is not None:
+            agreed(processes, lambda: checkpoint.save(progress, self.weights.state()))

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.base.numerics import float64
+from collab_heads.base.processes import copy_from_first
 from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.distillation.checkpoint import HeldOutError
 from collab_heads.distillation.processes import Processes
@@ -167,12 +168,13 @@ class Gap:
         scales = [spread.value() for spread in spreads[:-1]] + [1.0 if is_distribution else spreads[-1].value()]
         weights = [1 / (len(scales) - 1)] * (len(scales) - 1) + [output_weight]
         found = torch.tensor([scales, weights], dtype=torch.float64)
-        return cls(model, original, processes, *processes.of_first(found))
+        copy_from_first(processes, [found])
+        return cls(model, original, processes, *found)
 
     def references(self, index: int, batch: Batch) -> Iterator[tuple[Batch, list[Output]]]:
         """Yield this process's portions of a batch, each with the parts of the original."""
         for number, portion in enumerate(self.portions(batch)):
-            if number % self.processes.count == self.processes.index:
+            if number % self.processes.num_processes == self.processes.process_index:
                 with torch.no_grad():
                     yield portion, self.run(self.original, index, portion)
 
@@ -181,7 +183,7 @@ class Gap:
 
         A batch that stays whole keeps its padding.
         """
-        size, count = PORTION, self.processes.count
+        size, count = PORTION, self.processes.num_processes
         if self.model.device.type != "cpu":
             rows = num_rows(batch)
             if count == 1 or rows is None:
@@ -250,7 +252,7 @@ class Gap:
         """
         squares, counts = torch.zeros_like(self.scales), torch.zeros_like(self.scales)
         whole = replace(self, processes=self.processes.alone())
-        for index, batch in held_out[self.processes.index :: self.processes.count]:
+        for index, batch in held_out[self.processes.process_index :: self.processes.num_processes]:
             for portion, parts in whole.references(index, batch):
                 found = whole.squares(index, portion, parts).cpu().double()
                 check_finite(float(found.sum()), index, "held-out")

@@ -2,17 +2,16 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from collab_heads.base.checks import check_choice, check_count, check_seed, is_number
 from collab_heads.base.extras import check_extra
-from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError
+from collab_heads.errors import ArgumentError, CalibrationError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -71,7 +70,6 @@ def check_precision(precision: object) -> None:
 
 # ways of training that divide or replace the model, while a distillation needs each process to hold it whole
 REFUSED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -79,13 +77,13 @@ class Processes:
     """The processes of a run.
 
     Attributes:
-        count, index: the number of processes, and the index of this one.
+        num_processes, process_index: the number of processes, and the index of this one.
         device: the device on which they exchange tensors.
         precision: "no", or "bf16" for autocast.
     """
 
-    count: int
-    index: int
+    num_processes: int
+    process_index: int
     device: torch.device
     precision: str
 
@@ -124,13 +122,13 @@ class Processes:
         return cls(state.num_processes, state.process_index, state.device, precision)
 
     @property
-    def is_first(self) -> bool:
+    def is_main_process(self) -> bool:
         """Return True if this process writes files and shows progress."""
-        return self.index == 0
+        return self.process_index == 0
 
     def alone(self) -> "Processes":
         """Return this process as if it were the only one."""
-        return dataclasses.replace(self, count=1, index=0)
+        return dataclasses.replace(self, num_processes=1, process_index=0)
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
         """Return the context for products in bfloat16; without effect at precision "no"."""
@@ -138,44 +136,20 @@ class Processes:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over processes, the same on all."""
-        if self.count == 1:
+        if self.num_processes == 1:
             return tensor
         from accelerate.utils import reduce
 
         return reduce(tensor.to(self.device), "sum").to(tensor.device)
 
-    def of_first(self, tensor: Tensor) -> Tensor:
-        """Return the tensor of the first process, on all."""
-        if self.count == 1:
-            return tensor
-        from accelerate.utils import broadcast
-
-        return broadcast(tensor.detach().clone().to(self.device)).to(tensor.device)
-
-    def first_says(self, function: Callable[[], Value]) -> Value:
-        """Call a function on the first process; return its result, or raise its CollabHeadsError, on all."""
-        if self.count == 1:
-            return function()
-        from accelerate.utils import broadcast_object_list
-
-        outcome: list = [None, None]
-        if self.is_first:
-            try:
-                outcome[0] = function()
-            except CollabHeadsError as error:
-                outcome[1] = error
-        broadcast_object_list(outcome)
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]
-
     def check_same(self, what: str, digest: str) -> None:
         """Raise CalibrationError on all processes unless they were all given the same."""
-        if self.count == 1:
+        if self.num_processes == 1:
             return
         from accelerate.utils import gather_object
 
         if len(set(gather_object([digest]))) > 1:
             raise CalibrationError(
-                f"the {self.count} processes were given different {what}: give all the same, they share each batch"
+                f"the {self.num_processes} processes were given different {what}: give all the same, they share each "
+                "batch"
             )

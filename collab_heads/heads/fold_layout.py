@@ -1,4 +1,6 @@
-"""Choose the heads of a folded model: fewer than in the original, where the family's config can say so.
+"""Choose the heads of a folded model, and make the stock model of its config.
+
+There are fewer heads than in the original where the family's config can say so.
 
 One count holds for all layers. Every layer keeps the heads that it has; layers with fewer heads than the count get some
 of their removed heads back, as zeros. Heads that share a key head are counted by key heads, and by heads of each.
@@ -11,7 +13,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import nn
@@ -20,7 +22,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import SwapError
 from collab_heads.model.open_site import OpenSite
+from collab_heads.model.record_sync import is_alike
+from collab_heads.sites.record import FIELD, own_configs
 from collab_heads.sites.state import SiteState
+
+# Pairs of a config, of a model or of one of its stacks, and the new entries of all configs that are like it.
+Changes: TypeAlias = Sequence[tuple[PretrainedConfig, Mapping[str, int]]]
 
 
 @dataclass(frozen=True)
@@ -184,3 +191,30 @@ def narrow_as_stock(sites: Mapping[str, OpenSite], stock: PreTrainedModel, width
             adapter.uninstall(site.module, query, key)
             adapter.note_scale(site.module, scale)
         setattr(site.module, cast(tuple[str, str], adapter.head_width)[1], width)
+
+
+def stock_twin(model: PreTrainedModel, changes: Changes) -> PreTrainedModel:
+    """Return a model of the same config with other entries and without our record, on the meta device."""
+    config = copy.deepcopy(model.config)
+    for part in (config, *(value for value in vars(config).values() if isinstance(value, PretrainedConfig))):
+        update(part, changes)
+        if hasattr(part, FIELD):
+            delattr(part, FIELD)
+    with torch.device("meta"):
+        return type(model)(config)
+
+
+def write_entries(model: PreTrainedModel, changes: Changes) -> None:
+    """Update the configs of a model and of its stacks, in place; models that shared them keep the old ones."""
+    if any(entries for _, entries in changes):
+        own_configs(model)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            update(module.config, changes)
+
+
+def update(config: PretrainedConfig, changes: Changes) -> None:
+    """Update a config, in place, with the entries that are for it."""
+    for other, entries in changes:
+        if is_alike(config, other):
+            config.update(dict(entries))

@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from collab_heads.base.processes import copy_from_first
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
@@ -64,7 +63,8 @@ def keep_whole(accelerator: "Accelerator", model: nn.Module) -> None:
         module.to(accelerator.device)  # FSDP moves what it divides
     plugin.ignored_modules = [*ignored_before(plugin.ignored_modules, model), *whole] or None
     plugin.cpu_ram_efficient_loading = False  # it broadcasts divided weights only
-    broadcast_weights(accelerator, model)
+    weights = (*model.parameters(), *model.buffers())
+    copy_from_first(accelerator, (each for each in weights if not isinstance(each, DTensor)))
 
 
 def ignored_before(ignored: Any, model: nn.Module) -> list[nn.Module]:
@@ -72,16 +72,6 @@ def ignored_before(ignored: Any, model: nn.Module) -> list[nn.Module]:
     if isinstance(ignored, str):
         return [module for path, module in model.named_modules() if re.fullmatch(ignored, path)]
     return [module for module in ignored or () if not isinstance(module, WHOLE)]
-
-
-def broadcast_weights(accelerator: "Accelerator", model: nn.Module) -> None:
-    """Give every process the weights and buffers of the first one, except those that are divided already."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            if not isinstance(tensor, DTensor):
-                sent = tensor.detach().to(accelerator.device).contiguous()
-                torch.distributed.broadcast(sent.reshape(-1).view(torch.uint8), src=0)  # gloo does not send all dtypes
-                tensor.copy_(sent)
 
 
 def average_whole(accelerator: "Accelerator", model: nn.Module) -> None:

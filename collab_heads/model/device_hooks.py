@@ -71,7 +71,7 @@ class HookedModule:
             if isinstance(stand_in, nn.Parameter):
                 tensor = loaded.setdefault(place_of(offloading, name), nn.Parameter(tensor, stand_in.requires_grad))
             setattr(tensor, OFFLOADED, True)
-            put(module, name, tensor)
+            set_tensor(module, name, tensor)
             here[name] = tensor, tensor._version
         return cls(hook, offloading, type(module), instance, folder_of(offloading, list(away)), away, here)
 
@@ -89,7 +89,7 @@ class HookedModule:
 
         if self.is_same(module):
             for name, stand_in in self.away.items():
-                put(module, name, stand_in.requires_grad_(self.here[name][0].requires_grad))
+                set_tensor(module, name, stand_in.requires_grad_(self.here[name][0].requires_grad))
             module.__dict__.update(self.instance)
             return
         if self.offloading is not None:
@@ -176,7 +176,7 @@ def is_offloaded(tensor: Tensor) -> bool:
     return tensor.is_meta or hasattr(tensor, OFFLOADED)
 
 
-def put(module: nn.Module, name: str, tensor: Tensor) -> None:
+def set_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Set a parameter or a buffer of a module or, by a dotted name, of a submodule."""
     path, _, last = name.rpartition(".")
     owner: Any = module.get_submodule(path)

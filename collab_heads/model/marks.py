@@ -76,14 +76,14 @@ def mark(config: PretrainedConfig) -> None:
     for inner in configs_in(config).values():
         mark(inner)
     if is_changed(config):
-        put(config, SENTENCE)
+        set_sentence(config, SENTENCE)
 
 
 def unfinished(config: PretrainedConfig) -> PretrainedConfig:
     """Return a copy of a config with the mark of an unfinished save, also in the configs inside it."""
     config = copy.deepcopy(config)
     drop_sentences(config)
-    put(config, UNFINISHED)
+    set_sentence(config, UNFINISHED)
     for name, inner in configs_in(config).items():
         setattr(config, name, unfinished(inner))
     return config
@@ -94,7 +94,7 @@ def is_unfinished_config(config: PretrainedConfig) -> bool:
     return any(map(is_unfinished, (getattr(config, WEIGHTS, None), *(getattr(config, FUSION, None) or ()))))
 
 
-def put(config: PretrainedConfig, sentence: str) -> None:
+def set_sentence(config: PretrainedConfig, sentence: str) -> None:
     """Put a sentence into the fields for the name of the weights and for the layers to fuse."""
     setattr(config, WEIGHTS, sentence)
     setattr(config, FUSION, {**(getattr(config, FUSION, None) or {}), sentence: True})

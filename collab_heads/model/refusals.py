@@ -221,7 +221,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, args: Any = (), kwargs: An
         missing = [name for name, p in named if p.requires_grad and p in MADE and id(p) not in ids]
         if missing:
             raise ArgumentError(
-                f"this {type(optimizer).__name__} was made before layers of the {type(model).__name__} was changed: "
+                f"this {type(optimizer).__name__} was made before layers of the {type(model).__name__} were changed: "
                 f"it holds {len(removed)} parameters that are no longer in the model, and not {missing[0]} and "
                 f"{len(missing) - 1} others that are trainable in their place. Make a new optimizer, and its schedule, "
                 "after the change (with a Trainer: make a new Trainer)"

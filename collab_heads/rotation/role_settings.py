@@ -22,7 +22,7 @@ from collab_heads.sites.site import ROLES
 
 Stack = Sequence[Sequence[Slot]]
 Scores = Mapping[Slot, float]
-Chosen = list[tuple[Slot, Slot]]
+Pairs = list[tuple[Slot, Slot]]
 Layer = TypeVar("Layer")
 
 
@@ -31,13 +31,13 @@ def weakest_first(slots: Iterable[Slot], scores: Scores) -> list[Slot]:
     return sorted(slots, key=scores.__getitem__)
 
 
-def hard(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
+def hard(stack: Stack, scores: Scores, count: int, seed: str) -> Pairs:
     """Pair the strongest heads of the stack with its weakest."""
     ranked = weakest_first(chain(*stack), scores)
     return list(zip(ranked[::-1][:count], ranked[:count], strict=True))
 
 
-def soft(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
+def soft(stack: Stack, scores: Scores, count: int, seed: str) -> Pairs:
     """Pair the weakest heads of layer i with the weakest of layer L - 1 - i; a middle layer stays."""
     ranked = [weakest_first(layer, scores)[:count] for layer in stack]
     half = len(stack) // 2
@@ -45,19 +45,19 @@ def soft(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
     return [pair for low, high in layers for pair in zip(low, high, strict=True)]
 
 
-def local(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
+def local(stack: Stack, scores: Scores, count: int, seed: str) -> Pairs:
     """Pair, in every layer, its weakest heads with its strongest."""
     ranked = [weakest_first(layer, scores) for layer in stack]
     return [pair for layer in ranked for pair in zip(layer[:count], layer[::-1][:count], strict=True)]
 
 
-def at_random(stack: Stack, scores: Scores, count: int, seed: str) -> Chosen:
+def at_random(stack: Stack, scores: Scores, count: int, seed: str) -> Pairs:
     """Draw pairs of the stack that share no head; scores are not used."""
     drawn = random.Random(seed).sample(list(chain(*stack)), 2 * count)
     return list(zip(drawn[::2], drawn[1::2], strict=True))
 
 
-POLICIES: dict[str, Callable[[Stack, Scores, int, str], Chosen]] = {
+POLICIES: dict[str, Callable[[Stack, Scores, int, str], Pairs]] = {
     "hard": hard,
     "soft": soft,
     "local": local,

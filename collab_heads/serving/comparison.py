@@ -17,7 +17,7 @@ NEW_TOKENS, ROUNDS = 8, 5
 
 
 class Comparison(NamedTuple):
-    """How an exported model differs from its original; the numbers are those of `ExportReport`."""
+    """The differences of an exported model from its original; the numbers are those of `ExportReport`."""
 
     difference: float
     agreeing: float | None

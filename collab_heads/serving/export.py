@@ -1,6 +1,9 @@
 """export: write a model for the engine that serves it, run it there, and compare it with PyTorch."""
 
+import copy
+import dataclasses
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +15,81 @@ from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.errors import ArgumentError, OutputError, SwapError
 from collab_heads.files.folders import contents, write_folder
+from collab_heads.heads.fold import fold_heads
 from collab_heads.model.batches import each_batch
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.serving.comparison import Comparison
 from collab_heads.serving.example_inputs import example_inputs, padded, two_rows
-from collab_heads.serving.report import ExportReport
-from collab_heads.serving.targets import TARGETS
+from collab_heads.serving.for_ctranslate2 import CTranslate2
+from collab_heads.serving.for_graphs import Onnx, OpenVino
+from collab_heads.serving.target import Target
+from collab_heads.sites.record import CollabConfig
 
+
+@dataclass(frozen=True)
+class ExportReport:
+    """The result of `export`.
+
+    Attributes:
+        folder: where the exported model is.
+        to: the target.
+        int8: whether weights have eight bits.
+        megabytes: the size of its files.
+        difference: the largest difference of an output from PyTorch's, as a share of PyTorch's largest output; over the
+            steps of greedy decoding, as long as both chose the same tokens.
+        agreeing: the share of the tokens chosen by greedy decoding that are PyTorch's; None for a model that does not
+            generate.
+        seconds_before: the time of PyTorch for the examples, one thread.
+        seconds_after: that of the engine, one thread, measured in turns.
+        notes: what a user should know.
+    """
+
+    folder: str
+    to: str
+    int8: bool
+    megabytes: float
+    difference: float
+    agreeing: float | None
+    seconds_before: float
+    seconds_after: float
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict:
+        """Return all numbers, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        tokens = "" if self.agreeing is None else f", {self.agreeing:.1%} of greedy tokens are the same"
+        kind = f"{self.to}, int8" if self.int8 else self.to
+        lines = [
+            f"{kind}: {self.megabytes:.1f} MB in {self.folder}",
+            f"largest difference of the output from PyTorch: {self.difference:.2g} of its largest value{tokens}",
+            f"time on the examples, one thread: {1000 * self.seconds_before:.1f} -> {1000 * self.seconds_after:.1f} ms",
+            *self.notes,
+        ]
+        return "\n".join(lines)
+
+
+class StockCheckpoint(Target):
+    """A checkpoint that plain transformers loads, and whatever reads its checkpoints."""
+
+    name = "transformers"
+
+    def write(self, model, folder, example, *, tokenizer, int8):
+        """Fold a copy of the model, and save it."""
+        copied = copy.deepcopy(model)
+        is_changed = CollabConfig.on(model).sites or CollabConfig.on(model).feed_forwards
+        notes = (str(fold_heads(copied)),) if is_changed else ()
+        copied.save_pretrained(folder)
+        return notes
+
+    def load(self, model, folder):
+        return type(model).from_pretrained(folder, dtype=model.dtype).eval()
+
+
+TARGETS: dict[ExportTarget, Target] = {
+    each.name: each for each in (Onnx(), OpenVino(), CTranslate2(), StockCheckpoint())
+}
 PHASES = ("writing", 2), ("comparing", 2), ("timing", 1)
 
 

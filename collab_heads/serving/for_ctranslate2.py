@@ -3,7 +3,8 @@
 import copy
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,12 +20,12 @@ from collab_heads.model.open_site import open_sites
 from collab_heads.serving.comparison import Comparison, in_turns
 from collab_heads.serving.ctranslate2_engines import Engine, engine_of, no_times
 from collab_heads.serving.example_inputs import without_labels
-from collab_heads.serving.marian_start import starting_right
 from collab_heads.serving.stock_layers import as_stock_layers
 from collab_heads.serving.target import Target, first_line, quiet
 from collab_heads.sites.record import FIELD, CollabConfig
 
 CONVERTED = "converted"  # the folder that the converter writes
+NEVER = -1e9  # added to the logit of the padding, which would not be left out
 # What the converter (4.8) reads of a config, and configs of transformers 5 say no more: model type -> entries.
 ABSOLUTE = {"position_embedding_type": "absolute"}
 ENTRIES: Mapping[str, Mapping[str, Any]] = {
@@ -215,3 +216,48 @@ def part_for(model: PreTrainedModel, name: str) -> PreTrainedModel | None:
     """Return the model, or its base model, whichever is of the class that a converter reads; None if neither is."""
     parts = (model, cast(PreTrainedModel, model.base_model))
     return next((part for part in parts if type(part).__name__ == name), None)
+
+
+def starts_from_zeros(model: PreTrainedModel) -> bool:
+    """Return True if the first token of a decoder has an embedding of zeros."""
+    embeddings, start = cast(Any, model).get_decoder().get_input_embeddings(), model.config.decoder_start_token_id
+    return not bool(embeddings.weight[start].any())
+
+
+@contextmanager
+def starting_right(model: PreTrainedModel) -> Iterator[None]:
+    """Have Marian's decoder start from the embedding of its first token while a converter runs; others are unchanged.
+
+    CTranslate2 starts it from zeros, and leaves the padding out. That is right for models of the Marian toolkit, whose
+    padding transformers adds as zeros, and silently wrong for those that transformers trained.
+
+    Args:
+        model: what is converted; where the padding stays, its logit becomes very small, in place.
+    """
+    if model.config.model_type != "marian" or starts_from_zeros(model):
+        yield
+        return
+    from ctranslate2.converters.transformers import _MODEL_LOADERS, BartLoader, MarianMTLoader
+
+    class StartingFromPadding(MarianMTLoader):
+        def set_decoder(self, spec, decoder):
+            BartLoader.set_decoder(self, spec, decoder)
+
+        def _remove_pad_weights(self, spec):
+            pass
+
+        def get_vocabulary(self, model, tokenizer):
+            return BartLoader.get_vocabulary(self, model, tokenizer)
+
+        def set_config(self, config, model, tokenizer):
+            super().set_config(config, model, tokenizer)
+            config.decoder_start_token = self.get_vocabulary(model, tokenizer)[model.config.decoder_start_token_id]
+
+    name, before = type(model.config).__name__, _MODEL_LOADERS[type(model.config).__name__]
+    with torch.no_grad():
+        cast(Any, model).final_logits_bias[:, model.config.pad_token_id] = NEVER
+    _MODEL_LOADERS[name] = StartingFromPadding()
+    try:
+        yield
+    finally:
+        _MODEL_LOADERS[name] = before

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import SwapError
-from collab_heads.heads.stock_config import stock_twin
+from collab_heads.heads.fold_layout import stock_twin
 from collab_heads.layers.fused import FusedPart, whole_of
 from collab_heads.layers.layout import become, set_weight, weight_of, widths
 from collab_heads.layers.output import HeadOutputProjection, fold_output

@@ -1,4 +1,4 @@
-"""What a target of an export does: it writes a model, loads what it wrote, and compares both."""
+"""The interface of an export target: write a model, load what was written, and compare both."""
 
 import io
 import logging

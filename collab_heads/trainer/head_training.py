@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
-from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from collab_heads.base.checks import is_number
+from collab_heads.base.processes import agreed
 from collab_heads.base.wrappers import has_adapters, model_inside
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, DataError
@@ -240,13 +240,12 @@ class HeadTraining(TrainerCallback, ExportableState):
     def on_epoch_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
         """Exchange heads before an epoch; the first process chooses, since last bits of scores may differ."""
         self.epoch += 1
-        if self.rotation is None:
+        if (rotation := self.rotation) is None:
             return
         with torch.random.fork_rng(devices=[]):  # reading a data set draws, and a resumed training skips this
-            pairs = [self.rotation.plan(self.model, self.epoch, self.ranking_batches())]
-        if args.world_size > 1:
-            broadcast_object_list(pairs)
-        self.rotation.apply(self.model, epoch=self.epoch, optimizer=optimizer, pairs=pairs[0])
+            batches = self.ranking_batches()
+            pairs = agreed(self.trainer.accelerator, lambda: rotation.plan(self.model, self.epoch, batches))
+        rotation.apply(self.model, epoch=self.epoch, optimizer=optimizer, pairs=pairs)
 
     def ranking_batches(self) -> Iterable[Mapping] | None:
         """Return the batches that heads are ranked on; they are only read when a ranking is due."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,7 +13,6 @@ from collab_heads.base.progress import progress_bar
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.sites.record import TRIMMED
-from collab_heads.vocabulary.report import VocabularyReport
 from collab_heads.vocabulary.token_tables import (
     check_positions,
     check_rows,
@@ -25,6 +25,44 @@ from collab_heads.vocabulary.token_tables import (
 from collab_heads.vocabulary.trimmed_tokenizer import Text, TokenizerFiles, batches_of, files_of
 
 CHECKED = 2000  # texts that are divided again by the new tokenizer
+
+
+@dataclass(frozen=True)
+class VocabularyReport:
+    """The result of `trim_vocabulary`.
+
+    Attributes:
+        tokenizer: the new tokenizer: save it beside the model.
+        tokens_before, tokens_after: the tokens of the vocabulary; of both, where encoder and decoder have their own.
+        parameters_before, parameters_after: the parameters of embeddings and output layer, tied ones once.
+        text_tokens: the number of tokens in the texts.
+        changed_tokens: how many of these are gone, so that the text around them is divided in other ways.
+        model_parameters: the parameters of the model before.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    tokens_before: int
+    tokens_after: int
+    parameters_before: int
+    parameters_after: int
+    text_tokens: int
+    changed_tokens: int
+    model_parameters: int
+
+    def to_dict(self) -> dict:
+        """Return all numbers, ready for JSON."""
+        return {name: value for name, value in vars(self).items() if name != "tokenizer"}
+
+    def __str__(self) -> str:
+        whole, saved = self.model_parameters, self.parameters_before - self.parameters_after
+        lines = [
+            f"vocabulary: {self.tokens_before:,} -> {self.tokens_after:,} tokens",
+            f"embeddings and output layer: {self.parameters_before:,} -> {self.parameters_after:,} parameters; model: "
+            f"{whole:,} -> {whole - saved:,} ({-saved / whole:+.1%})",
+            f"tokens of the texts: {self.text_tokens:,}, of which {self.changed_tokens:,} "
+            f"({self.changed_tokens / max(1, self.text_tokens):.2%}) become other ones",
+        ]
+        return "\n".join(lines)
 
 
 @checking_arguments

@@ -32,7 +32,7 @@ def weights():
     return randn(H, D_HEAD, D_QUERY, seed=1) * size, randn(H, D_HEAD, D_KEY, seed=2)
 
 
-def planted(rank):
+def projections_of_rank(rank):
     """Heads that mix the same `rank` <= d_k query/key rows, hidden by an invertible map within every head."""
     query_rows, key_rows, mixing = randn(rank, D_QUERY, seed=3), randn(rank, D_KEY, seed=4), randn(H, rank, seed=5)
     basis, _ = torch.linalg.qr(randn(H, D_HEAD, rank, seed=6))
@@ -70,7 +70,7 @@ def dense_error(query, key, found, query_root=None, key_root=None):
 @pytest.mark.parametrize("rank", (1, 3, D_HEAD))
 @pytest.mark.parametrize("weighted", (False, True))
 def test_planted_rank_is_recovered(rank, weighted):
-    query, key = planted(rank)
+    query, key = projections_of_rank(rank)
     found = decompose_shared(query, key, rank, tol=0, max_sweeps=3000, **(roots() if weighted else {}))
     assert found.relative_error < NEAR_ZERO
     assert dense_error(query, key, found) < 100 * NEAR_ZERO  # undoing the roots magnifies; seen: 5e-7

@@ -11,7 +11,7 @@ from scripts import fork, kill_at, run_on_two
 from torch.testing import assert_close
 
 from collab_heads import distill
-from collab_heads.distillation import training
+from collab_heads.distillation.distill import Distillation
 from collab_heads.distillation.processes import REFUSED, Processes
 from collab_heads.errors import ArgumentError, CalibrationError
 from families import FAMILIES
@@ -58,13 +58,13 @@ def test_two_processes_are_given_the_same_batches(tmp_path):
 
 def slow_steps(arguments):
     """A run that can be killed between its steps."""
-    stock = training.Training.take_step
+    stock = Distillation.take_step
 
     def take_step(self, progress):
         time.sleep(0.1)
         stock(self, progress)
 
-    training.Training.take_step = take_step
+    Distillation.take_step = take_step
     distilled(*arguments[:1], output_dir=arguments[1], steps=40)
 
 

@@ -12,7 +12,7 @@ from unchanged import refused
 
 from collab_heads import distill
 from collab_heads.base.extras import MissingPackageError
-from collab_heads.distillation import training
+from collab_heads.distillation.distill import Distillation
 from collab_heads.errors import (
     ArgumentError,
     CalibrationError,
@@ -161,7 +161,7 @@ def test_a_loader_is_listed_once(pair):
 def test_nan_on_the_way(step, pair, batches, monkeypatch):
     """The model is as it was, also after some good steps."""
     model, original = pair
-    stock, count = training.Training.take_step, []
+    stock, count = Distillation.take_step, []
 
     def poisoned(self, progress):
         if len(count) == step:
@@ -169,7 +169,7 @@ def test_nan_on_the_way(step, pair, batches, monkeypatch):
         count.append(1)
         return stock(self, progress)
 
-    monkeypatch.setattr(training.Training, "take_step", poisoned)
+    monkeypatch.setattr(Distillation, "take_step", poisoned)
     with refused(model, NonFiniteError, "the gap to the original is nan on training batch"):
         distill(model, original, batches, steps=10)
     assert len(count) == step + 1
@@ -184,14 +184,14 @@ def test_an_original_that_puts_out_nan(pair, batches):
 
 def test_an_interruption(pair, batches, monkeypatch):
     model, original = pair
-    stock = training.Training.evaluate
+    stock = Distillation.evaluate
 
     def interrupted(self, progress):
         if progress.step:
             raise KeyboardInterrupt
         stock(self, progress)
 
-    monkeypatch.setattr(training.Training, "evaluate", interrupted)
+    monkeypatch.setattr(Distillation, "evaluate", interrupted)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(KeyboardInterrupt):
         distill(model, original, batches, steps=10)

@@ -11,7 +11,7 @@ from unchanged import refused
 
 from collab_heads import distill
 from collab_heads.distillation import checkpoint as checkpoints
-from collab_heads.distillation import training
+from collab_heads.distillation.distill import Distillation
 from collab_heads.errors import OutputError
 
 OPTIONS = {"steps": 8, "evaluate_every": 2, "checkpoint_every": 3, "learning_rate": 2e-3}
@@ -36,7 +36,7 @@ def assert_same(found, expected):
 @pytest.fixture
 def dying(monkeypatch):
     """Let the process die before a step; None for never. Counts the steps taken."""
-    stock, taken = training.Training.take_step, []
+    stock, taken = Distillation.take_step, []
 
     def at(step):
         def take_step(self, progress):
@@ -45,7 +45,7 @@ def dying(monkeypatch):
             taken.append(progress.step)
             stock(self, progress)
 
-        monkeypatch.setattr(training.Training, "take_step", take_step)
+        monkeypatch.setattr(Distillation, "take_step", take_step)
         return taken
 
     return at
@@ -107,10 +107,10 @@ def checkpoint(dying, tmp_path):
 
 
 OTHERS = {
-    "steps": ({"steps": 9}, "steps was 8, is 9"),
-    "rate": ({"learning_rate": 1e-3}, "learning_rate was 0.002, is 0.001"),
-    "seed": ({"seed": 1}, "seed was 0, is 1"),
-    "precision": ({"mixed_precision": "bf16"}, "mixed_precision was 'no', is 'bf16'"),
+    "steps": ({"steps": 9}, "steps was 8 and is 9"),
+    "rate": ({"learning_rate": 1e-3}, "learning_rate was 0.002 and is 0.001"),
+    "seed": ({"seed": 1}, "seed was 0 and is 1"),
+    "precision": ({"mixed_precision": "bf16"}, "mixed_precision was 'no' and is 'bf16'"),
     "batches": ({"batches": random_batches(10, seed=6)}, "batches was '"),
 }
 
@@ -138,14 +138,24 @@ def cut_short(folder):
     (folder / "state.safetensors").write_bytes(content[:-1])
 
 
+def older(folder):
+    record = json.loads((folder / "progress.json").read_text())
+    (folder / "progress.json").write_text(json.dumps({**record, "format": 1}))
+
+
 def foreign(folder):
     (folder / "manifest.json").unlink()
 
 
 @pytest.mark.parametrize(
-    "damage, said", ((cut_short, "state.safetensors has"), (foreign, "no checkpoint that distill"))
+    "damage, said",
+    (
+        (cut_short, "state.safetensors has"),
+        (foreign, "lacks manifest.json"),
+        (older, "is of format 1, and this version resumes format 3 only"),
+    ),
 )
-def test_a_checkpoint_that_is_damaged_or_none_of_ours(damage, said, checkpoint):
+def test_a_checkpoint_that_is_damaged_older_or_none_of_ours(damage, said, checkpoint):
     damage(checkpoint / "distillation")
     model, original = changed_pair()
     with refused(model, OutputError, said, "delete"):

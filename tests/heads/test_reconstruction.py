@@ -32,7 +32,7 @@ def as_shown(monkeypatch):
     monkeypatch.setattr(reconstruction, "DOUBT", 0.0)
 
 
-def planted(*, redundant=True, offset=2.0) -> tuple[torch.Tensor, torch.Tensor]:
+def weight_and_outputs(*, redundant=True, offset=2.0) -> tuple[torch.Tensor, torch.Tensor]:
     """W_O [D, H * d_v] and heads' outputs [1, tokens, H * d_v]; head 2 is made of heads 0 and 1, if redundant."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -53,7 +53,7 @@ def columns(kept):
 
 
 def test_a_head_that_others_make_up_for_is_not_missed():
-    weight, heads = planted()
+    weight, heads = weight_and_outputs()
     fit = regression(weight, heads).refit([0, 1, 3])
     assert fit.share_lost < 1e-6
     missing = heads @ weight.mT - (heads[..., columns([0, 1, 3])] @ fit.weight.mT + fit.bias)
@@ -62,7 +62,7 @@ def test_a_head_that_others_make_up_for_is_not_missed():
 
 def test_it_is_least_squares():
     """By torch's solver, on the tokens themselves."""
-    weight, heads = planted(redundant=False)
+    weight, heads = weight_and_outputs(redundant=False)
     kept = [1, 3]
     inputs = torch.cat([heads[0][:, columns(kept)], torch.ones(TOKENS, 1, dtype=torch.float64)], dim=1)
     expected = torch.linalg.lstsq(inputs, heads[0] @ weight.mT).solution.mT
@@ -74,7 +74,7 @@ def test_it_is_least_squares():
 
 
 def test_without_a_bias_the_means_stay():
-    weight, heads = planted(redundant=False)
+    weight, heads = weight_and_outputs(redundant=False)
     fit = regression(weight, heads, has_bias=False).refit([0, 1])
     expected = torch.linalg.lstsq(heads[0][:, columns([0, 1])], heads[0] @ weight.mT).solution.mT
     torch.testing.assert_close(fit.weight, expected, rtol=FIT, atol=FIT)
@@ -82,7 +82,7 @@ def test_without_a_bias_the_means_stay():
 
 
 def test_gates_that_stay_scale_what_is_regressed_on():
-    weight, heads = planted(redundant=False)
+    weight, heads = weight_and_outputs(redundant=False)
     gates = torch.tensor([1.0, 0.5, 0.25, 2.0], dtype=torch.float64)
     scaled = (heads.unflatten(-1, (HEADS, WIDTH)) * gates[:, None]).flatten(-2)
     fit, expected = regression(weight, heads, gates=gates).refit([1, 3]), regression(weight, scaled).refit([1, 3])
@@ -90,7 +90,7 @@ def test_gates_that_stay_scale_what_is_regressed_on():
 
 
 def test_the_greedy_order_is_that_of_trying_every_head():
-    weight, heads = planted(redundant=False)
+    weight, heads = weight_and_outputs(redundant=False)
     found = regression(weight, heads)
     costs, left = found.removal_costs(), list(range(HEADS))
     for _ in range(HEADS - 1):
@@ -99,12 +99,13 @@ def test_the_greedy_order_is_that_of_trying_every_head():
         assert float(costs[best]) == pytest.approx(tried[best], rel=1e-4)
         left.remove(best)
     assert float(costs[left[0]]) == 1.0
-    assert int(regression(*planted()).removal_costs().argmin()) in (0, 1, 2)  # each is made of the two others
+    cheapest = int(regression(*weight_and_outputs()).removal_costs().argmin())
+    assert cheapest in (0, 1, 2)  # each is made of the two others
 
 
 def test_few_tokens_say_little_of_relations(monkeypatch):
     """With doubt, what one head makes of another counts less; what it does itself counts all the same."""
-    weight, heads = planted()
+    weight, heads = weight_and_outputs()
     sure, heads = regression(weight, heads), heads[:, :20]
     monkeypatch.setattr(reconstruction, "DOUBT", 1.0)
     doubtful = regression(weight, heads)

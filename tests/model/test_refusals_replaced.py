@@ -33,7 +33,7 @@ CHANGES = {
     "swapped, pruned": lambda model: (narrow(model), prune_heads(model, heads=REMOVED)),
     "pruned, folded": lambda model: (prune_heads(model, heads=REMOVED), fold_heads(model)),
 }
-TOO_LATE = r"AdamW was made before layers of the BertForSequenceClassification was changed: .* a new optimizer"
+TOO_LATE = r"AdamW was made before layers of the BertForSequenceClassification were changed: .* a new optimizer"
 
 
 def optimizer_of(parameters):

@@ -62,8 +62,8 @@ def loaded(folder, inputs):
         return error
 
 
-def as_stranger(load):
-    """What a load comes to where nobody has imported the package."""
+def without_hooks(load):
+    """Call a function with transformers as it is where nobody has imported the package."""
     with pytest.MonkeyPatch.context() as patch:
         for where, name in [(PreTrainedModel, "post_init"), (PreTrainedModel, "_initialize_weights"), *HOOKS]:
             patch.setattr(where, name, inspect.unwrap(getattr(where, name)))
@@ -91,14 +91,14 @@ class Folders:
         shutil.copytree(self.before, self.folder)
         died = dies(number, self.save)
         found = loaded(self.folder, self.inputs)
-        stranger = as_stranger(lambda: loaded(self.folder, self.inputs))
+        without = without_hooks(lambda: loaded(self.folder, self.inputs))
         known = self.which(found)
         assert known is not None or isinstance(found, Exception), "it loads, and is neither model"
-        assert isinstance(stranger, Exception) or self.which(stranger) in self.stock
+        assert isinstance(without, Exception) or self.which(without) in self.stock
         if known is None:
             assert isinstance(found, ConfigError) and str(self.folder) in str(found) and "save the model" in str(found)
         elif known not in self.stock:
-            assert str(stranger).endswith(SENTENCE)
+            assert str(without).endswith(SENTENCE)
         assert died or known == "after"
         return (known or "refused") if died else None
 
@@ -176,7 +176,7 @@ def test_a_save_that_fails_among_the_weights_is_not_one(tmp_path, inputs, monkey
     assert stored(tmp_path)[WEIGHTS] == UNFINISHED and stored(tmp_path)[FUSION] == {UNFINISHED: True}
     with pytest.raises(ConfigError, match=r"save did not end.*save the model into it again"):
         AutoModel.from_pretrained(tmp_path)
-    told = as_stranger(lambda: loaded(tmp_path, inputs))
+    told = without_hooks(lambda: loaded(tmp_path, inputs))
     assert isinstance(told, ValueError) and str(told).endswith(UNFINISHED)
     model.save_pretrained(tmp_path)
     assert torch.equal(loaded(tmp_path, inputs), output(aligned(model.eval()), inputs))
@@ -190,12 +190,12 @@ def test_the_parts_of_an_unfinished_model_do_not_load_either(tmp_path):
         patch.setattr("collab_heads.model.saving.sort_metadata", lambda file: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model.save_pretrained(tmp_path)
-    for again in (lambda save: None, lambda save: save(), as_stranger):
+    for again in (lambda save: None, lambda save: save(), without_hooks):
         again(lambda: type(model.config).from_pretrained(tmp_path).save_pretrained(tmp_path))
         for part in (CLIPVisionModel, type(model)):
             with pytest.raises(ConfigError, match="save did not end"):
                 part.from_pretrained(tmp_path)
-            assert as_stranger(lambda part=part: refusal(lambda: part.from_pretrained(tmp_path))).endswith(UNFINISHED)
+            assert without_hooks(lambda part=part: refusal(lambda: part.from_pretrained(tmp_path))).endswith(UNFINISHED)
 
 
 def test_a_save_in_shards_replaces_one_file(tmp_path, inputs):
@@ -216,7 +216,7 @@ def test_stock_saves_are_those_of_transformers(tmp_path, monkeypatch):
     monkeypatch.setattr("collab_heads.model.saving.replace", None)
     for name in ("once", "once"):
         model.save_pretrained(tmp_path / name)
-    as_stranger(lambda: model.save_pretrained(tmp_path / "theirs"))
+    without_hooks(lambda: model.save_pretrained(tmp_path / "theirs"))
     for file in (tmp_path / "theirs").iterdir():
         assert (tmp_path / "once" / file.name).read_bytes() == file.read_bytes()
 
@@ -228,7 +228,7 @@ def test_a_folded_model_over_its_changed_one(tmp_path):
     fold_heads(model)
     model.save_pretrained(tmp_path)
     assert TIE not in tied(tmp_path) and {WEIGHTS, FUSION} & stored(tmp_path).keys() == set()
-    assert as_stranger(lambda: BertForSequenceClassification.from_pretrained(tmp_path)) is not None
+    assert without_hooks(lambda: BertForSequenceClassification.from_pretrained(tmp_path)) is not None
 
 
 def test_the_same_model_is_the_same_bytes(tmp_path):

@@ -17,7 +17,7 @@ from collab_heads import compress, export, get_adapter, load_exported, prune_hea
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError, OutputError, SwapError, UnsupportedModelError
 from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.serving.targets import TARGETS
+from collab_heads.serving.export import TARGETS
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from collab_heads.analysis.measures.head_history import GATES
 from collab_heads.analysis.plots.canvas import png_bytes, save_drawings, svg_bytes
-from collab_heads.analysis.plots.dark import dark_png_bytes
 from collab_heads.analysis.plots.head_history import history_animation
 from collab_heads.analysis.report.html import Drawing, Section, page
 from collab_heads.analysis.report.legends import LEGENDS, TITLES
 from collab_heads.analysis.report.measurements import HeadMeasurements
 from collab_heads.analysis.report.page_data import anchor, as_json, heads_of, page_data
-from collab_heads.analysis.report.pictures import pictures_in, pictures_of
+from collab_heads.analysis.report.pictures import dark_png_bytes, pictures_in, pictures_of
 from collab_heads.analysis.report.savings import Plan, savings_html
 from collab_heads.analysis.report.text import MORE, full_text, summary, summary_text
 from collab_heads.base.extras import missing

@@ -18,6 +18,7 @@ from collab_heads.analysis.plots.head_history import history_curves, history_gif
 from collab_heads.base.checks import check_choice
 from collab_heads.base.display import portable_name
 from collab_heads.base.option_values import Metric, ReportPart
+from collab_heads.base.processes import agreed
 from collab_heads.command.flags.analyzing import ABLATION, LOSS, treebank
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, DataError, OutputError
@@ -28,7 +29,6 @@ from collab_heads.training.runs.head_changes import Rotation
 from collab_heads.training.runs.learner import Learner
 from collab_heads.training.storage.checkpoint import RESUME
 from collab_heads.training.storage.output import HISTORY, REPORT, STATISTICS
-from collab_heads.training.storage.reservation import agreed
 
 RECORDS = 100  # of the gates, over a training
 

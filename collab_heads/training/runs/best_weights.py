@@ -1,17 +1,18 @@
-"""Keep the best weights of a training and load them at its end; check that enough checkpoints can be averaged."""
+"""Load the weights that a training ends with: the best ones, which are kept, or the mean over its last checkpoints."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.files.checkpoint import check_undamaged
 from collab_heads.files.folders import MANIFEST, digest
 from collab_heads.training.loop.steps import TrainingSteps
-from collab_heads.training.loop.weights import load_weights, weight_bytes
 from collab_heads.training.runs.session import Session
-from collab_heads.training.storage.checkpoint import check_undamaged
+from collab_heads.training.storage.checkpoint import checkpoints, load_progress, weight_bytes
 from collab_heads.training.storage.output import BEST
 
 logger = logging.getLogger(__name__)
@@ -93,3 +94,33 @@ def check_enough_checkpoints(count: int, every: int | str, steps: TrainingSteps)
             f"--average_checkpoints {count}: training for {steps.total} steps writes {written} checkpoints: lower "
             "--checkpointing_steps"
         )
+
+
+def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
+    """Return the newest `count` checkpoints of a phase, oldest first.
+
+    Raises:
+        OutputError: if there are fewer than `count`.
+    """
+    newest = [folder for folder in checkpoints(output_dir) if load_progress(folder)["phase"] == phase][-count:]
+    if len(newest) < count:
+        raise OutputError(
+            f"--average_checkpoints {count}: {output_dir} holds {len(newest)} of this phase: lower "
+            "--checkpointing_steps"
+        )
+    return newest
+
+
+@torch.no_grad()
+def load_weights(model: PreTrainedModel, folders: Sequence[Path]) -> None:
+    """Set a model's floating-point weights to the mean over stored models of the same shape, computed in float64.
+
+    Raises:
+        OutputError: if one of them is damaged.
+    """
+    for folder in folders:
+        check_undamaged(folder)
+    states = [type(model).from_pretrained(folder).state_dict() for folder in folders]
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.copy_(sum(state[name].double() for state in states) / len(states))

@@ -8,6 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.command.flags.heads import acts_in_training, learns_gates, read_alive, wants_gates
 from collab_heads.command.flags.rotating import OF_ROTATE
 from collab_heads.contract.registry import get_adapter
@@ -24,7 +25,6 @@ from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.rotation.manual import HeadRotation
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.site import ROLES, AttentionSite, select_sites
-from collab_heads.training.storage.reservation import agreed, same_weights
 
 Samples = Callable[[int], Sequence[Mapping]]  # a number of examples -> labelled batches
 
@@ -94,7 +94,7 @@ def choose_heads(
         swap_to_gated(model, alive_heads=alive)
         refits = args.alive_heads is None and criterion_of(args.head_selection).refits
         report = prune_heads(model, batches=samples(args.importance_samples) if refits else None)
-        same_weights(accelerator, model)
+        copy_from_first(accelerator, model.parameters())
     if learned:
         swap_to_gated(model, sites=learned)
     return report

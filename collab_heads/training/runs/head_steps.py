@@ -6,6 +6,7 @@ from dataclasses import replace
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from collab_heads.base.processes import agreed
 from collab_heads.command.flags.heads import acts_in_training, learns_gates, wants_gates
 from collab_heads.contract.registry import get_adapter
 from collab_heads.heads.alpha import alpha_report
@@ -20,7 +21,6 @@ from collab_heads.training.runs import head_changes
 from collab_heads.training.runs.analysis import GateRecorder, HeadWatch, save_report, save_statistics
 from collab_heads.training.runs.head_changes import Rotation, check_rotating_sites, rotation_of
 from collab_heads.training.runs.learner import Learner
-from collab_heads.training.storage.reservation import agreed
 
 
 class HeadSteps:

@@ -2,32 +2,33 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from collab_heads.base.checks import is_number
+from collab_heads.base.processes import agreed
 from collab_heads.collaborative.score_terms import restrict_scores
 from collab_heads.command.flags.hub import push
+from collab_heads.distillation.checkpoint import DistillReport
+from collab_heads.distillation.distill import distill
+from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import OutputError
+from collab_heads.files.checkpoint import PROGRESS
+from collab_heads.model.card import README, complete, model_card
+from collab_heads.model.marks import is_changed
 from collab_heads.training.loop.fine_tune import fine_tune
 from collab_heads.training.loop.training import Hooks
-from collab_heads.training.loop.weights import weight_bytes
 from collab_heads.training.runs.analysis import check_ablation
 from collab_heads.training.runs.head_steps import HeadSteps
 from collab_heads.training.runs.learner import Learner
 from collab_heads.training.runs.machine import check_backend
-from collab_heads.training.runs.outcome import (
-    check_original,
-    final_metrics,
-    learn_from,
-    original_of,
-    save_without_card,
-    write_card,
-)
 from collab_heads.training.runs.session import provenance
-from collab_heads.training.runs.swap import Phase, summary, swap_everywhere
-from collab_heads.training.storage.checkpoint import PROGRESS, RESUME, prune_checkpoints
-from collab_heads.training.storage.output import RESULTS
-from collab_heads.training.storage.reservation import agreed
+from collab_heads.training.runs.swap import Phase, check_original, original_of, summary, swap_everywhere
+from collab_heads.training.storage.checkpoint import RESUME, prune_checkpoints, weight_bytes
+from collab_heads.training.storage.output import RESULTS, Output
+
+BATCH = 32  # examples of a step of distillation, over all processes: as `Learner.samples` makes them
 
 
 class Run:
@@ -225,7 +226,7 @@ class Run:
     def record_of_run(self) -> dict:
         """Return what a checkpoint needs to resume the run."""
         return {
-            "arguments": self.session.arguments,
+            "run": self.session.run,
             "history": self.history,
             "swap": self.swapped,
             "distilled": self.distilled,
@@ -284,3 +285,37 @@ class Run:
             **self.provenance,
             **self.learner.results(),
         }
+
+
+def learn_from(learner: Learner, original: PreTrainedModel) -> DistillReport:
+    """Distil the original into a run's model, on all processes, on training examples without labels."""
+    session = learner.session
+    steps, accelerator = session.args.distill_steps, session.accelerator
+    return distill(
+        learner.model,
+        original,
+        learner.samples(num_examples(steps, BATCH), labels=False),
+        steps,
+        seed=session.args.seed,
+        mixed_precision="bf16" if accelerator.mixed_precision == "bf16" else "no",  # fp16 would need scaled gradients
+        accelerator=accelerator,
+    )
+
+
+def final_metrics(results: Mapping[str, object]) -> dict[str, float]:
+    """Return the metrics that a run measured last: name -> value."""
+    return {name: value for name, value in results.items() if name.startswith("eval_") and is_number(value)}
+
+
+def write_card(output: Output, model: PreTrainedModel, metrics: Mapping[str, float]) -> None:
+    """Write the card of a changed model into the output folder; a card of the user's only gets our sections."""
+    if (output.path / README).exists() and not output.owns(README):
+        complete(model.config, output.path, metrics=metrics)
+    elif is_changed(model.config):
+        output.write(README, str(model_card(model, metrics=metrics)).encode("utf-8"))
+
+
+def save_without_card(learner: Learner, model: PreTrainedModel, folder: Path) -> None:
+    """Save a model without its card, which is written when the run is over: these files replace others."""
+    learner.save_model(model, folder)
+    (folder / README).unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from accelerate.utils import DistributedType
 from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers.utils import logging
 
+from collab_heads.base.processes import agreed
 from collab_heads.base.progress import is_shown
 from collab_heads.command.flags.arguments import fingerprint
 from collab_heads.command.flags.parsing import input_paths
@@ -27,7 +28,7 @@ from collab_heads.data.tokenizing import kept_in
 from collab_heads.errors import ArgumentError
 from collab_heads.training.storage.checkpoint import checkpoint_to_resume
 from collab_heads.training.storage.output import LOGS, Output, check_output, same_path
-from collab_heads.training.storage.reservation import agreed, reserved
+from collab_heads.training.storage.reservation import reserved
 from collab_heads.training.storage.sharding import check_sharding
 
 SECRET = re.compile(r"^(--hub_token=).*")
@@ -133,6 +134,7 @@ class Session:
         args: the parsed flags.
         accelerator: made with `step_scheduler_with_optimizer=False`.
         arguments: those that a resumed run must share with the run that it resumes.
+        run: these arguments and the number of processes, as a checkpoint describes its run.
         output: the output folder; None if nothing is to be written.
         checkpoint: the folder to resume from; None for a run from the beginning.
         progress: what that checkpoint records; empty without one.
@@ -141,6 +143,7 @@ class Session:
     args: Namespace
     accelerator: Accelerator
     arguments: dict
+    run: dict
     output: Output | None
     checkpoint: Path | None
     progress: dict
@@ -154,11 +157,12 @@ class Session:
         """
         precision = accelerator.mixed_precision  # also from `accelerate launch` or its config
         arguments = {**fingerprint(args), "mixed_precision": precision, "data": data_digest(data.splits)}
-        checkpoint, progress = agreed(accelerator, lambda: prepared_output(args, arguments, accelerator.num_processes))
+        run = {**arguments, "processes": accelerator.num_processes}
+        checkpoint, progress = agreed(accelerator, lambda: prepared_output(args, run))
         output = None if args.output_dir is None else Output(Path(args.output_dir))
         if checkpoint is not None:
             accelerator.print(f"resuming from {checkpoint}")
-        return cls(args, accelerator, arguments, output, checkpoint, progress)
+        return cls(args, accelerator, arguments, run, output, checkpoint, progress)
 
     @property
     def writes_to(self) -> Output | None:
@@ -171,13 +175,12 @@ class Session:
         return self.output is not None and lies_below(self.checkpoint, self.output.path)
 
 
-def prepared_output(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
+def prepared_output(args: Namespace, run: Mapping) -> tuple[Path | None, dict]:
     """Finish or undo what a killed run left unfinished in the output folder, and check that this one may write there.
 
     Args:
         args: the parsed flags.
-        arguments: those that a resumed run must share with the run that it resumes.
-        processes: number of processes of this run.
+        run: the description of this run, which that of a resumed one must equal.
 
     Returns:
         The checkpoint to resume from and what it records; (None, {}) for a run from the beginning.
@@ -189,7 +192,7 @@ def prepared_output(args: Namespace, arguments: Mapping, processes: int) -> tupl
         return None, {}
     folder = Path(args.output_dir)
     Output(folder).recover()
-    checkpoint, progress = checkpoint_to_resume(args, arguments, processes)
+    checkpoint, progress = checkpoint_to_resume(args, run)
     check_output(
         Output(folder),
         overwrite=args.overwrite_output_dir,

@@ -1,5 +1,6 @@
-"""The phases of a run, and the swap or the compression that its flags describe."""
+"""The phases of a run, the swap or the compression that its flags describe, and the original to learn from after it."""
 
+import copy
 import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from collab_heads.base.option_values import SITE_PARTS
+from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.collaborative.widths import resolve_width, widths_asked
@@ -21,12 +23,13 @@ from collab_heads.compression.parts.shape import UNCHANGED, shape_of
 from collab_heads.compression.parts.table import choices_of, size_with
 from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import get_adapter
+from collab_heads.distillation.examples import check_pair
 from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.model.loading import backend_options, load_or_explain
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.rebuild import catch_up
 from collab_heads.sites.record import FIELD
 from collab_heads.sites.site import select_sites
-from collab_heads.training.storage.reservation import agreed, same_weights
 
 
 def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
@@ -166,7 +169,7 @@ def swap_everywhere(
     report, record = agreed(accelerator, lambda: (change(args, model, calibration), getattr(model.config, FIELD, None)))
     if not accelerator.is_main_process:
         catch_up(model, record)
-    same_weights(accelerator, model)
+    copy_from_first(accelerator, model.parameters())
     return report
 
 
@@ -182,3 +185,22 @@ def summary(report: SwapReport | CompressReport) -> dict:
         "mean_output_error": sum(outputs) / len(outputs) if outputs else None,
         **report.to_dict(),
     }
+
+
+def check_original(args: Namespace, model: PreTrainedModel) -> None:
+    """Check early, before hours of training, that the model can be distilled from the one that the flags name.
+
+    Raises:
+        ArgumentError: if there is no such model, or it does not fit.
+    """
+    if args.distill_from is not None:
+        check_pair(model, original_of(args, model))
+
+
+def original_of(args: Namespace, model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model that a changed one will learn from: the one that the flags name, or a copy of this one."""
+    if args.distill_from is None:
+        return copy.deepcopy(model)
+    remote = {"trust_remote_code": args.trust_remote_code} if args.trust_remote_code else {}
+    found = load_or_explain(type(model), args.distill_from, dtype=model.dtype, **backend_options(args), **remote)
+    return found.to(model.device)

@@ -25,8 +25,12 @@ from collab_heads.errors import ArgumentError
 from collab_heads.model.loading import backend_options, load_or_explain
 from collab_heads.training.loop.minimum_risk import MinimumRisk
 from collab_heads.training.loop.steps import TrainingSteps
-from collab_heads.training.loop.weights import last_checkpoints, load_weights
-from collab_heads.training.runs.best_weights import BestWeights, check_enough_checkpoints
+from collab_heads.training.runs.best_weights import (
+    BestWeights,
+    check_enough_checkpoints,
+    last_checkpoints,
+    load_weights,
+)
 from collab_heads.training.runs.learner import Learner, check_flags_fit
 from collab_heads.training.runs.session import Session
 from collab_heads.training.runs.swap import Phase, phases

@@ -1,32 +1,28 @@
 """Write, find and load checkpoints; a checkpoint is either complete or absent.
 
-A checkpoint is written under another name, listed in a manifest, synced to disk and then renamed. Its folder holds what
-`save_pretrained` writes (so `from_pretrained` loads it), Accelerate's state of the optimizer, the schedule and the
-random generators, `progress.json`, and `manifest.json` with the size and SHA-256 of every file. Accelerate's files are
-pickles, which torch's restricted unpickler reads: resume only from your own checkpoints.
+Beside what every checkpoint has (`files/checkpoint.py`), its folder holds what `save_pretrained` writes (so
+`from_pretrained` loads it), and Accelerate's state of the optimizer, the schedule and the random generators. These
+files are pickles, which torch's restricted unpickler reads: resume only from your own checkpoints.
 """
 
-import json
 import logging
 import re
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils.other import load as unpickle
+from transformers import PreTrainedModel
 
 from collab_heads.errors import OutputError
-from collab_heads.files.atomic import PARTIAL, write_json, writing
-from collab_heads.files.folders import DELETED, MANIFEST, OLD, begin, commit, damage, is_ours, retire, unharmed
-from collab_heads.training.storage.optimizer_file import OPTIMIZER
+from collab_heads.files.checkpoint import check_holds, check_same_run, check_undamaged, new_checkpoint, read_progress
+from collab_heads.files.folders import MANIFEST, is_ours, retire
 from collab_heads.training.storage.reservation import LOCK
-from collab_heads.training.storage.sharding import load_optimizer, save_optimizer, without_divided
+from collab_heads.training.storage.sharding import OPTIMIZER, load_optimizer, save_optimizer, without_divided
 
-PROGRESS = "progress.json"
-FORMAT = 2
 NAME = re.compile(r"(?:epoch|step)_\d+(?:_\d+)?")
 RESUME = "--resume_from_checkpoint"
 logger = logging.getLogger(__name__)
@@ -52,10 +48,8 @@ def save_checkpoint(
         OutputError: if it cannot be written, for example to a full disk; an existing checkpoint is kept.
     """
     main = accelerator.is_main_process
-    partial = folder.with_name(folder.name + PARTIAL)
-    with unharmed(folder, size) if main else writing(folder, size):
+    with new_checkpoint(folder, progress, size, writes=main) as partial:
         if main:
-            begin(folder)
             save_model(partial)
         accelerator.wait_for_everyone()
         hook = accelerator.register_save_state_pre_hook(lambda models, weights, output_dir: weights.clear())
@@ -66,10 +60,12 @@ def save_checkpoint(
         finally:
             hook.remove()
         accelerator.wait_for_everyone()
-        if main:
-            write_json(partial / PROGRESS, {**progress, "format": FORMAT})
-            commit(folder)
     accelerator.wait_for_everyone()
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Return the approximate size of a stored model in bytes."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def load_state(accelerator: Accelerator, folder: Path) -> None:
@@ -110,38 +106,11 @@ def load_progress(folder: Path) -> dict:
     Raises:
         OutputError: if the folder is not a finished checkpoint of a run, lacks a file, or records an invalid progress.
     """
-    if folder.name.endswith((PARTIAL, OLD, DELETED)):
-        raise OutputError(
-            f"{RESUME}: {folder} was not finished: the run ended while writing it, or deleting it; without a value the "
-            "newest checkpoint that is whole is taken"
-        )
-    if not folder.is_dir():
-        raise OutputError(f"{RESUME}: {folder} is not a folder")
-    try:
-        progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-        check_progress(progress)
-    except (OSError, ValueError, RecursionError) as error:
-        raise OutputError(
-            f"{RESUME}: {folder} is not a finished checkpoint of this script (no valid {PROGRESS}: {error})"
-        ) from error
-    random_states = [f"random_states_{rank}.pkl" for rank in range(progress["processes"])]
-    if (version := progress.pop("format", 1)) != FORMAT:
-        raise OutputError(f"{RESUME}: {folder} is of format {version}, and this version resumes format {FORMAT} only")
+    progress = read_progress(folder, check_progress)
+    random_states = [f"random_states_{rank}.pkl" for rank in range(progress["run"]["processes"])]
     optimizer = OPTIMIZER if (folder / OPTIMIZER).exists() else "optimizer.bin"
-    expected = ["config.json", optimizer, "scheduler.bin", *random_states, MANIFEST]
-    if missing := [name for name in expected if not (folder / name).is_file()]:
-        raise OutputError(f"{RESUME}: {folder} lacks {', '.join(missing)}: it is damaged")
+    check_holds(folder, ["config.json", optimizer, "scheduler.bin", *random_states, MANIFEST])
     return progress
-
-
-def check_undamaged(folder: Path) -> None:
-    """Check that every file of a checkpoint is as it was written.
-
-    Raises:
-        OutputError: if one is not; the message names folder and file.
-    """
-    if wrong := damage(folder):
-        raise OutputError(f"{RESUME}: {folder} is damaged: {wrong}")
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -149,12 +118,9 @@ def checkpoints(output_dir: Path) -> list[Path]:
     ages = {}
     for folder in output_dir.glob("*_*"):
         if NAME.fullmatch(folder.name):
-            try:
-                progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-                check_progress(progress)
+            with suppress(OutputError):  # not one of ours, or damaged: `load_progress` says so to whoever asks for it
+                progress = read_progress(folder, check_progress)
                 ages[folder] = progress["phase"], progress["step"]
-            except (OSError, ValueError, RecursionError):
-                continue  # not one of ours, or damaged: `load_progress` says so to whoever asks for it
     return sorted(ages, key=ages.__getitem__)
 
 
@@ -169,7 +135,7 @@ def newest_whole(output_dir: Path) -> tuple[Path | None, list[str]]:
             check_undamaged(folder)
             return folder, wrong
         except OutputError as error:
-            wrong.append(str(error).removeprefix(f"{RESUME}: "))
+            wrong.append(str(error))
     return None, wrong
 
 
@@ -197,34 +163,19 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
         load_progress(folder)
         check_undamaged(folder)
     except OutputError as error:
-        newest = newest_whole(folder.parent)[0] if NAME.fullmatch(folder.name) and folder.is_dir() else None
+        newest = newest_whole(folder.parent)[0] if NAME.match(folder.name) and folder.is_dir() else None
         offer = "" if newest is None else f". The newest checkpoint that is whole: {RESUME} {newest}"
-        raise OutputError(f"{error}{offer}") from error
+        raise OutputError(f"{RESUME}: {error}{offer}") from error
     return folder
 
 
-def check_continues(folder: Path, progress: Mapping, arguments: Mapping, processes: int) -> None:
-    """Raise OutputError if arguments or number of processes differ from the recorded ones; name the differences."""
-    recorded = progress["arguments"]
-    now = json.loads(json.dumps(arguments))  # turns tuples into lists, as in the record
-    # as text: a width of 1 is not a share of 1.0
-    differing = [name for name in sorted(recorded.keys() | now) if repr(recorded.get(name)) != repr(now.get(name))]
-    if differing:
-        pairs = ", ".join(f"{name} was {recorded.get(name)!r} and is {now.get(name)!r}" for name in differing)
-        raise OutputError(f"{RESUME} {folder}: the run would not be the same: {pairs}")
-    if progress["processes"] != processes:
-        raise OutputError(
-            f"{RESUME} {folder}: it was made with {progress['processes']} process(es), this run has {processes}"
-        )
-
-
-def checkpoint_to_resume(args: Namespace, arguments: Mapping, processes: int) -> tuple[Path | None, dict]:
+def checkpoint_to_resume(args: Namespace, run: Mapping) -> tuple[Path | None, dict]:
     """Return the checkpoint that the flags name, checked against this run, and its progress; else (None, {})."""
     if not args.resume_from_checkpoint:
         return None, {}
     folder = find_checkpoint(args.resume_from_checkpoint, Path(args.output_dir))
     progress = load_progress(folder)
-    check_continues(folder, progress, arguments, processes)
+    check_same_run(folder, progress["run"], run)
     return folder, progress
 
 
@@ -246,8 +197,7 @@ WHOLE = (int,)
 # name -> its types; what is not named here is checked by whoever reads it
 TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(MOST, WHOLE),
-    "format": WHOLE,
-    "arguments": (dict,),
+    "run": (dict,),
     "history": (list,),
     "trained": (list,),
     "heads": (dict,),
@@ -262,17 +212,17 @@ ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {
 }
 
 
-def check_progress(progress: Any) -> None:
+def check_progress(progress: dict) -> None:
     """Raise ValueError, with the reason, if this cannot be the progress of a run."""
-    if not isinstance(progress, dict):
-        raise ValueError(f"it is {type_name(progress)}, not an object")
-    for name in (*MOST, "arguments"):
+    for name in ("phase", "step", "run"):
         if name not in progress:
             raise ValueError(f"{name!r} is missing")
     check_types(progress, TYPES, "")
+    numbers = {**progress, "processes": progress["run"].get("processes")}
+    check_types(numbers, TYPES, "")
     for name, most in MOST.items():
         least = 1 if name == "processes" else 0
-        if not least <= progress[name] <= most:
+        if not least <= numbers[name] <= most:
             raise ValueError(f"{name!r} is not between {least} and {most:,}")  # it may have thousands of digits
     for name, types in ENTRIES.items():
         for number, entry in enumerate(progress.get(name, [])):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import PARTIAL, write_file, writing
+from collab_heads.files.checkpoint import PROGRESS
 from collab_heads.files.folders import (
     DELETED,
     MANIFEST,
@@ -22,7 +23,7 @@ from collab_heads.files.folders import (
     write_folder,
     write_manifest,
 )
-from collab_heads.training.storage.checkpoint import NAME, PROGRESS
+from collab_heads.training.storage.checkpoint import NAME
 from collab_heads.training.storage.reservation import LOCK
 
 RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"

@@ -3,18 +3,12 @@
 import json
 import logging
 import os
-import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
-
-import torch
-from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
-from transformers import PreTrainedModel
 
 from collab_heads.errors import CollabHeadsError, OutputError
 from collab_heads.files.atomic import why_not_written
@@ -135,42 +129,3 @@ def try_writing(folder: Path, descriptor: int) -> None:
         trial.write_bytes(bytes(4096))
     finally:
         trial.unlink(missing_ok=True)
-
-
-def agreed(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
-    """Call a function on the main process, and return its result or raise its exception on all processes.
-
-    So no process is left waiting after an error. Use it also for results that every process could compute: the last
-    bits of floating-point numbers may differ between processes.
-    """
-    outcome: list = [None, None]
-    if accelerator.is_main_process:
-        try:
-            outcome[0] = function()
-        except Exception as error:  # whatever it is: the others wait for an outcome
-            outcome[1] = error
-    if accelerator.num_processes > 1:
-        shared = [outcome[0], None if outcome[1] is None else sendable(outcome[1])]
-        broadcast_object_list(shared)
-        outcome = outcome if accelerator.is_main_process else shared
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
-
-
-def sendable(error: Exception) -> Exception:
-    """Return an exception that other processes can read: itself, or a RuntimeError with its name and message."""
-    try:
-        pickle.loads(pickle.dumps(error))  # as the broadcast does
-    except Exception:  # a class that is local, or whose __init__ wants other arguments than its message
-        return RuntimeError(f"{type(error).__name__} in the first process: {error}")
-    return error
-
-
-def same_weights(accelerator: Accelerator, model: PreTrainedModel) -> None:
-    """Copy the weights of the first process to all others, in place: the last bits of computed ones may differ."""
-    if accelerator.num_processes > 1:
-        for parameter in model.parameters():
-            values = parameter.data.contiguous()  # broadcast sends memory in its own order
-            torch.distributed.broadcast(values, 0)
-            parameter.data.copy_(values)

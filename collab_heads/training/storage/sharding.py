@@ -4,6 +4,7 @@ Gates and alphas are not sharded (`heads/whole.py`). For evaluations and checkpo
 the model in a checkpoint is stored as without FSDP, and the run can be resumed with the same number of processes.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -19,10 +23,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedModel
 
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.files.atomic import write_file
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.whole import check_version, is_sharded
-from collab_heads.training.storage.optimizer_file import OPTIMIZER, read_optimizer, write_optimizer
+
+OPTIMIZER = "optimizer.safetensors"
 
 
 def check_sharding(accelerator: Accelerator, refused: Mapping[str, object]) -> None:
@@ -106,3 +112,47 @@ def load_optimizer(accelerator: Accelerator, folder: Path) -> None:
 def prepared(accelerator: Accelerator) -> tuple[Any, HeadAdamW]:
     """Return the model and the optimizer that Accelerate prepared last."""
     return accelerator._models[-1], accelerator._optimizers[-1].optimizer
+
+
+def write_optimizer(path: Path, state: Mapping[str, Any]) -> None:
+    """Write the state of an optimizer into a safetensors file.
+
+    Tensors are stored under `PARAMETER/KEY`. Everything else (step counts of some optimizers, the settings of the
+    parameter groups) is JSON in the file's metadata.
+
+    Args:
+        path: the file.
+        state: `state`, name of a parameter -> key -> value, and `param_groups`, as
+            `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` returns a full state.
+
+    Raises:
+        OutputError: if it cannot be written; an existing file is kept.
+    """
+    values = {f"{name}/{key}": value for name, of_name in state["state"].items() for key, value in of_name.items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in values.items() if isinstance(value, Tensor)}
+    others = {name: value for name, value in values.items() if name not in tensors}
+    record = {"state": json.dumps(others), "param_groups": json.dumps(state["param_groups"])}
+    write_file(path, save({name: tensor.clone() for name, tensor in tensors.items()}, metadata=record))
+
+
+def read_optimizer(path: Path) -> dict[str, Any]:
+    """Read the state that `write_optimizer` wrote; pairs (AdamW's betas) are returned as tuples.
+
+    Raises:
+        OutputError: if the file is damaged or not such a state; the message names it.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            record = file.metadata()
+            values = {name: file.get_tensor(name) for name in file.keys()} | json.loads(record["state"])
+        groups = [
+            {name: tuple(value) if name == "betas" else value for name, value in group.items()}
+            for group in json.loads(record["param_groups"])
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise OutputError(f"{path} is no state of an optimizer, or is damaged: {error}") from error
+    state: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        parameter, _, key = name.rpartition("/")
+        state.setdefault(parameter, {})[key] = value
+    return {"state": state, "param_groups": groups}

@@ -19,7 +19,7 @@ IDS = [[5, 10, 11, 3, 12], [6, 10, 3, 0, 0]]
 PLANTED, REST = 0.6, 0.4 / 4  # the weights of a head that is made by hand
 
 
-def planted(batches, sites=None, **options) -> HeadStatistics:
+def measured(batches, sites=None, **options) -> HeadStatistics:
     model, sites, statistics = FAMILIES["bert"].build(), sites or [site()], Statistics("first_token")
     show(statistics, sites, batches, **options)
     return statistics.results(model, get_adapter(model), ())
@@ -31,7 +31,7 @@ def test_the_weight_on_the_first_token_of_the_queries_after_it(left):
     sinks, selves = [[0] * 5, [2 if left else 0] * 5], [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     looks = [[sinks[row], selves[row]] for row in range(2)]
     ids = [IDS[0], [0, 0, 6, 10, 3]] if left else IDS
-    found = planted([(text(ids, [5, 3], left), {"one": looking(looks, 5)})], exclude=[3])
+    found = measured([(text(ids, [5, 3], left), {"one": looking(looks, 5)})], exclude=[3])
     assert found.first_token["one"].tolist() == pytest.approx([PLANTED, REST], abs=EXACT64)
     assert found.tokens == {"one": 3 + 1}
 
@@ -42,14 +42,14 @@ def test_it_is_a_mean_over_tokens_of_all_batches():
         (text([IDS[1][:3]]), {"one": looking([[[0, 0, 0], [0, 1, 2]]], 3)}),
         (text([IDS[0]]), {"one": looking([[[0, 0, 1, 2, 3], [0, 1, 2, 3, 4]]], 5)}),
     ]
-    found = planted(batches).first_token["one"].tolist()
+    found = measured(batches).first_token["one"].tolist()
     assert found == pytest.approx([(3 * PLANTED + 3 * REST) / 6, (2 * 0.4 / 2 + 4 * REST) / 6], abs=EXACT64)
 
 
 def test_cross_attention_has_none():
     sites = [site("a", "enc-self"), site("b", "dec-self"), site("c", "dec-enc")]
     looks = {each.path: looking([[[0] * 5, [0] * 5]], 5) for each in sites}
-    found = planted([(text([IDS[0]]), looks)], sites)
+    found = measured([(text([IDS[0]]), looks)], sites)
     assert found.first_token.keys() == {"a", "b"} and found.tokens == {"a": 4, "b": 4, "c": 0}
     line = next(line for line in str(found).split("\n") if line.startswith("c "))
     assert line.split()[-1] == "-"
@@ -59,7 +59,7 @@ def test_lone_tokens():
     """They have none before them: nothing is said of it, and the other measures are as they are."""
     lone = (text([IDS[0]], [1]), {"one": looking([[[0] * 5, [0] * 5]], 5)})
     with pytest.raises(CalibrationError, match="one saw no query token"):
-        planted([lone])
+        measured([lone])
     model, (inputs, _) = model_in("bert"), ended("bert")
     lone = {name: value[:, :1] for name, value in inputs.items()}
     found = measure(model, [lone])

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from collab_heads.analysis.plots.dark import GROUND, INK
 from collab_heads.analysis.report import head_report
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.html import FOLDER, SCRIPTS, Drawing, Section, page
-from collab_heads.analysis.report.pictures import pictures_of
+from collab_heads.analysis.report.pictures import GROUND, INK, pictures_of
 
 pytest.importorskip("matplotlib")
 image = pytest.importorskip("PIL.Image")

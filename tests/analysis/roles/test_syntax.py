@@ -24,7 +24,7 @@ def bank(folder, text=TREEBANK, **more) -> Treebank:
     return Treebank(path, word_pieces(), FAMILIES["bert"].build(), **more)
 
 
-def planted(treebank, *heads):
+def batches_where_heads_look(treebank, *heads):
     """Batches with heads that look, per sentence, from some tokens to others ({from: to}) and else at themselves."""
     batches = []
     for index, inputs in enumerate(treebank):
@@ -45,7 +45,7 @@ OBJECTS = [{}, {6: 4, 7: 4, 4: 1}, {}]  # object -> verb, and the verb -> "old",
 @pytest.mark.parametrize("size", (1, 2, 3))
 def test_accuracies_of_planted_heads(tmp_path, size):
     treebank = bank(tmp_path, batch_size=size)
-    observer = show(Syntax(treebank), [site(heads=3)], planted(treebank, SUBJECTS, VERBS, OBJECTS))
+    observer = show(Syntax(treebank), [site(heads=3)], batches_where_heads_look(treebank, SUBJECTS, VERBS, OBJECTS))
     (found, baselines) = observer.results()
     assert found.keys() == {"one"}
     accuracies = {kind: each.tolist() for kind, each in found["one"].items()}
@@ -130,7 +130,7 @@ def test_labels_from_the_threshold_on(tmp_path):
         subjects = [s.relations.index("nsubj") + 1 for s, _ in treebank.sentences]
         return [{a: b if i < right else a} for i, (a, b) in enumerate(zip(subjects, verbs, strict=True))]
 
-    observer = show(Syntax(treebank, ("nsubj",)), [site()], planted(treebank, head(7), head(6)))
+    observer = show(Syntax(treebank, ("nsubj",)), [site()], batches_where_heads_look(treebank, head(7), head(6)))
     roles = roles_from_measures([site()], {"one": (0, 1)}, syntax=observer, thresholds=SMALL)
     assert roles.baselines["nsubj", DEPENDENT] == Baseline(-1, 5 / 20, 20)
     assert roles.syntax["one"]["nsubj", DEPENDENT].tolist() == [7 / 20, 6 / 20]
@@ -143,7 +143,7 @@ def test_labels_from_the_threshold_on(tmp_path):
 
 def test_the_encoder_only_and_a_module_of_several_layers(tmp_path):
     treebank = bank(tmp_path)
-    batches = planted(treebank, SUBJECTS, VERBS)
+    batches = batches_where_heads_look(treebank, SUBJECTS, VERBS)
     (inputs, weights), sites = batches[0], [site("one"), site("b", "dec-self"), site("c", "dec-enc")]
     weights |= {"b": weights["one"], "c": weights["one"]}
     observer = Syntax(treebank)
@@ -157,7 +157,7 @@ def test_the_encoder_only_and_a_module_of_several_layers(tmp_path):
 
 def test_batches_of_something_else_are_refused(tmp_path):
     treebank = bank(tmp_path, batch_size=2)
-    first, second = planted(treebank, SUBJECTS, VERBS)
+    first, second = batches_where_heads_look(treebank, SUBJECTS, VERBS)
     for batches in ([second], [first, first]):
         with pytest.raises(CalibrationError, match=r"batch \d is not that of the treebank"):
             show(Syntax(treebank), [site()], batches)

@@ -410,7 +410,7 @@ WHISPER = 0.02  # of a head's share of the output: the others are not dead, they
 LAMBDA = {"bert": 0.15, "marian": 1e-3}  # between what the planted heads are worth to the loss and the others
 
 
-def planted(name: str, whisper: float = WHISPER):
+def gated_with_known_heads(name: str, whisper: float = WHISPER):
     """A frozen model in which known heads matter, gated, and a loss that asks for its own ungated outputs."""
     model, inputs = FAMILIES[name].build(), FAMILIES[name].inputs()
     adapter = get_adapter(model)
@@ -457,7 +457,7 @@ def learn(model, loss, penalty, steps, lr=0.1):
     ),
 )
 def test_an_exact_number_finds_the_heads_that_matter(name, whisper, steps, per_role, seed):
-    model, loss = planted(name, whisper)
+    model, loss = gated_with_known_heads(name, whisper)
     counts = by_role(model, [len(heads) for heads in PLANTED[name].values()])
     target = counts if per_role else sum(counts.values())
     penalty = HeadPenalty(model, target_heads=target, steps=steps, seed=seed)
@@ -485,12 +485,12 @@ def test_a_ranking_is_what_is_kept_where_training_says_nothing(target):
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_weight_closes_the_heads_that_do_not_matter(name):
-    model, loss = planted(name)
+    model, loss = gated_with_known_heads(name)
     assert learn(model, loss, HeadPenalty(model, gate_weight=LAMBDA[name]), 150) == PLANTED[name]
 
 
 def test_without_a_weight_nothing_closes_them():
-    model, loss = planted("bert")
+    model, loss = gated_with_known_heads("bert")
     found = learn(model, loss, HeadPenalty(model, gate_weight=0.0), 150)
     assert sum(map(len, found.values())) > sum(map(len, PLANTED["bert"].values()))
 

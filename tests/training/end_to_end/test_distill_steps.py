@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 import run_glue
 import tiny
 from collab_heads.errors import CollabHeadsError
-from collab_heads.training.runs import outcome
+from collab_heads.training.runs import run as runs
 
 COMPRESS = "--compress_budget 0.4 --refine_steps 3 --calibration_samples 32".split()
 DISTILL = "--distill_steps 12".split()
@@ -22,7 +22,7 @@ DISTILL = "--distill_steps 12".split()
 @pytest.fixture
 def seen(monkeypatch):
     """The originals that runs learned from, and what came of it."""
-    found, distill = [], outcome.distill
+    found, distill = [], runs.distill
 
     def spy(model, original, batches, steps, **more):
         before = copy.deepcopy(original)
@@ -30,7 +30,7 @@ def seen(monkeypatch):
         found.append((before, batches, report, steps, more["seed"]))
         return report
 
-    monkeypatch.setattr(outcome, "distill", spy)
+    monkeypatch.setattr(runs, "distill", spy)
     return found
 
 
@@ -127,7 +127,7 @@ def test_a_run_that_was_stopped_in_the_distillation_begins_it_again(bert, files,
     more = (*COMPRESS, *DISTILL, "--swap", "between", "--max_train_steps", 4, "--checkpointing_steps", 2)
     whole, out = run(bert, files, tmp_path / "whole", *more), tmp_path / "stopped"
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(outcome, "distill", stop)
+        patched.setattr(runs, "distill", stop)
         run(bert, files, out, *more)
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["step_0_2", "step_0_4"]
     found = run(bert, files, out, *more, "--resume_from_checkpoint")

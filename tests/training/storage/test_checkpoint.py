@@ -8,10 +8,9 @@ import torch
 from accelerate import Accelerator
 
 from collab_heads.errors import OutputError
+from collab_heads.files.checkpoint import FORMAT
 from collab_heads.files.folders import digest, write_manifest
 from collab_heads.training.storage.checkpoint import (
-    FORMAT,
-    check_continues,
     find_checkpoint,
     load_progress,
     load_state,
@@ -20,7 +19,6 @@ from collab_heads.training.storage.checkpoint import (
 )
 
 PLACES = {"step_0_10": (0, 10), "step_0_9": (0, 9), "epoch_0_2": (0, 14), "step_1_5": (1, 5), "step_1_40": (1, 40)}
-RESUME = "--resume_from_checkpoint"
 
 
 def write_checkpoint(output_dir, name, phase, step, processes=1, without=()):
@@ -35,7 +33,7 @@ def write_checkpoint(output_dir, name, phase, step, processes=1, without=()):
     ):
         if file not in without:
             (folder / file).touch()
-    progress = {"phase": phase, "step": step, "arguments": {}, "processes": processes, "format": FORMAT}
+    progress = {"phase": phase, "step": step, "run": {"processes": processes}, "format": FORMAT}
     if "progress.json" not in without:
         (folder / "progress.json").write_text(json.dumps(progress))
         write_manifest(folder, {file.name: digest(file) for file in folder.iterdir()})
@@ -91,7 +89,7 @@ def test_without_a_limit_nothing_is_pruned(run):
 
 def test_progress_is_read_back(tmp_path):
     folder = write_checkpoint(tmp_path, "step_0_3", 0, 3, processes=2)
-    assert load_progress(folder) == {"phase": 0, "step": 3, "arguments": {}, "processes": 2}
+    assert load_progress(folder) == {"phase": 0, "step": 3, "run": {"processes": 2}}
 
 
 @pytest.mark.parametrize(
@@ -106,14 +104,16 @@ def test_a_checkpoint_that_lacks_a_file_is_refused(without, message, tmp_path):
     folder = write_checkpoint(tmp_path, "step_0_3", 0, 3, processes=2, without=without)
     with pytest.raises(OutputError, match=message) as caught:
         load_progress(folder)
-    assert f"{RESUME}: {folder}" in str(caught.value)
+    assert str(folder) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ("", "{", "[]", '{"phase": 0, "step": 3, "arguments": {}}', "null"))
+@pytest.mark.parametrize(
+    "text", ("", "{", "[]", '{"phase": 0, "step": 3, "run": {}, "format": 3}', '{"step": 3, "format": 3}', "null")
+)
 def test_progress_that_is_broken_is_refused(text, tmp_path):
     folder = write_checkpoint(tmp_path, "step_0_3", 0, 3)
     (folder / "progress.json").write_text(text)
-    with pytest.raises(OutputError, match=r"is not a finished checkpoint of this script \(no valid progress.json"):
+    with pytest.raises(OutputError, match=r"is not a finished checkpoint \(no valid progress.json"):
         load_progress(folder)
 
 
@@ -123,24 +123,6 @@ def test_unfinished_checkpoints_and_other_paths_are_refused(run):
     for name in ("step_7_7", "step_9_9"):
         with pytest.raises(OutputError, match=f"{name} is not a folder"):
             load_progress(run / name)
-
-
-def test_a_run_continues_with_the_same_arguments_only(tmp_path):
-    recorded = {"lr": 0.1, "sites": ["enc-self"], "seed": 1}
-    progress = {"arguments": recorded, "processes": 2}
-    check_continues(tmp_path, progress, {"lr": 0.1, "sites": ("enc-self",), "seed": 1}, 2)
-    with pytest.raises(OutputError) as caught:
-        check_continues(tmp_path, progress, {"lr": 0.2, "sites": ["enc-self"], "new": 3}, 2)
-    pairs = "lr was 0.1 and is 0.2, new was None and is 3, seed was 1 and is None"
-    assert str(caught.value) == f"{RESUME} {tmp_path}: the run would not be the same: {pairs}"
-    with pytest.raises(OutputError, match=r"it was made with 2 process\(es\), this run has 3"):
-        check_continues(tmp_path, progress, recorded, 3)
-
-
-def test_a_width_of_one_is_not_a_share_of_one(tmp_path):
-    progress = {"arguments": {"dim_shared_query_key": 1}, "processes": 1}
-    with pytest.raises(OutputError, match=r"dim_shared_query_key was 1 and is 1\.0"):
-        check_continues(tmp_path, progress, {"dim_shared_query_key": 1.0}, 1)
 
 
 def prepared():
@@ -163,7 +145,7 @@ def test_optimizer_schedule_and_random_numbers_come_back(tmp_path):
     accelerator.backward(model(torch.ones(1, 2)).sum())
     optimizer.step()
     schedule.step()
-    progress = {"phase": 1, "step": 1, "arguments": {}, "processes": 1}
+    progress = {"phase": 1, "step": 1, "run": {"processes": 1}}
     folder = tmp_path / "out" / "step_1_1"
     save_checkpoint(accelerator, folder, save_into, progress)
     drawn, state = torch.rand(3), optimizer.state_dict()["state"][0]["exp_avg"].clone()
@@ -182,7 +164,7 @@ def test_optimizer_schedule_and_random_numbers_come_back(tmp_path):
 
 def test_a_checkpoint_that_fails_halfway_is_none(tmp_path):
     accelerator, *_ = prepared()
-    progress = {"phase": 0, "step": 1, "arguments": {}, "processes": 1}
+    progress = {"phase": 0, "step": 1, "run": {"processes": 1}}
 
     def fail(folder):
         save_into(folder)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collab_heads.serving.shared_weights import LEAST, share_weights
+from collab_heads.serving.for_graphs import LEAST, share_weights
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

@@ -1,7 +1,9 @@
-"""The targets of an export, one class each: how it writes a model, and how what it wrote is loaded."""
+"""The targets ONNX Runtime and OpenVINO: graphs that transformers' exporters make, finished for their engines."""
 
 import copy
+import hashlib
 import json
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,7 @@ from typing import Any
 import torch
 
 from collab_heads.base.extras import check_extra
-from collab_heads.base.option_values import ExportTarget
 from collab_heads.errors import CollabHeadsError, UnsupportedModelError
-from collab_heads.heads.fold import fold_heads
-from collab_heads.serving.for_ctranslate2 import CTranslate2
-from collab_heads.serving.passed_on import without_passed_on
 from collab_heads.serving.served_model import (
     CACHES,
     DECODER,
@@ -23,26 +21,11 @@ from collab_heads.serving.served_model import (
     check_exporters,
     load_exported,
 )
-from collab_heads.serving.shared_weights import share_weights
 from collab_heads.serving.target import Target, quiet, why
-from collab_heads.sites.record import FIELD, CollabConfig
+from collab_heads.sites.record import FIELD
 
-
-class StockCheckpoint(Target):
-    """A checkpoint that plain transformers loads, and whatever reads its checkpoints."""
-
-    name = "transformers"
-
-    def write(self, model, folder, example, *, tokenizer, int8):
-        """Fold a copy of the model, and save it."""
-        copied = copy.deepcopy(model)
-        is_changed = CollabConfig.on(model).sites or CollabConfig.on(model).feed_forwards
-        notes = (str(fold_heads(copied)),) if is_changed else ()
-        copied.save_pretrained(folder)
-        return notes
-
-    def load(self, model, folder):
-        return type(model).from_pretrained(folder, dtype=model.dtype).eval()
+PAGE = 4096  # bytes, at whose multiples weights begin, so that an engine can map them into memory
+LEAST = 4096  # bytes of a weight that is shared: less than that is filled up to a page
 
 
 class Graph(Target):
@@ -143,11 +126,6 @@ class OpenVino(Graph):
         return OpenVINOConfig(dynamic=True, stateful=False, quantizer=quantizer)
 
 
-TARGETS: dict[ExportTarget, Target] = {
-    each.name: each for each in (Onnx(), OpenVino(), CTranslate2(), StockCheckpoint())
-}
-
-
 def generating(
     exporter: Any, options: Any, model: Any, example: Mapping
 ) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
@@ -170,3 +148,99 @@ def generating(
     without_passed_on(stages["decode"])  # the keys and values of the source
     encoder = exporter.export(CrossAttentionEncoder(model), source, options).components[SINGLE]
     return {ENCODER: encoder, DECODER: stages["decode"]}, caches
+
+
+def without_passed_on(component: Any) -> None:
+    """Remove the outputs of a graph that are inputs, passed on unchanged; where one was, the graph returns None.
+
+    A decoder with cross-attention returns its whole cache, also the keys and values of the source, which it only reads.
+    To copy them at every step takes time, and OpenVINO (2026.4) ends the process: it keeps such an output in the memory
+    of the input, and reads it in the next call, when that memory is freed.
+
+    Args:
+        component: a graph with its metadata, as transformers' exporters make it: `openvino.Model` or `onnx_ir.Model`.
+    """
+    program, metadata = component.program, component.metadata
+    outputs, is_passed_on, remove = handles_of(program)
+    constants = dict(metadata.out_constants)
+    leaves = iter(index for index in range(len(outputs) + len(constants)) if index not in constants)
+    for leaf, output in zip(leaves, outputs, strict=True):
+        if is_passed_on(output):
+            constants[leaf] = None
+            remove(output)
+    metadata.out_constants = sorted([index, value] for index, value in constants.items())
+
+
+def handles_of(program: Any) -> tuple[list, Any, Any]:
+    """Return the outputs of a graph, whether one is an input, and how it is removed."""
+    if hasattr(program, "get_ordered_ops"):  # OpenVINO
+        return list(program.outputs), is_parameter, lambda output: program.remove_result(output.get_node())
+    graph = program.graph
+    return list(graph.outputs), is_input, graph.outputs.remove
+
+
+def is_parameter(output: Any) -> bool:
+    """Return True if an output of an OpenVINO model is an input, maybe converted to the type that it has."""
+    node = output.get_node().input_value(0).get_node()
+    while node.get_type_name() in ("ConvertLike", "Convert"):
+        node = node.input_value(0).get_node()
+    return node.get_type_name() == "Parameter"
+
+
+def is_input(output: Any) -> bool:
+    """Return True if an output of an ONNX model is an input."""
+    while (node := output.producer()) is not None and node.op_type == "Identity":
+        output = node.inputs[0]
+    return output.is_graph_input()
+
+
+def share_weights(folder: Path, first: str, second: str) -> None:
+    """Store the weights that two ONNX graphs have in common once, in the file of the first.
+
+    Args:
+        folder: of the graphs, `NAME.onnx` with the weights in `NAME.onnx.data`.
+        first: the graph whose file stays as it is.
+        second: the graph whose files are written again.
+    """
+    import onnx
+
+    places, path = {}, folder / f"{second}.onnx"
+    for tensor, content in weights_in(onnx.load(str(folder / f"{first}.onnx"), load_external_data=False), folder):
+        if len(content) >= LEAST:
+            places[digest(tensor, content)] = entries(tensor)
+    model = onnx.load(str(path), load_external_data=False)
+    written = folder / f"{second}.onnx.data.new"
+    with written.open("wb") as file:
+        for tensor, content in weights_in(model, folder):
+            place = places.get(digest(tensor, content))
+            if place is None:
+                file.write(b"\0" * (-file.tell() % (PAGE if len(content) >= LEAST else 1)))
+                place = {"location": f"{second}.onnx.data", "offset": str(file.tell()), "length": str(len(content))}
+                file.write(content)
+            del tensor.external_data[:]
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=value)
+    os.replace(written, folder / f"{second}.onnx.data")
+    path.write_bytes(model.SerializeToString())
+
+
+def weights_in(model: Any, folder: Path) -> list[tuple[Any, bytes]]:
+    """Return the weights of a graph that stand in files beside it, with their bytes, by file and place."""
+    found = []
+    for tensor in model.graph.initializer:
+        place = entries(tensor)
+        if place:
+            with (folder / place["location"]).open("rb") as file:
+                file.seek(int(place.get("offset", 0)))
+                found.append((tensor, file.read(int(place["length"]))))
+    return found
+
+
+def entries(tensor: Any) -> dict[str, str]:
+    """Return where the bytes of a weight stand; nothing if they stand in the graph."""
+    return {each.key: each.value for each in tensor.external_data}
+
+
+def digest(tensor: Any, content: bytes) -> tuple:
+    """Return what weights have in common that are the same."""
+    return tensor.data_type, tuple(tensor.dims), hashlib.sha256(content).digest()

@@ -7,8 +7,8 @@ import torch
 import translation_models as tiny
 
 from collab_heads.errors import OutputError
-from collab_heads.training.loop.weights import last_checkpoints, load_weights
-from collab_heads.training.storage.checkpoint import FORMAT
+from collab_heads.files.checkpoint import FORMAT
+from collab_heads.training.runs.best_weights import last_checkpoints, load_weights
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def folder(tmp_path):
     """Two phases, and what is no checkpoint."""
     for phase, step in ((0, 2), (0, 4), (0, 10), (1, 2), (1, 10)):
         (tmp_path / f"step_{phase}_{step}").mkdir()
-        progress = {"phase": phase, "step": step, "arguments": {}, "processes": 1, "format": FORMAT}
+        progress = {"phase": phase, "step": step, "run": {"processes": 1}, "format": FORMAT}
         (tmp_path / f"step_{phase}_{step}" / "progress.json").write_text(json.dumps(progress))
         for name in ("config.json", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "manifest.json"):
             (tmp_path / f"step_{phase}_{step}" / name).touch()

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from collab_heads.distillation.training import Training
+from collab_heads.distillation.distill import Distillation
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from collab_heads.distillation.training import Training
 def test_it_stops_when_training_brings_nothing_more(totals, is_stale):
     """The error before training does not count."""
     history = [(30 * i, SimpleNamespace(total=lambda weight, total=total: total)) for i, total in enumerate(totals)]
-    training = object.__new__(Training)
+    training = object.__new__(Distillation)
     training.options = SimpleNamespace(patience=4, output_weight=1.0)
     best = 30 * min(range(len(totals)), key=totals.__getitem__)
     assert training.is_stale(SimpleNamespace(history=history, best_step=best)) is is_stale

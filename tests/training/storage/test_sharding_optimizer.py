@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from collab_heads.errors import OutputError
-from collab_heads.training.storage.optimizer_file import read_optimizer, write_optimizer
+from collab_heads.training.storage.sharding import read_optimizer, write_optimizer
 
 STATE = {
     "state": {
