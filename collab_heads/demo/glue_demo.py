@@ -86,7 +86,7 @@ def report(results: dict[str, dict], seconds: float) -> str:
     original, rows = results[ORIGINAL], []
     for name, result in results.items():
         swap, changed = result["swap"] or {}, [result["stages"].get(each) for each in ("swapped", "compressed")]
-        seconds = swap.get("decomposition_seconds", swap.get("seconds"))
+        took = swap.get("decomposition_seconds", swap.get("seconds"))
         rows.append(
             (
                 name,
@@ -95,7 +95,7 @@ def report(results: dict[str, dict], seconds: float) -> str:
                 str(heads_left(result)),
                 f"{result['parameters']:,}",
                 f"{result['parameters'] / original['parameters'] - 1:+.1%}",
-                "" if seconds is None else f"{seconds:.1f} s",
+                "" if took is None else f"{took:.1f} s",
                 repeating(ROWS, name, "run_glue.py"),
             )
         )

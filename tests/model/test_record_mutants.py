@@ -10,10 +10,11 @@ from collections import Counter
 import pytest
 import torch
 from changed_heads import changed
+from compressing import batches_of
 from model_runs import aligned, output, swap
 from transformers import AutoConfig
 
-from collab_heads import prune_heads, swap_to_collaborative, swap_to_gated
+from collab_heads import prune_heads, prune_neurons, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import ConfigError
 from collab_heads.sites.record import FIELD
 from families import FAMILIES
@@ -43,6 +44,13 @@ def gated_bert():
     return model
 
 
+def bert_with_fewer_neurons():
+    """Removed neurons beside removed heads."""
+    model = pruned_bert()
+    prune_neurons(model, batches_of(FAMILIES["bert"], 4), keep=0.5)
+    return model
+
+
 def narrow_marian():
     model = FAMILIES["marian"].build()
     swap(model, "shared+values", 20)
@@ -54,6 +62,7 @@ MODELS = {
     "bert-pruned": pruned_bert,
     "bert-gated": gated_bert,
     "bert-all": lambda: changed(FAMILIES["bert"], "shared", "both", alphas=True, dtype=torch.float32),
+    "bert-neurons": bert_with_fewer_neurons,
     "marian-narrow": narrow_marian,
     "clip-gated": lambda: changed(FAMILIES["clip"], None, "both", dtype=torch.float32),
 }
@@ -184,6 +193,7 @@ EDITS = {
     "bert-pruned": other_heads,
     "bert-gated": without_a_site,
     "bert-all": without_alphas,
+    "bert-neurons": without_a_site,
     "marian-narrow": without_values,
     "clip-gated": without_a_site,
 }

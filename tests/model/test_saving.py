@@ -8,13 +8,14 @@ from collections import Counter
 
 import pytest
 import torch
+from compressing import batches_of
 from kills import killed_at, stopped_at
 from load_without_package import refusal
 from model_runs import aligned, output
 from safetensors import SafetensorError
 from transformers import AutoModel, BertForSequenceClassification, CLIPVisionModel, LlamaForCausalLM, PreTrainedModel
 
-from collab_heads import fold_heads, prune_heads, swap_to_gated
+from collab_heads import fold_heads, prune_heads, prune_neurons, swap_to_gated
 from collab_heads.errors import ConfigError
 from collab_heads.model.marks import FUSION, SENTENCE, UNFINISHED, WEIGHTS
 from collab_heads.model.saving import HOOKS
@@ -40,10 +41,17 @@ def gated(seed):
     return model
 
 
+def with_fewer_neurons(seed):
+    model = llama(seed)
+    prune_neurons(model, batches_of(FAMILIES["llama"], 4), keep=0.5)
+    return model
+
+
 OLD_AND_NEW = {  # what is there, what is saved over it, and how both are
     "another changed": (lambda: llama(1, 1), lambda: llama(2, 2), {}),
     "another changed, in shards": (lambda: llama(1, 1), lambda: llama(2, 2), SHARDS),
     "the same change": (lambda: llama(1, 1), lambda: llama(2, 1), SHARDS),
+    "other neurons": (lambda: with_fewer_neurons(1), lambda: with_fewer_neurons(2), {}),
     "stock over changed": (lambda: gated(1), lambda: llama(2), {}),
     "changed over stock": (lambda: llama(1), lambda: gated(2), {}),
 }
