@@ -159,8 +159,10 @@ class Sums:
     second: Tensor
     right: Tensor
 
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(self.second + other.second, self.right + other.right)
+    def __iadd__(self, other: "Sums") -> "Sums":
+        self.second += other.second
+        self.right += other.right
+        return self
 
     def solve(self, present: Tensor, ridge: float, has_bias: bool) -> Tensor:
         """Return the weights, with the bias as a last row, near the present ones: [n + 1, D].
@@ -207,7 +209,10 @@ def refit(
         rows = torch.cat([used, used.new_ones(len(used), 1)], dim=1) * root
         seen = Sums(float64(rows.mT @ rows), float64(rows.mT @ ((own + missing) * root)))
         chooses = number % VALIDATED == VALIDATED - 1
-        sums[chooses] = sums[chooses] + seen if chooses in sums else seen
+        if chooses in sums:
+            sums[chooses] += seen
+        else:
+            sums[chooses] = seen
         raise EnoughSeen
 
     with watching(model, reader, see):
@@ -221,7 +226,8 @@ def refit(
         ridge = min(tried, key=lambda ridge: tried[ridge])
         if not tried[ridge] < sums[True].error(present):
             return None
-        found = (sums[True] + sums[False]).solve(present, ridge, has_bias)
+        sums[False] += sums.pop(True)
+        found = sums[False].solve(present, ridge, has_bias)
     return OutputWeights(found[:-1].mT, found[-1] - present[-1])
 
 
