@@ -50,6 +50,7 @@ def of_layers(model: str) -> list[dict]:
                 "score": each["val"],
                 "original": stock["val"],
                 "worse": each["more"],
+                "on other data": f"web text: {each['more elsewhere']:+.1f} %" if "more elsewhere" in each else "",
                 "parameters": each["parameters"],
                 "whole": stock["parameters"],
                 "draws": each["draws"],
@@ -68,7 +69,7 @@ def of_layers(model: str) -> list[dict]:
             "score": each["score"],
             "original": original["score"],
             "worse": 100 * each["lost"] / original["score"],
-            "elsewhere": each.get("lost elsewhere"),
+            "on other data": elsewhere(each),
             "parameters": each["parameters"],
             "whole": original["parameters"],
             "draws": each["draws"],
@@ -91,27 +92,29 @@ def compressed_rows(model: str, budgets: tuple[float, ...]) -> list[dict]:
                     "score": f"{each['original']:.2f} → {each['score']:.2f}",
                     "loss": percent(each["worse"]),
                     "time": time_of(model, each["budget"]),
-                    "on other data": elsewhere(each),
+                    "on other data": each["on other data"],
                 }
             )
     return found
 
 
 def time_of(model: str, budget: float) -> str:
-    """Return the time of a compressed model in PyTorch, as a share of the original's; empty if it was not measured."""
+    """Return the time of a compressed model in PyTorch, as a share of the original's."""
     for each in rows_of("serving"):
         if (each["model"], each["budget"], each["engine"]) == (model, budget, "PyTorch"):
             return each["time"].split(", ")[-1]
     for each in rows_of("lm"):
         if each["model"] == model and each["method"].startswith(f"compress layers, {budget} ") and each["distilled"]:
             return f"{each['time']:.3f}"
-    return ""
+    return "not timed"
 
 
 def elsewhere(each: Mapping) -> str:
     """Return what is lost on data of another kind than the calibration's."""
-    lost = each.get("elsewhere")
-    return "" if lost is None else f"SST-2: {lost:.2f} points of accuracy lost"
+    lost, found = each.get("lost elsewhere"), each.get("lost in retrieval")
+    if lost is None:
+        return "none in the data at hand"
+    return f"SST-2: {lost:.2f} points of accuracy lost" + ("" if found is None else f"; retrieval: {found:.2f}")
 
 
 def served_row(model: str, budget: float, engine: str, steps: int) -> dict:
@@ -182,7 +185,9 @@ def mean_losses(name: str) -> str:
     lines = []
     for method in dict.fromkeys(each["method"] for each in rows):
         lost = {each["budget"]: f"{each['lost']:.2f}" for each in rows if each["method"] == method}
-        lines.append({"method": method} | {f"lost at {SHARES[budget]}": lost.get(budget, "") for budget in budgets})
+        lines.append(
+            {"method": method} | {f"lost at {SHARES[budget]}": lost.get(budget, "not run") for budget in budgets}
+        )
     return table(lines, dict.fromkeys(lines[0], ""))
 
 
