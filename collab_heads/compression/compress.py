@@ -53,9 +53,9 @@ def compress(
     Heads and neurons of feed-forward blocks are removed, and queries, keys and values become narrower. `compress` needs
     no labels. It chooses and fits sizes and weights by the outputs of the model on the batches. At the end it refits
     the last projection of every site, in their order, on what the smaller model before it puts out, where this helps on
-    examples that are held out. `distill` then recovers most of what is lost. The result saves and loads as any model
-    does. If an error is raised, the model is unchanged. Compress before making the optimizer, and before DDP, FSDP,
-    PEFT or `torch.compile`.
+    examples that are held out. `distill` then recovers much of what is lost, most of it on texts like those it sees.
+    The result saves and loads as any model does. If an error is raised, the model is unchanged. Compress before making
+    the optimizer, and before DDP, FSDP, PEFT or `torch.compile`.
 
     Examples:
         >>> import torch

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import SitePart
@@ -36,6 +37,7 @@ from collab_heads.model.refusals import check_feed_forwards, check_swappable, ch
 from collab_heads.sites.site import select_sites
 from collab_heads.sites.state import QueryKeyKind
 
+logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 HELD_OUT = 8  # one example of so many is measured on, and not fitted to
 MEASURED = 64  # examples that are measured on, at most: every measurement of the output reads them all
 EXAMPLE = 0.1  # squared error of a site at which its sensitivity is measured: as large as errors of interest are
@@ -268,4 +270,11 @@ def hold_out(batches: Iterable[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
         last = torch.arange(count) == count - 1
         rest = select(first, ~last)
         return [*fitted[:-1], rest], [select(first, last)]
-    return (fitted[:-1], fitted[-1:]) if len(fitted) > 1 else (fitted, fitted)
+    if len(fitted) > 1:
+        return fitted[:-1], fitted[-1:]
+    logger.warning(
+        "there is one calibration example, or one batch that cannot be divided: fits and measurements both use it, so "
+        "the error says little. Pass at least %d examples; 256 to 2,048 are usual",
+        HELD_OUT,
+    )
+    return fitted, fitted

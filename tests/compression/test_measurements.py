@@ -96,13 +96,14 @@ def test_no_more_examples_are_measured_on_than_needed():
     assert sorted(numbers(fitted) + numbers(held)) == list(range(2048))
 
 
-def test_few_examples():
+def test_few_examples(warnings_logged):
     fitted, held = hold_out([batch(0, 3)])
     assert (numbers(fitted), numbers(held)) == ([0, 1], [2])
     fitted, held = hold_out([batch(0, 1), batch(1, 1)])
-    assert (numbers(fitted), numbers(held)) == ([0], [1])
+    assert (numbers(fitted), numbers(held)) == ([0], [1]) and not warnings_logged.messages
     fitted, held = hold_out([batch(0, 1)])
     assert (numbers(fitted), numbers(held)) == ([0], [0])
+    assert "one calibration example" in warnings_logged.text and "Pass at least 8" in warnings_logged.text
 
 
 def test_batches_that_cannot_be_divided_stay_whole():
