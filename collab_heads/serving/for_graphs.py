@@ -4,14 +4,19 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import DynamicCache, PreTrainedModel
 
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import CollabHeadsError, UnsupportedModelError
+from collab_heads.serving.comparison import compare
 from collab_heads.serving.served_model import (
     CACHES,
     DECODER,
@@ -21,7 +26,7 @@ from collab_heads.serving.served_model import (
     check_exporters,
     load_exported,
 )
-from collab_heads.serving.target import Target, quiet, why
+from collab_heads.serving.target import Target, first_line, quiet, why
 from collab_heads.sites.record import FIELD
 
 PAGE = 4096  # bytes, at whose multiples weights begin, so that an engine can map them into memory
@@ -74,8 +79,47 @@ class Graph(Target):
         return ()
 
     def load(self, model, folder):
-        with quiet():
+        with quiet(), self.naming(model):
             return load_exported(folder, threads=1)
+
+    def compare(self, model, folder, batches, tokenizer):
+        served = InEngine(self.load(model, folder), partial(self.naming, model))
+        return compare(model, served, batches, generates=model.can_generate())
+
+    @contextmanager
+    def naming(self, model: PreTrainedModel) -> Iterator[None]:
+        """Raise the errors of an engine as one that names it and the model."""
+        try:
+            yield
+        except (CollabHeadsError, OSError):
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"{self.name} fails on {type(model).__name__}, as transformers' exporter wrote it: {first_line(error)}"
+            ) from error
+
+
+@dataclass(frozen=True)
+class InEngine:
+    """A model in an engine, whose errors are named; those of the original stay as they are.
+
+    Attributes:
+        served: the model.
+        naming: makes what names the errors.
+    """
+
+    served: Any
+    naming: Callable[[], AbstractContextManager]
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Run the model."""
+        with self.naming():
+            return self.served(**inputs)
+
+    def generate(self, **options: Any) -> Any:
+        """Generate with it."""
+        with self.naming():
+            return self.served.generate(**options)
 
 
 class Onnx(Graph):
@@ -126,6 +170,17 @@ class OpenVino(Graph):
         return OpenVINOConfig(dynamic=True, stateful=False, quantizer=quantizer)
 
 
+def of_all_tokens(original: Any) -> Any:
+    """Return a constructor of caches that hold all tokens, also where a window slides; the mask hides the others.
+
+    A sliding cache cuts itself to its window and counts what it saw in Python, which a graph cannot do.
+
+    Args:
+        original: the constructor of transformers.
+    """
+    return lambda cache, *args, config=None, **kwargs: original(cache, *args, **kwargs)
+
+
 def generating(
     exporter: Any, options: Any, model: Any, example: Mapping
 ) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
@@ -133,12 +188,15 @@ def generating(
 
     The graph that decodes takes any number of tokens, so that it also reads the prompt, on an empty cache.
     """
+    from transformers.exporters.utils import patch_attribute
+
     settings = copy.deepcopy(model.generation_config)
     settings.num_beams, settings.do_sample, settings.use_cache = 1, False, True
     source = {name: value for name, value in example.items() if not name.startswith("decoder_")}
-    stages = exporter.export_for_generation(
-        model, source, options, generation_config=settings, multi_token_decode=True
-    ).components
+    with patch_attribute(DynamicCache, "__init__", of_all_tokens):
+        stages = exporter.export_for_generation(
+            model, source, options, generation_config=settings, multi_token_decode=True
+        ).components
     settings.max_new_tokens, settings.min_new_tokens = 2, 2
     seen = model.generate(**source, generation_config=settings, return_dict_in_generate=True).past_key_values
     seen = seen.self_attention_cache if model.config.is_encoder_decoder else seen

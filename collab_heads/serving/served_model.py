@@ -99,7 +99,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         Args:
             rows: how many texts there are, B.
         """
-        cache = DynamicCache(config=None if self.config.is_encoder_decoder else self.config)
+        cache = DynamicCache()  # of all tokens, also where a window slides: the mask in the graph hides the others
         for index, (heads, key, value) in enumerate(self.caches):
             cache.update(torch.zeros(rows, heads, 0, key), torch.zeros(rows, heads, 0, value), index)
         return cache

@@ -58,6 +58,7 @@ CHANGES = {
     "fewer neurons": lambda model, family: prune_neurons(model, batches_of(family), keep=16),
     "a layer gone": one_layer_gone,
     "gated": lambda model, family: change_heads(model, "gated"),
+    "shared": lambda model, family: swap(model, "shared", NARROW["shared"]),
 }
 
 
@@ -108,7 +109,8 @@ def test_encoders_with_other_rows_and_lengths(to, change, tmp_path):
         assert_same_outputs(model, served, text_batch(rows, length, left))
 
 
-GENERATING = ("gpt2", "llama", "qwen3", "opt", "biogpt")
+# mistral and gemma3 have a window of 5 tokens, which the texts below outgrow
+GENERATING = ("gpt2", "llama", "qwen3", "opt", "biogpt", "mistral", "gemma3")
 SOME = ("stock", "compressed", "a layer gone")
 
 
@@ -136,6 +138,45 @@ def test_decoders_generate_with_their_cache(to, name, change, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("window", (5, 512))
+@pytest.mark.parametrize("name", ("mistral", "gemma3"))
+@pytest.mark.parametrize("to", ("onnx", "openvino"))
+def test_a_sliding_window_hides_what_the_cache_keeps(to, name, window, tmp_path):
+    """Prompts shorter and longer than the window; a cache that is cut to it fails in both engines."""
+    model = FAMILIES[name].build().eval()
+    model.config.sliding_window = window
+    report = export(model, tmp_path / "served", to)
+    assert report.difference <= ENGINE_NOISE and report.agreeing == 1
+    served = load_exported(tmp_path / "served", threads=1)
+    options = {"do_sample": False, "max_new_tokens": 20, "min_new_tokens": 20}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    for rows, length in ((1, 3), (3, 20)):
+        batch = text_batch(rows, length, left=True)
+        expected, found = (each.generate(**batch, **options) for each in (model, served))
+        assert torch.equal(found.sequences, expected.sequences)
+        a, b = (torch.stack(each.logits) for each in (expected, found))
+        torch.testing.assert_close(b, a, rtol=0, atol=ENGINE_NOISE * float(a.abs().max()))
+        assert_same_outputs(model, served, text_batch(rows, length))
+    model.config.sliding_window = 10 if window == 5 else 5  # what a window hides counts in these models
+    assert not torch.equal(model.generate(**batch, **options).logits[0], expected.logits[0])
+
+
+@pytest.mark.parametrize("name, call", [("bert", "__call__"), ("gpt2", "generate")])
+def test_an_error_of_an_engine_names_it_and_the_model(name, call, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("GatherND: invalid index 13\nmore")
+
+    model = FAMILIES[name].build().eval()
+    monkeypatch.setattr(TARGETS["onnx"], "load", lambda model, folder: type("Served", (), {call: fail})())
+    message = f"onnx fails on {type(model).__name__}, as transformers' exporter wrote it: GatherND: invalid index 13$"
+    with pytest.raises(UnsupportedModelError, match=message):
+        TARGETS["onnx"].compare(model, tmp_path, [text_batch(2, 6)], None)
+    monkeypatch.setattr(model, "forward", fail)  # the original's own
+    with pytest.raises(RuntimeError, match=r"^GatherND"):
+        TARGETS["onnx"].compare(model, tmp_path, [text_batch(2, 6)], None)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, change",
     [(name, change) for name in ("marian", "bart", "t5") for change in (CHANGES if name == "marian" else SOME)],
@@ -153,10 +194,11 @@ def test_encoder_decoders_generate_with_their_caches(to, name, change, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ("vit", "dinov2", "clip", "wav2vec2", "whisper", "albert", "mpnet", "modernbert", "esm")
+    "name", ("vit", "dinov2", "clip", "wav2vec2", "whisper", "albert", "distilbert", "mpnet", "modernbert", "esm")
 )
-def test_other_families(name, tmp_path):
-    assert export(changed(name, "compressed"), tmp_path / "served").difference <= ENGINE_NOISE
+@pytest.mark.parametrize("to", ("onnx", "openvino"))
+def test_other_families(to, name, tmp_path):
+    assert export(changed(name, "compressed"), tmp_path / "served", to).difference <= ENGINE_NOISE
 
 
 @pytest.mark.parametrize("name", ("bert", pytest.param("gpt2", marks=pytest.mark.slow)))
