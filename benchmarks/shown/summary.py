@@ -65,7 +65,7 @@ def change(
 
 def compressed(name: str, budget: float, method: str, training: str) -> dict:
     """Return the row of a MiniLM whose layers are compressed."""
-    whole = {"model": "minilm", "parts": "layers", "sentences": 2048, "method": method, "budget": budget}
+    whole = {"model": "minilm", "parts": "layers", "shape": None, "sentences": 2048, "method": method, "budget": budget}
     (before,) = (
         row for row in stored("compression")["rows"] if row["method"] == "original" and row["model"] == "minilm"
     )
