@@ -13,6 +13,7 @@ from collab_heads.base.progress import progress_bar
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.sites.record import TRIMMED
+from collab_heads.vocabulary.other_models import check_other_models, own_ids, own_tables
 from collab_heads.vocabulary.token_tables import (
     check_positions,
     check_rows,
@@ -79,8 +80,9 @@ def trim_vocabulary(
 
     The model is changed in place, and the checkpoint is one that plain transformers loads. For texts of kept tokens it
     computes what it did. Special and added tokens, single characters and bytes stay, and so does all that a kept token
-    is built from; so nothing becomes unknown that was not, and other words become shorter pieces. Source: the method of
-    Abdaoui et al. 2020 ("Load What You Need"), with the tokenizer.
+    is built from; so nothing becomes unknown that was not, and other words become shorter pieces. Other models that
+    share its config, its embeddings or their weights keep all tokens. Source: the method of Abdaoui et al. 2020 ("Load
+    What You Need"), with the tokenizer.
 
     Examples:
         >>> from transformers import AutoModel, AutoTokenizer
@@ -106,7 +108,8 @@ def trim_vocabulary(
     Raises:
         ArgumentError: if the tokenizer is slow, or of another model, or `keep` is less than what must stay.
         CalibrationError: if there are no texts.
-        SwapError: if the new tokenizer would divide a text of kept tokens in another way; nothing is changed then.
+        SwapError: if the new tokenizer would divide a text of kept tokens in another way, or the model is part of
+            another one, or shares a module around its embeddings with one; nothing is changed then.
         UnsupportedModelError: if the model is wrapped or reads no tokens, or its embeddings are quantised.
     """
     check_wrapper(model)
@@ -114,6 +117,7 @@ def trim_vocabulary(
     check_keep(keep)
     files = files_of(tokenizer)
     tables = token_tables(model, len(files.vocabularies))
+    check_other_models(model, tables)
     check_rows(tables, files.vocabularies)
     given = list(texts)
     check_texts(given)
@@ -133,6 +137,8 @@ def trim_vocabulary(
     check_same(files, made, given[:CHECKED], ids)
     whole, before = sum(parameter.numel() for parameter in model.parameters()), count_parameters(tables)
     rows = [table.module.weight.shape[0] for table in tables]
+    tables = own_tables(model, tables)
+    own_ids(model)
     keep_rows(model, tables, kept)
     setattr(model.config, TRIMMED, {"before": rows[0], "after": len(kept[0])})
     return VocabularyReport(

@@ -27,6 +27,7 @@ from transformers import (
     ViTConfig,
     ViTModel,
 )
+from trimming import ROUNDING, SIZES, bert, states, tokens_of
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import compress, trim_vocabulary
@@ -34,15 +35,8 @@ from collab_heads.command.inspect import facts_of_model
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError, UnsupportedModelError
 from collab_heads.vocabulary import trim
 
-ROUNDING = 1e-6  # products of fewer rows may be summed in another order; hidden states are compared bit for bit
-SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
 STACKS = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4}
 STACKS |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}
-
-
-def bert(tokenizer, cls=BertModel, **more):
-    torch.manual_seed(0)
-    return cls(BertConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **SIZES, **more)).eval()
 
 
 def translator(tokenizer, *, separate=False):
@@ -66,16 +60,6 @@ def translator(tokenizer, *, separate=False):
                 parameter *= 3
         model.final_logits_bias.normal_()
     return model
-
-
-def tokens_of(tokenizer, texts):
-    return [tokenizer.convert_ids_to_tokens(row) for row in tokenizer(texts)["input_ids"]]
-
-
-@torch.no_grad()
-def states(model, tokenizer, texts):
-    inputs = tokenizer(texts, padding=True, return_tensors="pt")
-    return model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])[0]
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -236,7 +220,7 @@ def test_ids_of_configs_are_renumbered():
     generation.eos_token_id, generation.suppress_tokens, generation.bos_token_id = [last, 2], [last, gone], 60_000
     generation.forced_decoder_ids, generation.lang_to_id = [[1, last]], {"<|de|>": last}
     made = trim_vocabulary(model, tokenizer, ["a"]).tokenizer
-    new = len(made) - 1
+    new, generation = len(made) - 1, model.generation_config
     assert gone < last and new < last and model.config.eos_token_id == new
     assert generation.eos_token_id == [new, 2] and generation.suppress_tokens == [new]
     assert generation.bos_token_id == 60_000  # of no token
