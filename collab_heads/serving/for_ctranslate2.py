@@ -42,9 +42,12 @@ class CTranslate2(Target):
 
     name, has_int8 = "ctranslate2", True
 
+    def check_installed(self, int8):
+        super().check_installed(int8)
+        check_extra(self.name, f"exports to {self.name}")
+
     def check(self, model, int8):
         super().check(model, int8)
-        check_extra(self.name, f"exports to {self.name}")
         from ctranslate2.converters.transformers import _MODEL_LOADERS
 
         loader = _MODEL_LOADERS.get(type(model.config).__name__)

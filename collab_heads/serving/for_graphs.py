@@ -36,8 +36,8 @@ LEAST = 4096  # bytes of a weight that is shared: less than that is filled up to
 class Graph(Target):
     """A graph that transformers' own exporters make: any size in every layer, a cache where the model generates."""
 
-    def check(self, model, int8):
-        super().check(model, int8)
+    def check_installed(self, int8):
+        super().check_installed(int8)
         check_extra(self.name, f"exports to {self.name}")
         check_exporters(f"exports to {self.name}")
 
@@ -149,8 +149,8 @@ class OpenVino(Graph):
 
     name, has_int8 = "openvino", True
 
-    def check(self, model, int8):
-        super().check(model, int8)
+    def check_installed(self, int8):
+        super().check_installed(int8)
         if int8:
             check_extra("openvino-int8", "weights of eight bits in OpenVINO")
 

@@ -37,6 +37,10 @@ class Target(ABC):
 
     def check(self, model: PreTrainedModel, int8: bool) -> None:
         """Raise an error if the target is not installed, or cannot take the model."""
+        self.check_installed(int8)
+
+    def check_installed(self, int8: bool) -> None:
+        """Raise an error if the target is not installed, or takes no weights of eight bits; this needs no model."""
         if int8 and not self.has_int8:
             raise ArgumentError(
                 f"int8=True: {self.name} takes no weights of eight bits here; onnx, openvino and ctranslate2 do"
