@@ -1,5 +1,8 @@
 """AdamW for weights, with a shared second moment for gates."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 
@@ -19,12 +22,12 @@ class HeadAdamW(torch.optim.AdamW):
         options: the same and all others, by name.
     """
 
-    def __init__(self, params, *args, **options):
+    def __init__(self, params: Any, *args: Any, **options: Any):
         super().__init__(params, *args, **options)
         self._step_supports_amp_scaling = False  # a fused AdamW would unscale and skip on its own, and miss the gates
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make an optimizer step, as AdamW does.
 
         Args:
