@@ -7,6 +7,7 @@ the functions that say so import torch and transformers.
 import importlib.util
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,31 +39,80 @@ def encoded_ctranslate2(folder, given):
     return np.array(engine.forward_batch(rows).last_hidden_state)
 
 
-def continued_onnx(folder, given):
-    """Decode greedily; cache.json has the heads and widths of the cache."""
-    import onnxruntime
+def graph(folder, name="model"):
+    """A function that runs a graph: name -> input, and name -> output."""
+    if (folder / f"{name}.onnx").exists():
+        import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+        session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"))
+        inputs, outputs = ([each.name for each in found] for found in (session.get_inputs(), session.get_outputs()))
+        run = partial(session.run, None)
+    else:
+        import openvino
+
+        core, file = openvino.Core(), folder / f"openvino_{name}.xml"
+        compiled = core.compile_model(str(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        inputs, outputs = ([each.any_name for each in found] for found in (compiled.inputs, compiled.outputs))
+
+        def run(given):
+            found = compiled(given)
+            return [np.array(found[name]) for name in outputs]  # copied: the engine writes there again
+
+    return lambda given: dict(zip(outputs, run({name: given[name] for name in inputs}), strict=True))
+
+
+def empty(folder, rows, path):
+    """A cache of no tokens; cache.json has its heads and widths."""
     layers = json.loads((folder / "cache.json").read_text())["layers"]
-    tokens, rows = given["input_ids"], len(given["input_ids"])
-    cache = {}
-    for index, (heads, *widths) in enumerate(layers):
-        for name, width in zip(("keys", "values"), widths, strict=True):
-            cache[f"past_key_values.layers.{index}.{name}"] = np.zeros((rows, heads, 0, width), np.float32)
-    found, seen, new = tokens, 0, given["sequences"].shape[1] - tokens.shape[1]
-    for _ in range(new):
+    return {
+        f"input.{path}.layers.{index}.{name}": np.zeros((rows, heads, 0, width), np.float32)
+        for index, (heads, *widths) in enumerate(layers)
+        for name, width in zip(("keys", "values"), widths, strict=True)
+    }
+
+
+def cached(found):
+    """The cache that a graph returns, as its inputs of the next step."""
+    return {name.replace("output.", "input.", 1): value for name, value in found.items() if name.startswith("output.")}
+
+
+def continued(folder, given):
+    """Decode greedily."""
+    run, tokens, rows = graph(folder), given["input_ids"], len(given["input_ids"])
+    cache, found, seen = empty(folder, rows, "past_key_values"), tokens, 0
+    for _ in range(given["sequences"].shape[1] - tokens.shape[1]):
         fed = {"input_ids": tokens, "attention_mask": np.ones((rows, seen + tokens.shape[1]), np.int64)}
         fed["position_ids"] = np.tile(np.arange(seen, seen + tokens.shape[1]), (rows, 1))
-        fed |= {f"input.{name}": value for name, value in cache.items()}
-        logits, *cached = session.run(None, fed)
-        cache = {
-            each.name.removeprefix("output."): value
-            for each, value in zip(session.get_outputs()[1:], cached, strict=True)
-        }
-        seen += tokens.shape[1]
-        tokens = logits[:, -1:].argmax(-1)
+        outputs = run(fed | cache)
+        cache, seen = cached(outputs), seen + tokens.shape[1]
+        tokens = outputs["logits"][:, -1:].argmax(-1)
         found = np.concatenate([found, tokens], axis=1)
     return found
+
+
+def translated(folder, given):
+    """Decode greedily, from keys and values that the encoder computes once."""
+    encoder, decoder, rows = graph(folder, "encoder"), graph(folder, "decode"), len(given["input_ids"])
+    states = encoder({"input_ids": given["input_ids"], "attention_mask": given["attention_mask"]})
+    source = {
+        "attention_mask": given["attention_mask"],
+        "encoder_outputs.last_hidden_state": states["last_hidden_state"],
+    }
+    for name, value in states.items():
+        kind, _, index = name.partition("_")
+        if index.isdigit():
+            source[f"input.past_key_values.cross_attention_cache.layers.{index}.{kind}s"] = value
+    cache = empty(folder, rows, "past_key_values.self_attention_cache")
+    found = tokens = given["sequences"][:, :1]
+    for _ in range(given["sequences"].shape[1] - 1):
+        outputs = decoder({"decoder_input_ids": tokens} | source | cache)
+        cache, tokens = cached(outputs), outputs["logits"][:, -1:].argmax(-1)
+        found = np.concatenate([found, tokens], axis=1)
+    return found
+
+
+continued_onnx = continued_openvino = continued
+translated_onnx = translated_openvino = translated
 
 
 def continued_ctranslate2(folder, given):
@@ -100,6 +150,22 @@ def encoded_transformers(folder, given):
     inputs = {name: torch.from_numpy(given[name]) for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         return AutoModel.from_pretrained(str(folder))(**inputs)[0].numpy()
+
+
+def generated(auto, folder, given):
+    """A stock checkpoint that generates greedily."""
+    import torch
+    import transformers
+
+    inputs = {name: torch.from_numpy(given[name]) for name in ("input_ids", "attention_mask")}
+    new = given["sequences"].shape[1] - (given["input_ids"].shape[1] if auto == "AutoModelForCausalLM" else 1)
+    model = getattr(transformers, auto).from_pretrained(str(folder))
+    options = {"do_sample": False, "num_beams": 1, "min_new_tokens": new, "max_new_tokens": new}
+    return model.generate(**inputs, **options).numpy()
+
+
+continued_transformers = partial(generated, "AutoModelForCausalLM")
+translated_transformers = partial(generated, "AutoModelForSeq2SeqLM")
 
 
 def translated_ctranslate2(folder, given):
