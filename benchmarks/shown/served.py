@@ -1,24 +1,32 @@
 """Tables of models in engines, and of trimmed vocabularies."""
 
-from shown.columns import made, plain, shown
-from shown.records import stored
+from shown.columns import Columns, made, shown
+from shown.records import rows_of, stored
 
-plain(
-    "vocabulary",
-    "vocabulary",
-    {
-        "model": "",
-        "layers kept": ("layers", ".2f"),
-        "vocabulary kept": ("kept", ""),
-        "steps of distillation after it": ("steps", ""),
-        "learning rate": ("learning_rate", ""),
-        "tokens": ",",
-        "score": ".2f",
-        "lost": ".2f",
-        "lost elsewhere": ".2f",
-        "size": ".3f",
-    },
-)
+TRIMMED = {
+    "model": "",
+    "layers kept": ("layers", ".2f"),
+    "vocabulary kept": ("kept", ""),
+    "tokens": ",",
+    "score": ".2f",
+    "lost": ".2f",
+    "lost elsewhere": ".2f",
+    "lost in retrieval": ".2f",
+    "size": ".3f",
+    "time": ".2f",
+}
+DISTILLED = {"steps of distillation after it": ("steps", ""), "learning rate": ("learning_rate", "")}
+LARGE = {
+    "model": "",
+    "tokens before": ("pieces", ","),
+    "tokens after": ("tokens", ","),
+    "parameters before": ("parameters_before", ","),
+    "parameters after": ("parameters", ","),
+    "texts": ("sentences", ","),
+    "seconds": ".1f",
+    "model, MB": ("model_mb", ",.0f"),
+    "peak beyond it, MB": ("beyond_mb", ",.0f"),
+}
 ENGINE = {
     "model": "",
     "layers kept": ("kept", ""),
@@ -40,6 +48,30 @@ CONTINUED = {
     "time": "",
     "time, against the original there": ("against original", ""),
 }
+
+
+def trimmed(rows: list[dict], columns: Columns) -> str:
+    """Return rows of trimmed models, without a column that none of them has."""
+    shown_of = {heading: each if isinstance(each, tuple) else (heading, each) for heading, each in columns.items()}
+    return shown(rows, {name: each for name, each in shown_of.items() if any(each[0] in row for row in rows)})
+
+
+@made
+def vocabulary() -> str:
+    """Models with fewer tokens, alone and with compressed layers."""
+    return trimmed([row for row in rows_of("vocabulary") if not row.get("steps")], TRIMMED)
+
+
+@made
+def vocabulary_distilled() -> str:
+    """Models that were distilled after they had been trimmed."""
+    return trimmed([row for row in rows_of("vocabulary") if row.get("steps")], TRIMMED | DISTILLED)
+
+
+@made
+def vocabulary_large() -> str:
+    """Seconds and memory of a vocabulary of mT5's size."""
+    return shown(rows_of("vocabulary", "mt5"), LARGE)
 
 
 @made

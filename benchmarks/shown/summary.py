@@ -1,7 +1,7 @@
 """The tables of the README: the supported models, and quality lost against size saved."""
 
 from shown.columns import made
-from shown.records import row, stored
+from shown.records import row, rows_of, stored
 
 from collab_heads import AttentionAdapter
 from collab_heads.contract import registry
@@ -42,7 +42,12 @@ def support() -> str:
 SIMILARITY, TASKS, TRANSLATION = "MiniLM, STS-B, Spearman", "MiniLM, five GLUE tasks", "Marian, Multi30k, BLEU"
 HEADS = {"original": 72, "learned 18": 18}  # row of the heads of MRPC -> how many of them
 UNLABELLED = "300 steps, no labels"
-FORMS = {"tokens": ",", "elsewhere": ".2f"}
+TRIM = "`trim_vocabulary`"
+FORMS = {
+    "tokens": ("tokens", ","),
+    "elsewhere": ("accuracy on SST-2", ".2f"),
+    "retrieval": ("retrieval", ".2f"),
+}
 
 
 def change(
@@ -87,14 +92,21 @@ def served(name: str, model: str, budget: float, engine: str, task: str, trainin
     return change(f"`compress`, {name}, int8", task, *scored, "score", training, also, megabytes=megabytes)
 
 
-def trimmed(what: str, layers: float, kept: str, training: str) -> dict:
-    """Return the row of a MiniLM with fewer tokens and compressed layers."""
-    before, after = (row("vocabulary", model="minilm", layers=n, kept=k) for n, k in ((1.0, "all"), (layers, kept)))
-    whole = row("serving", model="minilm", budget=1.0, engine="PyTorch")["megabytes"] * 1e6 / 4  # in float32
-    sizes = [each | {"parameters": each["size"] * whole} for each in (before, after)]
-    tokens, elsewhere = (" → ".join(f"{each[name]:{form}}" for each in sizes) for name, form in FORMS.items())
-    also = f"{tokens} tokens; accuracy on SST-2 {elsewhere}"
-    return change(what, SIMILARITY, *sizes, "score", training, also)
+def trimmed(what: str, model: str, layers: float, kept: str, task: str, training: str) -> list[dict]:
+    """Return the row of a model with fewer tokens and compressed layers; none if it was not measured."""
+    found = [each for each in rows_of("vocabulary") if each["model"] == model and not each.get("steps")]
+    of = {(each["layers"], each["kept"]): each for each in found}
+    if (layers, kept) not in of:
+        return []
+    whole = row("serving", model=model, budget=1.0, engine="PyTorch")["megabytes"] * 1e6 / 4  # in float32
+    sizes = [each | {"parameters": each["size"] * whole} for each in (of[1.0, "all"], of[layers, kept])]
+    also = [
+        f"{text} {' → '.join(f'{each[name]:{form}}' for each in sizes)}"
+        for name, (text, form) in FORMS.items()
+        if all(each.get(name) is not None for each in sizes)
+    ]
+    also.append(f"{sizes[1]['time']:.2f} of the time")
+    return [change(what, task, *sizes, "score", training, "; ".join(also))]
 
 
 @made
@@ -118,8 +130,13 @@ def summary() -> str:
         compressed("half", 0.5, "distilled", UNLABELLED),
         compressed("a third", 0.33, "distilled", UNLABELLED),
         served("a quarter of the layers, ONNX Runtime", "minilm", 0.25, "onnx", SIMILARITY, UNLABELLED),
-        trimmed("`compress`, a quarter, and `trim_vocabulary`", 0.25, "used", UNLABELLED),
+        *(
+            each
+            for name, share in (("a third", 0.33), ("a quarter", 0.25))
+            for each in trimmed(f"`compress`, {name}, and {TRIM}", "minilm", share, "used", SIMILARITY, UNLABELLED)
+        ),
         served("half of the layers, CTranslate2", "marian", 0.5, "ctranslate2", TRANSLATION, "none"),
+        *trimmed(f"`compress`, a third, and {TRIM}", "marian", 0.33, "0.75", TRANSLATION, "1,000 steps, no labels"),
         change(
             "shared keys, balanced, R=128 of 384",
             SIMILARITY,
