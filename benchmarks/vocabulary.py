@@ -4,10 +4,14 @@ r"""Trim vocabularies to the texts of a domain, alone and with compressed layers
     python benchmarks/vocabulary.py minilm --steps 600 [--layers 1.0 0.25] [--kept 0.32 0.5]
     python benchmarks/vocabulary.py mt5 [--pieces 250000]
 
-The first line takes an hour or more on an idle core (an estimate). Models with compressed layers are
-those of serving.py; where WORK/serving has none, they are made first (eight minutes each for MiniLM, six for Marian).
+The first line takes about forty minutes of an idle core. Models with compressed layers are those of serving.py, and
+are made first where WORK/serving has none: eight minutes for each of the two of MiniLM, six for Marian's. A row of
+MiniLM is scored in twenty to fifty seconds, one of Marian in about a minute. The third line takes half a minute, the
+second up to half an hour for each row. All rows are stored when a model is done, beside those of other models and
+settings.
+
 The second line distils trimmed models from the original, which reads its own tokens (`original_batches`), on sentences
-of STS-B, MRPC and SST-2 train. Each line stores its rows beside those of other models and settings.
+of STS-B, MRPC and SST-2 train.
 
 all-MiniLM-L6-v2 is trimmed with the training sentences of STS-B and SST-2. Its scores are Spearman x 100 on STS-B dev,
 elsewhere the accuracy x 100 of a classifier on the embeddings of SST-2, and retrieval in RTE. Marian is trimmed with

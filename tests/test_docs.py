@@ -203,8 +203,8 @@ def test_errors_that_are_quoted_are_in_the_code():
 
 ACCELERATE = {"--num_processes", "--multi_gpu", "--use_fsdp", "--fsdp_version", "--cpu", "--num_machines"}
 ACCELERATE |= {"--mixed_precision", "--dynamo_backend"}
-# of uvicorn, the beginning of pip's --index-url, of a file of a page, of a benchmark, and one that does not exist
-OTHER_COMMANDS = ACCELERATE | {"--workers", "--processes", "--steps", "--budgt", "--index"}
+# of uvicorn, the beginning of pip's --index-url, of a file of the page of batch jobs, and one that does not exist
+OTHER_COMMANDS = ACCELERATE | {"--workers", "--processes", "--budgt", "--index"}
 
 
 def test_flags_that_are_named_are_there(capsys):
