@@ -147,12 +147,15 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             start = self.generation_config.decoder_start_token_id or self.config.decoder_start_token_id
             decoder_input_ids = torch.full((len(encoder_outputs["last_hidden_state"]), 1), start)
         states = BaseModelOutput(last_hidden_state=encoder_outputs["last_hidden_state"])
-        given |= {"decoder_input_ids": decoder_input_ids, "encoder_outputs": states}
-        given["past_key_values"] = self.cross_attention_cache(encoder_outputs) if is_new else past_key_values
-        outputs = self.run(DECODER, given)
-        cache = outputs.past_key_values  # the graph returns no keys and values of the source
-        cache.cross_attention_cache = given["past_key_values"].cross_attention_cache
-        return Seq2SeqLMOutput(logits=outputs.logits, past_key_values=cache)
+        cache, logits = self.cross_attention_cache(encoder_outputs) if is_new else past_key_values, []
+        for tokens in decoder_input_ids.split(1, dim=1):  # the graph takes one of every row
+            source = cache.cross_attention_cache
+            fed = {"decoder_input_ids": tokens, "encoder_outputs": states, "past_key_values": cache}
+            outputs = self.run(DECODER, given | fed)
+            cache = outputs.past_key_values
+            cache.cross_attention_cache = source  # the graph returns no keys and values of it
+            logits.append(outputs.logits)
+        return Seq2SeqLMOutput(logits=torch.cat(logits, dim=1), past_key_values=cache)
 
     def cross_attention_cache(self, encoder_outputs: Any) -> EncoderDecoderCache:
         """Return a cache of no target tokens, with the keys and values of the source.

@@ -190,6 +190,10 @@ def test_encoder_decoders_generate_with_their_caches(to, name, change, tmp_path)
     served = load_exported(tmp_path / "served", threads=1)
     for rows, length in ((1, 4), (3, 9)):
         assert_same_tokens(model, served, text_batch(rows, length))
+    batch = text_batch(3, 9) | {"decoder_input_ids": text_batch(3, 5, seed=4)["input_ids"]}  # the graph takes one token
+    with torch.no_grad():
+        expected, found = (each(**batch).logits for each in (model, served))
+    torch.testing.assert_close(found, expected, rtol=0, atol=ENGINE_NOISE * float(expected.abs().max()))
 
 
 @pytest.mark.slow
