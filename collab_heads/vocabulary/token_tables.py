@@ -157,6 +157,10 @@ def keep_rows(model: PreTrainedModel, tables: Sequence[TokenTable], kept: Sequen
             side = len(kept) - 1 if name == "decoder_vocab_size" else 0
             if getattr(config, name, None) == before.get(side):
                 setattr(config, name, len(kept[side]))
+    for module in model.modules():  # CLIP's stack of texts holds the id of their end
+        for name, value in list(vars(module).items()):
+            if ONE_ID.search(name) and is_id(value):
+                setattr(module, name, ids[-1].get(value, value))
     if padding := getattr(model.config, "pad_token_id", None):
         for module in model.modules():
             if not isinstance(module, nn.Embedding) and isinstance(getattr(module, "padding_idx", None), int):
