@@ -9,8 +9,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers_made import fast
 from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 from trimming import ROUNDING, bert
+from unchanged import refused
 
 from collab_heads import trim_vocabulary
+from collab_heads.errors import UnsupportedModelError
 from collab_heads.vocabulary import token_tables, trim
 from families import FAMILIES, each
 
@@ -85,6 +87,7 @@ def check_trimmed(name, folder):
         assert (config.id2label, config.label2id) == labels
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", each(TEXT_FAMILIES))
 def test_states_of_kept_tokens_are_equal(name, tmp_path):
     check_trimmed(name, tmp_path)
@@ -98,12 +101,28 @@ def test_rows_in_another_order_are_seen(tmp_path, monkeypatch):
         check_trimmed("bert", tmp_path)
 
 
-def test_ids_that_modules_hold_are_renumbered():
-    model, tokenizer = FAMILIES["clip-text"].build(), tokenizer_of_families()
-    holding = [module for module in model.modules() if "eos_token_id" in vars(module)]
-    assert holding and {module.eos_token_id for module in holding} == {END}
+@pytest.mark.core
+@pytest.mark.parametrize(
+    "name, held", [("clip-text", "eos_token_id"), ("clip", "eos_token_id"), ("esm", "mask_token_id")]
+)
+def test_ids_that_modules_hold_are_renumbered(name, held):
+    model, tokenizer = FAMILIES[name].build(), tokenizer_of_families()
+    config = model.config.get_text_config()
+    setattr(config, held, END)
+    model = type(model)(model.config)
+    holding = [module for module in model.modules() if held in vars(module)]
+    assert holding and {getattr(module, held) for module in holding} == {END}
     made = trim_vocabulary(model, tokenizer, [" ".join(USED)]).tokenizer
-    assert {module.eos_token_id for module in holding} == {model.config.eos_token_id} == {len(made) - 1}
+    config = model.config.get_text_config()
+    assert {getattr(module, held) for module in holding} == {getattr(config, held)} == {len(made) - 1}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", each(name for name in FAMILIES if name not in TEXT_FAMILIES))
+def test_families_without_texts_are_refused(name):
+    model = FAMILIES[name].build()
+    with refused(model, UnsupportedModelError, "reads no tokens"):
+        trim_vocabulary(model, tokenizer_of_families(), USED)
 
 
 def test_a_classifier_with_as_many_labels_as_tokens_stays():

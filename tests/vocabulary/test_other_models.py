@@ -13,6 +13,8 @@ from transformers import (
     BertForSequenceClassification,
     BertLMHeadModel,
     BertModel,
+    M2M100Config,
+    M2M100Model,
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
@@ -154,6 +156,16 @@ def test_shared_biases_and_stacks_are_refused():
     encoder = T5EncoderModel(model.config)
     encoder.encoder = model.encoder
     with refused(model, SwapError, "encoder of this T5ForConditionalGeneration is in a T5EncoderModel"):
+        trim_vocabulary(model, tokenizer, FEW)
+
+
+def test_shared_positions_that_hold_the_padding_are_refused():
+    tokenizer = fast("WordPiece")
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    model, other = (M2M100Model(M2M100Config(vocab_size=len(tokenizer), **sizes, **heads)) for _ in range(2))
+    other.encoder.embed_positions = model.encoder.embed_positions
+    with refused(model, SwapError, "encoder.embed_positions of this M2M100Model is in a M2M100Encoder of another"):
         trim_vocabulary(model, tokenizer, FEW)
 
 

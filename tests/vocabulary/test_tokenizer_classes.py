@@ -124,7 +124,7 @@ def test_a_class_is_trimmed_saved_and_loaded(name, tmp_path):
         assert count_unknown(each) == count_unknown(tokenizer)
 
 
-@pytest.mark.parametrize("kind", ["Template", "Bert", "Roberta"])
+@pytest.mark.parametrize("kind", ["Template", "Bert", "Roberta", "Sequence"])
 def test_what_is_put_around_a_text_gets_its_new_ids(kind, tmp_path):
     """Named classes make it from their tokens; of other tokenizers it is data."""
     vocabulary = wordpieces(BERT)["vocab"]
@@ -135,6 +135,7 @@ def test_what_is_put_around_a_text_gets_its_new_ids(kind, tmp_path):
         "Template": processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", [first, last]),
         "Bert": processors.BertProcessing(last, first),
         "Roberta": processors.RobertaProcessing(last, first),
+        "Sequence": processors.Sequence([processors.RobertaProcessing(last, first)]),
     }[kind]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=around, pad_token="[PAD]", unk_token="[UNK]")
     small = trim_vocabulary(bert(tokenizer), tokenizer, FEW).tokenizer
@@ -143,3 +144,38 @@ def test_what_is_put_around_a_text_gets_its_new_ids(kind, tmp_path):
     for each in (small, AutoTokenizer.from_pretrained(tmp_path)):
         assert tokens_of(each, FEW) == tokens_of(tokenizer, FEW)
         assert tokens_of_pair(each) == tokens_of_pair(tokenizer)
+    alone = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))  # as other programs read it
+    assert [each.ids for each in alone.encode_batch(FEW)] == small(FEW)["input_ids"]
+
+
+SPEECH = ["<|startoftranscript|>", "<|en|>", "<|zh|>", "<|de|>", "<|translate|>", "<|transcribe|>", "<|notimestamps|>"]
+SET = {
+    "WhisperTokenizer": ("<|de|>", lambda made: made.set_prefix_tokens(language="de", task="transcribe")),
+    "MBartTokenizer": ("de_DE", lambda made: setattr(made, "src_lang", "de_DE")),
+    "NllbTokenizer": ("deu_Latn", lambda made: setattr(made, "src_lang", "deu_Latn")),
+}
+
+
+@pytest.mark.parametrize("name", SET)
+def test_the_language_that_a_tokenizer_was_set_to_stays(name, tmp_path):
+    tokenizer, (language, change) = getattr(transformers, name)(**MADE[name]()), SET[name]
+    if name == "WhisperTokenizer":
+        tokenizer.add_special_tokens({"extra_special_tokens": SPEECH})
+    change(tokenizer)
+    small = trim_vocabulary(bert(tokenizer), tokenizer, FEW).tokenizer
+    small.save_pretrained(tmp_path)
+    for each in (tokenizer, small, AutoTokenizer.from_pretrained(tmp_path), type(tokenizer).from_pretrained(tmp_path)):
+        assert language in tokens_of(each, FEW)[0] and tokens_of(each, FEW) == tokens_of(tokenizer, FEW)
+
+
+def test_tokens_that_a_user_added_stay(tmp_path):
+    tokenizer = transformers.GPT2Tokenizer(**byte_merges(["<|endoftext|>"]))
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.add_tokens(["hijk"])
+    texts = [f"hijk{text}" for text in FEW]
+    assert tokens_of(tokenizer, texts)[0][0] == "hijk"
+    small = trim_vocabulary(bert(tokenizer), tokenizer, FEW).tokenizer
+    small.save_pretrained(tmp_path)
+    for each in (small, AutoTokenizer.from_pretrained(tmp_path)):
+        assert tokens_of(each, texts) == tokens_of(tokenizer, texts)
+        assert each.pad_token == "<pad>" and each.pad_token_id == small.get_vocab()["<pad>"] < tokenizer.pad_token_id
