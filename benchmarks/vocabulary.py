@@ -212,7 +212,7 @@ def order(row: dict) -> tuple:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL", choices=[*KEPT, LARGE], help=f"some of {', '.join(KEPT)}")
-    parser.add_argument("--sentences", type=int, help="to translate")
+    parser.add_argument("--sentences", type=int, help="to translate, to try the program; nothing is stored then")
     parser.add_argument("--steps", type=int, default=0, help="of distillation after trimming")
     parser.add_argument("--layers", nargs="+", type=float, help="shares of the layers (default: by model)")
     parser.add_argument("--kept", nargs="+", help="shares of the vocabulary, or used (default: by model)")
@@ -227,6 +227,8 @@ def main() -> None:
         elif arguments.steps:
             for row in distilled(arguments):
                 store(f"{name}, distilled", [row])
+        elif arguments.sentences is not None:
+            print(table(measure(name, arguments), COLUMNS))
         else:
             store(name, measure(name, arguments))
     print(table(stored("vocabulary")["rows"], COLUMNS))
