@@ -3,7 +3,8 @@
     python benchmarks/real_sizes.py [--models bert mpnet whisper clip] [--work forward swap ...]
     python benchmarks/real_sizes.py MODEL WORK FOLDER
 
-The second form does one piece of work in this process and prints a line of JSON; the first runs each so. One thread.
+The second form does one piece of work in this process and prints a line of JSON; the first runs each so, and keeps the
+stored rows of models that are not named. One thread.
 Batches are those that a user would calibrate with: 64 sentences of 32 tokens, 8 clips of 30 s one at a time, 32
 pictures with captions. "forward" runs the model on them as it is; "save" and "load" take one with half the widths.
 "Time" is that of a pass through the smaller model, as a share of the original's, in turns after the peak was read. The
@@ -37,7 +38,7 @@ from transformers import (
 from transformers.utils import logging
 
 from collab_heads import CompressReport, compress, swap_to_collaborative
-from common import ATTENTION, table, write
+from common import ATTENTION, RESULTS, table, write
 
 Batches = list[dict[str, torch.Tensor]]
 GENERATOR = torch.Generator().manual_seed(1)
@@ -188,7 +189,9 @@ def main() -> None:
                 first = next((row for row in rows if row["model"] == name and row["work"] == "forward"), None)
                 rows[-1]["of forward"] = first and rows[-1]["peak_bytes"] / first["peak_bytes"]
                 print(table([rows[-1]], COLUMNS).splitlines()[-1], flush=True)
-    write("real_sizes", rows)
+    path = RESULTS / "real_sizes.json"
+    kept = json.loads(path.read_text())["rows"] if path.exists() else []
+    write("real_sizes", rows + [row for row in kept if row["model"] not in arguments.models])
 
 
 if __name__ == "__main__":

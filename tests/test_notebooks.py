@@ -146,7 +146,7 @@ def test_the_stored_run_took_less_than_a_minute(name):
 
 @pytest.fixture
 def processor():
-    """How many seconds the processes that this test started have computed since; ended ones count."""
+    """Return the processor seconds of the processes that this test started, those that ended included."""
 
     def used() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,4 @@
-"""How tests trim: tiny models of a tokenizer, what they compute of texts, and the tokens of these."""
+"""Helpers of tests that trim: tiny models of a tokenizer, what they compute of texts, and the tokens of these."""
 
 import torch
 from transformers import BertConfig, BertModel

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping
 
+from scipy.stats import t as student
 from shown.records import row, rows_of, stored
 
 
@@ -58,9 +59,6 @@ def longer() -> str:
     return f"{text} ({found['95 %']}), by seed {gaps}; {alone}"
 
 
-T_975 = {10: 2.262}  # seeds -> Student's t
-
-
 def born_digits() -> str:
     """Return the gain of shared over narrow heads at a quarter of the width, by seed, for two lengths of training."""
     record = rows_of("digits")
@@ -72,7 +70,7 @@ def born_digits() -> str:
         )
         gaps = [one - other for one, other in zip(shared, narrow, strict=True)]
         if len(gaps) > 3:
-            wide = T_975[len(gaps)] * statistics.stdev(gaps) / len(gaps) ** 0.5
+            wide = student.ppf(0.975, len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5
             mean = statistics.mean(gaps)
             texts.append(f"{label}: {mean:+.2f} points ({mean - wide:+.2f} to {mean + wide:+.2f}), {len(gaps)} seeds")
         else:

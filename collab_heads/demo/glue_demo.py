@@ -99,7 +99,7 @@ def report(results: dict[str, dict], seconds: float) -> str:
                 repeating(ROWS, name, "run_glue.py"),
             )
         )
-    last = "Width 384 is the original's, of 22.7 million parameters half are in layers; fine-tuned means again. "
+    last = "Width 384 is the original's; half of its parameters are in layers. Fine-tuned means again, but for row 1. "
     header = ("model", "changed", "fine-tuned", "heads", "parameters", "change", "seconds", "repeat it with")
     return text_table(header, rows, f"{last}{seconds:.0f} seconds in all.")
 

@@ -170,33 +170,21 @@ class OpenVino(Graph):
         return OpenVINOConfig(dynamic=True, stateful=False, quantizer=quantizer)
 
 
-def of_all_tokens(original: Any) -> Any:
-    """Return a constructor of caches that hold all tokens, also where a window slides; the mask hides the others.
-
-    A sliding cache cuts itself to its window and counts what it saw in Python, which a graph cannot do.
-
-    Args:
-        original: the constructor of transformers.
-    """
-    return lambda cache, *args, config=None, **kwargs: original(cache, *args, **kwargs)
-
-
 def generating(
     exporter: Any, options: Any, model: Any, example: Mapping
 ) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
     """Export the graphs that generation runs, and list the cache of every layer.
 
-    The graph that decodes takes any number of tokens, so that it also reads the prompt, on an empty cache.
+    The graph that decodes takes any number of tokens, so that it also reads the prompt, on an empty cache. A cache
+    holds all tokens, also where a window slides, and the mask hides those outside: a sliding cache cuts itself to its
+    window and counts in Python, which a graph cannot do.
     """
-    from transformers.exporters.utils import patch_attribute
-
     settings = copy.deepcopy(model.generation_config)
     settings.num_beams, settings.do_sample, settings.use_cache = 1, False, True
     source = {name: value for name, value in example.items() if not name.startswith("decoder_")}
-    with patch_attribute(DynamicCache, "__init__", of_all_tokens):
-        stages = exporter.export_for_generation(
-            model, source, options, generation_config=settings, multi_token_decode=True
-        ).components
+    stages = exporter.export_for_generation(
+        model, source | whole_cache(model), options, generation_config=settings, multi_token_decode=True
+    ).components
     settings.max_new_tokens, settings.min_new_tokens = 2, 2
     seen = model.generate(**source, generation_config=settings, return_dict_in_generate=True).past_key_values
     seen = seen.self_attention_cache if model.config.is_encoder_decoder else seen
@@ -206,6 +194,11 @@ def generating(
     without_passed_on(stages["decode"])  # the keys and values of the source
     encoder = exporter.export(CrossAttentionEncoder(model), source, options).components[SINGLE]
     return {ENCODER: encoder, DECODER: stages["decode"]}, caches
+
+
+def whole_cache(model: Any) -> dict[str, DynamicCache]:
+    """Return an empty cache that no window cuts, as an input of a decoder; other models make their own."""
+    return {} if model.config.is_encoder_decoder else {"past_key_values": DynamicCache()}
 
 
 def without_passed_on(component: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a model shares with other models in memory: those stay as they are, or the model is refused."""
+"""Keep other models in memory as they are that share parts with a trimmed one, or refuse the model."""
 
 import copy
 import gc

@@ -105,7 +105,8 @@ def test_cache_and_parameters_are_counted(programs):
 
 def test_rows_of_several_draws(programs):
     lm, _ = programs
-    row = {"model": "gpt2", "method": "stock", "distilled": 0, "val": 20.0, "note": None}
-    rows = [row, *({**row, "method": "compress", "draw": draw, "val": 21.0 + draw} for draw in (0, 1))]
+    row = {"model": "gpt2", "method": "stock", "distilled": 0, "val": 20.0, "elsewhere": 400.0, "note": None}
+    rows = [row, *({**row, "method": "compress", "draw": n, "val": 21.0 + n, "elsewhere": 404.0} for n in (0, 1))]
     stock, ours = lm.over_draws(rows)
     assert "more" not in stock and ours["draws"] == 2 and ours["more"] == pytest.approx(7.5)
+    assert "more elsewhere" not in stock and ours["more elsewhere"] == pytest.approx(1.0)

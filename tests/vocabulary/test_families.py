@@ -51,7 +51,7 @@ def tensors_in(outputs, path: str = "outputs") -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def run(model, inputs, to) -> dict[str, torch.Tensor]:
-    """What a model computes of inputs with other ids."""
+    """Return what a model computes of inputs with other ids."""
     mapped = {key: to[value] if key in IDS else value for key, value in inputs.items()}
     more = {} if model.config.model_type in ("clip", "siglip") else {"output_hidden_states": True}
     return tensors_in(model(**mapped, **more))
