@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from changed_heads import change_heads
+from changed_heads import change_heads, mix
 from compressing import batches_of
 from model_runs import swap
 from model_sizes import NARROW, VOCABULARY
@@ -52,14 +52,29 @@ def one_layer_gone(model, family):
 CHANGES = {
     "stock": lambda model, family: None,
     "per_head": lambda model, family: swap(model, "per_head", NARROW["per_head"]),
+    "shared": lambda model, family: swap(model, "shared", NARROW["shared"]),
     "compressed": compressed,
     "uniform": uniform,
     "fewer heads": lambda model, family: change_heads(model, "pruned"),
     "fewer neurons": lambda model, family: prune_neurons(model, batches_of(family), keep=16),
     "a layer gone": one_layer_gone,
     "gated": lambda model, family: change_heads(model, "gated"),
-    "shared": lambda model, family: swap(model, "shared", NARROW["shared"]),
+    "mixed": lambda model, family: mix(model),
 }
+GRID = ("stock", "compressed", "a layer gone", "shared")  # of every family; one of each kind has all
+GRAPHS = ("onnx", "openvino")
+
+
+def cases(whole, names, default=()):
+    """(engine, family, change): all changes of one family and some of others; slow ones but for one."""
+    found = [
+        (to, name, change)
+        for to in GRAPHS
+        for name in (whole, *names)
+        for change in (CHANGES if name == whole else GRID)
+        if FAMILIES[name].shares or change != "shared"
+    ]
+    return [pytest.param(*case, marks=() if case == default else pytest.mark.slow) for case in found]
 
 
 def changed(name, change):
@@ -84,20 +99,12 @@ def assert_same_tokens(model, served, batch):
         assert torch.equal(served.generate(**batch, **options), model.generate(**batch, **options))
 
 
-@pytest.mark.parametrize(
-    "to, change",
-    [
-        ("onnx", "compressed"),
-        *(
-            pytest.param(to, change, marks=pytest.mark.slow)
-            for to in ("onnx", "openvino")
-            for change in CHANGES
-            if (to, change) != ("onnx", "compressed")
-        ),
-    ],
-)
-def test_encoders_with_other_rows_and_lengths(to, change, tmp_path):
-    model = changed("bert", change)
+ENCODERS = ("distilbert", "albert-groups", "mpnet", "modernbert", "esm", "esm-rotary", "t5-encoder")
+
+
+@pytest.mark.parametrize("to, name, change", cases("bert", ENCODERS, ("onnx", "bert", "compressed")))
+def test_encoders_with_other_rows_and_lengths(to, name, change, tmp_path):
+    model = changed(name, change)
     report = export(model, tmp_path / "served", to)
     assert report.difference <= ENGINE_NOISE and report.agreeing is None and not report.int8
     size = sum(file.stat().st_size for file in (tmp_path / "served").iterdir())
@@ -106,27 +113,16 @@ def test_encoders_with_other_rows_and_lengths(to, change, tmp_path):
     assert f"{to}: {size / 1e6:.1f} MB" in str(report)
     served = load_exported(tmp_path / "served", threads=1)
     for rows, length, left in ((1, 4, False), (3, 17, False), (3, 17, True)):
+        if left and name == "modernbert":  # it pools the first token, whose window holds padding only: engines differ
+            continue
         assert_same_outputs(model, served, text_batch(rows, length, left))
 
 
 # mistral and gemma3 have a window of 5 tokens, which the texts below outgrow
-GENERATING = ("gpt2", "llama", "qwen3", "opt", "biogpt", "mistral", "gemma3")
-SOME = ("stock", "compressed", "a layer gone")
+DECODERS = ("opt", "biogpt", "llama", "qwen2", "qwen3", "mistral", "gemma3")
 
 
-@pytest.mark.parametrize(
-    "to, name, change",
-    [
-        ("onnx", "gpt2", "compressed"),
-        *(
-            pytest.param(to, name, change, marks=pytest.mark.slow)
-            for to in ("onnx", "openvino")
-            for name in GENERATING
-            for change in (CHANGES if name == "gpt2" else SOME)
-            if (to, name, change) != ("onnx", "gpt2", "compressed")
-        ),
-    ],
-)
+@pytest.mark.parametrize("to, name, change", cases("gpt2", DECODERS, ("onnx", "gpt2", "compressed")))
 def test_decoders_generate_with_their_cache(to, name, change, tmp_path):
     model = changed(name, change)
     report = export(model, tmp_path / "served", to)
@@ -140,7 +136,7 @@ def test_decoders_generate_with_their_cache(to, name, change, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("window", (5, 512))
 @pytest.mark.parametrize("name", ("mistral", "gemma3"))
-@pytest.mark.parametrize("to", ("onnx", "openvino"))
+@pytest.mark.parametrize("to", GRAPHS)
 def test_a_sliding_window_hides_what_the_cache_keeps(to, name, window, tmp_path):
     """Prompts shorter and longer than the window; a cache that is cut to it fails in both engines."""
     model = FAMILIES[name].build().eval()
@@ -176,12 +172,7 @@ def test_an_error_of_an_engine_names_it_and_the_model(name, call, tmp_path, monk
         TARGETS["onnx"].compare(model, tmp_path, [text_batch(2, 6)], None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, change",
-    [(name, change) for name in ("marian", "bart", "t5") for change in (CHANGES if name == "marian" else SOME)],
-)
-@pytest.mark.parametrize("to", ("onnx", "openvino"))
+@pytest.mark.parametrize("to, name, change", cases("marian", ("bart", "t5")))
 def test_encoder_decoders_generate_with_their_caches(to, name, change, tmp_path):
     """OpenVINO ends the process if the graph passes the keys and values of the source on."""
     model = changed(name, change)
@@ -196,13 +187,10 @@ def test_encoder_decoders_generate_with_their_caches(to, name, change, tmp_path)
     torch.testing.assert_close(found, expected, rtol=0, atol=ENGINE_NOISE * float(expected.abs().max()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ("vit", "dinov2", "clip", "wav2vec2", "whisper", "albert", "distilbert", "mpnet", "modernbert", "esm")
-)
-@pytest.mark.parametrize("to", ("onnx", "openvino"))
-def test_other_families(to, name, tmp_path):
-    assert export(changed(name, "compressed"), tmp_path / "served", to).difference <= ENGINE_NOISE
+@pytest.mark.parametrize("to, name, change", cases("vit", ("dinov2", "deit", "clip", "siglip", "wav2vec2", "whisper")))
+def test_images_and_sound(to, name, change, tmp_path):
+    report = export(changed(name, change), tmp_path / "served", to)
+    assert report.difference <= ENGINE_NOISE and report.agreeing in (None, 1)
 
 
 @pytest.mark.parametrize("name", ("bert", pytest.param("gpt2", marks=pytest.mark.slow)))
@@ -223,9 +211,19 @@ def test_a_stock_checkpoint_loads_without_this_package(name, tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)
 
 
+IN_A_CONFIG = ("stock", "gated", "mixed", "uniform", "fewer heads", "fewer neurons", "a layer gone")
+UNIFORM = ("distilbert", "albert-groups", "mpnet", "modernbert", "esm", "opt", "biogpt", "qwen3", "mistral", "gemma3")
+UNIFORM += ("whisper", "clip", "wav2vec2")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ("stock", "gated", "uniform", "fewer heads", "fewer neurons", "a layer gone"))
-@pytest.mark.parametrize("name", ("bert", "gpt2", "llama", "marian", "t5", "vit"))
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        *((name, change) for name in ("bert", "gpt2", "llama", "marian", "t5", "vit") for change in IN_A_CONFIG),
+        *((name, "uniform") for name in UNIFORM),
+    ],
+)
 def test_stock_checkpoints_of_each_family(name, change, tmp_path):
     """What a config cannot say comes back as zeros; all is compared when it is written."""
     model = changed(name, change)
@@ -270,7 +268,7 @@ def test_int8_in_openvino_without_its_package(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("to", ("onnx", "openvino"))
+@pytest.mark.parametrize("to", GRAPHS)
 def test_an_older_transformers(to, tmp_path, monkeypatch):
     """Before 5.23 its exporters run nothing."""
     monkeypatch.setitem(sys.modules, "transformers.exporters.runners", None)
@@ -315,7 +313,6 @@ STOPS = {
     "a full disk": (OSError(errno.ENOSPC, "No space left on device"), OutputError, "is full .* MB are needed"),
     "Ctrl-C": (KeyboardInterrupt("stopped"), KeyboardInterrupt, "stopped"),
 }
-GRAPHS = ("onnx", "openvino")
 
 
 @pytest.mark.parametrize("stop", STOPS)
