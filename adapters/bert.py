@@ -11,6 +11,7 @@ from transformers.models.roberta import modeling_roberta
 from transformers.models.xlm_roberta import modeling_xlm_roberta
 
 from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
@@ -128,6 +129,10 @@ class BertAdapter(AttentionAdapter):
 
     width = "all_head_size"
     feed_forwards = (FEED_FORWARD,)
+    ctranslate2 = dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "camembert"),
+        CTranslate2Form(entries={"position_embedding_type": "absolute"}),
+    )
 
     def role(self, role, module):
         """Return "dec-self" for a model with `config.is_decoder`, which has the paths of an encoder."""

@@ -1,5 +1,8 @@
 """The BART lineage (BART, mBART, Marian, Pegasus, M2M100): one class per model for all three roles."""
 
+from contextlib import contextmanager
+
+import torch
 from transformers.models.bart import modeling_bart
 from transformers.models.m2m_100 import modeling_m2m_100
 from transformers.models.marian import modeling_marian
@@ -8,9 +11,13 @@ from transformers.models.pegasus import modeling_pegasus
 
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.blueprints import Blueprint, VocabularyForm
+from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
+
+STACKS = ("encoder_attention_heads", "decoder_attention_heads")
+NEVER = -1e9  # added to the logit of a padding that the converter does not leave out
 
 
 def attention(self, hidden_states, key_value_states=None, past_key_values=None, attention_mask=None, **kwargs):
@@ -59,6 +66,56 @@ class CollaborativePegasusAttention(modeling_pegasus.PegasusAttention):
     forward = attention
 
 
+class MarianForm(CTranslate2Form):
+    """Marian for CTranslate2, which starts its decoder from zeros and leaves the padding out of the vocabulary.
+
+    That is right for models of the Marian toolkit, whose padding transformers adds as zeros, and silently wrong for
+    those that transformers trained: their decoder starts from the embedding of the padding.
+    """
+
+    def token_ids(self, model):
+        """Return the padding, the last token: the converter leaves it out if it has this name."""
+        return {"<pad>": model.config.vocab_size - 1}
+
+    @contextmanager
+    def converting(self, part):
+        """Have the decoder start from the embedding of its first token, unless that is zeros."""
+        if starts_from_zeros(part):
+            yield
+            return
+        from ctranslate2.converters.transformers import _MODEL_LOADERS, BartLoader, MarianMTLoader
+
+        class StartingFromPadding(MarianMTLoader):
+            def set_decoder(self, spec, decoder):
+                BartLoader.set_decoder(self, spec, decoder)
+
+            def _remove_pad_weights(self, spec):
+                pass
+
+            def get_vocabulary(self, model, tokenizer):
+                return BartLoader.get_vocabulary(self, model, tokenizer)
+
+            def set_config(self, config, model, tokenizer):
+                super().set_config(config, model, tokenizer)
+                config.decoder_start_token = self.get_vocabulary(model, tokenizer)[model.config.decoder_start_token_id]
+
+        name = type(part.config).__name__
+        before = _MODEL_LOADERS[name]
+        with torch.no_grad():
+            part.final_logits_bias[:, part.config.pad_token_id] = NEVER
+        _MODEL_LOADERS[name] = StartingFromPadding()
+        try:
+            yield
+        finally:
+            _MODEL_LOADERS[name] = before
+
+
+def starts_from_zeros(model):
+    """Return True if the first token of a decoder has an embedding of zeros."""
+    embeddings = model.get_decoder().get_input_embeddings()
+    return not bool(embeddings.weight[model.config.decoder_start_token_id].any())
+
+
 @register
 class MarianAdapter(AttentionAdapter):
     """An adapter for BART, mBART, Marian, Pegasus and M2M100: encoder-decoders, and their decoders alone."""
@@ -94,6 +151,15 @@ class MarianAdapter(AttentionAdapter):
                 table=True,
             ),
         )
+    }
+    ctranslate2 = {
+        "marian": MarianForm(head_entries=STACKS, chooses_padding=False),
+        "bart": CTranslate2Form(head_entries=STACKS, entries={"normalize_before": False}),
+        "mbart": CTranslate2Form(head_entries=STACKS, entries={"normalize_before": True}),
+        "pegasus": CTranslate2Form(
+            head_entries=STACKS, entries={"normalize_before": True, "normalize_embedding": False}
+        ),
+        "m2m_100": CTranslate2Form(head_entries=STACKS),
     }
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     feed_forwards = (

@@ -10,6 +10,7 @@ from transformers.models.t5 import modeling_t5
 
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.blueprints import Blueprint, VocabularyForm
+from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value
@@ -110,6 +111,15 @@ class ShrunkT5Attention(modeling_t5.T5Attention):
     forward, compute_bias = shrunk_attention, shrunk_bias
 
 
+class ScaledForm(CTranslate2Form):
+    """T5 for CTranslate2's converter, which takes tied embeddings to mean that states are scaled before the logits."""
+
+    def complete(self, prepared, model):
+        """State whether T5 scales the states."""
+        super().complete(prepared, model)
+        prepared.config.tie_word_embeddings = prepared.config.scale_decoder_outputs
+
+
 @register
 class T5Adapter(AttentionAdapter):
     """An adapter for T5 and mT5, encoder-decoders and encoders."""
@@ -143,6 +153,7 @@ class T5Adapter(AttentionAdapter):
             ),
         )
     }
+    ctranslate2 = {"t5": ScaledForm(), "mt5": CTranslate2Form(entries={"tie_word_embeddings": False})}  # never scaled
     rms_norms = (modeling_mt5.MT5LayerNorm, modeling_t5.T5LayerNorm)
     gated = {modeling_mt5.MT5DenseGatedActDense: "act", modeling_t5.T5DenseGatedActDense: "act"}
     query, key, value, output, heads, width = "q", "k", "v", "o", "n_heads", "inner_dim"

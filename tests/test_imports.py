@@ -1,11 +1,14 @@
 """Imports point one way, and model families are known in adapters/ only."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import transformers
+
+from collab_heads import supported_model_types
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, ADAPTERS = ROOT / "collab_heads", ROOT / "adapters"
@@ -157,6 +160,31 @@ def test_every_other_package_is_empty():
 def test_families_are_known_to_adapters_only():
     known = {name: family_imports(MODULES[name].read_text()) for name in MODULES if not name.startswith("adapters.")}
     assert {name: families for name, families in known.items() if families} == {}
+
+
+WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+[0-9]*(?![a-z])")  # MarianMTLoader: Marian MT Loader
+
+
+def family_names(source: str) -> set[str]:
+    """Names of model types in a source, alone or as a part of another name; lines of examples do not count."""
+    lines = "\n".join(line for line in source.splitlines() if not line.lstrip().startswith((">>>", "... ")))
+    words = {word.lower() for word in WORDS.findall(lines)}
+    whole = {word.lower() for word in re.findall(r"[\w-]+", lines)}
+    return {name for name in supported_model_types() if name in words | whole or name.split("_")[0] in words}
+
+
+def test_what_writes_for_engines_names_no_family():
+    """What an engine wants to know of a family is in its adapter."""
+    sources = {name: MODULES[name].read_text() for name in MODULES if name.startswith("serving.")}
+    found = {name: family_names(source) for name, source in sources.items()}
+    assert len(sources) > 5 and {name: families for name, families in found.items() if families} == {}
+
+
+def test_a_family_name_is_seen():
+    named = ('"xlm-roberta": {}', "class MarianMTLoader:", "# as T5 does", "models.Whisper", "'m2m_100'", "no Gemma3")
+    assert [source for source in named if not family_names(source)] == []
+    free = (">>> BertModel(BertConfig())", "an option", "import export", "invite", "CTranslate2")
+    assert [source for source in free if family_names(source)] == []
 
 
 def test_the_package_draws_nothing_until_it_is_asked():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.contract.blueprints import Blueprint, ImageBlueprint
+from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.fused import Projection, whole_of
@@ -60,6 +61,7 @@ class AttentionAdapter:
         variants: a config entry -> its value -> the adapter for such models, where these have other capabilities.
         blueprints: model type -> how to make a new model and vocabulary of it; where the scripts can.
         image_blueprints: the same for model types that read images.
+        ctranslate2: model type -> what CTranslate2 needs to know beside its layers; where the default does not fit.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
@@ -89,6 +91,7 @@ class AttentionAdapter:
     variants: ClassVar[Mapping[str, Mapping[object, type["AttentionAdapter"]]]] = {}
     blueprints: ClassVar[Mapping[str, Blueprint]] = {}
     image_blueprints: ClassVar[Mapping[str, ImageBlueprint]] = {}
+    ctranslate2: ClassVar[Mapping[str, CTranslate2Form]] = {}
 
     def variant(self, config: PretrainedConfig) -> "AttentionAdapter":
         """Return the adapter for a model of the family with this config: this one, or one of its `variants`.

@@ -7,6 +7,7 @@ from collab_heads.base.checks import did_you_mean, is_list
 from collab_heads.base.wrappers import check_model
 from collab_heads.contract.adapter import AttentionAdapter, Capability
 from collab_heads.contract.blueprints import Blueprint, ImageBlueprint
+from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.sites.record import CollabConfig, kept_heads
 
@@ -96,6 +97,12 @@ def is_lone_decoder(config: PretrainedConfig) -> bool:
 def known_adapter(config: PretrainedConfig) -> AttentionAdapter | None:
     """Return the registered adapter of a model type, None where there is none."""
     return _ADAPTERS.get(config.model_type)
+
+
+def ctranslate2_form(config: PretrainedConfig) -> CTranslate2Form:
+    """Return what CTranslate2 needs to know of a model type beside its layers, by its adapter or the default."""
+    adapter = known_adapter(config)
+    return (adapter.ctranslate2 if adapter is not None else {}).get(config.model_type, CTranslate2Form())
 
 
 @checking_arguments

@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
+from collab_heads.contract.registry import ctranslate2_form
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.comparison import NEW_TOKENS, greedy
 
@@ -23,7 +24,7 @@ class Engine(ABC):
         model: its original in PyTorch.
     """
 
-    runner: ClassVar[str]
+    runner: str
 
     def __init__(self, folder: Path, model: PreTrainedModel):
         import ctranslate2
@@ -95,8 +96,8 @@ class Translates(Engine):
         scored = self.engine.score_batch([self.text(row, tokens)], [text])
         found = torch.tensor(scored[0].log_probs[: len(target)])
         logits = model(**row, decoder_input_ids=chosen[:, :-1]).logits[0]
-        left_out = [model.config.pad_token_id] if model.config.model_type == "marian" else []  # by the converter
-        logits[:, left_out] = -torch.inf
+        if not ctranslate2_form(model.config).chooses_padding:
+            logits[:, model.config.pad_token_id] = -torch.inf
         expected = logits.log_softmax(-1)[torch.arange(len(target)), target]
         is_finite = expected.isfinite()
         gap = (found - expected)[is_finite].abs().max()
@@ -121,12 +122,11 @@ class Translates(Engine):
 
 
 class Transcribes(Engine):
-    runner = "models.Whisper"
-
     def __init__(self, folder, model):
+        form = ctranslate2_form(model.config)
+        self.runner = cast(str, form.transcriber)
         super().__init__(folder, model)
-        self.end = model.config.eos_token_id
-        self.prompt = [model.config.decoder_start_token_id, no_times(model)]
+        self.end, self.prompt = model.config.eos_token_id, list(form.prompt(model))
 
     def compare(self, model, row, tokens):
         """Compare the logits of the engine's greedy tokens; both start as a transcript without times does."""
@@ -156,7 +156,7 @@ class Transcribes(Engine):
         )
 
     def run_torch(self, model, inputs):
-        """Transcribe as the engine does; Whisper's own `generate` begins again where a transcript looks odd."""
+        """Transcribe as the engine does; a family's own `generate` may begin again where a transcript looks odd."""
         features, start = (
             inputs["input_features"],
             torch.tensor([self.prompt]).expand(len(inputs["input_features"]), -1),
@@ -169,14 +169,9 @@ class Transcribes(Engine):
         return [{"input_features": each[None]} for each in inputs["input_features"]]
 
 
-def no_times(model: PreTrainedModel) -> int:
-    """Return the token that begins a transcript without times; the last one where none is stated."""
-    return getattr(model.generation_config, "no_timestamps_token_id", None) or model.config.vocab_size - 1
-
-
 def engine_of(model: PreTrainedModel) -> type[Engine] | None:
-    """Return the engine that runs a model; None for what reads neither text nor Whisper's sound."""
-    if model.config.model_type == "whisper" and model.can_generate():
+    """Return the engine that runs a model; None where there is none."""
+    if ctranslate2_form(model.config).transcriber is not None and model.can_generate():
         return Transcribes
     if model.main_input_name != "input_ids":
         return None

@@ -53,7 +53,7 @@ class Heads:
 
 
 @torch.no_grad()
-def as_stock_layers(model: PreTrainedModel, takes: str) -> tuple[str, ...]:
+def as_stock_layers(model: PreTrainedModel, takes: str, head_entries: Sequence[str]) -> tuple[str, ...]:
     """Give the sites of a model projections under their stock names, in place, and list those filled with zeros.
 
     All heads of a site get one width, and all sites one number of heads: narrower queries and keys, or values, and
@@ -63,6 +63,7 @@ def as_stock_layers(model: PreTrainedModel, takes: str) -> tuple[str, ...]:
     Args:
         model: a stock or changed model.
         takes: what the layers are for; it stands in the messages.
+        head_entries: the config entries for the number of heads, which are set where all sites get another one.
 
     Raises:
         SwapError: if heads share queries and keys, or keep frequency pairs of their own; the message names the site and
@@ -80,9 +81,8 @@ def as_stock_layers(model: PreTrainedModel, takes: str) -> tuple[str, ...]:
         if filled := write_heads(site, stock_sites[site].module, stock_sites[site].output, count):
             notes.append(f"{site.path}: {filled}")
     if count is not None:
-        for name in ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"):
-            if hasattr(model.config, name):
-                setattr(model.config, name, count)
+        for name in head_entries:
+            setattr(model.config, name, count)
     for block in open_feed_forwards(model, adapter):
         if not block.num_neurons:
             restore_neurons(block, LEAST)

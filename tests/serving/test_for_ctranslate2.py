@@ -53,10 +53,11 @@ from transformers import (
 
 import tiny
 from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative
+from collab_heads.adapters.whisper import alignment_heads
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import SwapError, UnsupportedModelError
 from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.serving.for_ctranslate2 import IdTokens, alignment_heads
+from collab_heads.serving.for_ctranslate2 import IdTokens
 
 ENGINE_NOISE = 1e-4  # float32 in another engine, of the largest output; seen: 9e-5 (mT5), elsewhere below 5e-6
 VOCABULARY = 64  # OPT's converter fills up to multiples of 8
