@@ -98,13 +98,13 @@ class Translates(Engine):
         logits = model(**row, decoder_input_ids=chosen[:, :-1]).logits[0]
         if not ctranslate2_form(model.config).chooses_padding:
             logits[:, model.config.pad_token_id] = -torch.inf
-        expected = logits.log_softmax(-1)[torch.arange(len(target)), target]
-        is_finite = expected.isfinite()
-        gap = (found - expected)[is_finite].abs().max()
-        sizes = expected[is_finite].abs().max()
+        scores = logits.log_softmax(-1)
+        expected = scores[torch.arange(len(target)), target]
+        gap = (found - expected)[expected.isfinite()].abs().max()
+        size = scores[scores.isfinite()].abs().max()  # of all tokens: those of sure choices are nearly 0
         translated = self.run([row], tokens, start=text[:1])[0].hypotheses[0][not self.begins :]
         equal = sum(a == b for a, b in zip(translated, tokens.convert_ids_to_tokens(target.tolist()), strict=False))
-        return float(gap), float(sizes), equal, NEW_TOKENS
+        return float(gap), float(size), equal, NEW_TOKENS
 
     def text(self, row: Mapping, tokens: Any) -> list[str]:
         """Return the tokens of a row."""

@@ -196,9 +196,16 @@ def generating(
     return {ENCODER: encoder, DECODER: stages["decode"]}, caches
 
 
+class WholeCache(DynamicCache):
+    """A cache that no window cuts, of a class that the exporters alone register.
+
+    transformers' recipes for ExecuTorch register `DynamicCache` in another form for all that is exported after them.
+    """
+
+
 def whole_cache(model: Any) -> dict[str, DynamicCache]:
-    """Return an empty cache that no window cuts, as an input of a decoder; other models make their own."""
-    return {} if model.config.is_encoder_decoder else {"past_key_values": DynamicCache()}
+    """Return an empty cache as an input of a decoder; other models make their own."""
+    return {} if model.config.is_encoder_decoder else {"past_key_values": WholeCache()}
 
 
 def without_passed_on(component: Any) -> None:

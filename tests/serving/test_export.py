@@ -157,6 +157,19 @@ def test_a_sliding_window_hides_what_the_cache_keeps(to, name, window, tmp_path)
     assert not torch.equal(model.generate(**batch, **options).logits[0], expected.logits[0])
 
 
+@pytest.mark.slow
+def test_a_decoder_after_a_recipe_for_executorch(tmp_path):
+    """That registers caches in a form of its own, for the whole process."""
+    FAMILIES["gpt2"].build().save_pretrained(tmp_path / "model")
+    code = (
+        "from transformers import GPT2LMHeadModel; from transformers.integrations import executorch; "
+        "from collab_heads import export; executorch.register_dynamic_cache_export_support(); "
+        f"model = GPT2LMHeadModel.from_pretrained({str(tmp_path / 'model')!r}).eval(); "
+        f"[export(model, {str(tmp_path)!r} + '/' + to, to) for to in {GRAPHS}]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)
+
+
 @pytest.mark.parametrize("name, call", [("bert", "__call__"), ("gpt2", "generate")])
 def test_an_error_of_an_engine_names_it_and_the_model(name, call, tmp_path, monkeypatch):
     def fail(*args, **kwargs):

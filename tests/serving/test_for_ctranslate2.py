@@ -95,6 +95,7 @@ MODELS = {
     "mbart": (MBartForConditionalGeneration, MBartConfig(**LANGUAGES)),
     "m2m_100": (M2M100ForConditionalGeneration, M2M100Config(**LANGUAGES)),
     "t5": (T5ForConditionalGeneration, T5Config(**RELATIVE)),
+    "t5 of version 1.1": (T5ForConditionalGeneration, T5Config(**RELATIVE, tie_word_embeddings=False)),  # unscaled
     "mt5": (MT5ForConditionalGeneration, MT5Config(**RELATIVE)),
     "whisper": (WhisperForConditionalGeneration, WhisperConfig(**SPEECH)),
     "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2)),
@@ -294,6 +295,13 @@ def test_scores_of_fewer_heads_keep_their_scale(tmp_path):
     model = build("gpt2")
     prune_heads(model, heads={site.path: [1] for site in get_adapter(model).sites(model)})
     assert export(model, tmp_path / "out", to="ctranslate2").difference < 1e-5  # 4e-7; 1e-4 with another scale
+
+
+def test_a_model_that_is_sure_of_its_tokens_is_not_refused(tmp_path):
+    """The log-probabilities of what it chooses are nearly zero: 2e-5 and below here."""
+    model = build("bart")
+    model.final_logits_bias[:, 7] = 14
+    assert export(model, tmp_path / "out", to="ctranslate2").difference < ENGINE_NOISE
 
 
 def test_int8_is_smaller(tmp_path):
