@@ -92,11 +92,15 @@ class HeadRegression:
         return cls(float64(weight), scatter, mean, num_heads)
 
     @functools.cached_property
-    def ridged(self) -> Tensor:
-        """The second moments with a ridge, so that they can be inverted: [n, n]."""
+    def ridge(self) -> float:
+        """What is added to the mean square of every output of a head, so that second moments can be inverted."""
         square = self.scatter.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny ** 0.5)
-        ridged = self.scatter.clone()
-        ridged.diagonal().add_(RIDGE * square)
+        return RIDGE * float(square)
+
+    def ridged(self, columns: Tensor) -> Tensor:
+        """Return the second moments of some columns of z with the ridge: [k, k]."""
+        ridged = block_of(self.scatter, columns)
+        ridged.diagonal().add_(self.ridge)
         return ridged
 
     @functools.cached_property
@@ -123,9 +127,8 @@ class HeadRegression:
     def output(self, kept: Sequence[int]) -> OutputWeights:
         """Return W_O for the kept heads, given by their indices, and do not compute its error."""
         columns = self.columns(kept)
-        ridge = self.ridged.diagonal()[columns] - self.scatter.diagonal()[columns]
-        right = self.products[:, columns] + self.weight[:, columns] * ridge
-        weight = torch.linalg.solve(self.ridged[columns][:, columns], right, left=False)
+        right = self.products[:, columns] + self.weight[:, columns] * self.ridge
+        weight = torch.linalg.solve(self.ridged(columns), right, left=False)
         return OutputWeights(weight, self.weight @ self.mean - weight @ self.mean[columns])
 
     def removal_costs(self) -> Tensor:
@@ -136,8 +139,8 @@ class HeadRegression:
             before it are gone; 1 for the last one.
         """
         whole, width = self.whole, len(self.scatter) // self.num_heads
-        inverse, weight = torch.linalg.inv(self.ridged), self.weight.clone()
         left, lost = list(range(self.num_heads)), 0.0
+        inverse, weight = torch.linalg.inv(self.ridged(self.columns(left))), self.weight.clone()
         costs = torch.ones(self.num_heads, dtype=torch.float64)
         while len(left) > 1 and whole:
             blocks = inverse.unflatten(0, (len(left), width)).unflatten(-1, (len(left), width))
@@ -161,6 +164,11 @@ def most_costly(costs: Tensor, count: int) -> list[int]:
     return sorted(costs.topk(count).indices.tolist())
 
 
+def block_of(matrix: Tensor, places: Tensor) -> Tensor:
+    """Return some rows of a matrix and the same columns, without a copy of all columns: [k, k]."""
+    return matrix[places[:, None], places]
+
+
 def missing_square(whole: float, products: Tensor, second: Tensor, columns: Tensor, refit: Tensor) -> float:
     """Return the mean square of what is missing, W z - W' z[columns]; never negative, despite rounding.
 
@@ -172,7 +180,7 @@ def missing_square(whole: float, products: Tensor, second: Tensor, columns: Tens
         refit: [D, k], W'.
     """
     both = (products[:, columns] * refit).sum()
-    left = ((refit @ second[columns][:, columns]) * refit).sum()
+    left = ((refit @ block_of(second, columns)) * refit).sum()
     return max(whole - 2 * float(both) + float(left), 0.0)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from collab_heads.collaborative.input_moments import InputMoments
-from collab_heads.heads.reconstruction import HeadRegression, missing_square
+from collab_heads.heads.reconstruction import HeadRegression, block_of, missing_square
 from collab_heads.layers.layout import weight_of
 from collab_heads.model.open_feed_forward import OpenFeedForward
 
@@ -44,8 +44,8 @@ class NeuronRegression(HeadRegression):
         """
         whole, neurons = self.whole, len(self.scatter)
         costs = torch.ones(neurons, dtype=torch.float64)
-        inverse, weight = torch.linalg.inv(self.ridged), self.weight.clone()
         left, lost = torch.arange(neurons), 0.0
+        inverse, weight = torch.cholesky_inverse(torch.linalg.cholesky(self.ridged(left))), self.weight.clone()
         while len(left) > 1 and whole:
             count = min(BLOCK, len(left) - 1)
             of_inverse, of_weight = inverse.new_zeros(count, len(left)), inverse.new_zeros(count, len(weight))
@@ -65,8 +65,8 @@ class NeuronRegression(HeadRegression):
                 products = column @ weight - (of_weight[:step] @ column) @ of_inverse[:step]  # of W^T W, as it is now
                 squares = (squares - 2 * products * shares + column.square().sum() * shares.square()).clamp(min=0)
                 diagonal = diagonal - row * shares
-            inverse = (inverse - of_inverse.mT @ of_inverse)[stays][:, stays]
-            weight = (weight - of_weight.mT @ of_inverse)[:, stays]
+            inverse = block_of(inverse.addmm_(of_inverse.mT, of_inverse, alpha=-1), stays.nonzero()[:, 0])
+            weight = weight.addmm_(of_weight.mT, of_inverse, alpha=-1)[:, stays]
             left = left[stays.cpu()]
         return costs
 
