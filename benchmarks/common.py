@@ -108,6 +108,20 @@ def table(rows: Iterable[Mapping], columns: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
+def memory_bytes(field: str) -> int:
+    """Return a figure of this process in bytes: "VmRSS" in memory now, "VmHWM" the most since `reset_peak`.
+
+    `ru_maxrss` is no such figure: a process inherits it from the one that starts it.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def reset_peak() -> None:
+    """Begin the peak again at what is in memory now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Return the median seconds of each function.
 

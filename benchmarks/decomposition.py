@@ -25,7 +25,7 @@ from transformers.utils import logging
 from collab_heads import swap_to_collaborative
 from collab_heads.collaborative.decompose import decompose_per_head, decompose_shared
 from collab_heads.collaborative.solvers import MAX_SWEEPS
-from common import minilm, table, write
+from common import memory_bytes, minilm, reset_peak, table, write
 
 HEADS, RANK, BASE_RANK, SEED, BAR = 12, 192, 256, 0, 20
 OURS, REFERENCE = "ours, tol 1e-6", "tensorly parafac, 100 iterations"
@@ -43,22 +43,17 @@ COLUMNS = {"method": "", "seconds": ".3f", "error": ".4f", "sweeps": "", "peak_m
 BASE_COLUMNS = {"threads": "", "tol": ".0e", "seconds": ".1f", "per_layer": ".2f", "sweeps": "", "error": ".4f"}
 
 
-def status_kb(field: str) -> int:
-    """Return a memory field of /proc/self/status, in KiB."""
-    return int(next(line for line in Path("/proc/self/status").open() if line.startswith(field + ":")).split()[1])
-
-
 def run_here(method: str, weights: str) -> None:
     """Time one method in this process and print a JSON line."""
     query, key = (weight.unflatten(0, (HEADS, -1)) for weight in torch.load(weights, weights_only=True))
     # everything that is loaded on first use should not count: tensorly, LAPACK
     METHODS[method](query[:2, :4, :16].contiguous(), key[:2, :4, :16].contiguous(), 4)
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
-    before = status_kb("VmRSS")
+    reset_peak()
+    before = memory_bytes("VmRSS")
     start = time.perf_counter()
     found = METHODS[method](query, key, RANK)
     seconds = time.perf_counter() - start
-    peak = (status_kb("VmHWM") - before) / 1024
+    peak = (memory_bytes("VmHWM") - before) / 2**20
     print(json.dumps({"seconds": seconds, "error": found.relative_error, "sweeps": found.sweeps, "peak_mb": peak}))
 
 

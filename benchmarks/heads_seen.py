@@ -12,7 +12,6 @@ marian and minilm write the report of `analyze_heads` to DIR, and pictures of it
 """
 
 import argparse
-import resource
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from collab_heads.analysis import plots
 from collab_heads.analysis.measures.comparison import balance
 from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.demo.model import embed
-from common import PICTURES, ROOT, WORK, interleaved, minilm, shared, table, write
+from common import PICTURES, ROOT, WORK, interleaved, memory_bytes, minilm, shared, table, write
 
 MARIAN, TEST = "models/marian-multi30k-de-en", "test_2016_flickr"
 LEFT_OUT = 200  # examples, for every head
@@ -255,7 +254,7 @@ def memory(count: int) -> None:
     model, tokenizer = marian_model()
     assert get_adapter(model)
     analyze_heads(model, Streamed(tokenizer, count), parts=(*FORWARD, "relevance"), num_examples=0)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(memory_bytes("VmHWM") / 2**20)
 
 
 def main() -> None:

@@ -20,10 +20,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from scale_pieces import held
 from transformers import (
     BertConfig,
     BertModel,
@@ -38,7 +36,7 @@ from transformers import (
 from transformers.utils import logging
 
 from collab_heads import CompressReport, compress, swap_to_collaborative
-from common import ATTENTION, RESULTS, table, write
+from common import ATTENTION, RESULTS, memory_bytes, reset_peak, table, write
 
 Batches = list[dict[str, torch.Tensor]]
 GENERATOR = torch.Generator().manual_seed(1)
@@ -139,13 +137,13 @@ def measured(name: str, work: str, folder: str) -> dict:
     with torch.device("meta"):
         empty = make()
     size = sum(each.nbytes for each in (*empty.parameters(), *empty.buffers()))
-    before = held()
+    before = memory_bytes("VmRSS")
     torch.manual_seed(0)
     model = empty if work == "load" else make().eval()
     batches = batches_of()
     if work == "save":
         narrow(model)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    reset_peak()
     started, used, report = time.perf_counter(), time.process_time(), None
     if work == "save":
         model.save_pretrained(folder)
@@ -155,8 +153,7 @@ def measured(name: str, work: str, folder: str) -> dict:
     else:
         report = WORK[work](model, batches)
     taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    peak = int(line.split()[1]) * 1024 - before
+    peak = memory_bytes("VmHWM") - before
     found = {"model": name, "work": work, "model_bytes": size, "model_mb": size / 1e6, "peak_bytes": peak}
     found |= {"peak": peak / size, "parameters": model.num_parameters(), **taken}
     if isinstance(report, CompressReport):

@@ -8,17 +8,15 @@ of the model's own memory, the model included. Attention is two thirds of the la
 
 import argparse
 import json
-import resource
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 from transformers.utils import logging
 
 from collab_heads import analyze_heads, compress, swap_to_collaborative
-from common import ATTENTION
+from common import ATTENTION, memory_bytes, reset_peak
 
 VOCABULARY, HEAD = 1000, 64  # pieces; width of a head
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -82,23 +80,17 @@ WORK: dict[str, Callable[[PreTrainedModel, list[dict]], object]] = {
 }
 
 
-def held() -> int:
-    """Return the bytes of memory that the process holds now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 def measured(work: str, width: int, layers: int, dtype: str, sentences: int, tokens: int) -> dict:
     """Measure a piece of work in this process."""
     small = encoder(2 * HEAD, 1, DTYPES[dtype])
     WORK[work](small, batches(16, 8))  # warm-up: loads what is loaded only once
     model, given = encoder(width, layers, DTYPES[dtype]), batches(sentences, tokens)
-    size, before = sum(p.nbytes for p in model.parameters()), held()
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    size, before = sum(p.nbytes for p in model.parameters()), memory_bytes("VmRSS")
+    reset_peak()
     started, used = time.perf_counter(), time.process_time()
     WORK[work](model, given)
     taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    peak = int(line.split()[1]) * 1024
+    peak = memory_bytes("VmHWM")
     return {
         "work": work,
         "width": width,

@@ -13,7 +13,6 @@ memory    2,000 sentences in a process of its own: peak resident memory, of a fo
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from transformers import AutoModel
 from transformers.utils import logging
 
 from collab_heads import compress, swap_to_collaborative
-from common import ATTENTION, minilm, table, write
+from common import ATTENTION, memory_bytes, minilm, table, write
 
 WIDTH, SENTENCES, MANY = 128, 256, 2000
 COLUMNS = {"what": "", "sentences": "", "work": "", "mixing": "", "pass": ".2f", "swap": ".2f", "ratio": ".2f"}
@@ -151,7 +150,7 @@ def main() -> None:
     task = Task()
     if arguments.peak:
         WORK[arguments.peak](task.calibration(0, MANY))
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        print(memory_bytes("VmHWM") / 2**20)
         return
     batches = task.calibration(0, SENTENCES)
     rows = [ratio_row(batches, "swap", arguments.rounds, mixing) for mixing in ("shared", "per_head")]

@@ -13,14 +13,13 @@ import argparse
 import json
 import random
 import time
-from pathlib import Path
 
 import torch
-from scale_pieces import held
 from transformers import MT5Config, MT5ForConditionalGeneration, PreTrainedTokenizerBase, T5Tokenizer
 from transformers.utils import logging
 
 from collab_heads import trim_vocabulary
+from common import memory_bytes, reset_peak
 
 BYTES, SPARE = 256, 12  # tokens; rows without a token that the model has, as mT5
 # first code point, characters, share of the pieces: Latin first, since its pieces make the texts
@@ -69,7 +68,7 @@ def measured(pieces: int, sentences: int) -> dict:
     special = 3 + BYTES + 1
     config = MT5Config(vocab_size=pieces + SPARE, decoder_start_token_id=0)
     model = MT5ForConditionalGeneration(config).eval()
-    size, before = sum(each.nbytes for each in model.parameters()), held()
+    size, before = sum(each.nbytes for each in model.parameters()), memory_bytes("VmRSS")
     names, words = made_pieces(pieces - special, chance)
     tokenizer = tokenizer_of(names)
     weights = [1 / (place + 10) for place in range(len(words))]  # few words are frequent, most are rare
@@ -78,11 +77,11 @@ def measured(pieces: int, sentences: int) -> dict:
     encode = model.get_encoder()
     with torch.no_grad():
         expected = encode(**tokenizer(texts[:4], return_tensors="pt", padding=True)).last_hidden_state
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    reset_peak()
     started, used = time.perf_counter(), time.process_time()
     report = trim_vocabulary(model, tokenizer, texts, show_progress=False)
     taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    peak = memory_bytes("VmHWM")
     with torch.no_grad():
         found = encode(**report.tokenizer(texts[:4], return_tensors="pt", padding=True)).last_hidden_state
     return {
@@ -93,7 +92,7 @@ def measured(pieces: int, sentences: int) -> dict:
         "parameters_before": report.model_parameters,
         "parameters": model.num_parameters(),
         "model_mb": size / 1e6,
-        "beyond_mb": (int(line.split()[1]) * 1024 - before) / 1e6,
+        "beyond_mb": (peak - before) / 1e6,
         "equal": torch.equal(found, expected),
         **taken,
     }
