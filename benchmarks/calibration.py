@@ -12,7 +12,6 @@ Every row is stored as it comes, in WORK/calibration.jsonl, and not measured aga
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -24,9 +23,8 @@ from stsb import pairs
 from transformers.utils import logging
 
 from collab_heads import plan
-from common import WORK, compressed_copy, lines_of, table, write
+from common import RowStore, compressed_copy, lines_of
 
-STORE = WORK / "calibration.jsonl"
 BUDGETS = (0.5, 0.25)  # of the layers' parameters
 COUNTS = {  # kind -> sentences of its draws; each tells how much is needed, or of what kind
     "pairs": (16, 64, 256, 1024, 4096),
@@ -140,16 +138,12 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
-    done = [json.loads(line) for line in STORE.read_text().splitlines()] if STORE.exists() else []
-    for row in () if arguments.table else measure(arguments, done):
-        done.append(row)
-        with STORE.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+    store = RowStore("calibration")
+    for row in () if arguments.table else measure(arguments, store.rows):
+        store.add(row)
         print(row, flush=True)
-    if done:
-        rows = over_draws(done)
-        print(table(rows, COLUMNS))
-        write("calibration", rows, each=done)
+    if store.rows:
+        store.write(over_draws(store.rows), COLUMNS)
 
 
 if __name__ == "__main__":

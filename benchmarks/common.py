@@ -99,6 +99,44 @@ def write_again(name: str, rows: list[Mapping], note: str, **more) -> None:
     path.write_text(json.dumps(stored, indent=1) + "\n")
 
 
+class RowStore:
+    """Rows that a benchmark keeps as they come, in WORK/NAME.jsonl, and does not measure again.
+
+    Where there is no such file, as on a new machine, it begins with the rows that the results keep under "each". To
+    measure rows again, delete them from the file.
+
+    Args:
+        name: NAME.
+        is_tried: whether the program is only tried out: it begins with no rows, and keeps none.
+
+    Attributes:
+        rows: all rows.
+    """
+
+    def __init__(self, name: str, *, is_tried: bool = False):
+        self.name, self.is_tried = name, is_tried
+        self.place, result = WORK / f"{name}.jsonl", RESULTS / f"{name}.json"
+        self.rows: list[dict] = []
+        if self.place.exists() and not is_tried:
+            self.rows = [json.loads(line) for line in self.place.read_text().splitlines()]
+        elif result.exists() and not is_tried:
+            self.rows = json.loads(result.read_text())["each"]
+            self.place.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+
+    def add(self, row: dict) -> None:
+        """Keep a row."""
+        self.rows.append(row)
+        if not self.is_tried:
+            with self.place.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def write(self, rows: list[dict], columns: Mapping[str, str]) -> None:
+        """Print the table of all rows, and write it to the results."""
+        print(table(rows, columns))
+        if not self.is_tried:
+            write(self.name, rows, each=self.rows)
+
+
 def table(rows: Iterable[Mapping], columns: Mapping[str, str]) -> str:
     """Format rows as a markdown table: column key -> format spec."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]

@@ -19,7 +19,6 @@ Every row is stored as it comes, in WORK/compression.jsonl, and not measured aga
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -39,9 +38,8 @@ from translation import MODELS, calibration, load, read, translate
 from collab_heads import compress, distill
 from collab_heads.base.option_values import SITE_PARTS, ModelShape
 from collab_heads.demo.model import embed
-from common import ATTENTION, WORK, minilm, shared, table, write
+from common import ATTENTION, RowStore, minilm, shared
 
-STORE = WORK / "compression.jsonl"
 FEW = 256  # sentences to calibrate on
 METHODS = ("closed form", "refined", "distilled")
 BUDGETS = {"minilm": (0.5, 0.33, 0.25), "marian": (0.75, 0.5, 0.33), "t5": (0.75, 0.5, 0.33)}
@@ -290,17 +288,13 @@ def main() -> None:
     if unknown := set(arguments.models) - set(BUDGETS):
         parser.error(f"unknown models: {', '.join(sorted(unknown))}")
     logging.disable_progress_bar()
-    done = [json.loads(line) for line in STORE.read_text().splitlines()] if STORE.exists() else []
+    store = RowStore("compression")
     for name in arguments.models:
-        for row in measure(name, arguments, done):
-            done.append(row)
-            with STORE.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        for row in measure(name, arguments, store.rows):
+            store.add(row)
             print({key: value for key, value in row.items() if key != "distilled"}, flush=True)
-    if done:
-        rows = over_draws(done)
-        print(table(rows, COLUMNS))
-        write("compression", rows, each=done)
+    if store.rows:
+        store.write(over_draws(store.rows), COLUMNS)
 
 
 if __name__ == "__main__":

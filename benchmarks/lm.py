@@ -17,7 +17,6 @@ Every row is stored as it comes, in WORK/lm.jsonl, and not measured again.
 
 import argparse
 import gzip
-import json
 import math
 import statistics
 import time
@@ -32,9 +31,8 @@ from transformers.utils import logging
 
 from collab_heads import compress, distill, head_importance, most_important, prune_heads
 from collab_heads.errors import CollabHeadsError
-from common import ATTENTION, WORK, shared, table, write
+from common import ATTENTION, RowStore, shared
 
-STORE = WORK / "lm.jsonl"
 FOLDERS = {"gpt2": "models/gpt2-multi30k-en", "qwen3": "models/qwen3-multi30k-en"}
 OF = {"gpt2": "parameters", "qwen3": "cache"}  # what budgets are of
 BUDGETS = {"gpt2": (0.75, 0.5, 0.33), "qwen3": (0.75, 0.6, 0.5)}  # of attention
@@ -286,21 +284,13 @@ def main() -> None:
         parser.error(f"unknown models: {', '.join(sorted(unknown))}")
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    tried = arguments.sentences is not None
-    done = [json.loads(line) for line in STORE.read_text().splitlines()] if STORE.exists() and not tried else []
-    done = [row for row in done if not row.get("note")]  # an adapter may be there by now
+    store = RowStore("lm", is_tried=arguments.sentences is not None)
     for name in arguments.models:
-        for row in measure(name, arguments, done):
-            done.append(row)
-            if not tried:
-                with STORE.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+        for row in measure(name, arguments, store.rows):
+            store.add(row)
             print(row, flush=True)
-    if done:
-        rows = over_draws(done)
-        print(table(rows, COLUMNS))
-        if not tried:
-            write("lm", rows, each=done)
+    if store.rows:
+        store.write(over_draws(store.rows), COLUMNS)
 
 
 if __name__ == "__main__":

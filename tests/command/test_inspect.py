@@ -99,6 +99,8 @@ def test_what_is_no_model_is_refused(tmp_path, bert):
     for name, said in (("bertt", "cannot load AutoConfig from 'bertt'"), (tmp_path, "it has no config.json")):
         with pytest.raises(ArgumentError, match=said):
             commands.run("inspect", name)
+    with pytest.raises(ArgumentError, match=r"there is no folder \./small"):
+        commands.run("inspect", "./small")
 
 
 @pytest.mark.parametrize("command", ("inspect", "fold"))

@@ -8,9 +8,7 @@ A folder or a name on the Hub is one model, whose weights are not loaded; the ty
 works with its family; nothing says it of all.
 """
 
-import os
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from collab_heads.command.flags.shared import add_loading_arguments, check_input
 
@@ -24,5 +22,5 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def check(args: Namespace) -> None:
     """Raise ArgumentError if MODEL is a path that does not exist, or a folder without a model."""
-    if args.model is not None and (os.path.exists(args.model) or len(Path(args.model).parts) > 1):
+    if args.model is not None:
         check_input(args)

@@ -1,0 +1,60 @@
+"""What the benchmarks share: rows are kept as they come, and figures of memory are those of the process."""
+
+import importlib
+import json
+
+import pytest
+import torch
+from pages import ROOT
+
+
+@pytest.fixture
+def common(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("common")
+
+
+@pytest.fixture
+def folders(common, tmp_path, monkeypatch):
+    """Stored results, and the folder of unfinished runs."""
+    for name in ("WORK", "RESULTS"):
+        monkeypatch.setattr(common, name, tmp_path / name)
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def test_rows_are_kept_and_found_again(common, folders):
+    store = common.RowStore("some")
+    assert store.rows == []
+    store.add({"loss": 1.5})
+    store.add({"loss": 2.5})
+    assert common.RowStore("some").rows == store.rows == [{"loss": 1.5}, {"loss": 2.5}]
+    store.write([{"loss": 2.0}], {"loss": ".1f"})
+    written = json.loads((folders / "RESULTS" / "some.json").read_text())
+    assert written["rows"] == [{"loss": 2.0}] and written["each"] == store.rows
+
+
+def test_a_new_machine_begins_with_the_stored_rows(common, folders):
+    (folders / "RESULTS" / "some.json").write_text(json.dumps({"rows": [], "each": [{"loss": 1.5}]}))
+    common.RowStore("some").add({"loss": 2.5})
+    assert common.RowStore("some").rows == [{"loss": 1.5}, {"loss": 2.5}]
+    (folders / "WORK" / "some.jsonl").write_text("")  # to measure all again
+    assert common.RowStore("some").rows == []
+
+
+def test_a_program_that_is_tried_keeps_nothing(common, folders):
+    (folders / "RESULTS" / "some.json").write_text(json.dumps({"each": [{"loss": 1.5}]}))
+    store = common.RowStore("some", is_tried=True)
+    store.add({"loss": 2.5})
+    store.write([], {"loss": ".1f"})
+    assert store.rows == [{"loss": 2.5}] and not list((folders / "WORK").iterdir())
+    assert json.loads((folders / "RESULTS" / "some.json").read_text()) == {"each": [{"loss": 1.5}]}
+
+
+def test_the_peak_of_memory_begins_again(common):
+    big = torch.ones(2**26)  # 256 MB
+    assert common.memory_bytes("VmHWM") >= common.memory_bytes("VmRSS") > big.nbytes
+    before = common.memory_bytes("VmHWM")
+    del big
+    common.reset_peak()
+    assert common.memory_bytes("VmHWM") < before - 2**27
