@@ -96,6 +96,7 @@ def calibrate(
 RECORDED = 512  # examples whose calls are kept, about: the refinement reads one after the other
 SHARE = 0.25  # of the model's own memory: the most that moments may take
 LEAST = 256 * 2**20  # bytes that moments may take in any case: each further group is a further pass over the batches
+LEAST_OF_FEW = 64 * 2**20  # the same where a pass is short, over a few examples
 FLOAT64 = 8  # bytes
 
 
@@ -111,6 +112,7 @@ class CalibratedSites:
         narrowed: the sites and feed-forward blocks for whose outputs moments are taken.
         batches: see `calibrate`; listed if several passes are needed, or calls are kept. Moments are taken of all
             batches; of more than `RECORDED` examples, calls are kept for every second batch, or every third...
+        are_few: whether a pass over the batches is short, so that little memory is worth more passes.
 
     Attributes:
         groups: the paths of the sites that are calibrated together.
@@ -126,10 +128,13 @@ class CalibratedSites:
         recorded: Sequence[OpenSite],
         narrowed: Sequence[OpenLayerSite],
         batches: Iterable[Mapping],
+        *,
+        are_few: bool = False,
     ):
         self.model, self.sites, self.recorded, self.narrowed = model, sites, recorded, narrowed
         sizes = {path: FLOAT64 * size for path, size in moment_counts(sites, narrowed).items()}
         limit = max(SHARE * sum(parameter.nbytes for parameter in model.parameters()), LEAST)
+        limit = LEAST_OF_FEW if are_few else limit
         self.groups, self.orders = grouped(sizes, limit), dict[str, Tensor]()
         self.batches = batches if len(self.groups) == 1 and not recorded else check_batches(batches)
         self.step = -(-sum(num_rows(batch) or 1 for batch in self.batches) // RECORDED) if recorded else 1
@@ -138,10 +143,15 @@ class CalibratedSites:
     def of(self, path: str) -> Calibrations:
         """Return the calibrations of the group that holds a site; a new group replaces the one before."""
         if path not in self.open:
-            self.seen = Calibrations({}, {}, {})
+            self.release()
             (self.open,) = [group for group in self.groups if path in group]
             self.seen = self.calibrated(self.open)
         return self.seen
+
+    def release(self) -> None:
+        """Give the memory of the present group back, if there are several: `of` makes what is requested again."""
+        if len(self.groups) > 1:
+            self.open, self.seen = [], Calibrations({}, {}, {})
 
     def calibrated(self, group: Sequence[str]) -> Calibrations:
         """Calibrate one group in one pass over the batches."""

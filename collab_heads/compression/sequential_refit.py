@@ -79,6 +79,7 @@ def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]
     if not fitted:
         return {}
     model, found = measured.model, {path: [*fits] for path, fits in fitted.items()}
+    measured.fitted.release()
     examples, tokens = examples_of(measured)
     if len(examples) < VALIDATED:
         logger.info("the last projections are not refitted in order: there are too few calibration examples")
@@ -97,8 +98,9 @@ def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]
             for reader in group:
                 output = refit(model, reader, examples, targets.pop(reader.output))
                 if output is not None:
-                    refit_output(model.get_submodule(reader.output), output)
-                    found.setdefault(reader.site.path, []).append(RefittedOutput(output))
+                    projection = model.get_submodule(reader.output)
+                    refit_output(projection, output)
+                    found.setdefault(reader.site.path, []).append(RefittedOutput(output.rounded(projection)))
                     is_refitted = True
     return found if is_refitted else {}
 

@@ -48,6 +48,10 @@ class OutputWeights:
     weight: Tensor
     bias: Tensor
 
+    def rounded(self, output: nn.Module) -> "OutputWeights":
+        """Return them with the weight in the dtype of the projection that will store it: less to keep until then."""
+        return replace(self, weight=self.weight.to(weight_of(output).dtype))
+
 
 @dataclass(frozen=True)
 class SiteWeights:

@@ -70,6 +70,24 @@ def test_what_is_held_is_one_group(monkeypatch):
         assert list(calibrated.of(site.path).outputs) == list(calibrated.of(site.path).query_key) == [site.path]
 
 
+def test_released_memory_is_made_again(monkeypatch):
+    """One group stays: to make it again would take a pass, and it is small."""
+    model = FAMILIES["bert"].build()
+    sites = open_sites(model, get_adapter(model))
+    batches, path = batches_of(FAMILIES["bert"], 2), sites[-1].path
+    expected = CalibratedSites(model, sites, [], sites, batches).of(path).outputs[path].outer
+    for least, are_few, groups in ((0, False, len(sites)), (None, True, 1), (None, False, 1), (0, True, len(sites))):
+        with monkeypatch.context() as patch:
+            if least is not None:
+                patch.setattr(calibrate, "LEAST_OF_FEW" if are_few else "LEAST", least)
+                patch.setattr(calibrate, "SHARE", least)
+            calibrated = CalibratedSites(model, sites, [], sites, batches, are_few=are_few)
+        assert len(calibrated.groups) == groups and calibrated.of(path)
+        calibrated.release()
+        assert bool(calibrated.seen.outputs) is (groups == 1)
+        assert torch.equal(calibrated.of(path).outputs[path].outer, expected)
+
+
 @pytest.mark.parametrize("name", ("bert", "marian"))
 def test_calls_are_kept_of_some_examples_and_moments_taken_of_all(name, monkeypatch):
     model = FAMILIES[name].build().double()

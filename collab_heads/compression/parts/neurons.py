@@ -51,7 +51,7 @@ class Neurons(Part):
         regression = NeuronRegression.of_block(site, fitting.calibrations.outputs.pop(site.path))
         costs = fitting.calibrations.orders.get(site.path)
         kept = most_costly(regression.removal_costs() if costs is None else costs, fitting.geometry.neurons)
-        fitting.fits.append(KeptNeurons(kept, regression.output(kept)))
+        fitting.fits.append(KeptNeurons(kept, regression.output(kept).rounded(site.output)))
 
     def resize(self, site, state, shape, geometry):
         """Keep the first neurons."""
