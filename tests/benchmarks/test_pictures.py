@@ -15,7 +15,7 @@ def pictures(monkeypatch):
     return importlib.import_module("pictures")
 
 
-@pytest.mark.parametrize("name", ["efficiency", "start"])
+@pytest.mark.parametrize("name", ["efficiency", "start", "alternatives"])
 def test_a_picture_is_that_of_the_stored_results(name, pictures):
     stored, drawn = (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8"), io.StringIO()
     creator = re.search(r"Matplotlib v([\d.]+)", stored)[1]
