@@ -8,7 +8,8 @@ are STS-B train ("pairs"), SST-2 train ("reviews"), the English side of Multi30k
 treebank ("web"), and as many of each ("mixed"). Three tasks score a model, whose own sentences are in no draw: STS-B
 dev, Spearman x 100; a logistic regression on frozen embeddings of SST-2, accuracy x 100; and retrieval in RTE, x 100:
 how often the passage that entails a statement is the nearest of all such passages of the train and dev sets.
-Every row is stored as it comes, in WORK/calibration.jsonl, and not measured again.
+Every row is kept as it comes, in WORK/calibration.jsonl, which begins with the stored rows. A row that is there is not
+measured again: delete it there if it should be.
 """
 
 import argparse

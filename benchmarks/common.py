@@ -117,11 +117,12 @@ class RowStore:
         self.name, self.is_tried = name, is_tried
         self.place, result = WORK / f"{name}.jsonl", RESULTS / f"{name}.json"
         self.rows: list[dict] = []
-        if self.place.exists() and not is_tried:
+        if is_tried:
+            return
+        if not self.place.exists() and result.exists():
+            self.place.write_text("".join(json.dumps(row) + "\n" for row in json.loads(result.read_text())["each"]))
+        if self.place.exists():
             self.rows = [json.loads(line) for line in self.place.read_text().splitlines()]
-        elif result.exists() and not is_tried:
-            self.rows = json.loads(result.read_text())["each"]
-            self.place.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
 
     def add(self, row: dict) -> None:
         """Keep a row."""

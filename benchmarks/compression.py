@@ -15,7 +15,8 @@ before that have none, and learned from sentences of RTE, too. Translation model
 with beam 5. A draw is 256 sentences of STS-B train, or 256 training pairs, and the seed of all that follows; of more
 sentences, some of STS-B and MRPC train, or so many pairs. Distillation sees sentences without labels: 10,000 of STS-B
 and MRPC train, or the German side of the training pairs and what the original makes of it.
-Every row is stored as it comes, in WORK/compression.jsonl, and not measured again.
+Every row is kept as it comes, in WORK/compression.jsonl, which begins with the stored rows. A row that is there is not
+measured again: delete it there if it should be.
 """
 
 import argparse

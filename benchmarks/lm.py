@@ -12,7 +12,8 @@ pooling (see `lm_peer`). Each as it is and after the same distillation, on train
 
 The cache is counted in a forward pass; where a peer's is not (GPT-2 knows no groups), it is what its groups would take.
 Decoding is greedy, with a cache, 8 rows, and timed in turns with the original: processor time, one thread.
-Every row is stored as it comes, in WORK/lm.jsonl, and not measured again.
+Every row is kept as it comes, in WORK/lm.jsonl, which begins with the stored rows. A row that is there is not
+measured again: delete it there if it should be.
 """
 
 import argparse
@@ -285,6 +286,7 @@ def main() -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     store = RowStore("lm", is_tried=arguments.sentences is not None)
+    store.rows = [row for row in store.rows if not row.get("note")]  # an adapter may be there by now
     for name in arguments.models:
         for row in measure(name, arguments, store.rows):
             store.add(row)

@@ -41,14 +41,19 @@ OVERVIEW = {  # model -> title, what is timed, place of the legend
     "minilm": ("MiniLM: Spearman on STS-B dev", "32 x 128 tokens", "lower right"),
     "marian": ("Marian: BLEU on test_2016", "32 sentences, beams of 5", "lower center"),
 }
-ALTERNATIVES = {  # method -> label, colour, marker
-    "compress": ("compress", "#000000", "o"),
-    "K-prune": ("K-prune", "#009E73", "^"),
-    "GRAIL": ("GRAIL", "#0072B2", "s"),
-    "Kwon et al. 2022": ("Kwon et al. 2022", "#E69F00", "D"),
-    "Torch-Pruning, Taylor": ("Torch-Pruning, Taylor", "#D55E00", "v"),
+ALTERNATIVES = {  # method -> colour, marker
+    "compress": ("#000000", "o"),
+    "K-prune": ("#009E73", "^"),
+    "GRAIL": ("#0072B2", "s"),
+    "Kwon et al. 2022": ("#E69F00", "D"),
+    "Torch-Pruning, Taylor": ("#D55E00", "v"),
 }
-STEPS = 300  # of distillation of whole layers that are dropped, as of those that are compressed
+COMPRESSED = {  # engine -> label, colour, marker
+    "PyTorch": ("compress", "#000000", "o"),
+    "onnx, int8": ("compress, 8 bits in ONNX Runtime", "#56B4E9", "s"),
+}
+SCORES = {"score": "Spearman x 100, STS-B", "elsewhere": "accuracy x 100, SST-2 (of another kind)"}
+LAYERS, STEPS = 6, 300  # of MiniLM; of distillation, of dropped layers as of compressed ones
 FORMS = ((1.0, "PyTorch"), (0.5, "PyTorch"), (0.5, "ONNX Runtime, 8 bits"), (0.25, "ONNX Runtime, 8 bits"))
 
 
@@ -139,34 +144,38 @@ def overview() -> Figure:
 
 def alternatives() -> Figure:
     """Draw `compress` beside what else makes an encoder smaller: quality against time, and losses of classifiers."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    lines: dict[str, list] = {"compress": [], "compress, 8 bits in ONNX Runtime": [], "layers dropped": []}
-    for engine, label in (("PyTorch", "compress"), ("onnx, int8", "compress, 8 bits in ONNX Runtime")):
-        rows = [row for row in rows_of("serving") if (row["model"], row["engine"]) == ("minilm", engine)]
-        lines[label] = [(float(row["time"].split(", ")[-1]), row["score"], SHARES[row["budget"]]) for row in rows]
-    for row in rows_of("dropped_layers"):
-        if row.get("steps", STEPS) == STEPS:
-            share = f"{row['layers']} of 6" if row["layers"] < 6 else ""
-            lines["layers dropped"].append((float(row["time"].split(", ")[-1]), row["score"], share))
-    styles = (("#000000", "o"), ("#56B4E9", "s"), ("#CC79A7", "D"))
-    for (label, points), (colour, marker) in zip(lines.items(), styles, strict=True):
-        left.plot(*zip(*(point[:2] for point in points), strict=True), marker=marker, color=colour, label=label, ms=5)
-        for x, y, share in points:
-            left.annotate(share, (x, y), xytext=(5, -10), textcoords="offset points", fontsize=8, color=colour)
-    left.set(xlabel="time of 32 x 128 tokens, of PyTorch's", ylabel="Spearman x 100, STS-B", xscale="log")
-    left.set_xticks(ticks := [0.15, 0.2, 0.3, 0.5, 1.0], [f"{tick:g}" for tick in ticks])
-    left.minorticks_off()
-    left.set_title("all-MiniLM-L6-v2, distilled for 300 steps", fontsize=10)
-    for method, (label, colour, marker) in ALTERNATIVES.items():
+    figure, (*left, right) = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
+    lines = [
+        ([row for row in rows_of("serving") if (row["model"], row["engine"]) == ("minilm", engine)], *style)
+        for engine, style in COMPRESSED.items()
+    ]
+    dropped = [row for row in rows_of("dropped_layers") if row["layers"] == LAYERS or row["steps"] == STEPS]
+    lines.append((dropped, "layers dropped", "#CC79A7", "D"))
+    for panel, (score, label) in zip(left, SCORES.items(), strict=True):
+        for rows, name, colour, marker in lines:
+            times, values = [float(row["time"].split(", ")[-1]) for row in rows], [row[score] for row in rows]
+            panel.plot(times, values, marker=marker, color=colour, label=name, ms=5)
+            for row, time, value in zip(rows, times, values, strict=True):
+                if row.get("layers") != LAYERS:  # the original has its label from `compress`
+                    share = SHARES[row["budget"]] if "budget" in row else f"{row['layers']} of {LAYERS}"
+                    place = {"xytext": (5, -9), "textcoords": "offset points"}
+                    panel.annotate(share, (time, value), **place, fontsize=7, color=colour)
+        panel.set(xlabel="time of 32 x 128 tokens, of PyTorch's", xscale="log")
+        panel.set_xticks(ticks := [0.15, 0.2, 0.3, 0.5, 1.0], [f"{tick:g}" for tick in ticks])
+        panel.minorticks_off()
+        panel.set_title(label, fontsize=9)
+    left[0].set_ylabel(f"MiniLM, {STEPS} steps of distillation")
+    for method, (colour, marker) in ALTERNATIVES.items():
         rows = [row for row in rows_of("layer_peers") if row["task"].startswith("mean") and row["method"] == method]
         points = sorted((row["budget"], row["lost"]) for row in rows)
-        right.plot(*zip(*points, strict=True), marker=marker, color=colour, label=label, ms=5)
-    right.set(xlabel="operations of the layers that are left", ylabel="points lost", xticks=(0.25, 0.33, 0.5))
+        right.plot(*zip(*points, strict=True), marker=marker, color=colour, label=method, ms=5)
+    right.set(xlabel="operations of the layers that are left", xticks=(0.25, 0.33, 0.5))
     right.set_xticklabels(("¼", "⅓", "½"))
-    right.set_title("mean of five GLUE classifiers, nothing trained", fontsize=10)
-    for panel in (left, right):
+    right.set_title("points lost, five GLUE classifiers, not trained", fontsize=9)
+    for panel in (*left, right):
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=7, loc="lower right" if panel is left else "upper right")
+    left[0].legend(fontsize=7, loc="lower right")
+    right.legend(fontsize=7, loc="upper right")
     return figure
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from collab_heads.collaborative.calibrate import FLOAT64, LEAST, SHARE
+from collab_heads.collaborative.calibrate import FLOAT64, most_bytes
 from common import RESULTS, table, write
 
 PIECES = ("swap, from the weights", "swap, calibrated", "swap, refined", "compress", "analyze", "train")
@@ -107,9 +107,15 @@ def key(row: dict) -> tuple:
     return row["width"], row["layers"], PIECES.index(row["work"])
 
 
-def passes(layers: int, groups: int) -> float:
-    """Return how often `compress` runs all calibration tokens through the model, in units of one pass."""
-    calibrations = groups * (1 + HELD_OUT) + (2 * groups if groups > 1 else 0)  # again for each thing that is fitted
+def passes(layers: int, groups: int, held_groups: int) -> float:
+    """Return how often `compress` runs all calibration tokens through the model, in units of one pass.
+
+    Args:
+        layers: of the model.
+        groups: in which layers are calibrated on the examples to fit to.
+        held_groups: the same on the examples to measure on.
+    """
+    calibrations = groups + HELD_OUT * held_groups + (2 * groups if groups > 1 else 0)  # again for each thing fitted
     return calibrations + HELD_OUT * (PARTS * layers + 2)  # the output as it is, with each change, with the plan
 
 
@@ -118,7 +124,7 @@ def solve_seconds(rows: list[dict], product: float) -> dict[int, float]:
     found = {}
     for row in rows:
         if row["work"] == "compress":
-            runs = 2 * row["tokens"] * row["model_bytes"] / SINGLE * passes(row["layers"], 1) / product
+            runs = 2 * row["tokens"] * row["model_bytes"] / SINGLE * passes(row["layers"], 1, 1) / product
             found[row["width"]] = max(row["cpu_seconds"] - runs, 0.0) / row["layers"]
     return found
 
@@ -130,12 +136,15 @@ def estimates(rows: list[dict], measured: dict[str, float]) -> list[dict]:
     found = []
     for size in SIZES:
         model, attention = HALF * size.parameters, HALF * size.attention * size.layers
-        at_once = max(int(max(SHARE * model, LEAST) // size.moments), 1)
+        at_once, held_at_once = (
+            min(max(int(most_bytes(model, are_few=are_few) // size.moments), 1), size.layers)
+            for are_few in (False, True)
+        )
         groups = -(-size.layers // at_once)
-        held = min(at_once, size.layers) * size.moments * 2  # of both parts of the examples
+        held = (at_once + held_at_once) * size.moments
         site = 6 * FLOAT64 * size.width**2  # in float64 while it is solved: weights, roots and products
         working = held + attention / 2 + site  # half of attention waits for its place
-        count = passes(size.layers, groups)
+        count = passes(size.layers, groups, -(-size.layers // held_at_once))
         operations = 2 * TOKENS * size.parameters * count
         found.append(
             {

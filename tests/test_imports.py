@@ -174,7 +174,7 @@ def family_names(source: str) -> set[str]:
 
 
 def test_what_writes_for_engines_names_no_family():
-    """What an engine wants to know of a family is in its adapter."""
+    """Adapters describe their families for engines."""
     sources = {name: MODULES[name].read_text() for name in MODULES if name.startswith("serving.")}
     found = {name: family_names(source) for name, source in sources.items()}
     assert len(sources) > 5 and {name: families for name, families in found.items() if families} == {}

@@ -96,7 +96,7 @@ def calibrate(
 RECORDED = 512  # examples whose calls are kept, about: the refinement reads one after the other
 SHARE = 0.25  # of the model's own memory: the most that moments may take
 LEAST = 256 * 2**20  # bytes that moments may take in any case: each further group is a further pass over the batches
-LEAST_OF_FEW = 64 * 2**20  # the same where a pass is short, over a few examples
+FEW = 4  # a share of these where a pass is short, over a few examples
 FLOAT64 = 8  # bytes
 
 
@@ -112,7 +112,7 @@ class CalibratedSites:
         narrowed: the sites and feed-forward blocks for whose outputs moments are taken.
         batches: see `calibrate`; listed if several passes are needed, or calls are kept. Moments are taken of all
             batches; of more than `RECORDED` examples, calls are kept for every second batch, or every third...
-        are_few: whether a pass over the batches is short, so that little memory is worth more passes.
+        are_few: whether the batches hold few examples, see `most_bytes`.
 
     Attributes:
         groups: the paths of the sites that are calibrated together.
@@ -133,8 +133,7 @@ class CalibratedSites:
     ):
         self.model, self.sites, self.recorded, self.narrowed = model, sites, recorded, narrowed
         sizes = {path: FLOAT64 * size for path, size in moment_counts(sites, narrowed).items()}
-        limit = max(SHARE * sum(parameter.nbytes for parameter in model.parameters()), LEAST)
-        limit = LEAST_OF_FEW if are_few else limit
+        limit = most_bytes(sum(parameter.nbytes for parameter in model.parameters()), are_few=are_few)
         self.groups, self.orders = grouped(sizes, limit), dict[str, Tensor]()
         self.batches = batches if len(self.groups) == 1 and not recorded else check_batches(batches)
         self.step = -(-sum(num_rows(batch) or 1 for batch in self.batches) // RECORDED) if recorded else 1
@@ -149,7 +148,7 @@ class CalibratedSites:
         return self.seen
 
     def release(self) -> None:
-        """Give the memory of the present group back, if there are several: `of` makes what is requested again."""
+        """Free the memory of the present group if there are several; `of` makes it again on request."""
         if len(self.groups) > 1:
             self.open, self.seen = [], Calibrations({}, {}, {})
 
@@ -176,6 +175,16 @@ def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenLayerSite]) 
     for each in narrowed:
         counts[each.path] += widths(each.output)[0] ** 2
     return counts
+
+
+def most_bytes(model_bytes: float, *, are_few: bool = False) -> float:
+    """Return how many bytes the moments of a group may take.
+
+    Args:
+        model_bytes: of the model's parameters.
+        are_few: whether a pass over the batches is short, so that smaller groups cost little time.
+    """
+    return max(SHARE * model_bytes, LEAST) / (FEW if are_few else 1)
 
 
 def grouped(sizes: Mapping[str, int], limit: float) -> list[list[str]]:

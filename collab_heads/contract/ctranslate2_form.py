@@ -1,4 +1,4 @@
-"""What CTranslate2 needs to know of a model type beside its layers: the data of an adapter."""
+"""Describe a model type for CTranslate2; an adapter holds the description."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class CTranslate2Form:
-    """What CTranslate2's converter and engines take for granted of a model type. A family may override the methods.
+    """A description of a model type for CTranslate2's converter and engines. A family may override the methods.
 
     Attributes:
         entries: entries of a config that the converter (4.8) reads, and configs of transformers 5 say no more.

@@ -93,7 +93,7 @@ class HeadRegression:
 
     @functools.cached_property
     def ridge(self) -> float:
-        """What is added to the mean square of every output of a head, so that second moments can be inverted."""
+        """The ridge on the diagonal of the second moments, with which they can be inverted."""
         square = self.scatter.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny ** 0.5)
         return RIDGE * float(square)
 

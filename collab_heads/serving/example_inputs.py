@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from collab_heads.errors import ArgumentError
 
@@ -81,3 +81,15 @@ def padded(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
 def first_row(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first row of a batch."""
     return {name: value[:1] if isinstance(value, Tensor) and value.ndim else value for name, value in batch.items()}
+
+
+class WholeCache(DynamicCache):
+    """A cache that no window cuts, of a class that only transformers' exporters register.
+
+    transformers' recipes for ExecuTorch register `DynamicCache` in another form for all later exports of the process.
+    """
+
+
+def whole_cache(model: PreTrainedModel) -> dict[str, DynamicCache]:
+    """Return an empty cache as an input of a decoder; other models make their own."""
+    return {} if model.config.is_encoder_decoder else {"past_key_values": WholeCache()}

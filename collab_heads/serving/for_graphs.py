@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import CollabHeadsError, UnsupportedModelError
 from collab_heads.serving.comparison import compare
+from collab_heads.serving.example_inputs import whole_cache
 from collab_heads.serving.served_model import (
     CACHES,
     DECODER,
@@ -194,18 +195,6 @@ def generating(
     without_passed_on(stages["decode"])  # the keys and values of the source
     encoder = exporter.export(CrossAttentionEncoder(model), source, options).components[SINGLE]
     return {ENCODER: encoder, DECODER: stages["decode"]}, caches
-
-
-class WholeCache(DynamicCache):
-    """A cache that no window cuts, of a class that the exporters alone register.
-
-    transformers' recipes for ExecuTorch register `DynamicCache` in another form for all that is exported after them.
-    """
-
-
-def whole_cache(model: Any) -> dict[str, DynamicCache]:
-    """Return an empty cache as an input of a decoder; other models make their own."""
-    return {} if model.config.is_encoder_decoder else {"past_key_values": WholeCache()}
 
 
 def without_passed_on(component: Any) -> None:

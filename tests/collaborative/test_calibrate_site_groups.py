@@ -7,7 +7,7 @@ from model_sizes import EXACT, WIDTH
 
 from collab_heads import compress, swap_to_collaborative
 from collab_heads.collaborative import calibrate
-from collab_heads.collaborative.calibrate import CalibratedSites, grouped, moment_counts
+from collab_heads.collaborative.calibrate import CalibratedSites, grouped, moment_counts, most_bytes
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import num_rows
@@ -70,22 +70,33 @@ def test_what_is_held_is_one_group(monkeypatch):
         assert list(calibrated.of(site.path).outputs) == list(calibrated.of(site.path).query_key) == [site.path]
 
 
-def test_released_memory_is_made_again(monkeypatch):
+@pytest.mark.parametrize("are_one", (True, False))
+def test_released_moments_are_made_again(are_one, monkeypatch):
     """One group stays: to make it again would take a pass, and it is small."""
     model = FAMILIES["bert"].build()
     sites = open_sites(model, get_adapter(model))
     batches, path = batches_of(FAMILIES["bert"], 2), sites[-1].path
     expected = CalibratedSites(model, sites, [], sites, batches).of(path).outputs[path].outer
-    for least, are_few, groups in ((0, False, len(sites)), (None, True, 1), (None, False, 1), (0, True, len(sites))):
-        with monkeypatch.context() as patch:
-            if least is not None:
-                patch.setattr(calibrate, "LEAST_OF_FEW" if are_few else "LEAST", least)
-                patch.setattr(calibrate, "SHARE", least)
-            calibrated = CalibratedSites(model, sites, [], sites, batches, are_few=are_few)
-        assert len(calibrated.groups) == groups and calibrated.of(path)
-        calibrated.release()
-        assert bool(calibrated.seen.outputs) is (groups == 1)
-        assert torch.equal(calibrated.of(path).outputs[path].outer, expected)
+    if not are_one:
+        monkeypatch.setattr(calibrate, "LEAST", 0)
+        monkeypatch.setattr(calibrate, "SHARE", 0)
+    calibrated = CalibratedSites(model, sites, [], sites, batches)
+    assert calibrated.of(path).outputs
+    calibrated.release()
+    assert bool(calibrated.seen.outputs) is are_one
+    assert torch.equal(calibrated.of(path).outputs[path].outer, expected)
+
+
+def test_groups_are_smaller_where_examples_are_few(monkeypatch):
+    model = FAMILIES["bert"].build()
+    sites, batches = open_sites(model, get_adapter(model)), batches_of(FAMILIES["bert"], 2)
+    whole = 8 * sum(moment_counts(sites, sites).values())
+    monkeypatch.setattr(calibrate, "SHARE", 0)
+    monkeypatch.setattr(calibrate, "LEAST", whole)
+    groups = [len(CalibratedSites(model, sites, [], sites, batches, are_few=few).groups) for few in (False, True)]
+    assert groups == [1, len(sites)] and most_bytes(0, are_few=True) == whole / 4
+    monkeypatch.setattr(calibrate, "SHARE", 0.25)
+    assert (most_bytes(8 * whole), most_bytes(8 * whole, are_few=True)) == (2 * whole, whole / 2)
 
 
 @pytest.mark.parametrize("name", ("bert", "marian"))

@@ -181,6 +181,8 @@ def test_the_error_falls_and_the_model_stays(family):
     kept = [fit for fits in fitted.values() for fit in fits if isinstance(fit, RefittedOutput)]
     if family.name not in ("albert", "qwen3"):  # layers that share their modules; nothing helps on held-out examples
         assert kept and made.measured_error(fitted) < made.measured_error(plain)
+    outputs = [fit.output for fits in fitted.values() for fit in fits if hasattr(fit, "output")]
+    assert outputs and {each.weight.dtype for each in outputs} == {torch.float32}  # as the model stores them
 
 
 def test_a_refit_that_does_not_help_is_left_out(monkeypatch):
