@@ -9,6 +9,7 @@ from unchanged import assert_unchanged, snapshot
 from collab_heads import compress, get_adapter, plan
 from collab_heads.compression import plan as planning
 from collab_heads.compression import sequential_refit
+from collab_heads.compression.parts.heads import KeptHeads
 from collab_heads.compression.parts.table import install
 from collab_heads.compression.residual_readers import find_readers
 from collab_heads.compression.sequential_refit import RefittedOutput, Sums, refitted_in_order
@@ -145,6 +146,15 @@ def test_a_site_whose_heads_put_out_zeros(name):
     compress(model, batches_of(FAMILIES[name], MANY), 0.7, parts=("query_key", "neurons"), refine_steps=0)
 
 
+def test_a_site_without_heads_gets_a_bias():
+    made = measured_of("distilbert", 64)
+    last = open_sites(made.measured.model, made.measured.adapter)[-1]
+    width = weight_of(last.output).shape[0]
+    found = refitted_in_order(made.measured, shifted(made.measured.sites[0]) | {last.path: [KeptHeads((), None)]})
+    refitted = found[last.path][-1].output
+    assert refitted.weight.shape == (width, 0) and refitted.bias.abs().max() > 0
+
+
 def test_tokens_without_variance_count_as_flat_ones():
     states = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
     states[3] = 0
@@ -182,7 +192,8 @@ def test_the_error_falls_and_the_model_stays(family):
     if family.name not in ("albert", "qwen3"):  # layers that share their modules; nothing helps on held-out examples
         assert kept and made.measured_error(fitted) < made.measured_error(plain)
     outputs = [fit.output for fits in fitted.values() for fit in fits if hasattr(fit, "output")]
-    assert outputs and {each.weight.dtype for each in outputs} == {torch.float32}  # as the model stores them
+    dtypes = {each.weight.dtype for each in outputs if each.weight.numel()}
+    assert dtypes == {torch.float32}  # as the model stores them
 
 
 def test_a_refit_that_does_not_help_is_left_out(monkeypatch):
