@@ -54,6 +54,19 @@ def set_weight(module: Any, weight: Tensor, *, requires_grad: bool) -> None:
     set_widths(module, weight.shape[1], weight.shape[0])
 
 
+def write_weight(module: Any, weight: Tensor) -> None:
+    """Give the weight of a projection other values, in new memory: the parameter stays the same object.
+
+    Copies that share the old memory (`apply_state.undone`) are not affected.
+
+    Args:
+        module: the projection.
+        weight: [out, in], of the same shape.
+    """
+    stored = weight.mT if is_transposed(module) else weight
+    module.weight.data = stored.detach().to(module.weight, memory_format=torch.contiguous_format, copy=True)
+
+
 def names_of_widths(module: nn.Module) -> tuple[str, str]:
     """Return the names of a projection's width attributes, in and out."""
     return next((names for cls, names in WIDTHS.items() if isinstance(module, cls)), LINEAR_WIDTHS)

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.gates import HeadGates
-from collab_heads.layers.layout import become, is_transposed, set_weight, weight_of
+from collab_heads.layers.layout import become, is_transposed, set_weight, weight_of, write_weight
 from collab_heads.layers.removed import constant, is_exporting
 from collab_heads.sites.state import GateState
 
@@ -153,7 +153,7 @@ def install(projection: nn.Module, name: str, part: nn.Module) -> None:
 @torch.no_grad()
 def fold_output(projection: HeadOutputProjection) -> None:
     """Multiply alphas and the gates of evaluation into W_O and restore the stock class, in place."""
-    weight_of(projection).copy_(projection.folded_weight())
+    write_weight(projection, projection.folded_weight())
     for name in PARTS:
         delattr(projection, name)
     become(projection, projection.stock)
@@ -173,8 +173,7 @@ def remove_gates(projection: HeadOutputProjection) -> None:
 def fold_alphas(projection: HeadOutputProjection) -> None:
     """Multiply the alphas, if there are any, into W_O, in place; they become an identity."""
     if projection.mixing is not None:
-        weight = weight_of(projection)
-        weight.copy_(projection.mixing(weight.cpu()))
+        write_weight(projection, projection.mixing(weight_of(projection).cpu()))
         projection.mixing.reset()
 
 

@@ -5,7 +5,7 @@ writes the record of the model (`CollabConfig.write`).
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.base.numerics import float64
-from collab_heads.layers.layout import set_weight, weight_of
+from collab_heads.layers.alphas import HeadAlphas
+from collab_heads.layers.gates import HeadGates
+from collab_heads.layers.layout import set_weight, weight_of, write_weight
 from collab_heads.layers.output import (
     HeadOutputProjection,
     alphas_of,
@@ -100,12 +102,12 @@ def remove_heads(site: OpenSite, numbers: Sequence[int]) -> None:
 
 @torch.no_grad()
 def refit_output(output: nn.Module, weights: OutputWeights) -> None:
-    """Replace the weight of an output projection, and correct its bias, in place; the shape stays."""
+    """Replace the weight of an output projection, and correct its bias, in new memory; parameters and shape stay."""
     bias = cast(Tensor | None, output.bias)
     if weights.weight.numel():  # else nothing is left that it could read
-        weight_of(output).copy_(weights.weight)
+        write_weight(output, weights.weight)
     if bias is not None:
-        bias.copy_(float64(bias) + weights.bias.to(bias.device))
+        bias.data = (float64(bias) + weights.bias.to(bias.device)).to(bias)
 
 
 def set_query_key(site: OpenSite, state: SiteState, query_key: QueryKey | None) -> None:
@@ -252,7 +254,8 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenLayerSite]) -> Iterator[N
     """Undo all changes of some sites of a model, and of its record, when the context ends, also on an error.
 
     While the context is open, copies replace the modules of these sites, so that the modules themselves stay as they
-    are. Sites that were opened before hold the modules, not the copies: open them again inside.
+    are. Sites that were opened before hold the modules, not the copies: open them again inside. The copies share the
+    memory of the weights, which are most of a model: do not write to it (see `write_weight`).
 
     Args:
         model: the model.
@@ -270,6 +273,7 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenLayerSite]) -> Iterator[N
     records = [(stack.config, getattr(stack.config, FIELD, None)) for stack in stacks]
     shared = [stack.config for stack in stacks] + [hook for module in originals for hook in hooks_of(module)]
     memo = {id(each): each for each in shared}  # configs of the model and hooks of the user: the copies share them
+    memo |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in weights_in(originals)}
     copies = {module: copy.deepcopy(module, memo) for module in originals}
     blocks = [(site.block, vars(site.block).get(STATE)) for site in now if isinstance(site, OpenFeedForward)]
     try:
@@ -291,6 +295,12 @@ def undone(model: PreTrainedModel, sites: Sequence[OpenLayerSite]) -> Iterator[N
                 setattr(config, FIELD, record)
             elif hasattr(config, FIELD):
                 delattr(config, FIELD)
+
+
+def weights_in(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
+    """Return the parameters of modules but for gates and alphas, which are small and written to in place."""
+    each = (part for module in modules for part in module.modules() if not isinstance(part, HeadGates | HeadAlphas))
+    return {parameter for part in each for parameter in part.parameters(recurse=False)}
 
 
 def hooks_of(module: nn.Module) -> list[object]:

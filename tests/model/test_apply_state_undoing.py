@@ -9,8 +9,10 @@ from model_sizes import NARROW
 from unchanged import assert_unchanged, snapshot
 
 import collab_heads
+from collab_heads.layers.output import alphas_of
 from collab_heads.model.apply_state import undone
 from collab_heads.model.open_site import open_sites
+from families import FAMILIES
 
 
 def test_everything_is_as_it_was(family):
@@ -25,6 +27,23 @@ def test_everything_is_as_it_was(family):
         collab_heads.swap_to_gated(model)
         assert not torch.allclose(output(model.eval(), inputs), expected)
         model.train()
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_copies_share_weights_until_these_are_replaced(name):
+    model, inputs = FAMILIES[name].build().eval(), FAMILIES[name].inputs()
+    adapter = collab_heads.get_adapter(model)
+    before, places = snapshot(model), [each.data_ptr() for each in model.parameters()]
+    with undone(model, open_sites(model, adapter)):
+        assert [each.data_ptr() for each in model.parameters()] == places
+        collab_heads.swap_to_alpha(model)
+        for site in open_sites(model, adapter):
+            alphas_of(site.output).alpha.data += 0.1
+        collab_heads.fold_heads(model)
+        collab_heads.swap_to_gated(model, init_log_alpha=0.0)
+        collab_heads.prune_heads(model, [inputs], keep=5)
+        assert sum(each.numel() for each in model.parameters()) < sum(map(torch.numel, before["state"].values()))
     assert_unchanged(model, before)
 
 
