@@ -1,6 +1,6 @@
 """Translation models with fewer heads or narrower keys: Multi30k de-en, test_2016_flickr, beams of 5, sacreBLEU.
 
-python benchmarks/nmt.py PART [--rows NAME ...] [--seeds 0 1 2] [--work DIR] [--keep] [--table [--note WHY]]
+python benchmarks/nmt.py PART [--rows NAME ...] [--seeds 0 1 2] [--both] [--work DIR] [--keep] [--table [--note WHY]]
 
 heads    the Marian of the shared folder with some of its 72 heads: learned, by importance, at random, by lambda
 widths   the same Marian with narrower shared keys, before and after fine-tuning
@@ -16,6 +16,8 @@ risk     the same Marian trained on, to lower the risk of its translations, and 
 Every run is one of run_translation.py and translates the test set at the end of its steps: nothing is selected on it
 (or on the dev set, which "longer" translates every 800 steps to show whether BLEU still rises).
 Runs found complete in DIR are not repeated, so parts and seeds can run side by side; --table only collects and draws.
+With --both the runs translate the dev set, too, and are scored on the 2,014 sentences of both sets: a table of its own,
+for differences that 1,000 sentences do not decide.
 With --rows it stores these under "again", beside the table that is there: rows that ran once more, with their own first
 row, are not those of the run before, whose machine may have rounded otherwise.
 The difference to the first row is that of the means over seeds, with the 95 % interval of a paired bootstrap over
@@ -25,12 +27,13 @@ sentences (1,000 draws; the seeds of a row are drawn together).
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from mended import mended
-from nmt_parts import DATA, FILES, FILES_WITH_DEV, PARTS
+from nmt_parts import BOTH, DATA, FILES, FILES_WITH_DEV, PARTS, TEST
 from nmt_pictures import draw_alphas, draw_heads
-from nmt_rows import folder_of, rows_of
+from nmt_rows import folder_of, lines_of, rows_of
 from transformers import AutoModelForSeq2SeqLM
 
 from common import ROOT, WORK, shared, table, write, write_again
@@ -41,15 +44,20 @@ from collab_heads.command.flags.arguments import fingerprint
 from collab_heads.heads.penalty.alphas import AlphaPenalty
 from collab_heads.training.runs.run import Run
 
+TONGUES = ("de", "en")
 evaluate, step = Run.evaluate, AlphaPenalty.step
 
 
-def run(part: str, name: str, seed: int, work: Path, keep: bool = False) -> None:
+def run(part: str, name: str, seed: int, work: Path, keep: bool = False, splits: Sequence[str] = (TEST,)) -> None:
     """Run run_translation.py once; a run whose results exist is not repeated."""
     folder, of = folder_of(work, part, name, seed), PARTS[part]
     flags = f"{of.common} {of.rows[name]} --seed {seed} --overwrite_output_dir --output_dir {folder}".split()
     for flag, split in (FILES_WITH_DEV if of.dev else FILES).items():
-        flags += [flag, *(str(shared(f"{DATA}/{split}.{language}.gz")) for language in ("de", "en"))]
+        several = len(splits) > 1 and split == TEST
+        flags += [
+            flag,
+            *(str(joined(work, splits, tongue) if several else file_of(split, tongue)) for tongue in TONGUES),
+        ]
     if "--model_name_or_path" in flags:  # the row has a model of its own
         place = flags.index("--model_name_or_path") + 1
         flags[place] = str(mended(flags[place], seed, work))
@@ -86,6 +94,18 @@ def run(part: str, name: str, seed: int, work: Path, keep: bool = False) -> None
         (folder / "model.safetensors").unlink()
 
 
+def file_of(split: str, tongue: str) -> Path:
+    """Return the file of a split in a language."""
+    return shared(f"{DATA}/{split}.{tongue}.gz")
+
+
+def joined(work: Path, splits: Sequence[str], tongue: str) -> Path:
+    """Write several splits in a language one after the other, and return the file."""
+    path = work / f"{'+'.join(splits)}.{tongue}"
+    path.write_text("".join(f"{line}\n" for line in lines_of(splits, tongue)), encoding="utf-8")
+    return path
+
+
 def watch_alphas() -> list[list[float]]:
     """Return a list that fills with the nuclear norms of all alphas after every optimizer step of the next training."""
     norms: list[list[float]] = []
@@ -104,6 +124,7 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="some of the table; all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--both", action="store_true", help="score the dev set beside the test set")
     parser.add_argument("--work", type=Path, default=WORK / "collab-heads-nmt")
     parser.add_argument("--keep", action="store_true", help="leave the trained models in DIR")
     parser.add_argument("--table", action="store_true", help="collect and draw only")
@@ -112,18 +133,24 @@ def main() -> None:
     part = arguments.part
     if unknown := set(arguments.rows or ()) - set(PARTS[part].rows):
         parser.error(f"--rows {unknown}: {part} has {list(PARTS[part].rows)}")
+    if arguments.both and PARTS[part].dev:
+        parser.error(f"--both: {part} translates the dev set while it trains")
+    splits, suffix = (BOTH, "_both") if arguments.both else ((TEST,), "")
+    arguments.work /= "both" if arguments.both else ""
     arguments.work.mkdir(parents=True, exist_ok=True)
     for seed in [] if arguments.table else arguments.seeds:
         for name in arguments.rows or PARTS[part].rows:
-            run(part, name, seed, arguments.work, arguments.keep)
-    if arguments.table and bool(arguments.rows) != bool(arguments.note):
+            run(part, name, seed, arguments.work, arguments.keep, splits)
+    if arguments.table and not arguments.both and bool(arguments.rows) != bool(arguments.note):
         parser.error("--table with --rows needs --note, and goes beside what is stored: why did these run again?")
-    rows = rows_of(arguments.work, part, arguments.seeds, arguments.rows)
+    rows = rows_of(arguments.work, part, arguments.seeds, arguments.rows, splits)
     columns = {part: "", "kept": "", "enc/dec/cross": "", "before": ".2f", "bleu": ".2f", "range": ""}
     columns |= {"difference": "+.2f", "95 %": "", "parameters": ",", "runs": ""}
     columns |= {"chrf": ".2f", "seconds": ".0f"} if part == "risk" else {}
     print(table(rows, {name: spec for name, spec in columns.items() if any(row.get(name) for row in rows)}))
-    if arguments.table and arguments.rows:
+    if arguments.table and arguments.both:
+        write(f"nmt_{part}{suffix}", rows, seeds=arguments.seeds)
+    elif arguments.table and arguments.rows:
         write_again(f"nmt_{part}", rows, arguments.note, seeds=arguments.seeds)
     elif arguments.table:
         write(f"nmt_{part}", rows, seeds=arguments.seeds)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mended import MENDED
 
 DATA, TEST = "data/multi30k", "test_2016_flickr"
+BOTH = (TEST, "val")
 FILES = {"--train_file": "train", "--validation_file": TEST}
 FILES_WITH_DEV = {"--train_file": "train", "--validation_file": "val", "--test_file": TEST}
 DECODE = "--val_max_target_length 80 --per_device_eval_batch_size 50"

@@ -3,6 +3,7 @@
 import gzip
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,19 @@ def folder_of(work: Path, part: str, name: str, seed: int) -> Path:
     return work / f"{part}-{name.replace(',', '').replace(' ', '-')}-{seed}"
 
 
-def statistics_of(folder: Path) -> np.ndarray:
-    """Return the counts behind BLEU for every sentence, [1000, 10]: four of matches, four of totals, both lengths."""
+def lines_of(splits: Sequence[str], tongue: str) -> list[str]:
+    """Return the sentences of splits in a language, one after the other."""
+    found = []
+    for split in splits:
+        with gzip.open(shared(f"{DATA}/{split}.{tongue}.gz"), "rt", encoding="utf-8") as file:
+            found += file.read().splitlines()
+    return found
+
+
+def statistics_of(folder: Path, splits: Sequence[str]) -> np.ndarray:
+    """Return the counts behind BLEU for every sentence, [N, 10]: four of matches, four of totals, both lengths."""
     (final,) = sorted((folder / "translations").glob("*.txt"), key=lambda path: path.stat().st_mtime)[-1:]  # the test's
-    with gzip.open(shared(f"{DATA}/{TEST}.en.gz"), "rt", encoding="utf-8") as file:
-        references = file.read().splitlines()
+    references = lines_of(splits, "en")
     metric = BLEU(effective_order=True)
     scores = (
         metric.sentence_score(line, [reference])
@@ -49,7 +58,9 @@ def compared(ours: list[np.ndarray], theirs: list[np.ndarray]) -> tuple[float, f
     return float(low), float(high)
 
 
-def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = None) -> list[dict]:
+def rows_of(
+    work: Path, part: str, seeds: list[int], names: list[str] | None = None, splits: Sequence[str] = (TEST,)
+) -> list[dict]:
     """Return one row per setting, all or some: mean and spread over seeds, and the difference to the first."""
     rows, of = [], {}  # of: name -> seed -> counts
     for name, flags in PARTS[part].rows.items():
@@ -60,7 +71,7 @@ def rows_of(work: Path, part: str, seeds: list[int], names: list[str] | None = N
         if not found:
             continue
         results = {seed: json.loads((folder / "all_results.json").read_text()) for seed, folder in found.items()}
-        counts = {seed: statistics_of(folder) for seed, folder in found.items()}
+        counts = {seed: statistics_of(folder, splits) for seed, folder in found.items()}
         of[name] = counts
         finals = {seed: one["history"][-1]["metrics"] for seed, one in results.items()}
         scores = {seed: one["bleu"] for seed, one in finals.items()}
