@@ -161,7 +161,8 @@ def keep_rows(model: PreTrainedModel, tables: Sequence[TokenTable], kept: Sequen
         for name, value in list(vars(module).items()):
             if ONE_ID.search(name) and is_id(value):
                 setattr(module, name, ids[-1].get(value, value))
-    if padding := getattr(model.config, "pad_token_id", None):
+    padding = getattr(model.config, "pad_token_id", None)
+    if padding is not None:
         for module in model.modules():
             if not isinstance(module, nn.Embedding) and isinstance(getattr(module, "padding_idx", None), int):
                 module.padding_idx = padding

@@ -34,6 +34,7 @@ from collab_heads import compress, trim_vocabulary
 from collab_heads.command.inspect import facts_of_model
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError, UnsupportedModelError
 from collab_heads.vocabulary import trim
+from collab_heads.vocabulary.token_tables import keep_rows, token_tables
 
 STACKS = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4}
 STACKS |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}
@@ -129,6 +130,12 @@ def test_spare_rows_go():
     assert {config.vocab_size for config in (model.config, model.encoder.config, model.decoder.config)} == {
         len(report.tokenizer)
     }
+
+
+def test_a_padding_that_becomes_the_first_token():
+    model = MarianMTModel(MarianConfig(vocab_size=20, pad_token_id=5, decoder_start_token_id=5, **STACKS))
+    keep_rows(model, token_tables(model, 1), [range(5, 20)])
+    assert {each.padding_idx for each in model.modules() if getattr(each, "padding_idx", None) is not None} == {0}
 
 
 def test_roberta_counts_positions_from_a_padding_that_stays():
