@@ -90,7 +90,7 @@ def head_moments(
         mean, second = seen.mean(), seen.second()
     mean = mean if takes_mean else torch.zeros_like(mean)
     covariance = second - mean.outer(mean)
-    covariance = doubted(covariance, 0 if seen is None or has_gates else seen.count, num_heads, DOUBT)
+    doubted_(covariance, 0 if seen is None or has_gates else seen.count, num_heads, DOUBT)
     roots = []
     for weight, shown, size, by_weights in zip(
         per_head(float64(weights.output).mT, num_heads),
@@ -109,8 +109,8 @@ def for_each_head(rows: Tensor, groups: Sequence[int]) -> Tensor:
     return per_head(rows, max(groups) + 1)[list(groups)].flatten(0, 1)
 
 
-def doubted(covariance: Tensor, num_tokens: int, num_heads: int, doubt: float) -> Tensor:
-    """Shrink the entries of a covariance [n, n] between heads; the entries within each head stay.
+def doubted_(covariance: Tensor, num_tokens: int, num_heads: int, doubt: float) -> None:
+    """Shrink the entries of a covariance [n, n] between heads, in place; the entries within each head stay.
 
     Args:
         covariance: the covariance of the concatenated heads.
@@ -119,9 +119,10 @@ def doubted(covariance: Tensor, num_tokens: int, num_heads: int, doubt: float) -
         doubt: the shrinkage: as if doubt * n further tokens had shown no covariance between heads.
     """
     trusted = num_tokens / (num_tokens + doubt * len(covariance)) if num_tokens else 0.0
-    found = trusted * covariance
-    diagonal_blocks(found, num_heads).add_(diagonal_blocks(covariance, num_heads), alpha=1 - trusted)
-    return found
+    blocks = diagonal_blocks(covariance, num_heads)
+    stays = blocks.clone()
+    covariance *= trusted
+    blocks.copy_(stays)
 
 
 def diagonal_blocks(matrix: Tensor, num_heads: int) -> Tensor:

@@ -161,10 +161,21 @@ class Sums:
     second: Tensor
     right: Tensor
 
-    def __iadd__(self, other: "Sums") -> "Sums":
+    @classmethod
+    def zeros(cls, width: int, dim: int, like: Tensor) -> "Sums":
+        """Return sums over no tokens, on the device of a tensor or where it has double precision: n, D."""
+        empty = float64(like.new_zeros(0))
+        return cls(empty.new_zeros(width + 1, width + 1), empty.new_zeros(width + 1, dim))
+
+    def add(self, rows: Tensor, targets: Tensor) -> None:
+        """Add tokens: x [tokens, n + 1] and y [tokens, D]."""
+        self.second += (rows.mT @ rows).to(self.second.device)
+        self.right += (rows.mT @ targets).to(self.right.device)
+
+    def merge(self, other: "Sums") -> None:
+        """Add the tokens of other sums."""
         self.second += other.second
         self.right += other.right
-        return self
 
     def solve(self, present: Tensor, ridge: float, has_bias: bool) -> Tensor:
         """Return the weights, with the bias as a last row, near the present ones: [n + 1, D].
@@ -175,12 +186,13 @@ class Sums:
             has_bias: whether there is a bias; without it, its row stays.
         """
         free = slice(None) if has_bias else slice(-1)
-        left = self.second[free, free].clone()
-        squares = left.diagonal()[: len(present) - 1]
-        if len(squares):
+        missing, found = (self.right - self.second @ present)[free], present.clone()
+        squares = self.second.diagonal()[: len(present) - 1]
+        before = squares.clone()
+        if len(squares):  # in place, and undone below: of a wide site this is the largest matrix
             squares += ridge * squares.mean().clamp(min=torch.finfo(squares.dtype).tiny ** 0.5)
-        found = present.clone()
-        found[free] += torch.linalg.solve(left, (self.right - self.second @ present)[free])
+        found[free] += torch.linalg.solve(self.second[free, free], missing)
+        squares.copy_(before)
         return found
 
     def error(self, weights: Tensor) -> float:
@@ -209,12 +221,10 @@ def refit(
         root = roots_of_weights(original)
         missing = ((original - states) / scale).where(scale != 0, 0.0)  # of the output
         rows = torch.cat([used, used.new_ones(len(used), 1)], dim=1) * root
-        seen = Sums(float64(rows.mT @ rows), float64(rows.mT @ ((own + missing) * root)))
         chooses = number % VALIDATED == VALIDATED - 1
-        if chooses in sums:
-            sums[chooses] += seen
-        else:
-            sums[chooses] = seen
+        if chooses not in sums:
+            sums[chooses] = Sums.zeros(used.shape[1], own.shape[1], used)
+        sums[chooses].add(rows, (own + missing) * root)
         raise EnoughSeen
 
     with watching(model, reader, see):
@@ -228,7 +238,7 @@ def refit(
         ridge = min(tried, key=lambda ridge: tried[ridge])
         if not tried[ridge] < sums[True].error(present):
             return None
-        sums[False] += sums.pop(True)
+        sums[False].merge(sums.pop(True))
         found = sums[False].solve(present, ridge, has_bias)
     return OutputWeights(found[:-1].mT, found[-1] - present[-1])
 

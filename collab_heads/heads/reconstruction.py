@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.numerics import float64
 from collab_heads.collaborative.input_moments import InputMoments, listening_to_outputs
-from collab_heads.collaborative.values import DOUBT, doubted
+from collab_heads.collaborative.values import DOUBT, doubted_
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.layout import weight_of
 from collab_heads.layers.output import HeadOutputProjection
@@ -79,16 +79,16 @@ class HeadRegression:
             num_heads: H.
             gates: [H], the values of gates that stay and multiply the inputs of W_O; None for 1.
             has_bias: whether W_O has a bias.
-            doubt: how far covariances between heads are shrunk, see `doubted`; None for `DOUBT`.
+            doubt: how far covariances between heads are shrunk, see `doubted_`; None for `DOUBT`.
         """
         second, mean = moments.second(), moments.mean()
         if gates is not None:
             factors = gates.to(mean).repeat_interleave(len(mean) // num_heads)
-            second, mean = second * factors.outer(factors), mean * factors
+            second, mean = second.mul_(factors.outer(factors)), mean * factors
         if not has_bias:
             mean = torch.zeros_like(mean)
-        scatter = second - mean.outer(mean)
-        scatter = doubted(scatter, moments.count, num_heads, DOUBT if doubt is None else doubt)
+        scatter = second.addr_(mean, mean, alpha=-1)
+        doubted_(scatter, moments.count, num_heads, DOUBT if doubt is None else doubt)
         return cls(float64(weight), scatter, mean, num_heads)
 
     @functools.cached_property
