@@ -125,9 +125,9 @@ def measure_model(
         raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
     errors = {}
     for site in progress_bar(sites, desc="measuring sites"):
-        shape, both = shape_of(site, kind, parts), (fitted.of(site.path), shown.of(site.path))
-        with few_threads(widths(site.output)[0]):
-            errors[site.path] = SiteErrors(shape, site_errors(site, shape, *both))
+        shape, path = shape_of(site, kind, parts), site.path
+        with few_threads(widths(site.output)[0]):  # names for calibrations would keep them in memory
+            errors[path] = SiteErrors(shape, site_errors(site, shape, fitted.of(path), shown.of(path)))
     del shown  # as large as `fitted`
     sensitivity = sensitivities(sites, errors, fitted, probe, options)
     return Measurements(model, adapter, sites, options, fitted, work, others, probe, errors, sensitivity)

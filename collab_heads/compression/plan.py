@@ -284,9 +284,9 @@ class CompressionPlan:
         measured, fitted = self.measured, {}
         changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
         for site in progress_bar(changing, desc="fitting sites"):
-            choice, shape, seen = choices[site.path], self.uses[site.path].shape, measured.fitted.of(site.path)
-            with few_threads(widths(site.output)[0]):
-                fitted[site.path] = fit_site(site, shape, choice, seen, measured.options)
+            choice, shape = choices[site.path], self.uses[site.path].shape
+            with few_threads(widths(site.output)[0]):  # a name for the calibration would keep it in memory
+                fitted[site.path] = fit_site(site, shape, choice, measured.fitted.of(site.path), measured.options)
         refitted = refitted_in_order(measured, fitted)
         return refitted if refitted and self.measured_error(refitted) < self.measured_error(fitted) else fitted
 

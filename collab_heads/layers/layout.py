@@ -55,16 +55,16 @@ def set_weight(module: Any, weight: Tensor, *, requires_grad: bool) -> None:
 
 
 def write_weight(module: Any, weight: Tensor) -> None:
-    """Give the weight of a projection other values, in new memory: the parameter stays the same object.
+    """Give the weight of a projection other values: the parameter stays the same object, in other memory.
 
     Copies that share the old memory (`apply_state.undone`) are not affected.
 
     Args:
         module: the projection.
-        weight: [out, in], of the same shape.
+        weight: [out, in], of the same shape; its own memory is used if it is stored as the parameter is.
     """
     stored = weight.mT if is_transposed(module) else weight
-    module.weight.data = stored.detach().to(module.weight, memory_format=torch.contiguous_format, copy=True)
+    module.weight.data = stored.detach().to(module.weight).contiguous()
 
 
 def names_of_widths(module: nn.Module) -> tuple[str, str]:

@@ -51,10 +51,10 @@ class OutputWeights:
     bias: Tensor
 
     def rounded(self, output: nn.Module) -> "OutputWeights":
-        """Return them with the weight in the dtype of the projection that will store it: less to keep until then."""
+        """Return them with the weight as the projection that will store it does: less to keep until then."""
         if not self.weight.numel():  # a site without heads stores none
             return self
-        return replace(self, weight=self.weight.to(weight_of(output).dtype))
+        return replace(self, weight=self.weight.to(weight_of(output).dtype).contiguous())
 
 
 @dataclass(frozen=True)
