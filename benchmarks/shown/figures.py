@@ -14,6 +14,11 @@ def against_first(name: str, key: str, value: str, part: str = "") -> str:
     return f"{found['difference']:+.2f} BLEU ({found['95 %']})"
 
 
+def by_seed(name: str, key: str, value: str) -> str:
+    """Return the differences of a row to the first row of its table, seed by seed."""
+    return ", ".join(f"{gap:+.2f}" for gap in row(name, **{key: value})["by seed"])
+
+
 TESTED = 1000  # sentences of test_2016_flickr
 
 
