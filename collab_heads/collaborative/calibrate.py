@@ -95,7 +95,7 @@ def calibrate(
 
 RECORDED = 512  # examples whose calls are kept, about: the refinement reads one after the other
 SHARE = 0.25  # of the model's own memory: the most that moments may take
-LEAST = 128 * 2**20  # bytes that moments may take in any case: each further group is a further pass over the batches
+LEAST = 160 * 2**20  # bytes that moments may take in any case: each further group is a further pass over the batches
 FEW = 4  # a share of these where a pass is short, over a few examples
 FLOAT64 = 8  # bytes
 
