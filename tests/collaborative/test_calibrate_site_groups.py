@@ -1,5 +1,8 @@
 """Sites that are calibrated a few at a time: what is seen, and so what comes out, is the same."""
 
+import weakref
+from collections import defaultdict
+
 import pytest
 import torch
 from compressing import batches_of
@@ -8,6 +11,7 @@ from model_sizes import EXACT, WIDTH
 from collab_heads import compress, swap_to_collaborative
 from collab_heads.collaborative import calibrate
 from collab_heads.collaborative.calibrate import CalibratedSites, grouped, moment_counts, most_bytes
+from collab_heads.compression import plan
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import num_rows
@@ -68,6 +72,30 @@ def test_what_is_held_is_one_group(monkeypatch):
     calibrated = CalibratedSites(model, sites, [], sites, batches_of(FAMILIES["bert"], 2))
     for site in sites:
         assert list(calibrated.of(site.path).outputs) == list(calibrated.of(site.path).query_key) == [site.path]
+
+
+def test_no_group_outlives_its_turn(monkeypatch):
+    """Nobody who uses a group keeps it while the next one is calibrated, or while last projections are refitted."""
+    monkeypatch.setattr(calibrate, "LEAST", 0)
+    monkeypatch.setattr(calibrate, "SHARE", 0)
+    held, counts = defaultdict(list), []
+    calibrated, refitted_in_order = CalibratedSites.calibrated, plan.refitted_in_order
+
+    def watched(self, group):
+        counts.append(sum(moments() is not None for moments in held[id(self)]))
+        found = calibrated(self, group)
+        held[id(self)] += map(weakref.ref, found.outputs.values())
+        return found
+
+    def refitted(measured, fitted):
+        measured.fitted.release()
+        counts.append(sum(moments() is not None for each in held.values() for moments in each))
+        return refitted_in_order(measured, fitted)
+
+    monkeypatch.setattr(CalibratedSites, "calibrated", watched)
+    monkeypatch.setattr(plan, "refitted_in_order", refitted)
+    CHANGES["compress"](FAMILIES["bert"].build(), batches_of(FAMILIES["bert"], 12))
+    assert len(counts) > 12 and set(counts) == {0}
 
 
 @pytest.mark.parametrize("are_one", (True, False))
