@@ -94,7 +94,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "3",
             "holds for the speed of learning; for its end it cannot be decided",
             IMAGES,
-            lambda: "ten seeds of the longer training (`python benchmarks/digits.py --longer`), half an hour of one core",
+            lambda: "ten seeds of the longer training (`python benchmarks/digits.py --longer`), half an hour",
         ),
     ),
     "gated": (
