@@ -163,7 +163,13 @@ class Sums:
 
     @classmethod
     def zeros(cls, width: int, dim: int, like: Tensor) -> "Sums":
-        """Return sums over no tokens, on the device of a tensor or where it has double precision: n, D."""
+        """Return the sums over no tokens.
+
+        Args:
+            width: n.
+            dim: D.
+            like: a tensor on the device of the model.
+        """
         empty = float64(like.new_zeros(0))
         return cls(empty.new_zeros(width + 1, width + 1), empty.new_zeros(width + 1, dim))
 
@@ -189,7 +195,7 @@ class Sums:
         missing, found = (self.right - self.second @ present)[free], present.clone()
         squares = self.second.diagonal()[: len(present) - 1]
         before = squares.clone()
-        if len(squares):  # in place, and undone below: of a wide site this is the largest matrix
+        if len(squares):  # in place, and undone below: a copy would be large
             squares += ridge * squares.mean().clamp(min=torch.finfo(squares.dtype).tiny ** 0.5)
         found[free] += torch.linalg.solve(self.second[free, free], missing)
         squares.copy_(before)
