@@ -160,7 +160,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 f"{by_seed('nmt_born_both', 'born', 'alphas')}"
             ),
             "3",
-            f"trained on: {FAILS}; from scratch ahead, but seeds differ by more than the interval says: cannot be decided",
+            f"trained on: {FAILS}; from scratch ahead, but seeds differ by more: cannot be decided",
             MIXED,
             lambda: "from scratch: ten seeds, two and a half hours of one core",
         ),
