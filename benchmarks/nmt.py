@@ -135,7 +135,7 @@ def main() -> None:
         parser.error(f"--rows {unknown}: {part} has {list(PARTS[part].rows)}")
     if arguments.both and PARTS[part].dev:
         parser.error(f"--both: {part} translates the dev set while it trains")
-    splits, suffix = (BOTH, "_both") if arguments.both else ((TEST,), "")
+    splits = BOTH if arguments.both else (TEST,)
     arguments.work /= "both" if arguments.both else ""
     arguments.work.mkdir(parents=True, exist_ok=True)
     for seed in [] if arguments.table else arguments.seeds:
@@ -149,7 +149,7 @@ def main() -> None:
     columns |= {"chrf": ".2f", "seconds": ".0f"} if part == "risk" else {}
     print(table(rows, {name: spec for name, spec in columns.items() if any(row.get(name) for row in rows)}))
     if arguments.table and arguments.both:
-        write(f"nmt_{part}{suffix}", rows, seeds=arguments.seeds)
+        write(f"nmt_{part}_both", rows, seeds=arguments.seeds)
     elif arguments.table and arguments.rows:
         write_again(f"nmt_{part}", rows, arguments.note, seeds=arguments.seeds)
     elif arguments.table:

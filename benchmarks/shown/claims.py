@@ -180,7 +180,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 f"{against_first('nmt_born_both', 'born', 'manual rotation')}"
             ),
             "3",
-            f"{FAILS}: both intervals exclude the paper's gain; from scratch they cost some",
+            f"{FAILS}: both intervals exclude the paper's gain",
             MIXED,
         ),
         Claim(
