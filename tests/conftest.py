@@ -2,9 +2,11 @@ import gc
 import inspect
 import logging
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: no test waits for a network
 
+import psutil
 import pytest
 import torch
 import transformers
@@ -26,6 +28,16 @@ def pytest_collection_modifyitems(config, items):
     if gone := [item for item in items if cannot_share(parameters(item))]:
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if not cannot_share(parameters(item))]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Say how a process of tests died: a signal that ends it leaves no traceback."""
+    if error:
+        process = node.gateway._io.popen
+        process.wait(10)
+        code, free = process.returncode, psutil.virtual_memory().available >> 20
+        print(f"\n{node.gateway.id} ended with exit code {code} (-9: signal 9), {free} MiB free", file=sys.stderr)
 
 
 def parameters(item):

@@ -9,7 +9,7 @@ import torch
 from image_script import LEARNS, SCRATCH, SIZES, SWAP, flags, run, write_images
 from model_runs import sites
 from PIL import Image
-from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at, run_on_two, start
+from scripts import ADAM32, ONCE, checkpoints, finish, fork, from_checkpoints, kill_at, run_on_two, start
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 from translation_script import as_json, differing, weights
 
@@ -140,7 +140,7 @@ def test_the_report_on_heads(deit, files, tmp_path):
 RUNS = {
     "scratch": (*BORN, "--dropout", 0.2, "--horizontal_flip", 0.5, "--gradient_accumulation_steps", 2),
     "learned": ("--target_heads", 5, "--importance_samples", 16, "--horizontal_flip", 0.5),
-    "between": (*SWAP, "--swap", "between", "--horizontal_flip", 0.5, "--dataloader_num_workers", 1),
+    "between": (*SWAP, "--swap", "between", "--horizontal_flip", 0.5),
 }
 
 
@@ -156,6 +156,20 @@ def test_resuming(name, resumed, deit, files, tmp_path):
         found = run(model, files, out, *more, "--resume_from_checkpoint", folder)
         assert as_json(found, "history", "heads", "parameters") == as_json(whole, "history", "heads", "parameters")
         assert differing(weights(out), expected) == []
+
+
+@pytest.mark.slow
+def test_processes_that_load_batches_change_nothing(files, tmp_path):
+    """A run without them, resumed with two, as a user starts it: no process that tests have filled is forked."""
+    out, more = tmp_path / "out", ("--checkpointing_steps", 2, "--max_train_steps", 4, *RUNS["scratch"])
+    script = ["examples/run_image_classification.py", *flags(SCRATCH, files, out, *more)]
+    finish(start(script))
+    results, expected = json.loads((out / "all_results.json").read_text()), weights(out)
+    (middle,) = checkpoints(out, ONCE, count=2)
+    finish(start([*script, "--resume_from_checkpoint", str(middle), "--dataloader_num_workers", "2"]))
+    resumed = json.loads((out / "all_results.json").read_text())
+    assert as_json(resumed, "history", "parameters") == as_json(results, "history", "parameters")
+    assert differing(weights(out), expected) == []
 
 
 @pytest.mark.slow
