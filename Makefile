@@ -86,6 +86,7 @@ bench-compress: $(VENV)/.bench
 	$(BIN)/python benchmarks/compression.py minilm marian t5
 	$(BIN)/python benchmarks/lm.py gpt2 qwen3 --steps 300
 	$(BIN)/python benchmarks/compression_speed.py
+	$(BIN)/python benchmarks/block_profile.py
 
 # images: a small DeiT on scikit-learn's digits; half an hour on a busy core, runs that are complete are not repeated
 bench-images: $(VENV)/.bench

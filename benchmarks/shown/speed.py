@@ -45,6 +45,10 @@ def compression_speed(wanted: tuple[str, ...], settings: tuple[str, ...]) -> str
 TABLES["compression_speed_encoder"] = lambda: compression_speed(
     ("block", "encoder"), ("1 x 32", "1 x 128", "1 x 512", "32 x 32", "32 x 128", "32 x 512")
 )
+BY_KERNEL = {"block": ("variant", ""), "size": "", "milliseconds": ".2f", "attention": ".2f", "products": ".2f"}
+plain("block_profile", "block_profile", BY_KERNEL | {"norm, sums, copies": ".2f", "calls": ".2f"})
+SIZES = ("1 x 32", "1 x 128", "1 x 512", "32 x 128")
+plain("attention_kernel", "block_profile", {"width of a head": ""} | dict.fromkeys(SIZES, ".3f"), "kernel")
 TABLES["compression_speed_decoder"] = lambda: compression_speed(("greedy", "beam"), ("1", "32"))
 plain(
     "scale_pieces",
