@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 
 import torch
+from compression_speed import SEED, encoding, steady, variants
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModel
 from transformers.utils import logging
 
 from common import minilm, table, write
-from compression_speed import SEED, encoding, steady, variants
 
 SIZES = ((1, 32), (1, 128), (1, 512), (32, 128), (32, 512))
 WIDTHS = (32, 16, 8, 1)
