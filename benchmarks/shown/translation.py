@@ -9,6 +9,7 @@ ROLE_COUNTS = {"encoder / decoder / cross": ("enc/dec/cross", "")}
 plain("nmt_heads", "nmt_heads", {"heads": "", "kept": ""} | ROLE_COUNTS | BLEU | DIFFERENCE | PARAMETERS)
 plain("nmt_heads_both", "nmt_heads_both", {"heads": "", "kept": ""} | ROLE_COUNTS | CONTINUED)
 plain("nmt_mixing_both", "nmt_mixing_both", {"continued": ("mixing", "")} | CONTINUED)
+plain("nmt_risk_both", "nmt_risk_both", {"trained on": ("risk", "")} | CONTINUED)
 plain("nmt_born_both", "nmt_born_both", {"from scratch": ("born", "")} | CONTINUED)
 plain("nmt_widths", "nmt_widths", {"R": ("widths", "")} | AFTER | DIFFERENCE | PARAMETERS)
 plain("nmt_scratch", "nmt_scratch", {"keys": ("scratch", "")} | BLEU | DIFFERENCE | PARAMETERS)

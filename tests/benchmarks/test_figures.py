@@ -14,12 +14,12 @@ def figures(monkeypatch):
 
 @pytest.mark.parametrize(
     "difference, half, bound, needed",
-    [(0.3, 0.29, 0.0, "1,000"), (0.3, 0.59, 0.0, "3,900"), (-0.1, 0.39, 0.2, "1,700"), (0.1, 0.19, 0.3, "1,000")],
+    [(0.3, 0.29, 0.0, "1,900"), (0.3, 0.59, 0.0, "7,800"), (-0.1, 0.39, 0.2, "3,500"), (0.1, 0.19, 0.3, "1,900")],
 )
 def test_sentences_that_would_exclude_a_difference(difference, half, bound, needed, figures, monkeypatch):
     """An interval that would just touch it: the width goes with the root of the number of sentences."""
     found = {"difference": difference, "interval": [difference - half, difference + half]}
-    monkeypatch.setattr(figures, "row", lambda name, part, **wanted: found)
+    monkeypatch.setattr(figures, "row", lambda name, **wanted: found)
     assert figures.sentences_needed("nmt_risk", "risk", "minimum risk", bound) == needed
 
 
