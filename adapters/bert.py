@@ -14,24 +14,24 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value, takes_cache
 
 FEED_FORWARD = FeedForwardNames(
     r"encoder\.layer\.\d+", ("intermediate.dense",), "output.dense", "intermediate.intermediate_act_fn"
 )
 
 
-def self_attention(self, hidden_states, attention_mask=None, past_key_values=None, **kwargs):
+@takes_cache
+def self_attention(self, hidden_states, attention_mask=None, cache=None, **kwargs):
     """Attend, as `forward` of every self-attention class, with the stock signature."""
-    key, value = cached_key_value(self, self.value, hidden_states, past_key_values, is_cross=False)
+    key, value = cached_key_value(self, self.value, hidden_states, cache, is_cross=False)
     return attend(self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout.p, **kwargs)
 
 
-def cross_attention(
-    self, hidden_states, encoder_hidden_states=None, attention_mask=None, past_key_values=None, **kwargs
-):
+@takes_cache
+def cross_attention(self, hidden_states, encoder_hidden_states=None, attention_mask=None, cache=None, **kwargs):
     """Attend, as `forward` of every cross-attention class, with the stock signature."""
-    key, value = cached_key_value(self, self.value, encoder_hidden_states, past_key_values, is_cross=True)
+    key, value = cached_key_value(self, self.value, encoder_hidden_states, cache, is_cross=True)
     return attend(self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout.p, **kwargs)
 
 

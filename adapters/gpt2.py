@@ -9,7 +9,7 @@ from transformers.models.gpt2 import modeling_gpt2
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import FusedAdapter
-from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value, takes_cache
 
 
 def upcast_attention(module, query, key, value, attention_mask, **kwargs):
@@ -22,10 +22,11 @@ class CollaborativeGPT2Attention(modeling_gpt2.GPT2Attention):
 
     value: nn.Linear
 
+    @takes_cache
     def forward(
         self,
         hidden_states,
-        past_key_values=None,
+        cache=None,
         attention_mask=None,
         encoder_hidden_states=None,
         encoder_attention_mask=None,
@@ -34,7 +35,7 @@ class CollaborativeGPT2Attention(modeling_gpt2.GPT2Attention):
     ):
         is_cross = encoder_hidden_states is not None
         states, mask = (encoder_hidden_states, encoder_attention_mask) if is_cross else (hidden_states, attention_mask)
-        key, value = cached_key_value(self, self.value, states, past_key_values, is_cross=is_cross)
+        key, value = cached_key_value(self, self.value, states, cache, is_cross=is_cross)
         eager = upcast_attention if self.reorder_and_upcast_attn else modeling_gpt2.eager_attention_forward
         dropout = self.attn_dropout.p
         heads, weights = attend(self, hidden_states, key, value, mask, eager=eager, dropout=dropout, **kwargs)

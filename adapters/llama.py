@@ -15,6 +15,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import RotaryAdapter
+from collab_heads.layers.attention import takes_cache
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.removed import is_empty
 from collab_heads.layers.rotary_attention import rotary_attention
@@ -33,13 +34,14 @@ class RotaryAttention:
     o_proj: Any
     attention_dropout: Any
 
-    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+    @takes_cache
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, cache=None, **kwargs):
         output, weights = rotary_attention(
             self,
             self.v_proj,
             hidden_states,
             attention_mask,
-            past_key_values,
+            cache,
             positions=position_embeddings,
             rotate=self.stock.apply_rotary_pos_emb,
             norms=(self.q_norm, self.k_norm) if hasattr(self, "q_norm") else None,

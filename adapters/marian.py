@@ -14,17 +14,18 @@ from collab_heads.contract.blueprints import Blueprint, VocabularyForm
 from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value, takes_cache
 
 STACKS = ("encoder_attention_heads", "decoder_attention_heads")
 NEVER = -1e9  # added to the logit of a padding that the converter does not leave out
 
 
-def attention(self, hidden_states, key_value_states=None, past_key_values=None, attention_mask=None, **kwargs):
+@takes_cache
+def attention(self, hidden_states, key_value_states=None, cache=None, attention_mask=None, **kwargs):
     """Attend, as `forward` of every class, with the stock signature."""
     is_cross = key_value_states is not None
     states = key_value_states if is_cross else hidden_states
-    key, value = cached_key_value(self, self.v_proj, states, past_key_values, is_cross=is_cross)
+    key, value = cached_key_value(self, self.v_proj, states, cache, is_cross=is_cross)
     output, weights = attend(
         self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout, **kwargs
     )

@@ -5,14 +5,15 @@ from transformers.models.opt.modeling_opt import OPTAttention, eager_attention_f
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value, takes_cache
 
 
 class CollaborativeOPTAttention(OPTAttention):
     """`OPTAttention` with a collaborative query/key projection."""
 
-    def forward(self, hidden_states, past_key_values=None, attention_mask=None, output_attentions=False, **kwargs):
-        key, value = cached_key_value(self, self.v_proj, hidden_states, past_key_values, is_cross=False)
+    @takes_cache
+    def forward(self, hidden_states, cache=None, attention_mask=None, output_attentions=False, **kwargs):
+        key, value = cached_key_value(self, self.v_proj, hidden_states, cache, is_cross=False)
         eager, dropout = eager_attention_forward, self.dropout
         output, weights = attend(
             self, hidden_states, key, value, attention_mask, eager=eager, dropout=dropout, **kwargs

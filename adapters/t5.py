@@ -13,20 +13,19 @@ from collab_heads.contract.blueprints import Blueprint, VocabularyForm
 from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value, takes_cache
 from collab_heads.layers.position_bias import kept_columns, note_kept_heads
 
 FEED_FORWARD = r"(?:en|de)coder\.block\.\d+\.layer\.\d+\.DenseReluDense"
 
 
-def attention(
-    self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
-):
+@takes_cache
+def attention(self, hidden_states, mask=None, key_value_states=None, position_bias=None, cache=None, **kwargs):
     """Attend, as `forward` of both classes, with the stock signature; returns the position bias for later layers."""
-    past_length = seen_length(self, past_key_values)
+    past_length = seen_length(self, cache)
     is_cross = key_value_states is not None
     states = key_value_states if is_cross else hidden_states
-    key, value = cached_key_value(self, self.v, states, past_key_values, is_cross=is_cross)
+    key, value = cached_key_value(self, self.v, states, cache, is_cross=is_cross)
     if position_bias is None:
         position_bias = new_position_bias(self, hidden_states, key.shape[-2], past_length)
     output, weights = attend(
@@ -43,15 +42,12 @@ def attention(
     return self.o(output), position_bias, weights
 
 
-def shrunk_attention(
-    self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_values=None, **kwargs
-):
+@takes_cache
+def shrunk_attention(self, hidden_states, mask=None, key_value_states=None, position_bias=None, cache=None, **kwargs):
     """Call the stock `forward` with fewer heads, on the columns of the position bias that belong to them."""
-    past_length = seen_length(self, past_key_values)
+    past_length = seen_length(self, cache)
     columns = kept_columns(self, position_bias)
-    output, columns, weights = self.stock.forward(
-        self, hidden_states, mask, key_value_states, columns, past_key_values, **kwargs
-    )
+    output, columns, weights = self.stock.forward(self, hidden_states, mask, key_value_states, columns, cache, **kwargs)
     if position_bias is None:
         position_bias = new_position_bias(self, hidden_states, columns.shape[-1], past_length)
     return output, position_bias, weights
@@ -62,9 +58,9 @@ def shrunk_bias(self, *args, **kwargs):
     return kept_columns(self, self.stock.compute_bias(self, *args, **kwargs))
 
 
-def seen_length(module, past_key_values):
+def seen_length(module, cache):
     """Return the number of tokens in the cache before this call."""
-    length = 0 if past_key_values is None else past_key_values.get_seq_length(module.layer_idx)
+    length = 0 if cache is None else cache.get_seq_length(module.layer_idx)
     return length.clone() if isinstance(length, torch.Tensor) else length  # a static cache counts on in its tensor
 
 

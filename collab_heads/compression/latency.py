@@ -152,7 +152,7 @@ def captured(model: PreTrainedModel, site: OpenLayerSite, batch: Mapping) -> Cal
         for hook in hooks:
             hook.remove()
     args, kwargs = calls[0]
-    kwargs = {**kwargs, "past_key_values": None} if "past_key_values" in kwargs else kwargs
+    kwargs |= {name: None for name in ("cache", "past_key_values") if name in kwargs}  # as transformers calls it
     is_inside = any(module is site.output for module in site.module.modules())
 
     def call(now: OpenSite) -> None:

@@ -1,12 +1,14 @@
 """The core of collaborative attention: cache layout and score.
 
 The replacement class of a family keeps the signature of the stock class and calls two functions: `cached_key_value`,
-then `attend`. The differences between the kinds of query/key projection are in `query_key`.
+then `attend`; `takes_cache` gives it the cache. The differences between the kinds of query/key projection are in
+`query_key`.
 
 Shapes: B batch, T query tokens, S key tokens, H heads, R width of the query/key projection over all heads,
 d_v width of a value head, W = R + H rounded up to a multiple of 8.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +23,30 @@ from collab_heads.layers.query_key import split_heads
 from collab_heads.layers.removed import NoHeads
 
 
+def takes_cache(forward: Callable) -> Callable:
+    """Decorate the `forward` of an attention module: the cache comes as `cache`, whatever transformers calls it.
+
+    Before transformers 5.24 it is passed as `past_key_values`, and `cache` is a paged cache.
+
+    Raises:
+        SwapError: by the module, on a paged cache (continuous batching), whose layout comes from the stock config.
+    """
+
+    @functools.wraps(forward)
+    def takes_either(self, *args, past_key_values: Cache | None = None, **kwargs):
+        if past_key_values is not None:
+            kwargs["cache"] = past_key_values
+        if not isinstance(kwargs.get("cache"), Cache | None):
+            raise SwapError(
+                "continuous batching (a paged cache) does not know the layout of changed attention; use generate()"
+            )
+        return forward(self, *args, **kwargs)
+
+    return takes_either
+
+
 def cached_key_value(
-    module: Any, value: nn.Module, states: Tensor, past_key_values: Cache | None, *, is_cross: bool
+    module: Any, value: nn.Module, states: Tensor, cache: Cache | None, *, is_cross: bool
 ) -> tuple[Tensor, Tensor]:
     """Project keys and values, through the cache if there is one.
 
@@ -30,24 +54,24 @@ def cached_key_value(
         module: a replaced attention module: its `query_key` and, with a cache, its `layer_idx` are used.
         value: the module's value projection.
         states: [B, S, D_k], the tokens that are attended to.
-        past_key_values: as the stock module takes it.
+        cache: as the stock module takes it.
         is_cross: whether `states` come from an encoder, and are cached once.
 
     Returns:
         key [B, 1, S', W or R] and value [B, 1, S', H * d_v] over all S' tokens seen: one packed head each, a layout
         that dynamic and static caches both store.
     """
-    if past_key_values is None:
+    if cache is None:
         return module.query_key.keys(states).unsqueeze(1), value(states).unsqueeze(1)
-    cache = past_key_values
-    if isinstance(past_key_values, EncoderDecoderCache):
-        cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
-        if is_cross and past_key_values.is_updated.get(module.layer_idx):
-            return cache.layers[module.layer_idx].keys, cache.layers[module.layer_idx].values
+    own = cache  # of this kind of attention
+    if isinstance(cache, EncoderDecoderCache):
+        own = cache.cross_attention_cache if is_cross else cache.self_attention_cache
+        if is_cross and cache.is_updated.get(module.layer_idx):
+            return own.layers[module.layer_idx].keys, own.layers[module.layer_idx].values
     key, packed = module.query_key.keys(states).unsqueeze(1), value(states).unsqueeze(1)
-    key, packed = cache.update(key, packed, module.layer_idx)
-    if is_cross and isinstance(past_key_values, EncoderDecoderCache):
-        past_key_values.is_updated[module.layer_idx] = True
+    key, packed = own.update(key, packed, module.layer_idx)
+    if is_cross and isinstance(cache, EncoderDecoderCache):
+        cache.is_updated[module.layer_idx] = True
     return key, packed
 
 
@@ -78,12 +102,10 @@ def attend(
         The concatenated heads [B, T, H * d_v] and, if the backend returns them, the weights [B, H, T, S].
 
     Raises:
-        SwapError: on a paged cache (continuous batching), whose layout comes from the stock config.
+        SwapError: if the module's `forward` has left a cache among its other arguments.
     """
     if kwargs.get("cache") is not None:
-        raise SwapError(
-            "continuous batching (a paged cache) does not know the layout of collaborative attention; use generate()"
-        )
+        raise SwapError(f"{type(module).__name__}.forward takes no cache: decorate it with takes_cache")
     query_key, implementation = module.query_key, module.config._attn_implementation
     if isinstance(query_key, NoHeads):
         shape = *hidden_states.shape[:-1], key.shape[-2]  # (B, T, S)

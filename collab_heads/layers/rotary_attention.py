@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from collab_heads.errors import SwapError
 from collab_heads.layers.attention import pad_to_one_width
 from collab_heads.layers.query_key import split_heads
 from collab_heads.layers.removed import NoHeads
@@ -31,7 +30,7 @@ def rotary_attention(
     value: nn.Module,
     hidden_states: Tensor,
     attention_mask: Any,
-    past_key_values: Cache | None,
+    cache: Cache | None,
     *,
     positions: Positions,
     rotate: Rotate,
@@ -47,7 +46,7 @@ def rotary_attention(
         value: the module's value projection.
         hidden_states: [B, T, D].
         attention_mask: in whatever form the backend takes.
-        past_key_values: as the stock module takes it.
+        cache: as the stock module takes it.
         positions: cosines and sines [B or 1, T, d].
         rotate: rotates queries [B, H, T, d] and keys [B, H_k, T, d] to these positions.
         norms: of queries and keys, over the width of a head; applied before the rotation.
@@ -57,25 +56,18 @@ def rotary_attention(
 
     Returns:
         The concatenated heads [B, T, H * d_v] and, if the backend returns them, the weights [B, H, T, S].
-
-    Raises:
-        SwapError: on a paged cache (continuous batching), whose layout comes from the stock config.
     """
-    if kwargs.get("cache") is not None:
-        raise SwapError(
-            "continuous batching (a paged cache) does not know the layout of changed attention; use generate()"
-        )
     query_key, implementation = module.query_key, module.config._attn_implementation
     if isinstance(query_key, NoHeads):
-        return without_heads(module, value, hidden_states, past_key_values, implementation)
+        return without_heads(module, value, hidden_states, cache, implementation)
     query = query_key(hidden_states)
     key = query_key.split(query_key.keys(hidden_states).unsqueeze(1))
     if norms is not None:
         query, key = norms[0](query), norms[1](key)
     query, key = query_key.rotate(query, key, positions, rotate)
     values = split_heads(value(hidden_states), query_key.num_key_heads)
-    if past_key_values is not None:
-        key, values = past_key_values.update(key, values, module.layer_idx)
+    if cache is not None:
+        key, values = cache.update(key, values, module.layer_idx)
     dim_value = values.shape[-1]
     if query_key.group_size is None:
         key, values = query_key.for_each_head(key), query_key.for_each_head(values)
@@ -97,12 +89,12 @@ def rotary_attention(
 
 
 def without_heads(
-    module: Any, value: nn.Module, hidden_states: Tensor, past_key_values: Cache | None, implementation: str
+    module: Any, value: nn.Module, hidden_states: Tensor, cache: Cache | None, implementation: str
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output of a site without heads; it caches one zero per token, by which a cache counts tokens."""
     key, values = module.query_key.keys(hidden_states).unsqueeze(1), value(hidden_states).unsqueeze(1)
-    if past_key_values is not None:
-        key, values = past_key_values.update(key, values, module.layer_idx)
+    if cache is not None:
+        key, values = cache.update(key, values, module.layer_idx)
     batch, length = hidden_states.shape[:2]
     weights = hidden_states.new_empty(batch, 0, length, key.shape[-2]) if implementation == "eager" else None
     return hidden_states[..., :0], weights  # part of the graph: DDP wants a gradient of the norm before it

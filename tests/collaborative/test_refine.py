@@ -69,7 +69,7 @@ def output_error(family, path, ours):
         output(stock, inputs)
         handle.remove()
         for args, kwargs in calls:
-            kwargs |= {"past_key_values": None} if "past_key_values" in kwargs else {}
+            kwargs |= {name: None for name in ("cache", "past_key_values") if name in kwargs}
             expected, found = (projected(model, site, args, kwargs) for model in (stock, ours))
             expected, found = (each.flatten(0, 1) if mask is None else each[mask] for each in (expected, found))
             gap += (expected - found).square().sum()

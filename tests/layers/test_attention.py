@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.models.bert.modeling_bert import eager_attention_forward
 
 from collab_heads.errors import SwapError
-from collab_heads.layers.attention import attend, cached_key_value, pad_to_one_width
+from collab_heads.layers.attention import attend, cached_key_value, pad_to_one_width, takes_cache
 from collab_heads.layers.query_key import split_heads
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.shared_query_key import content_bias, shared_cache_width
@@ -142,9 +142,28 @@ def test_values_are_not_dropped_out_in_evaluation():
     assert torch.equal(*outputs)
 
 
-def test_paged_cache_is_refused():
-    with pytest.raises(SwapError, match=r"continuous batching.*use generate\(\)"):
-        attend(None, None, None, None, None, eager=None, dropout=0.0, cache=object())
+@takes_cache
+def forward(module, states, cache=None, **kwargs):
+    return states, cache, kwargs
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])  # before transformers 5.24, and since then
+def test_a_cache_comes_under_one_name(name):
+    cache = DynamicCache()
+    assert forward(None, 1, **{name: cache}, scale=2) == (1, cache, {"scale": 2})
+    assert forward(None, 1, **{name: None}) == forward(None, 1) == (1, None, {})
+    assert forward(None, 1, cache) == (1, cache, {})
+
+
+def test_a_paged_cache_is_refused():
+    for given in ({"cache": object()}, {"cache": object(), "past_key_values": None}):
+        with pytest.raises(SwapError, match=r"continuous batching.*use generate\(\)"):
+            forward(None, 1, **given)
+
+
+def test_a_cache_that_a_forward_leaves_aside_is_refused():
+    with pytest.raises(SwapError, match=r"Linear\.forward takes no cache: decorate it with takes_cache"):
+        attend(nn.Linear(1, 1), None, None, None, None, eager=None, dropout=0.0, cache=DynamicCache())
 
 
 def test_packed_heads_split_the_same_with_and_without_the_axis_of_a_cache():
