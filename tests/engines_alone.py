@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+CACHES = ("cache", "past_key_values")  # since transformers 5.24, and before; a graph takes what it knows
+
 
 def encoded_onnx(folder, given):
     import onnxruntime
@@ -61,11 +63,12 @@ def graph(folder, name="model"):
     return lambda given: dict(zip(outputs, run({name: given[name] for name in inputs}), strict=True))
 
 
-def empty(folder, rows, path):
-    """A cache of no tokens; cache.json has its heads and widths."""
+def empty(folder, rows, path=""):
+    """A cache of no tokens, under either name; cache.json has its heads and widths."""
     layers = json.loads((folder / "cache.json").read_text())["layers"]
     return {
-        f"input.{path}.layers.{index}.{name}": np.zeros((rows, heads, 0, width), np.float32)
+        f"input.{cache}{path}.layers.{index}.{name}": np.zeros((rows, heads, 0, width), np.float32)
+        for cache in CACHES
         for index, (heads, *widths) in enumerate(layers)
         for name, width in zip(("keys", "values"), widths, strict=True)
     }
@@ -79,7 +82,7 @@ def cached(found):
 def continued(folder, given):
     """Decode greedily."""
     run, tokens, rows = graph(folder), given["input_ids"], len(given["input_ids"])
-    cache, found, seen = empty(folder, rows, "past_key_values"), tokens, 0
+    cache, found, seen = empty(folder, rows), tokens, 0
     for _ in range(given["sequences"].shape[1] - tokens.shape[1]):
         fed = {"input_ids": tokens, "attention_mask": np.ones((rows, seen + tokens.shape[1]), np.int64)}
         fed["position_ids"] = np.tile(np.arange(seen, seen + tokens.shape[1]), (rows, 1))
@@ -101,8 +104,8 @@ def translated(folder, given):
     for name, value in states.items():
         kind, _, index = name.partition("_")
         if index.isdigit():
-            source[f"input.past_key_values.cross_attention_cache.layers.{index}.{kind}s"] = value
-    cache = empty(folder, rows, "past_key_values.self_attention_cache")
+            source |= {f"input.{cache}.cross_attention_cache.layers.{index}.{kind}s": value for cache in CACHES}
+    cache = empty(folder, rows, ".self_attention_cache")
     found = tokens = given["sequences"][:, :1]
     for _ in range(given["sequences"].shape[1] - 1):
         outputs = decoder({"decoder_input_ids": tokens} | source | cache)

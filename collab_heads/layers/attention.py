@@ -15,12 +15,16 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from collab_heads.errors import SwapError
 from collab_heads.layers.one_key import one_key_attention
 from collab_heads.layers.query_key import split_heads
 from collab_heads.layers.removed import NoHeads
+
+# The name of the cache among the arguments and outputs of a model: `cache` since transformers 5.24.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 def takes_cache(forward: Callable) -> Callable:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from collab_heads.errors import ArgumentError
+from collab_heads.layers.attention import CACHE
 
 ROWS, TOKENS, LEFT_OUT = 2, 12, 4  # of texts; the second is shorter
 IMAGE, SAMPLES = 224, 16_000  # pixels a side, if the config says nothing; samples of sound
@@ -92,4 +93,4 @@ class WholeCache(DynamicCache):
 
 def whole_cache(model: PreTrainedModel) -> dict[str, DynamicCache]:
     """Return an empty cache as an input of a decoder; other models make their own."""
-    return {} if model.config.is_encoder_decoder else {"past_key_values": WholeCache()}
+    return {} if model.config.is_encoder_decoder else {CACHE: WholeCache()}

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import CollabHeadsError, UnsupportedModelError
+from collab_heads.layers.attention import CACHE
 from collab_heads.serving.comparison import compare
 from collab_heads.serving.example_inputs import whole_cache
 from collab_heads.serving.served_model import (
@@ -187,7 +188,7 @@ def generating(
         model, source | whole_cache(model), options, generation_config=settings, multi_token_decode=True
     ).components
     settings.max_new_tokens, settings.min_new_tokens = 2, 2
-    seen = model.generate(**source, generation_config=settings, return_dict_in_generate=True).past_key_values
+    seen = model.generate(**source, generation_config=settings, return_dict_in_generate=True)[CACHE]
     seen = seen.self_attention_cache if model.config.is_encoder_decoder else seen
     caches = [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in seen.layers]
     if not model.config.is_encoder_decoder:

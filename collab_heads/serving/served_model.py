@@ -17,6 +17,7 @@ from collab_heads.base.checks import check_count
 from collab_heads.base.extras import MissingPackageError, check_extra, is_installed
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import parse_json, read_text
+from collab_heads.layers.attention import CACHE
 
 CACHES = "cache.json"  # the shapes of the cache of every layer, beside the graphs
 SINGLE, ENCODER, DECODER = "model", "encoder", "decode"  # names of graphs
@@ -43,12 +44,12 @@ class CrossAttentionEncoder(nn.Module):
         outputs = model(
             decoder_input_ids=start,
             encoder_outputs=BaseModelOutput(last_hidden_state=states),
-            past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()),
             use_cache=True,
+            **{CACHE: EncoderDecoderCache(DynamicCache(), DynamicCache())},
             **({"attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}),
         )
         found = {"last_hidden_state": states}
-        for index, layer in enumerate(outputs.past_key_values.cross_attention_cache.layers):
+        for index, layer in enumerate(outputs[CACHE].cross_attention_cache.layers):
             found |= {f"key_{index}": layer.keys, f"value_{index}": layer.values}
         return found
 
@@ -70,6 +71,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         kwargs = exported.components[DECODER if self.config.is_encoder_decoder and caches else SINGLE].metadata.kwargs
         self.main_input_name = next(iter(kwargs)) if not caches else "input_ids"
         self.names = set(kwargs)
+        self.cache_name = "cache" if "cache" in kwargs else "past_key_values"  # of the transformers that exported it
         if self.config.is_encoder_decoder and caches:
             self.encoder = ServedEncoder(exported)
             self.main_input_name = self.encoder.main_input_name
@@ -112,6 +114,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         decoder_input_ids: Tensor | None = None,
         encoder_outputs: Any = None,
         past_key_values: Any = None,
+        cache: Any = None,
         **inputs: Any,
     ) -> Any:
         """Run the graph; arguments and outputs are those of the original.
@@ -123,22 +126,24 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             decoder_input_ids: [B, T], of an encoder-decoder; None begins a target.
             encoder_outputs: what `get_encoder()` returned; None runs the encoder.
             past_key_values: the cache of an earlier call; None for an empty one.
+            cache: the same, as it is called since transformers 5.24.
             inputs: other inputs of the graph, by name, such as `token_type_ids` or `pixel_values`.
         """
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **inputs}
         if not self.caches:
             return self.exported(**self.completed(given))
-        is_new = past_key_values is None or not past_key_values.get_seq_length()
+        cache = past_key_values if cache is None else cache
+        is_new = cache is None or not cache.get_seq_length()
         if not self.config.is_encoder_decoder:
             tokens = cast(Tensor, input_ids)
-            given["past_key_values"] = self.empty_cache(len(tokens)) if is_new else past_key_values
+            given[self.cache_name] = self.empty_cache(len(tokens)) if is_new else cache
             if attention_mask is None:
-                seen = 0 if is_new else past_key_values.get_seq_length()
+                seen = 0 if is_new else cache.get_seq_length()
                 given["attention_mask"] = torch.ones(len(tokens), seen + tokens.shape[1], dtype=torch.long)
             if position_ids is None:
                 given["position_ids"] = positions(tokens, attention_mask)
             outputs = self.run(SINGLE, given)
-            return CausalLMOutputWithPast(logits=outputs.logits, past_key_values=outputs.past_key_values)
+            return CausalLMOutputWithPast(**{"logits": outputs.logits, CACHE: getattr(outputs, self.cache_name)})
         if attention_mask is None and input_ids is not None:
             given["attention_mask"] = attention_mask = torch.ones_like(input_ids)
         if encoder_outputs is None:
@@ -147,15 +152,15 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             start = self.generation_config.decoder_start_token_id or self.config.decoder_start_token_id
             decoder_input_ids = torch.full((len(encoder_outputs["last_hidden_state"]), 1), start)
         states = BaseModelOutput(last_hidden_state=encoder_outputs["last_hidden_state"])
-        cache, logits = self.cross_attention_cache(encoder_outputs) if is_new else past_key_values, []
+        cache, logits = self.cross_attention_cache(encoder_outputs) if is_new else cache, []
         for tokens in decoder_input_ids.split(1, dim=1):  # the graph takes one of every row
             source = cache.cross_attention_cache
-            fed = {"decoder_input_ids": tokens, "encoder_outputs": states, "past_key_values": cache}
+            fed = {"decoder_input_ids": tokens, "encoder_outputs": states, self.cache_name: cache}
             outputs = self.run(DECODER, given | fed)
-            cache = outputs.past_key_values
+            cache = getattr(outputs, self.cache_name)
             cache.cross_attention_cache = source  # the graph returns no keys and values of it
             logits.append(outputs.logits)
-        return Seq2SeqLMOutput(logits=torch.cat(logits, dim=1), past_key_values=cache)
+        return Seq2SeqLMOutput(**{"logits": torch.cat(logits, dim=1), CACHE: cache})
 
     def cross_attention_cache(self, encoder_outputs: Any) -> EncoderDecoderCache:
         """Return a cache of no target tokens, with the keys and values of the source.
