@@ -1,7 +1,9 @@
+import contextlib
 import gc
 import inspect
 import logging
 import os
+import subprocess
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: no test waits for a network
@@ -35,7 +37,8 @@ def pytest_testnodedown(node, error):
     """Say how a process of tests died: a signal that ends it leaves no traceback."""
     if error:
         process = node.gateway._io.popen
-        process.wait(10)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
         code, free = process.returncode, psutil.virtual_memory().available >> 20
         print(f"\n{node.gateway.id} ended with exit code {code} (-9: signal 9), {free} MiB free", file=sys.stderr)
 

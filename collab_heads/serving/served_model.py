@@ -141,7 +141,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
                 seen = 0 if is_new else cache.get_seq_length()
                 given["attention_mask"] = torch.ones(len(tokens), seen + tokens.shape[1], dtype=torch.long)
             if position_ids is None:
-                given["position_ids"] = positions(tokens, attention_mask)
+                given["position_ids"] = positions(tokens, given["attention_mask"])
             outputs = self.run(SINGLE, given)
             return CausalLMOutputWithPast(**{"logits": outputs.logits, CACHE: getattr(outputs, self.cache_name)})
         if attention_mask is None and input_ids is not None:
@@ -231,10 +231,9 @@ class ServedEncoder(nn.Module):
         return ModelOutput(self.exported.runners[ENCODER](**kept))
 
 
-def positions(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the positions of tokens, padding left out: [B, T]."""
-    counts = torch.ones_like(tokens) if mask is None else mask
-    return (counts.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+def positions(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Return the positions [B, T] of the last tokens of a mask, padding left out."""
+    return (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
 
 
 def check_exporters(what: str) -> None:

@@ -10,7 +10,6 @@ import accelerate
 import commands
 import pytest
 import torch
-import transformers
 from load_without_package import refusal
 from model_runs import aligned, output, swap
 from packaging.version import Version
@@ -108,8 +107,6 @@ def test_a_subfolder_a_variant_and_a_config_that_is_given(model, tmp_path):
 def test_an_adapter_on_a_base(model, tmp_path, caplog):
     """Its weights are tied to nothing, and those of its base to their record."""
     peft = pytest.importorskip("peft")
-    if Version(peft.__version__) < Version(MIN_PEFT_VERSION):
-        pytest.skip(f"transformers {transformers.__version__} loads adapters with PEFT {MIN_PEFT_VERSION} or later")
     model.save_pretrained(tmp_path)
     adapted = peft.get_peft_model(gated(), peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"]))
     adapted.peft_config["default"].base_model_name_or_path = str(tmp_path)
@@ -118,8 +115,9 @@ def test_an_adapter_on_a_base(model, tmp_path, caplog):
     for load in loaders:
         again = load.from_pretrained(tmp_path / "adapter")
     assert "cannot be checked" not in caplog.text
-    again.save_pretrained(tmp_path / "again")  # of transformers: the adapter alone
-    assert TIE not in read_metadata(tmp_path / "again" / "adapter_model.safetensors")
+    if Version(peft.__version__) >= Version(MIN_PEFT_VERSION):  # else transformers does not save it
+        again.save_pretrained(tmp_path / "again")  # of transformers: the adapter alone
+        assert TIE not in read_metadata(tmp_path / "again" / "adapter_model.safetensors")
     FAMILIES["bert"].build().config.save_pretrained(tmp_path)
     for load in loaders:
         with pytest.raises(ConfigError, match="does not belong to its config"):
