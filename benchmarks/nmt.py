@@ -3,6 +3,7 @@
 python benchmarks/nmt.py PART [--rows NAME ...] [--seeds 0 1 2] [--both] [--work DIR] [--keep] [--table [--note WHY]]
 
 heads    the Marian of the shared folder with some of its 72 heads: learned, by importance, at random, by lambda
+patient  some of these rows, trained five times as long
 widths   the same Marian with narrower shared keys, before and after fine-tuning
 scratch  small Marians trained from the start: collaborative against narrow concatenated heads
 longer   the narrowest of them and the plain one, trained twice as long, until the learning rate is zero

@@ -13,6 +13,7 @@ DECODE = "--val_max_target_length 80 --per_device_eval_batch_size 50"
 EVERY = f"{DECODE} --label_smoothing 0.1"
 TUNE = f"{EVERY} --max_tokens 1000 --learning_rate 1e-3 --warmup_ratio 0.05 --max_train_steps 400 --eval_steps 400"
 LONG = TUNE.replace("400", "1200") + " --selection_share 0.05"
+PATIENT = LONG.replace("1200", "6000")
 NARROW = f"{EVERY} --max_tokens 1000 --learning_rate 3e-4 --warmup_ratio 0.05 --max_train_steps 300 --eval_steps 300"
 SCRATCH = (
     f"{EVERY} --model_type marian --d_model 256 --num_layers 2 --num_heads 4 --d_ff 512 --vocab_size 3000 "
@@ -56,6 +57,7 @@ class Part:
     dev: bool = False
 
 
+FEW = ("original", "learned 18", "importance 18", "random 18")  # rows that are trained five times as long, too
 FLAG = {"importance": "gradient"}  # how a row is called -> its flag
 
 
@@ -103,6 +105,7 @@ def mixed(layers: int, heads: int) -> dict[str, str]:
 MARIAN, T5 = "models/marian-multi30k-de-en", "models/t5-multi30k-de-en"
 PARTS = {
     "heads": Part(LONG, heads(), MARIAN),
+    "patient": Part(PATIENT, {name: flags for name, flags in heads().items() if name in FEW}, MARIAN),
     "widths": Part(NARROW, {"original": ""} | narrow((128, 64, 32)), MARIAN, before=True),
     "scratch": Part(SCRATCH, {"plain": ""} | narrow((256,), ("shared",)) | narrow((64, 32, 16))),
     "longer": Part(LONGER, lasting(), dev=True),

@@ -91,7 +91,7 @@ def rows_of(
         if PARTS[part].dev:
             row["dev"] = {seed: dev_of(one) for seed, one in results.items()}
         row["parameters"], row["signature"] = some["parameters"], some["signatures"]["bleu"]
-        if part in ("heads", "t5"):
+        if part in ("heads", "patient", "t5"):
             kept = [kept_of(one) for one in results.values()]
             row["kept"] = "/".join(map(str, sorted({sum(one) for one in kept}, reverse=True)))
             row["enc/dec/cross"] = ", ".join("/".join(map(str, one)) for one in kept)
