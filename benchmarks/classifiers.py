@@ -142,14 +142,18 @@ def measured(task: Task, draw: Draw, methods: Mapping[str, Callable], name: str,
         budget: the share that may be left.
         sizes: what is reported as a share of the original.
     """
-    model = task.load()
+    model, numbers = made_smaller(task.load(), draw, methods[name], budget, sizes)
+    row = {"task": task.name, "method": name, "budget": budget, "draw": draw.number, "examples": draw.examples}
+    return row | numbers | task.scores(model)
+
+
+def made_smaller(model, draw: Draw, method: Callable, budget: float, sizes: Sizes) -> tuple:
+    """Apply a method; return the smaller model, and the shares that are left with the processor seconds it took."""
     whole = {name: size(model) for name, size in sizes.items()}
     draw.saved, start = 0.0, time.process_time()
-    model = methods[name](model, draw, budget)
+    model = method(model, draw, budget)
     seconds = time.process_time() - start + draw.saved
-    row = {"task": task.name, "method": name, "budget": budget, "draw": draw.number, "examples": draw.examples}
-    row |= {name: size(model) / whole[name] for name, size in sizes.items()}
-    return row | {"cpu_seconds": seconds} | task.scores(model)
+    return model, {name: size(model) / whole[name] for name, size in sizes.items()} | {"cpu_seconds": seconds}
 
 
 def measure_missing(

@@ -44,6 +44,7 @@ from common import ATTENTION, RowStore, minilm, shared
 FEW = 256  # sentences to calibrate on
 METHODS = ("closed form", "refined", "distilled")
 BUDGETS = {"minilm": (0.5, 0.33, 0.25), "marian": (0.75, 0.5, 0.33), "t5": (0.75, 0.5, 0.33)}
+SCORES = {"score": "lost", "elsewhere": "lost elsewhere", "retrieval": "lost in retrieval"}  # of a sentence encoder
 COLUMNS = {
     "model": "",
     "parts": "",
@@ -258,8 +259,8 @@ def over_draws(rows: Sequence[dict]) -> list[dict]:
             new |= {"lost": statistics.mean(losses), "losses": ", ".join(f"{loss:.2f}" for loss in losses)}
             new |= {name: statistics.mean(r[name] for r in group) for name in ("cache", "heads", "predicted", "error")}
             new["seconds"] = statistics.median(row["seconds"] for row in group)
-        for name, lost in (("elsewhere", "lost elsewhere"), ("retrieval", "lost in retrieval")):
-            if all(row.get(name) is not None for row in (original, *group)):
+        for name, lost in SCORES.items():
+            if name != "score" and all(row.get(name) is not None for row in (original, *group)):
                 new[name] = statistics.mean(row[name] for row in group)
                 new[lost] = original[name] - new[name]
         found.append(new | {"draws": len(group)})

@@ -73,7 +73,7 @@ def dependency_pruned(model, draw, budget: float, *, importance, everywhere: boo
         prune_head_dims=False,
         head_pruning_ratio=ratio - SLACK,
         ignored_layers=[p for p in model.modules() if isinstance(p, torch.nn.Linear) and p not in [*heads, *first]],
-        output_transform=lambda output: output.logits.sum(),
+        output_transform=lambda output: output[0].sum(),
     )
     pruner.step()
     model.zero_grad(set_to_none=True)

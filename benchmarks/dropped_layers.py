@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from compression import SentenceEncoder
+from compression import SCORES, SentenceEncoder
 from lm_peer import reproduce
 from serving import calls
 from torch import nn
@@ -31,7 +31,7 @@ from common import interleaved, table, write
 
 SELECTED_ON = 8  # batches by which the layers to keep are chosen
 COLUMNS = {"layers": "", "kept": "", "steps": "", "learning_rate": "", "parameters": ",", "score": ".2f"}
-COLUMNS |= {"lost": ".2f", "lost elsewhere": ".2f", "time": "", "seconds": ".0f"}
+COLUMNS |= dict.fromkeys(SCORES.values(), ".2f") | {"time": "", "seconds": ".0f"}
 
 
 class LayerGap(Gap):
@@ -76,7 +76,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
     task = SentenceEncoder()
     original, batches = task.load(), task.unlabelled(0)
     row = {"layers": original.config.num_hidden_layers, "parameters": original.num_parameters()}
-    yield row | {"model": original, "score": task.score(original), "elsewhere": task.score_elsewhere(original)}
+    yield row | {"model": original} | task.scores(original)
     for count in arguments.layers:
         kept = nearest(original, count, batches)
         for steps in arguments.steps:
@@ -89,7 +89,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict]:
             error, rate, model = min(tried, key=lambda each: each[0])
             row = {"layers": count, "kept": ", ".join(map(str, kept)), "steps": steps, "learning_rate": rate}
             row |= {"error": error, "parameters": model.num_parameters(), "seconds": time.perf_counter() - started}
-            yield row | {"model": model, "score": task.score(model), "elsewhere": task.score_elsewhere(model)}
+            yield row | {"model": model} | task.scores(model)
 
 
 def timed(models: Sequence[PreTrainedModel]) -> list[str]:
@@ -117,8 +117,7 @@ def main() -> None:
         rows.append(row)
         print(table([row], COLUMNS).splitlines()[-1], flush=True)
     for row, time_share in zip(rows, timed([row.pop("model") for row in rows]), strict=True):
-        row |= {"time": time_share, "lost": rows[0]["score"] - row["score"]}
-        row["lost elsewhere"] = rows[0]["elsewhere"] - row["elsewhere"]
+        row |= {"time": time_share} | {lost: rows[0][name] - row[name] for name, lost in SCORES.items()}
     print(table(rows, COLUMNS))
     write("dropped_layers", rows)
 

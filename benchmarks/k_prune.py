@@ -16,7 +16,8 @@ Source: Park, Choi, Kang 2024, "Accurate Retraining-free Pruning for Pretrained 
 arXiv:2308.03449; github.com/snudm-starlab/K-prune.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from layer_blocks import Block, States, block_outputs, blocks_of, by_unit, first_inputs, through, total_cost, units_of
@@ -26,25 +27,62 @@ from torch.nn import functional
 PREDICTIVE, REPRESENTATIONAL, HEADS, TEMPERATURE = 1.0, 2.5e-4, 64.0, 2.0
 
 
-def k_pruned(model, draw, budget: float):
+def classes(model, hidden: Tensor, real: Tensor) -> Tensor:
+    """Compute the logits of a classifier from the output of the last layer: [B, T, D] -> [B, classes]."""
+    return model.classifier(model.base_model.pooler(hidden))
+
+
+def embeddings(model, hidden: Tensor, real: Tensor) -> Tensor:
+    """Compute the vectors of sentences, of length 1, from the output of the last layer: [B, T, D] -> [B, D]."""
+    return functional.normalize((hidden * real[..., None]).sum(1) / real.sum(1, keepdim=True), dim=-1)
+
+
+def divergence(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Return the divergence of a prediction from a desired one: Kullback-Leibler, or squared for a regression."""
+    if logits.shape[-1] == 1:
+        return functional.mse_loss(logits, wanted)
+    present, target = (functional.log_softmax(each / TEMPERATURE, dim=-1) for each in (logits, wanted))
+    return functional.kl_div(present, target, reduction="batchmean", log_target=True) * TEMPERATURE**2
+
+
+def distance(vectors: Tensor, wanted: Tensor) -> Tensor:
+    """Return the mean squared distance of sentences' vectors from desired ones."""
+    return (vectors - wanted).square().sum(-1).mean()
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model predicts, and how far that is from the original's.
+
+    Attributes:
+        of: computes it from the model, the output of its last layer and the real tokens.
+        gap: compares it with a desired one.
+    """
+
+    of: Callable[[object, Tensor, Tensor], Tensor] = classes
+    gap: Callable[[Tensor, Tensor], Tensor] = divergence
+
+
+def k_pruned(model, draw, budget: float, prediction: Prediction = Prediction()):
     """Remove heads and neurons in place and return the model.
 
     Args:
-        model: a BERT with a classifier.
+        model: a BERT with a classifier, or any other whose prediction is given.
         draw: examples, whose labels are not used.
         budget: the share of the layers' multiplications that stays.
+        prediction: what the model predicts.
     """
     model.requires_grad_(False)
     blocks, states = blocks_of(model), first_inputs(model, draw.unlabelled)
     targets = draw.once("outputs of blocks", lambda: block_outputs(model, draw.unlabelled))
-    logits = draw.once("predictions", lambda: predictions(model, draw.unlabelled))
+    wanted = draw.once("predictions", lambda: predictions(model, draw.unlabelled, prediction))
     left = budget * total_cost(blocks)
     for number, block in enumerate(blocks):
         rest = blocks[number:]
         if number:
-            scores = knowledge(model, rest, states, logits)
+            scores = knowledge(model, rest, states, wanted, prediction)
         else:
-            scores = draw.once("knowledge", lambda: knowledge(model, blocks, states, logits))  # noqa: B023
+            scores = draw.once("knowledge", lambda: knowledge(model, blocks, states, wanted, prediction))  # noqa: B023
         kept = (scores[0] > threshold(rest, scores, left)).nonzero().flatten()
         left -= len(kept) * block.cost
         block.keep(kept)
@@ -54,31 +92,37 @@ def k_pruned(model, draw, budget: float):
 
 
 @torch.no_grad()
-def predictions(model, batches: Sequence[Mapping]) -> list[Tensor]:
-    """Return the logits of every batch."""
-    return [model(**batch).logits for batch in batches]
+def predictions(model, batches: Sequence[Mapping], prediction: Prediction) -> list[Tensor]:
+    """Return the prediction for every batch."""
+    return [
+        prediction.of(model, model.base_model(**batch).last_hidden_state, batch["attention_mask"].bool())
+        for batch in batches
+    ]
 
 
-def knowledge(model, blocks: Sequence[Block], states: States, logits: Sequence[Tensor]) -> list[Tensor]:
+def knowledge(
+    model, blocks: Sequence[Block], states: States, predicted: Sequence[Tensor], prediction: Prediction
+) -> list[Tensor]:
     """Return the knowledge of units per operation: block -> [units].
 
     Args:
         model: the model.
         blocks: its last blocks, those that are not pruned yet.
         states: the input of the first of them.
-        logits: batch -> the prediction of the original model.
+        predicted: batch -> the prediction of the original model.
+        prediction: what the model predicts.
     """
     predictive = [torch.zeros(block.count * block.width) for block in blocks]
     norms = [torch.zeros(block.count * block.width) for block in blocks]
     examples = tokens = 0
-    for (hidden, mask, real), wanted in zip(states, logits, strict=True):
+    for (hidden, mask, real), wanted in zip(states, predicted, strict=True):
         masks = []
         for block, norm in zip(blocks, norms, strict=True):
             masks.append(torch.ones(block.count * block.width, requires_grad=True))
             units = block.units(hidden, mask)
             norm += units.detach()[real].square().sum(0)
             hidden = block.output(units * masks[-1], hidden)
-        loss = divergence(model.classifier(model.base_model.pooler(hidden)), wanted)
+        loss = prediction.gap(prediction.of(model, hidden, real), wanted)
         for total, gradient in zip(predictive, torch.autograd.grad(loss, masks), strict=True):
             total += gradient.square() / 2
         examples, tokens = examples + len(wanted), tokens + int(real.sum())
@@ -89,14 +133,6 @@ def knowledge(model, blocks: Sequence[Block], states: States, logits: Sequence[T
         factor = HEADS if block.is_attention else 1.0
         found.append(factor * by_unit(columns, block.width, torch.mean) / block.cost)
     return found
-
-
-def divergence(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Return the divergence of a prediction from a desired one: Kullback-Leibler, or squared for a regression."""
-    if logits.shape[-1] == 1:
-        return functional.mse_loss(logits, wanted)
-    present, target = (functional.log_softmax(each / TEMPERATURE, dim=-1) for each in (logits, wanted))
-    return functional.kl_div(present, target, reduction="batchmean", log_target=True) * TEMPERATURE**2
 
 
 def threshold(blocks: Sequence[Block], scores: Sequence[Tensor], left: float) -> float:

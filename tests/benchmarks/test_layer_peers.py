@@ -177,15 +177,44 @@ def test_at_the_original_there_is_no_divergence_to_learn_from(program):
     draw = draw_for(program, model)
     layer_blocks = program("layer_blocks")
     blocks, states = layer_blocks.blocks_of(model), layer_blocks.first_inputs(model, draw.unlabelled)
-    logits = module.predictions(model, draw.unlabelled)
-    scores = module.knowledge(model, blocks, states, logits)
+    prediction = module.Prediction()
+    logits = module.predictions(model, draw.unlabelled, prediction)
+    scores = module.knowledge(model, blocks, states, logits, prediction)
     tokens = sum(int(real.sum()) for _, _, real in states)
     norm = sum(units.square().sum(0) for units, _ in layer_blocks.units_of(blocks[0], states)) / tokens
     columns = norm * blocks[0].output.dense.weight.square().mean(0)
     wanted = module.HEADS * module.REPRESENTATIONAL * columns.view(HEADS, -1).mean(1) / blocks[0].cost
     assert_close(scores[0], wanted, atol=0, rtol=1e-3)
-    moved = module.knowledge(model, blocks, states, [each.flip(-1) for each in logits])
+    moved = module.knowledge(model, blocks, states, [each.flip(-1) for each in logits], prediction)
     assert all(bool((after > before).all()) for after, before in zip(moved, scores, strict=True))
+
+
+def test_k_prune_keeps_what_moves_the_vectors_of_sentences(program):
+    module, layer_blocks, whole = program("k_prune"), program("layer_blocks"), bert().bert
+    draw = draw_for(program, bert())
+    prediction = module.Prediction(module.embeddings, module.distance)
+    padded = draw.unlabelled[0]
+    shorter = {name: tensor[:1, :-2] for name, tensor in padded.items()}  # the first sentence has two tokens of padding
+    found = module.predictions(whole, [padded, shorter], prediction)
+    assert_close(found[0][:1], found[1], atol=FP32_NOISE, rtol=FP32_NOISE)
+    assert_close(found[0].norm(dim=-1), torch.ones(32), atol=FP32_NOISE, rtol=FP32_NOISE)
+    gaps = []
+    for budget in (0.99, 0.6, 0.3):
+        model = module.k_pruned(bert().bert, draw, budget, prediction)
+        assert budget - 0.05 < layer_blocks.operations(model) / layer_blocks.operations(whole) <= budget
+        pairs = zip(*(module.predictions(each, draw.unlabelled, prediction) for each in (model, whole)), strict=True)
+        gaps.append(sum(float(module.distance(now, before)) for now, before in pairs))
+    assert gaps[0] < gaps[1] < gaps[2]
+
+
+def test_losses_of_an_encoder_are_means_over_draws(program):
+    rows = [{"method": "original", "budget": 1.0, "draw": 0, "score": 80.0, "elsewhere": 70.0, "retrieval": 60.0}]
+    for draw, score in ((1, 77.0), (0, 79.0)):
+        row = {"method": "GRAIL", "budget": 0.5, "draw": draw, "score": score, "elsewhere": 70.0, "retrieval": 58.0}
+        rows.append(row | {"operations": 0.5, "parameters": 0.5, "cpu_seconds": 3.0})
+    original, grail = program("encoder_peers").over_draws(rows)
+    assert original["method"] == "original" and grail["losses"] == "1.00, 3.00" and grail["draws"] == 2
+    assert (grail["lost"], grail["lost elsewhere"], grail["lost in retrieval"]) == (2.0, 0.0, 2.0)
 
 
 def test_the_threshold_spends_what_is_left(program):
