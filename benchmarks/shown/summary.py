@@ -88,6 +88,8 @@ def served(name: str, model: str, budget: float, engine: str, task: str, trainin
     share = [small["times"][words] / seconds for words, seconds in before["times"].items()][-1]
     sizes = [{"parameters": each["megabytes"] * 1e6 / 4} for each in (before, found)]  # PyTorch's are float32
     megabytes, also = (before["megabytes"], small["megabytes"]), f"{share:.2f} of PyTorch's time on one thread"
+    if small.get("elsewhere") is not None:
+        also = f"accuracy on SST-2 {before['elsewhere']:.2f} → {small['elsewhere']:.2f}; {also}"
     scored = before | sizes[0], small | sizes[1]
     return change(f"`compress`, {name}, int8", task, *scored, "score", training, also, megabytes=megabytes)
 
