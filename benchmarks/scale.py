@@ -5,9 +5,10 @@
 
 Pieces: each kind of work on a random encoder in a process of its own (`scale_pieces`), on one thread, at several
 widths: seconds of the processor and the peak of memory; and how many operations a second a product of matrices does.
-What they say of a site is carried over to the sites of larger models by what the work is made of: the cube of a width
-where matrices are solved, the square where they are held, tokens times parameters where the model runs. The sizes are
-those of the Llama 3 family. Nothing of that size was run: the figures are estimates.
+"Neurons of one block" chooses and refits the neurons of a feed-forward block four times as wide as the model, as
+`compress` does. What the pieces say of a site is carried over to the sites of larger models by what the work is made
+of: the cube of a width where matrices are solved, the square where they are held, tokens times parameters where the
+model runs. The sizes are those of the Llama 3 family. Nothing of that size was run: the figures are estimates.
 """
 
 import argparse
@@ -21,16 +22,19 @@ from pathlib import Path
 
 import torch
 
-from collab_heads.collaborative.calibrate import FLOAT64, most_bytes
+from collab_heads.collaborative.calibrate import FLOAT64, grouped, most_bytes
+from collab_heads.compression.sequential_refit import MOST_TOKENS
+from collab_heads.compression.sequential_refit import TOKENS as REFIT_TOKENS
 from common import RESULTS, table, write
 
-PIECES = ("swap, from the weights", "swap, calibrated", "swap, refined", "compress", "analyze", "train")
+NEURONS = "neurons of one block"
+PIECES = ("swap, from the weights", "swap, calibrated", "swap, refined", "compress", NEURONS, "analyze", "train")
 PROGRAM = Path(__file__).with_name("scale_pieces.py")
 # bytes of a parameter: in bfloat16, in float32, and in training (itself, its gradient, and two moments of Adam)
 HALF, SINGLE, STEP = 2, 4, 16
 PROCESSES, BATCH = 8, 4096  # that a training is divided among; tokens of an optimizer step
 TOKENS, HELD_OUT = 256 * 512, 1 / 8  # that a large model is calibrated on, and the share that errors are measured on
-PARTS = 3  # of a site, each of which is changed once to see what that does to the output
+PARTS = 3  # of attention, each of which is changed once to see what that does to the output
 GIGA = 1e9
 
 
@@ -62,9 +66,30 @@ class Size:
         return self.layers * (self.attention + 3 * self.width * self.inner) + self.vocabulary * self.width
 
     @property
-    def moments(self) -> int:
-        """Return the bytes of the moments of one site: two matrices of its input, one of its heads."""
-        return FLOAT64 * 3 * self.width**2
+    def feed_forward(self) -> int:
+        """Return the parameters of the feed-forward block of a layer."""
+        return 3 * self.width * self.inner
+
+    def changing(self, what: str) -> int:
+        """Return the parameters that may change: of "attention" or of "layers"."""
+        return self.layers * (self.attention + (self.feed_forward if what == "layers" else 0))
+
+    def moments(self, what: str) -> list[int]:
+        """Return the bytes of the moments of every site that may change, in model order.
+
+        Attention has two matrices of its input and one of its heads, a feed-forward block one of its neurons.
+        """
+        of_layer = [3 * self.width**2] + ([self.inner**2] if what == "layers" else [])
+        return self.layers * [FLOAT64 * count for count in of_layer]
+
+    def site(self, what: str) -> int:
+        """Return the bytes that one site takes in float64 while it is solved, beside its moments.
+
+        Of attention: weights, roots and products. Of a feed-forward block: a factor, a copy of a part of it, and the
+        last projection with three products of its shape.
+        """
+        attention, neurons = 6 * self.width**2, 2 * self.inner**2 + 4 * self.width * self.inner
+        return FLOAT64 * (max(attention, neurons) if what == "layers" else attention)
 
 
 SIZES = (
@@ -107,65 +132,75 @@ def key(row: dict) -> tuple:
     return row["width"], row["layers"], PIECES.index(row["work"])
 
 
-def passes(layers: int, groups: int, held_groups: int) -> float:
+def passes(layers: int, groups: int, held_groups: int, changes: int) -> float:
     """Return how often `compress` runs all calibration tokens through the model, in units of one pass.
 
     Args:
         layers: of the model.
-        groups: in which layers are calibrated on the examples to fit to.
+        groups: in which sites are calibrated on the examples to fit to.
         held_groups: the same on the examples to measure on.
+        changes: parts of a layer's sites, each of which is changed once to see what that does to the output.
     """
     calibrations = groups + HELD_OUT * held_groups + (2 * groups if groups > 1 else 0)  # again for each thing fitted
-    return calibrations + HELD_OUT * (PARTS * layers + 2)  # the output as it is, with each change, with the plan
+    return calibrations + HELD_OUT * (changes * layers + 2)  # the output as it is, with each change, with the plan
 
 
-def solve_seconds(rows: list[dict], product: float) -> dict[int, float]:
-    """Return, by width, the processor seconds that `compress` spends on a site beside running the model."""
+def refit_passes(sites: int) -> float:
+    """Return the same of the refit in order, which runs a sample up to each site, half of the model on average."""
+    return sites / 2 * min(MOST_TOKENS, REFIT_TOKENS / sites) / TOKENS
+
+
+def solve_seconds(rows: list[dict], product: float) -> dict[str, float]:
+    """Return the processor seconds of `compress` per site beside running the model, by the cube of its width.
+
+    That is the width of the model for attention, the number of neurons for a feed-forward block. The largest piece
+    that was measured counts.
+    """
     found = {}
-    for row in rows:
+    for row in sorted(rows, key=key):
         if row["work"] == "compress":
-            runs = 2 * row["tokens"] * row["model_bytes"] / SINGLE * passes(row["layers"], 1, 1) / product
-            found[row["width"]] = max(row["cpu_seconds"] - runs, 0.0) / row["layers"]
+            runs = 2 * row["tokens"] * row["model_bytes"] / SINGLE * passes(row["layers"], 1, 1, PARTS) / product
+            found["attention"] = max(row["cpu_seconds"] - runs, 0.0) / row["layers"] / row["width"] ** 3
+        if row["work"] == NEURONS:
+            found["neurons"] = row["cpu_seconds"] / row["neurons"] ** 3
     return found
 
 
 def estimates(rows: list[dict], measured: dict[str, float]) -> list[dict]:
-    """Return a row per size of model: memory and time of `compress`, of distillation and of training."""
-    seconds = solve_seconds(rows, measured["product"])
-    cube = seconds[max(seconds)] / max(seconds) ** 3
-    found = []
+    """Return two rows per size of model: memory and time of `compress`, of distillation and of training."""
+    seconds, found = solve_seconds(rows, measured["product"]), []
     for size in SIZES:
-        model, attention = HALF * size.parameters, HALF * size.attention * size.layers
-        at_once, held_at_once = (
-            min(max(int(most_bytes(model, are_few=are_few) // size.moments), 1), size.layers)
-            for are_few in (False, True)
-        )
-        groups = -(-size.layers // at_once)
-        held = (at_once + held_at_once) * size.moments
-        site = 6 * FLOAT64 * size.width**2  # in float64 while it is solved: weights, roots and products
-        working = held + attention / 2 + site  # half of attention waits for its place
-        count = passes(size.layers, groups, -(-size.layers // held_at_once))
-        operations = 2 * TOKENS * size.parameters * count
-        found.append(
-            {
-                "model": size.name,
-                "parameters": size.parameters,
-                "model_gb": model / GIGA,
-                "all_moments_gb": 2 * size.layers * size.moments / GIGA,
-                "groups": groups,
-                "compress_gb": (model + working) / GIGA,
-                "compress_share": (model + working) / model,
-                "offloaded_gb": (attention + working) / GIGA,
-                "passes": count,
-                "operations": operations / 1e15,
-                "pass_hours": operations / measured["product"] / 3600,
-                "solve_hours": cube * size.layers * size.width**3 / 3600,
-                "distill_gb": (2 * model + STEP * size.attention * size.layers / 2) / GIGA,
-                "train_gb": STEP * size.parameters / GIGA,
-                "shard_gb": STEP * size.parameters / PROCESSES / GIGA,
-                "step_operations": 6 * BATCH * size.parameters / 1e15,
-            }
-        )
+        for what in ("attention", "layers"):
+            model, changing = HALF * size.parameters, HALF * size.changing(what)
+            sizes = dict(enumerate(size.moments(what)))
+            groups, held_groups = (grouped(sizes, most_bytes(model, are_few=are_few)) for are_few in (False, True))
+            held = sum(max(sum(sizes[site] for site in group) for group in each) for each in (groups, held_groups))
+            working = held + changing / 2 + size.site(what)  # half of what may change waits for its place
+            changes = PARTS + (what == "layers")
+            count = passes(size.layers, len(groups), len(held_groups), changes) + refit_passes(len(sizes))
+            operations = 2 * TOKENS * size.parameters * count
+            solves = seconds["attention"] * size.width**3 + seconds["neurons"] * size.inner**3 * (what == "layers")
+            found.append(
+                {
+                    "model": size.name,
+                    "compressed": what,
+                    "parameters": size.parameters,
+                    "model_gb": model / GIGA,
+                    "all_moments_gb": 2 * sum(sizes.values()) / GIGA,
+                    "groups": len(groups),
+                    "compress_gb": (model + working) / GIGA,
+                    "compress_share": (model + working) / model,
+                    "offloaded_gb": (changing + working) / GIGA,
+                    "passes": count,
+                    "operations": operations / 1e15,
+                    "pass_hours": operations / measured["product"] / 3600,
+                    "solve_hours": size.layers * solves / 3600,
+                    "distill_gb": (2 * model + STEP * size.changing(what) / 2) / GIGA,
+                    "train_gb": STEP * size.parameters / GIGA,
+                    "shard_gb": STEP * size.parameters / PROCESSES / GIGA,
+                    "step_operations": 6 * BATCH * size.parameters / 1e15,
+                }
+            )
     return found
 
 
@@ -185,7 +220,7 @@ def main() -> None:
     measured = stored["speeds"] if stored["speeds"] and not arguments.what else {"product": speed()}
     rows = [rows[each] for each in sorted(rows)]
     sizes = estimates(rows, measured)
-    print(table(sizes, {name: "" if name == "model" else ",.4g" for name in sizes[0]}))
+    print(table(sizes, {name: "" if name in ("model", "compressed") else ",.4g" for name in sizes[0]}))
     write("scale", rows, speeds=measured, sizes=sizes)
 
 

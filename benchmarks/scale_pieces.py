@@ -16,9 +16,14 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 from transformers.utils import logging
 
 from collab_heads import analyze_heads, compress, swap_to_collaborative
+from collab_heads.collaborative.input_moments import InputMoments
+from collab_heads.compression.parts.part import LEVELS
+from collab_heads.heads.reconstruction import by_cost, most_costly
+from collab_heads.neurons.regression import DOUBT, NeuronRegression, refit_errors
 from common import ATTENTION, memory_bytes, reset_peak
 
-VOCABULARY, HEAD = 1000, 64  # pieces; width of a head
+VOCABULARY, HEAD, WIDER = 1000, 64, 4  # pieces; width of a head; neurons of a block by the width of the model
+NEURONS = "neurons of one block"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -66,6 +71,25 @@ def train(model: PreTrainedModel, given: list[dict]) -> None:
         optimizer.zero_grad()
 
 
+def block_of_neurons(model: PreTrainedModel) -> tuple[NeuronRegression, InputMoments]:
+    """Set up the regression of a feed-forward block with `WIDER` neurons per dimension of the model, on random ones."""
+    width, neurons = model.config.hidden_size, WIDER * model.config.hidden_size
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.randn(neurons, neurons, generator=generator) / neurons**0.5
+    outputs = torch.randn(1, 2 * neurons, neurons, generator=generator) @ mix
+    moments = InputMoments(outputs, centres=False)
+    moments.add(outputs, None)
+    weight = torch.randn(width, neurons, generator=generator)
+    return NeuronRegression.of(weight, moments, neurons, doubt=DOUBT), moments
+
+
+def choose_neurons(regression: NeuronRegression, moments: InputMoments) -> None:
+    """Do what `compress` does for a block: the order of removal, the errors of all sizes, and one fit."""
+    costs, neurons = regression.removal_costs(), len(regression.scatter)
+    refit_errors(regression, by_cost(costs), range(0, neurons, neurons // (2 * LEVELS)), moments)
+    regression.output(most_costly(costs, neurons // 2))
+
+
 WORK: dict[str, Callable[[PreTrainedModel, list[dict]], object]] = {
     "swap, from the weights": lambda model, given: swap_to_collaborative(model, dim_shared_query_key=half(model)),
     "swap, calibrated": lambda model, given: swap_to_collaborative(
@@ -75,6 +99,7 @@ WORK: dict[str, Callable[[PreTrainedModel, list[dict]], object]] = {
         model, dim_shared_query_key=half(model), dim_value=half(model), batches=unlabelled(given), refine_steps=10
     ),
     "compress": lambda model, given: compress(model, unlabelled(given), 0.5, parts=ATTENTION, refine_steps=0),
+    NEURONS: lambda block, _: choose_neurons(*block),
     "analyze": lambda model, given: analyze_heads(model, given, parts=["statistics", "relevance", "gradient"]),
     "train": train,
 }
@@ -82,25 +107,27 @@ WORK: dict[str, Callable[[PreTrainedModel, list[dict]], object]] = {
 
 def measured(work: str, width: int, layers: int, dtype: str, sentences: int, tokens: int) -> dict:
     """Measure a piece of work in this process."""
+    made = block_of_neurons if work == NEURONS else lambda model: model
     small = encoder(2 * HEAD, 1, DTYPES[dtype])
-    WORK[work](small, batches(16, 8))  # warm-up: loads what is loaded only once
+    WORK[work](made(small), batches(16, 8))  # warm-up: loads what is loaded only once
     model, given = encoder(width, layers, DTYPES[dtype]), batches(sentences, tokens)
-    size, before = sum(p.nbytes for p in model.parameters()), memory_bytes("VmRSS")
+    size, changed, before = sum(p.nbytes for p in model.parameters()), made(model), memory_bytes("VmRSS")
     reset_peak()
     started, used = time.perf_counter(), time.process_time()
-    WORK[work](model, given)
+    WORK[work](changed, given)
     taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}
     peak = memory_bytes("VmHWM")
-    return {
+    return {  # what one block takes is no multiple of the model's memory
         "work": work,
         "width": width,
         "layers": layers,
+        "neurons": WIDER * width,
         "dtype": dtype,
         "tokens": sentences * tokens,
         "model_bytes": size,
-        "model_mb": size / 1e6,
+        "model_mb": None if work == NEURONS else size / 1e6,
         "peak_bytes": peak - before + size,
-        "peak": (peak - before + size) / size,
+        "peak": None if work == NEURONS else (peak - before + size) / size,
         **taken,
     }
 

@@ -66,8 +66,9 @@ plain(
 plain(
     "scale_memory",
     "scale",
-    {"model": "", "in bfloat16, GB": ("model_gb", ",.0f"), "moments of all sites, GB": ("all_moments_gb", ",.0f")}
+    {"model": "", "compressed": "", "in bfloat16, GB": ("model_gb", ",.0f")}
     | {
+        "moments of all sites, GB": ("all_moments_gb", ",.0f"),
         "groups of sites": ("groups", ""),
         "compress, GB": ("compress_gb", ",.0f"),
         "of the model": ("compress_share", ".2f"),
@@ -79,7 +80,8 @@ plain(
 plain(
     "scale_time",
     "scale",
-    {"model": "", "passes over 131,072 tokens": ("passes", ".0f"), "their operations, 10^15": ("operations", ",.0f")}
+    {"model": "", "compressed": "", "passes over 131,072 tokens": ("passes", ".0f")}
+    | {"their operations, 10^15": ("operations", ",.0f")}
     | {"hours of one thread here": ("pass_hours", ",.0f"), "solves, hours of one thread": ("solve_hours", ",.1f")}
     | {"operations of a training step of 4,096 tokens, 10^15": ("step_operations", ",.2f")},
     rows="sizes",

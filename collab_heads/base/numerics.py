@@ -11,6 +11,24 @@ def float64(tensor: Tensor) -> Tensor:
     return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
 
 
+def cholesky_(matrix: Tensor) -> Tensor:
+    """Overwrite a symmetric positive definite matrix by its lower Cholesky factor, and return this: [n, n]."""
+    columns = matrix.mT  # the layout of LAPACK: no copy is made
+    return torch.linalg.cholesky(columns, out=columns)
+
+
+def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
+    """Solve matrix @ x = right in the memory of the matrix, which is lost.
+
+    Args:
+        matrix: [n, n], symmetric and positive definite.
+        right: [n, k].
+    """
+    factor = cholesky_(matrix)
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+
+
 @contextmanager
 def few_threads(size: int):
     """Use one torch thread for sizes up to 1024 while the context is open, and torch's own number for larger ones.

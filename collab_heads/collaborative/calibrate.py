@@ -147,6 +147,16 @@ class CalibratedSites:
             self.seen = self.calibrated(self.open)
         return self.seen
 
+    def take(self, path: str) -> Calibrations:
+        """Return the calibration of one site alone; if there are several groups, it is not held here any longer."""
+        seen = self.of(path)
+        one = {name: {path: each[path]} if path in each else {} for name, each in seen._asdict().items()}
+        if len(self.groups) > 1:
+            self.open = [other for other in self.open if other != path]
+            for each in (seen.query_key, seen.outputs):
+                each.pop(path, None)
+        return Calibrations(**one)._replace(orders=seen.orders)
+
     def release(self) -> None:
         """Free the memory of the present group if there are several; `of` makes it again on request."""
         if len(self.groups) > 1:

@@ -127,7 +127,7 @@ def measure_model(
     for site in progress_bar(sites, desc="measuring sites"):
         shape, path = shape_of(site, kind, parts), site.path
         with few_threads(widths(site.output)[0]):  # names for calibrations would keep them in memory
-            errors[path] = SiteErrors(shape, site_errors(site, shape, fitted.of(path), shown.of(path)))
+            errors[path] = SiteErrors(shape, site_errors(site, shape, fitted.take(path), shown.take(path)))
     del shown  # as large as `fitted`
     sensitivity = sensitivities(sites, errors, fitted, probe, options)
     return Measurements(model, adapter, sites, options, fitted, work, others, probe, errors, sensitivity)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.base.numerics import few_threads, float64
+from collab_heads.base.numerics import few_threads, float64, solve_positive
 from collab_heads.base.progress import progress_bar
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.parts.part import Fit
@@ -44,7 +44,7 @@ MOST_TOKENS = 32_768  # about
 VALIDATED = 8  # one portion of so many chooses the ridge; fewer portions say too little
 FEWEST = 3 * VALIDATED  # portions to fit to, if there are so many, however long they are
 FLAT = 0.01  # of the median variance: tokens with less count as if they had so much
-TARGETS = 128 * 2**20  # bytes of targets that are held at a time: each further group is a further pass of the original
+TARGETS = 64 * 2**20  # bytes of targets that are held at a time: each further group is a further pass of the original
 
 logger = logging.getLogger(__name__)
 
@@ -178,11 +178,6 @@ class Sums:
         self.second += (rows.mT @ rows).to(self.second.device)
         self.right += (rows.mT @ targets).to(self.right.device)
 
-    def merge(self, other: "Sums") -> None:
-        """Add the tokens of other sums."""
-        self.second += other.second
-        self.right += other.right
-
     def solve(self, present: Tensor, ridge: float, has_bias: bool) -> Tensor:
         """Return the weights, with the bias as a last row, near the present ones: [n + 1, D].
 
@@ -192,18 +187,13 @@ class Sums:
             has_bias: whether there is a bias; without it, its row stays.
         """
         free = slice(None) if has_bias else slice(-1)
-        missing, found = (self.right - self.second @ present)[free], present.clone()
-        squares = self.second.diagonal()[: len(present) - 1]
-        before = squares.clone()
-        if len(squares):  # in place, and undone below: a copy would be large
+        missing, found = torch.addmm(self.right, self.second, present, alpha=-1)[free], present.clone()
+        second = self.second[free, free].clone()
+        squares = second.diagonal()[: len(present) - 1]
+        if len(squares):
             squares += ridge * squares.mean().clamp(min=torch.finfo(squares.dtype).tiny ** 0.5)
-        found[free] += torch.linalg.solve(self.second[free, free], missing)
-        squares.copy_(before)
+        found[free] += solve_positive(second, missing)
         return found
-
-    def error(self, weights: Tensor) -> float:
-        """Return the sum of squared errors of weights [n + 1, D], but for a constant."""
-        return float(((self.second @ weights - 2 * self.right) * weights).sum())
 
 
 def refit(
@@ -217,7 +207,8 @@ def refit(
         examples: portions.
         targets: portion -> [tokens, D], what the reader reads in the original.
     """
-    sums: dict[bool, Sums] = {}  # by whether it chooses the ridge
+    sums: list[Sums] = []
+    held: list[tuple[Tensor, Tensor]] = []  # rows and targets that choose the ridge: fewer than make a matrix of sums
     masks: dict[str, Tensor | None] = {}
     left = list(targets)
 
@@ -226,27 +217,35 @@ def refit(
         number, original, scale = len(targets) - len(left), left.pop(0).to(used), reader.scale.to(used)
         root = roots_of_weights(original)
         missing = ((original - states) / scale).where(scale != 0, 0.0)  # of the output
-        rows = torch.cat([used, used.new_ones(len(used), 1)], dim=1) * root
-        chooses = number % VALIDATED == VALIDATED - 1
-        if chooses not in sums:
-            sums[chooses] = Sums.zeros(used.shape[1], own.shape[1], used)
-        sums[chooses].add(rows, (own + missing) * root)
+        rows, wanted = torch.cat([used, used.new_ones(len(used), 1)], dim=1) * root, (own + missing) * root
+        if number % VALIDATED == VALIDATED - 1:
+            held.append((rows, wanted))
+        else:
+            if not sums:
+                sums.append(Sums.zeros(used.shape[1], own.shape[1], used))
+            sums[0].add(rows, wanted)
         raise EnoughSeen
 
     with watching(model, reader, see):
         run_batches(model, examples, masks, "refitting")
-    if len(sums) < 2:
+    if not sums or not held or not sums[0].right.isfinite().all():  # half precision may overflow
         return None
     output = model.get_submodule(reader.output)
-    present, has_bias = weights_of(output, sums[True].right), output.bias is not None
+    present, has_bias = weights_of(output, sums[0].right), output.bias is not None
     with few_threads(len(present)):
-        tried = {ridge: sums[True].error(sums[False].solve(present, ridge, has_bias)) for ridge in RIDGES}
+        tried = {ridge: error(sums[0].solve(present, ridge, has_bias), held) for ridge in RIDGES}
         ridge = min(tried, key=lambda ridge: tried[ridge])
-        if not tried[ridge] < sums[True].error(present):
+        if not tried[ridge] < error(present, held):
             return None
-        sums[False].merge(sums.pop(True))
-        found = sums[False].solve(present, ridge, has_bias)
+        for rows, wanted in held:
+            sums[0].add(rows, wanted)
+        found = sums[0].solve(present, ridge, has_bias)
     return OutputWeights(found[:-1].mT, found[-1] - present[-1])
+
+
+def error(weights: Tensor, held: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return the sum of squared errors of weights [n + 1, D] for some rows and targets."""
+    return sum(float((rows.to(weights) @ weights - wanted.to(weights)).square().sum()) for rows, wanted in held)
 
 
 def roots_of_weights(states: Tensor) -> Tensor:

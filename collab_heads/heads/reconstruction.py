@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.base.numerics import float64
+from collab_heads.base.numerics import float64, solve_positive
 from collab_heads.collaborative.input_moments import InputMoments, listening_to_outputs
 from collab_heads.collaborative.values import DOUBT, doubted_
 from collab_heads.layers.gates import HeadGates
@@ -103,6 +103,10 @@ class HeadRegression:
         ridged.diagonal().add_(self.ridge)
         return ridged
 
+    def right(self, columns: Tensor) -> Tensor:
+        """Return the right side of the normal equations for some columns of z, ridge included: [D, k]."""
+        return self.products[:, columns] + self.weight[:, columns] * self.ridge
+
     @functools.cached_property
     def products(self) -> Tensor:
         """The weight times the second moments: [D, n]."""
@@ -121,14 +125,13 @@ class HeadRegression:
     def refit(self, kept: Sequence[int]) -> Refit:
         """Return W_O for the kept heads, given by their indices."""
         columns, output = self.columns(kept), self.output(kept)
-        lost = missing_square(self.whole, self.products, self.scatter, columns, output.weight)
+        lost = missing_square(self.whole, self.products[:, columns], block_of(self.scatter, columns), output.weight)
         return Refit(output.weight, output.bias, lost / self.whole if self.whole else 0.0)
 
     def output(self, kept: Sequence[int]) -> OutputWeights:
         """Return W_O for the kept heads, given by their indices, and do not compute its error."""
         columns = self.columns(kept)
-        right = self.products[:, columns] + self.weight[:, columns] * self.ridge
-        weight = torch.linalg.solve(self.ridged(columns), right, left=False)
+        weight = solve_positive(self.ridged(columns), self.right(columns).mT).mT
         return OutputWeights(weight, self.weight @ self.mean - weight @ self.mean[columns])
 
     def removal_costs(self) -> Tensor:
@@ -161,7 +164,12 @@ class HeadRegression:
 
 def most_costly(costs: Tensor, count: int) -> list[int]:
     """Return the indices, ascending, of the `count` heads that stay; for costs see `HeadRegression.removal_costs`."""
-    return sorted(costs.topk(count).indices.tolist())
+    return sorted(by_cost(costs)[:count].tolist())
+
+
+def by_cost(costs: Tensor) -> Tensor:
+    """Return the indices of heads, those that stay longest first."""
+    return costs.argsort(descending=True, stable=True)
 
 
 def block_of(matrix: Tensor, places: Tensor) -> Tensor:
@@ -169,18 +177,16 @@ def block_of(matrix: Tensor, places: Tensor) -> Tensor:
     return matrix[places[:, None], places]
 
 
-def missing_square(whole: float, products: Tensor, second: Tensor, columns: Tensor, refit: Tensor) -> float:
-    """Return the mean square of what is missing, W z - W' z[columns]; never negative, despite rounding.
+def missing_square(whole: float, products: Tensor, second: Tensor, refit: Tensor) -> float:
+    """Return the mean square of what is missing, W z - W' u with u what is left of z; never negative by rounding.
 
     Args:
         whole: the mean square of W z.
-        products: [D, n], W times the second moments.
-        second: [n, n], the second moments of z.
-        columns: [k], the places of what is left.
+        products: [D, k], the means of W z u^T.
+        second: [k, k], the second moments of u.
         refit: [D, k], W'.
     """
-    both = (products[:, columns] * refit).sum()
-    left = ((refit @ block_of(second, columns)) * refit).sum()
+    both, left = (products * refit).sum(), ((refit @ second) * refit).sum()
     return max(whole - 2 * float(both) + float(left), 0.0)
 
 

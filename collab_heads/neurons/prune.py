@@ -25,7 +25,7 @@ from collab_heads.model.offloading import changing_layers
 from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forwards
 from collab_heads.model.refusals import check_feed_forwards, check_wrapper
 from collab_heads.model.site_size import FeedForwardGeometry, size_of
-from collab_heads.neurons.regression import NeuronRegression, OutputError
+from collab_heads.neurons.regression import NeuronRegression, refit_errors
 from collab_heads.sites.record import CollabConfig
 
 MULTIPLE = 8  # to which shares of neurons are rounded up, for the kernels of matrix products
@@ -193,5 +193,6 @@ def fitted(
         regression = NeuronRegression.of_block(block, moments)
         with few_threads(block.num_neurons):
             kept = most_costly(regression.removal_costs(), counts[block.path])
-            found[block.path] = kept, regression.output(kept), OutputError(regression, moments).share(kept)
+            errors = refit_errors(regression, torch.tensor(kept, dtype=torch.long), [len(kept)], moments)
+            found[block.path] = kept, regression.output(kept), errors[len(kept)]
     return found

@@ -6,11 +6,12 @@ A feed-forward block adds W x + b to its model, with x the outputs of its neuron
 Shapes: F neurons, D width of the model, K kept neurons.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from collab_heads.base.numerics import cholesky_
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.heads.reconstruction import HeadRegression, block_of, missing_square
 from collab_heads.layers.layout import weight_of
@@ -45,7 +46,8 @@ class NeuronRegression(HeadRegression):
         whole, neurons = self.whole, len(self.scatter)
         costs = torch.ones(neurons, dtype=torch.float64)
         left, lost = torch.arange(neurons), 0.0
-        inverse, weight = torch.cholesky_inverse(torch.linalg.cholesky(self.ridged(left))), self.weight.clone()
+        factor, weight = cholesky_(self.ridged(left)), self.weight.clone()
+        inverse = torch.cholesky_inverse(factor, out=factor)
         while len(left) > 1 and whole:
             count = min(BLOCK, len(left) - 1)
             of_inverse, of_weight = inverse.new_zeros(count, len(left)), inverse.new_zeros(count, len(weight))
@@ -71,24 +73,37 @@ class NeuronRegression(HeadRegression):
         return costs
 
 
-class OutputError:
-    """The error of refitted last projections on some examples.
+def refit_errors(
+    regression: NeuronRegression, order: Tensor, counts: Iterable[int], seen: InputMoments
+) -> dict[int, float]:
+    """Measure the errors of last projections that are refitted for the first neurons of an order.
+
+    One Cholesky factor serves all counts: its leading blocks are the factors of the leading blocks.
 
     Args:
         regression: the regression of the block, to which they are fitted.
-        seen: the moments of its neurons on the examples, perhaps others.
+        order: [k], indices of neurons.
+        counts: numbers of neurons that stay, at most k.
+        seen: the moments of all neurons on the examples to measure on.
+
+    Returns:
+        count -> the mean square of the change of the output, as a share of its variance.
     """
-
-    def __init__(self, regression: NeuronRegression, seen: InputMoments):
-        self.regression, self.second, self.mean = regression, seen.second(), seen.mean()
-        self.products = regression.weight @ self.second
-        self.square = float((self.products * regression.weight).sum())
-        self.variance = self.square - float((regression.weight @ self.mean).square().sum())
-
-    def share(self, kept: Sequence[int]) -> float:
-        """Return the mean square of the change of the output, as a share of its variance."""
-        columns, refit = self.regression.columns(kept), self.regression.output(kept)
-        square = missing_square(self.square, self.products, self.second, columns, refit.weight)
-        shift: Tensor = self.regression.weight @ self.mean - refit.weight @ self.mean[columns]
-        lost = square + float(refit.bias @ refit.bias - 2 * refit.bias @ shift)
-        return min(max(lost, 0.0) / self.variance, 1.0) if self.variance > 0 else 0.0
+    weight, mean, order = regression.weight, seen.mean(), order.to(regression.scatter.device)
+    products = weight @ seen.outer / seen.count
+    square = float((products * weight).sum())
+    variance = square - float((weight @ mean).square().sum())
+    second = block_of(seen.outer, order).div_(seen.count)
+    del seen  # as large
+    factor = cholesky_(regression.ridged(order))
+    half = torch.linalg.solve_triangular(factor, regression.right(order).mT, upper=False)
+    errors = {}
+    for count in counts:
+        kept = order[:count]
+        refit = torch.linalg.solve_triangular(factor[:count, :count].mT, half[:count], upper=True).mT
+        bias = weight @ regression.mean - refit @ regression.mean[kept]
+        shift = weight @ mean - refit @ mean[kept]
+        lost = missing_square(square, products[:, kept], second[:count, :count], refit)
+        lost += float(bias @ bias - 2 * bias @ shift)
+        errors[count] = min(max(lost, 0.0) / variance, 1.0) if variance > 0 else 0.0
+    return errors

@@ -12,6 +12,7 @@ from collab_heads import compress, swap_to_collaborative
 from collab_heads.collaborative import calibrate
 from collab_heads.collaborative.calibrate import CalibratedSites, grouped, moment_counts, most_bytes
 from collab_heads.compression import plan
+from collab_heads.compression.parts import neurons
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import num_rows
@@ -113,6 +114,50 @@ def test_released_moments_are_made_again(are_one, monkeypatch):
     calibrated.release()
     assert bool(calibrated.seen.outputs) is are_one
     assert torch.equal(calibrated.of(path).outputs[path].outer, expected)
+
+
+@pytest.mark.parametrize("are_one", (True, False))
+def test_taken_moments_are_made_again(are_one, monkeypatch):
+    """Those of one group stay, as when they are released; others are made again on request."""
+    model = FAMILIES["marian"].build()
+    sites = open_sites(model, get_adapter(model))
+    if not are_one:
+        monkeypatch.setattr(calibrate, "SHARE", 0)
+        monkeypatch.setattr(calibrate, "LEAST", 8 * max(moment_counts(sites, sites).values()) * 2)  # two in a group
+    calibrated = CalibratedSites(model, sites, [], sites, batches_of(FAMILIES["marian"], 2))
+    first, second = (site.path for site in sites[:2])
+    assert calibrated.groups[0][:2] == [first, second]
+    expected = calibrated.of(first).outputs[first].outer.clone()
+    taken = calibrated.take(first)
+    assert list(taken.outputs) == list(taken.query_key) == [first] and taken.orders is calibrated.orders
+    taken.outputs.clear()
+    assert (first in calibrated.seen.outputs) is are_one and second in calibrated.seen.outputs
+    assert torch.equal(calibrated.of(first).outputs[first].outer, expected)
+    assert second in calibrated.seen.outputs
+
+
+def test_moments_of_neurons_are_freed_while_errors_are_measured(monkeypatch):
+    monkeypatch.setattr(calibrate, "SHARE", 0)
+    monkeypatch.setattr(calibrate, "LEAST", 0)
+    alive, calibrated, measure = [], CalibratedSites.calibrated, neurons.refit_errors
+    held = defaultdict(list)
+
+    def watched(self, group):
+        found = calibrated(self, group)
+        held[id(self)] = [weakref.ref(moments) for moments in found.outputs.values()]
+        return found
+
+    def measured(regression, order, counts, seen):
+        alive.append([moments() for each in held.values() for moments in each if moments() is not None])
+        assert alive[-1] == [seen]  # nothing else: the regression has what it needs of the others
+        alive.clear()
+        return measure(regression, order, counts, seen)
+
+    monkeypatch.setattr(CalibratedSites, "calibrated", watched)
+    monkeypatch.setattr(neurons, "refit_errors", measured)
+    family = FAMILIES["bert"]
+    planned = plan.plan(family.build(), batches_of(family, 12), parts="neurons", refine_steps=0)
+    assert planned.least < 1 and not alive
 
 
 def test_groups_are_smaller_where_examples_are_few(monkeypatch):

@@ -12,7 +12,7 @@ from collab_heads.compression import sequential_refit
 from collab_heads.compression.parts.heads import KeptHeads
 from collab_heads.compression.parts.table import install
 from collab_heads.compression.residual_readers import find_readers
-from collab_heads.compression.sequential_refit import RefittedOutput, Sums, refitted_in_order
+from collab_heads.compression.sequential_refit import RefittedOutput, Sums, error, refitted_in_order
 from collab_heads.layers.layout import weight_of
 from collab_heads.model.apply_state import OutputWeights, undone
 from collab_heads.model.open_site import open_sites
@@ -50,8 +50,9 @@ def test_least_squares_near_the_present_weights(has_bias):
     found = sums.solve(present, ridge, has_bias)
     torch.testing.assert_close(found[:used], present[:used] + change)
     torch.testing.assert_close(found[used:], present[used:], rtol=0, atol=0)
-    square = (rows @ found - targets).square().sum() - targets.square().sum()
-    assert sums.error(found) == pytest.approx(float(square))
+    square = (rows @ found - targets).square().sum()
+    halves = [(rows[part], targets[part]) for part in (slice(20), slice(20, None))]
+    assert error(found, halves) == pytest.approx(float(square))
 
 
 def test_a_site_without_inputs_gets_a_bias():

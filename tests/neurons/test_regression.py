@@ -5,10 +5,11 @@ import itertools
 import pytest
 import torch
 
+from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.heads import reconstruction
 from collab_heads.heads.reconstruction import HeadRegression, most_costly
 from collab_heads.neurons import regression
-from collab_heads.neurons.regression import NeuronRegression
+from collab_heads.neurons.regression import NeuronRegression, refit_errors
 
 ROUNDING = 1e-8  # float64; differences seen: 1e-12
 
@@ -71,3 +72,40 @@ def test_nothing_is_left_of_all():
     whole = fit.refit(range(40))
     torch.testing.assert_close(whole.weight, weight, rtol=1e-2, atol=1e-2)  # a ridge of 1e-6
     assert whole.share_lost < 1e-6 and most_costly(fit.removal_costs(), 40) == list(range(40))
+
+
+def moments_of(outputs):
+    moments = InputMoments(outputs[None], centres=False)
+    moments.add(outputs[None], None)
+    return moments
+
+
+@pytest.mark.parametrize("has_bias", (True, False))
+def test_errors_of_refits_are_those_of_each_of_them(has_bias):
+    """One factor serves all counts, in any order, on other examples than those that were fitted to."""
+    weight, outputs = setup()
+    outputs, held = outputs + 0.5, setup(seed=1)[1] - 0.3
+    moments = moments_of(outputs)
+    fit = NeuronRegression.of(weight, moments, 40, has_bias=has_bias, doubt=regression.DOUBT)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
+    counts = (0, 1, 8, 24, 40)
+    scatter = fit.scatter.clone()
+    errors = refit_errors(fit, order, counts, moments_of(held))
+    assert list(errors) == list(counts) and torch.equal(fit.scatter, scatter)
+    whole = (held - held.mean(0)) @ weight.mT
+    for count, error in errors.items():
+        kept = order[:count].tolist()
+        output = fit.output(kept)
+        moved = held[:, kept] @ output.weight.mT - held @ weight.mT + (output.bias if has_bias else 0)
+        real = float(moved.square().sum() / whole.square().sum())
+        assert error == pytest.approx(min(real, 1.0), rel=ROUNDING, abs=ROUNDING)
+    assert errors[40] < errors[24] < errors[8]
+
+
+def test_a_projection_is_solved_as_with_the_inverse():
+    weight, outputs = setup()
+    fit, kept = regression_of(NeuronRegression, weight, outputs), list(range(3, 30))
+    inverse = torch.linalg.inv(fit.ridged(torch.tensor(kept)))
+    torch.testing.assert_close(
+        fit.output(kept).weight, fit.right(torch.tensor(kept)) @ inverse, rtol=ROUNDING, atol=ROUNDING
+    )

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from collab_heads.compression.parts.part import LEVELS, Fit, Part
 from collab_heads.compression.parts.shape import FeedForwardShape
-from collab_heads.heads.reconstruction import most_costly
+from collab_heads.heads.reconstruction import by_cost, most_costly
 from collab_heads.model.apply_state import OutputWeights, keep_neurons
 from collab_heads.neurons.prune import MULTIPLE
-from collab_heads.neurons.regression import NeuronRegression, OutputError
+from collab_heads.neurons.regression import NeuronRegression, refit_errors
 
 
 class Neurons(Part):
@@ -40,10 +40,9 @@ class Neurons(Part):
         """Measure the error with the last projection refitted for the neurons that stay."""
         if not self.sizes(shape):
             return {}
-        regression = NeuronRegression.of_block(site, fitted.outputs[site.path])
+        regression = NeuronRegression.of_block(site, fitted.outputs.pop(site.path))
         costs = fitted.orders[site.path] = regression.removal_costs()
-        measure = OutputError(regression, held.outputs[site.path])
-        return {count: measure.share(most_costly(costs, count)) for count in self.sizes(shape)}
+        return refit_errors(regression, by_cost(costs), self.sizes(shape), held.outputs.pop(site.path))
 
     def fit(self, fitting):
         """Choose the neurons that stay, and refit the last projection."""

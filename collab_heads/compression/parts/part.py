@@ -91,7 +91,7 @@ class Part(ABC):
 
     @abstractmethod
     def errors(self, site: Any, shape: Any, fitted: Calibrations, held: Calibrations) -> dict[int, float]:
-        """Measure what each of `sizes` costs.
+        """Measure what each of `sizes` costs; calibrations of the site may be taken out once they are used.
 
         Args:
             site: the site, without gates and alphas.
