@@ -4,7 +4,7 @@
     python benchmarks/real_sizes.py MODEL WORK FOLDER
 
 The second form does one piece of work in this process and prints a line of JSON; the first runs each so, and keeps the
-stored rows of models that are not named. One thread.
+stored rows that are not measured again. One thread.
 Batches are those that a user would calibrate with: 64 sentences of 32 tokens, 8 clips of 30 s one at a time, 32
 pictures with captions. "forward" runs the model on them as it is; "save" and "load" take one with half the widths.
 "Time" is that of a pass through the smaller model, as a share of the original's, in turns after the peak was read. The
@@ -176,6 +176,8 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measured(*arguments.one)))
         return
+    path = RESULTS / "real_sizes.json"
+    kept = json.loads(path.read_text())["rows"] if path.exists() else []
     rows: list[dict] = []
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
@@ -183,12 +185,14 @@ def main() -> None:
                 command = [sys.executable, __file__, name, work, folder]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 rows.append(json.loads(done.stdout.splitlines()[-1]))
-                first = next((row for row in rows if row["model"] == name and row["work"] == "forward"), None)
+                passes = (row for row in rows + kept if row["model"] == name and row["work"] == "forward")
+                first = next(passes, None)
                 rows[-1]["of forward"] = first and rows[-1]["peak_bytes"] / first["peak_bytes"]
                 print(table([rows[-1]], COLUMNS).splitlines()[-1], flush=True)
-    path = RESULTS / "real_sizes.json"
-    kept = json.loads(path.read_text())["rows"] if path.exists() else []
-    write("real_sizes", rows + [row for row in kept if row["model"] not in arguments.models])
+    measured_again = {(row["model"], row["work"]) for row in rows}
+    rows += [row for row in kept if (row["model"], row["work"]) not in measured_again]
+    works = [*WORK, *FILES]
+    write("real_sizes", sorted(rows, key=lambda row: (list(MODELS).index(row["model"]), works.index(row["work"]))))
 
 
 if __name__ == "__main__":
